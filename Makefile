@@ -1,0 +1,53 @@
+# One verb per need. Each installs what it needs into .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= 2.13.0
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint format bench parts dist clean sync
+
+help:  ## say what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# Dependencies are installed when pyproject.toml changes. The package itself is synced each time (2 s): a strict
+# editable install does not see new files by itself.
+.stamps/venv: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet torch==$(TORCH)
+	$(BIN)/python -m pip install --quiet --group dev
+	mkdir -p .stamps && touch $@
+
+sync: .stamps/venv
+	rm -rf build/__editable__*
+	$(BIN)/python -m pip install --quiet --editable '.[examples]' --config-settings editable_mode=strict
+
+demo: sync  ## train a small transformer on two ranks, watch it, and report
+	$(BIN)/commwatch run -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py
+
+parts:  ## install Prometheus and the network tools that the tests use (as root, on Debian)
+	@sh tests/parts.sh
+
+test: sync parts  ## run all tests
+	$(BIN)/python -m pytest
+
+lint: sync  ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p commwatch
+	$(BIN)/mypy tests bench examples
+
+format: sync  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench:  ## measure the budgets, beside DeepSpeed's logger and torch.profiler
+	sh bench/run.sh
+
+dist: .stamps/venv  ## build wheel and sdist
+	$(BIN)/python -m build --quiet
+
+clean:  ## remove everything that was made
+	rm -rf $(VENV) .stamps build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,38 @@
+"""commwatch: see the communication of distributed training.
+
+Importing this package is light: no torch, no web framework. The three functions below act inside a training
+process; without torch they raise ``ImportError``.
+"""
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "install", "step", "uninstall"]
+
+
+def install() -> bool:
+    """Switch the probe on in this process by hand (``COMMWATCH=1`` does it without a change to the script).
+
+    Call it on all ranks alike, best before the first process group is made. Returns True if the probe is on.
+    """
+    from commwatch.collectors import torch_collectives
+
+    return torch_collectives.install()
+
+
+def uninstall() -> None:
+    """Take the probe out of this process. What it has recorded stays readable."""
+    from commwatch.collectors import torch_collectives
+
+    torch_collectives.uninstall()
+
+
+def step() -> None:
+    """Mark the end of a training step. From the first call on, optimizers no longer mark steps themselves.
+
+    Does nothing where the probe is not installed, so it may stay in the script.
+    """
+    import sys
+
+    probe = sys.modules.get("commwatch.collectors.torch_collectives")
+    if probe is not None:
+        probe.step()

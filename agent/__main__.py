@@ -1,0 +1,7 @@
+"""``python -m commwatch``."""
+
+import sys
+
+from commwatch.cli import main
+
+sys.exit(main())

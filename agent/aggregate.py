@@ -1,0 +1,300 @@
+"""Records to totals, steps and waits. Pure: no clock, no file; times are parameters.
+
+One ``RankBook`` per ring. What it counts goes into ``Cell``s, one per (group, op, size class) and 10 s of wall time;
+closed cells are handed to the store, and their sums stay here for ``/metrics``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from math import log
+from typing import Any
+
+from commwatch.bandwidth import bus_factor
+from commwatch.books import DURATION_BOUNDS_NS, SLOT_NS, UNKNOWN_GROUP, Cell, CellKey, GroupInfo, StepRecord, StepTotals
+from commwatch.collectors import events as ev
+from commwatch.intervals import Intervals
+from commwatch.joins import GroupJoin, Part
+from commwatch.sketch import BINS_PER_E
+from commwatch.steps import Mark, Step, StepTracker
+
+#: Pieces of communication kept while no step ends (inference, a long evaluation).
+_MOST_PIECES = 65_536
+
+
+class _Books:
+    """A live cell with what one look-up should bring along."""
+
+    __slots__ = ("cell", "factor", "join", "key", "p2p")
+
+    def __init__(self, key: CellKey, factor: float, join: GroupJoin | None, p2p: Intervals | None) -> None:
+        self.key, self.factor, self.join, self.p2p = key, factor, join, p2p
+        self.cell = Cell()
+
+
+class RankBook:
+    """The books of one ring: one rank in one life of its process.
+
+    Args:
+        identity: the ring's.
+        joins: the job's, by ``group_id``.
+    """
+
+    def __init__(self, identity: dict[str, Any], joins: dict[str, GroupJoin]) -> None:
+        self.identity = identity
+        self.rank: int = identity["rank"]
+        self._offset_ns: int = identity["wall_offset_ns"]
+        self._joins = joins
+        self.groups: dict[int, GroupInfo] = {}
+        self.ops: dict[int, str] = dict(enumerate(ev.OPS, start=1))
+        self.dtypes: dict[int, str] = {}
+        #: Cells the store has not taken yet, and the sums of all closed ones.
+        self.closed: list[tuple[int, CellKey, Cell]] = []
+        self.totals: dict[CellKey, Cell] = {}
+        #: By group: how long others waited for this rank; number of its latest collective.
+        self.lateness_ns: dict[int, int] = {}
+        self.last_seq: dict[int, int] = {}
+        self.steps = StepTotals()
+        self.new_steps: list[StepRecord] = []
+        self.lost = 0
+        self.read = 0
+        #: What the ring says of its trainer right now; the intake keeps these current.
+        self.in_flight: list[ev.Record] = []
+        self.alive = True
+        self.closed_properly = False
+        self.heartbeat_ns = self.dropped = self.probe_ns = 0
+        self._tracker = StepTracker()
+        self._waiting: list[Step] = []
+        self._busy = Intervals()
+        self._p2p_busy: dict[tuple[int, int], Intervals] = {}
+        self._live: dict[int, _Books] = {}
+        #: Number of the first record in the live cells.
+        self.live_from: int | None = None
+        self._slot_end = 0
+
+    # -- names --------------------------------------------------------------------------------
+
+    def learn(self, entries: Iterable[dict[str, Any]]) -> None:
+        """Take in entries of the names file; damaged ones are passed over."""
+        for entry in entries:
+            try:
+                if "group" in entry:
+                    ranks = tuple(int(r) for r in entry["ranks"]) if entry["ranks"] is not None else None
+                    self.groups[int(entry["group"])] = GroupInfo(
+                        str(entry["group_id"]),
+                        str(entry["label"]),
+                        str(entry["name"]),
+                        str(entry["desc"]),
+                        ranks,
+                        int(entry["size"]),
+                        bool(entry["aligned"]),
+                    )
+                elif "dtype" in entry:
+                    self.dtypes[int(entry["dtype"])] = str(entry["name"])
+                elif "op" in entry:
+                    self.ops[int(entry["op"])] = str(entry["name"])
+            except (KeyError, TypeError, ValueError):
+                continue
+
+    def group(self, small_id: int) -> GroupInfo:
+        """The group of a record; one stand-in for those whose name was lost."""
+        return self.groups.get(small_id, UNKNOWN_GROUP)
+
+    def op_name(self, code: int) -> str:
+        """Canonical name, or the operator's own where it is not in our table."""
+        return self.ops.get(code, "unknown")
+
+    # -- records ------------------------------------------------------------------------------
+
+    def ingest(self, records: bytes) -> None:
+        """Take in whole records, in the order of the ring."""
+        live, busy, offset, bounds, bins_per_e = self._live, self._busy, self._offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
+        self.read += len(records) // ev.RECORD_SIZE
+        for record in ev.RECORD.iter_unpack(records):
+            stamp, op, _, group, _, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
+            if op == ev.STEP_MARK:
+                self._mark(ev.Record._make(record))
+                continue
+            if end + offset >= self._slot_end:
+                self.roll(end + offset)
+            key = op | group << 8 | ((size - 1).bit_length() + 1 if size else 0) << 24
+            books = live.get(key)
+            if books is None:
+                books = live[key] = self._open(group, op, size)
+                if self.live_from is None:
+                    self.live_from = stamp - 1
+            cell = books.cell
+            if flags & ev.FAILED:
+                cell.failed += 1
+                continue
+            cell.count += 1
+            cell.bytes += size
+            if books.p2p is None:
+                self.last_seq[group] = seq
+            if flags & ev.UNTIMED:
+                cell.untimed += 1
+                continue
+            duration = end - start
+            cell.duration_ns += duration
+            cell.timed_bytes += size
+            cell.bus_bytes += size * books.factor
+            number = int(log(duration) * bins_per_e) if duration > 1 else 0
+            cell.bins[number] = cell.bins.get(number, 0) + 1
+            cell.durations[bisect_left(bounds, duration)] += 1
+            if books.p2p is not None:
+                cell.busy_ns += books.p2p.add(start, end)
+                cell.p2p_wait_ns += waited_us * 1000
+                busy.add(max(start, end - waited_us * 1000), end)
+                continue
+            cell.busy_ns += duration
+            busy.add(start, end)
+            # An end seen when the caller came to wait for it says nothing about when the ranks finished.
+            if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
+                self._join(books, seq, op, launch, end, duration)
+        if len(busy.starts) > _MOST_PIECES:
+            busy.forget(busy.ends[-_MOST_PIECES])
+
+    def _open(self, group: int, op: int, size: int) -> _Books:
+        """A fresh cell."""
+        name, info = self.op_name(op), self.group(group)
+        key = CellKey(group, op, (size - 1).bit_length() if size else -1)
+        join = (
+            self._joins.setdefault(info.group_id, GroupJoin(info.size))
+            if name in ev.SYMMETRIC and info.aligned and info.size > 1
+            else None
+        )
+        p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
+        return _Books(key, bus_factor(name, info.size) or 0.0, join, p2p)
+
+    def _join(self, books: _Books, seq: int, op: int, launch: int, end: int, duration: int) -> None:
+        assert books.join is not None
+        joined = books.join.add(seq, Part(self.rank, op, launch, end, duration, (self, books.key)))
+        if joined is None:
+            return
+        for part, wait in joined.waits:
+            book, key = part.book
+            book._cell(key).wait_ns += wait
+            book._cell(key).joined += 1
+        book, key = joined.late.book
+        book.lateness_ns[key.group] = book.lateness_ns.get(key.group, 0) + joined.lateness_ns
+
+    def _cell(self, key: CellKey) -> Cell:
+        """The live cell of ``key``, also where the slot has changed since."""
+        number = key.op | key.group << 8 | (key.size_log2 + 1) << 24
+        books = self._live.get(number)
+        if books is None:
+            size = 0 if key.size_log2 < 0 else 1 << key.size_log2
+            books = self._live[number] = self._open(key.group, key.op, size)
+        return books.cell
+
+    def roll(self, wall_ns: int) -> None:
+        """Close the cells of the slot that has ended by ``wall_ns``."""
+        if wall_ns < self._slot_end:
+            return
+        slot = self._slot_end - SLOT_NS
+        for books in self._live.values():
+            self.closed.append((slot, books.key, books.cell))
+            self.totals.setdefault(books.key, Cell()).add(books.cell)
+        self._live.clear()
+        self.live_from = None
+        for p2p in self._p2p_busy.values():
+            p2p.forget(wall_ns - self._offset_ns - SLOT_NS)
+        self._slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
+
+    def cells(self) -> Iterator[tuple[CellKey, Cell]]:
+        """All that has been counted since the agent took up this ring: closed sums and live cells."""
+        yield from self.totals.items()
+        yield from ((books.key, books.cell) for books in self._live.values())
+
+    def live_cells(self) -> Iterator[tuple[int, CellKey, Cell]]:
+        """What the store has not been given yet, as (slot, key, cell)."""
+        yield from self.closed
+        yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())
+
+    def take_closed(self) -> list[tuple[int, CellKey, Cell]]:
+        """Hand over the closed cells."""
+        closed, self.closed = self.closed, []
+        return closed
+
+    # -- steps --------------------------------------------------------------------------------
+
+    @property
+    def steps_unavailable(self) -> str | None:
+        """Why this rank has no steps, where its marks do not tell them."""
+        return self._tracker.unavailable
+
+    def _mark(self, record: ev.Record) -> None:
+        exposed = record.size_bytes if record.flags & ev.EXPOSED else None
+        mark = Mark(record.seq, record.peer, record.launch_ns, record.end_ns, exposed, record.aux)
+        self._finish_steps()  # what was in flight at the mark before has had a step's time to complete
+        for step in self._tracker.feed(mark):
+            self._waiting.append(step)
+            if not step.in_flight:
+                self._finish_steps()
+
+    def _finish_steps(self) -> None:
+        for step in self._waiting:
+            comm = self._busy.measure(step.start_ns, step.end_ns)
+            exposed = None if step.exposed_ns is None else min(step.exposed_ns, comm)
+            done = StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed)
+            self.steps.add(done)
+            self.new_steps.append(done)
+            self._busy.forget(step.end_ns)
+        self._waiting = []
+
+    def finish(self) -> None:
+        """The rank has ended: close everything that is still open."""
+        self._finish_steps()
+        self.roll(max(self._slot_end, 1))
+
+    def take_steps(self) -> list[StepRecord]:
+        """Hand over the steps that have come since the last call."""
+        steps, self.new_steps = self.new_steps, []
+        return steps
+
+
+class Job:
+    """The ranks of one job on this node, in all lives of their processes."""
+
+    def __init__(self, job_id: str) -> None:
+        self.id = job_id
+        self.joins: dict[str, GroupJoin] = {}
+        self.books: dict[str, RankBook] = {}
+        #: When its last rank was found gone, in ns of wall time; ``None`` while one lives.
+        self.ended_ns: int | None = None
+
+
+class Aggregate:
+    """All jobs in sight.
+
+    Args:
+        keep_ended_ns: how long the series of an ended job stay in ``/metrics``.
+    """
+
+    def __init__(self, keep_ended_ns: int = 300_000_000_000) -> None:
+        self.jobs: dict[str, Job] = {}
+        self._keep_ended_ns = keep_ended_ns
+
+    def open(self, uid: str, identity: dict[str, Any]) -> RankBook:
+        """The book of a ring that has come into sight; raises ``KeyError`` or ``TypeError`` on a damaged identity."""
+        job = self.jobs.setdefault(str(identity["job"]), Job(str(identity["job"])))
+        book = RankBook(identity, job.joins)
+        job.books[uid] = book
+        job.ended_ns = None
+        return book
+
+    def retire(self, wall_ns: int) -> None:
+        """Forget the jobs that ended long enough ago."""
+        for job in list(self.jobs.values()):
+            if any(book.alive for book in job.books.values()):
+                job.ended_ns = None
+            elif job.ended_ns is None:
+                job.ended_ns = wall_ns
+            elif wall_ns - job.ended_ns > self._keep_ended_ns:
+                del self.jobs[job.id]
+
+    def books(self) -> Iterator[RankBook]:
+        """Every rank of every job."""
+        for job in self.jobs.values():
+            yield from job.books.values()

@@ -1,0 +1,131 @@
+"""What is counted: the values that flow from the aggregate to metrics, store and API."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from commwatch.sketch import merge
+
+SLOT_NS = 10_000_000_000
+#: Upper bounds in ns of the duration histogram (12 buckets with +Inf).
+DURATION_BOUNDS_NS = [
+    10_000,
+    30_000,
+    100_000,
+    300_000,
+    1_000_000,
+    3_000_000,
+    10_000_000,
+    30_000_000,
+    100_000_000,
+    1_000_000_000,
+    10_000_000_000,
+]
+#: Upper bounds of the size histogram as powers of two (8 buckets with +Inf).
+SIZE_BOUNDS_LOG2 = [10, 14, 17, 20, 23, 26, 29]
+#: Steps the shares in /metrics look back over.
+SHARE_WINDOW_NS = 60_000_000_000
+
+
+class GroupInfo(NamedTuple):
+    """A process group as one rank announced it."""
+
+    group_id: str
+    label: str
+    name: str
+    description: str
+    ranks: tuple[int, ...] | None
+    size: int
+    aligned: bool
+
+
+UNKNOWN_GROUP = GroupInfo("unknown", "unknown", "unknown", "", None, 0, False)
+
+
+class Cell:
+    """Sums over the operations of one rank, group, op and size class."""
+
+    __slots__ = (
+        "bins", "bus_bytes", "busy_ns", "bytes", "count", "duration_ns", "durations", "failed", "joined", "p2p_wait_ns", "timed_bytes", "untimed", "wait_ns",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.count = self.bytes = 0
+        #: Bytes of S, and times the bus factor, of the operations whose duration is known.
+        self.timed_bytes = self.bus_bytes = 0.0
+        #: Length of the union of their intervals, and the sum of their durations.
+        self.busy_ns = self.duration_ns = 0
+        #: Collectives joined over all ranks, and how long this rank waited in them for late ones.
+        self.joined = self.wait_ns = 0
+        #: How long a thread stood in a wait for a send or recv.
+        self.p2p_wait_ns = 0
+        self.failed = self.untimed = 0
+        #: Sketch of the durations, and their histogram by ``DURATION_BOUNDS_NS``.
+        self.bins: dict[int, int] = {}
+        self.durations = [0] * (len(DURATION_BOUNDS_NS) + 1)
+
+    def copy(self) -> Cell:
+        """A snapshot."""
+        snapshot = Cell()
+        snapshot.add(self)
+        return snapshot
+
+    def add(self, other: Cell) -> None:
+        """Take in another cell's sums."""
+        for name in (
+            "count",
+            "bytes",
+            "timed_bytes",
+            "bus_bytes",
+            "busy_ns",
+            "duration_ns",
+            "joined",
+            "wait_ns",
+            "p2p_wait_ns",
+            "failed",
+            "untimed",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        merge(self.bins, other.bins)
+        self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
+
+
+class CellKey(NamedTuple):
+    """What a cell is about: group by its number in the ring, op by code, S <= 2**size_log2 (-1: no size)."""
+
+    group: int
+    op: int
+    size_log2: int
+
+
+class StepRecord(NamedTuple):
+    """A step with its communication; times in ns of the trainer's clock."""
+
+    seq: int
+    start_ns: int
+    end_ns: int
+    comm_ns: int
+    #: At most ``comm_ns``; ``None`` where not known.
+    exposed_ns: int | None
+
+
+class StepTotals:
+    """Sums over the steps of one rank."""
+
+    def __init__(self) -> None:
+        self.count = self.duration_ns = self.comm_ns = 0
+        self.exposed_ns: int | None = None
+        #: The steps of the last minute before the latest one.
+        self.recent: deque[StepRecord] = deque()
+
+    def add(self, step: StepRecord) -> None:
+        """Take in one step."""
+        self.count += 1
+        self.duration_ns += step.end_ns - step.start_ns
+        self.comm_ns += step.comm_ns
+        if step.exposed_ns is not None:
+            self.exposed_ns = (self.exposed_ns or 0) + step.exposed_ns
+        self.recent.append(step)
+        while self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
+            self.recent.popleft()

@@ -1,0 +1,153 @@
+"""The command line. Exit codes: 0 fine, 1 cannot do it here, 2 asked wrongly; ``run`` returns the job's."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from commwatch import __version__
+from commwatch.config import Config, ConfigError, load
+
+
+class UsageError(Exception):
+    """The caller asked for something that does not exist; the message names it."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``commwatch`` with ``argv``; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(
+        format="commwatch: %(message)s", level=logging.WARNING if getattr(arguments, "quiet", False) else logging.INFO
+    )
+    try:
+        config = load(
+            os.environ,
+            arguments.config,
+            dir=arguments.dir,
+            state=arguments.state,
+            host=arguments.host,
+            port=arguments.port,
+        )
+        code: int = arguments.command(config, arguments)
+    except (ConfigError, UsageError) as error:
+        print(f"commwatch: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--dir",
+        type=Path,
+        help="run directory, where trainers and agent meet; holds the history too unless --state is given",
+    )
+    common.add_argument("--state", type=Path, help="directory of the history (default: $XDG_STATE_HOME/commwatch)")
+    common.add_argument("--config", type=Path, help="settings file (default: ./commwatch.toml if there is one)")
+    common.add_argument("--host", help="address the agent listens on (default: 127.0.0.1)")
+    common.add_argument(
+        "--port", type=int, help="port of the agent (default: 9477, or a free one if it is taken; 0: any free one)"
+    )
+
+    parser = argparse.ArgumentParser(prog="commwatch", description="See the communication of distributed training.")
+    parser.add_argument("--version", action="version", version=f"commwatch {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run",
+        parents=[common],
+        help="run a job and watch it: commwatch run -- torchrun ...",
+        description="Run a job, watch it, report at the end.",
+    )
+    run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job")
+    run.set_defaults(command=_run)
+
+    agent = commands.add_parser(
+        "agent",
+        parents=[common],
+        help="watch the jobs of this node (the sidecar)",
+        description="Watch the jobs of this node until SIGTERM.",
+    )
+    agent.add_argument("--quiet", action="store_true", help="say nothing but warnings")
+    agent.set_defaults(command=_agent)
+
+    report = commands.add_parser(
+        "report",
+        parents=[common],
+        help="report on a finished or running job",
+        description="Report on a job out of the history.",
+    )
+    report.add_argument("job", nargs="?", help="job id (default: the latest)")
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for programs")
+    form.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
+    report.set_defaults(command=_report)
+    return parser
+
+
+def _run(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.run import CommandNotFound, run
+
+    command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
+    if not command:
+        raise UsageError("run: which job? commwatch run -- torchrun ...")
+    try:
+        return run(config, command, os.environ, _again(arguments))
+    except CommandNotFound as error:
+        raise UsageError(str(error)) from None
+
+
+def _again(arguments: argparse.Namespace) -> str:
+    """The command that opens the report of a run again."""
+    flags = [
+        (f"--{name}", getattr(arguments, name))
+        for name in ("config", "dir", "state")
+        if getattr(arguments, name) is not None
+    ]
+    return shlex.join(["commwatch", "report", *(str(part) for flag in flags for part in flag)])
+
+
+def _agent(config: Config, _: argparse.Namespace) -> int:
+    from commwatch.daemon import CannotStart, Daemon
+
+    try:
+        Daemon(config).run()
+    except CannotStart as error:
+        print(f"commwatch: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _report(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch import report
+    from commwatch.store import StoreError
+    from commwatch.views import Agent
+
+    agent = Agent(config.history)
+    try:
+        jobs = [job.job_id for job in agent.jobs()]
+        if not jobs:
+            raise UsageError(f"report: no job in {config.history} yet")
+        job = arguments.job or jobs[0]
+        built = report.build(agent, job, config.history, f"{_again(arguments)} {job}")
+    except StoreError as error:
+        raise UsageError(f"report: {error}") from None
+    if built is None:
+        raise UsageError(
+            f"report: no job '{job}' in {config.history}; it knows {', '.join(jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
+        )
+    if arguments.html is not None:
+        try:
+            arguments.html.write_text(report.html(built))
+        except OSError as error:
+            raise UsageError(f"report: cannot write {arguments.html}: {error.strerror}") from None
+    else:
+        print(report.as_json(built) if arguments.json else report.text(built))
+    return 0

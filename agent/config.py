@@ -1,0 +1,126 @@
+"""Settings: defaults, ``commwatch.toml``, environment, flags; the later wins. Errors name the key."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+from commwatch.collectors.identity import run_dir
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULT_PORT = 9477
+
+
+class ConfigError(Exception):
+    """A setting is wrong; the message names it, where it stands and what would be right."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of the agent. Each can stand in ``commwatch.toml`` under its own name."""
+
+    #: Run directory, where trainers and agent meet.
+    dir: Path
+    #: Directory of the history.
+    state: Path
+    #: Address the agent listens on.
+    host: str = "127.0.0.1"
+    #: Port; 0 = any free one; not set = 9477, or any free one where that is taken.
+    port: int | None = None
+    #: Seconds between two looks at the rings.
+    interval: float = 0.25
+    #: Raw records kept, in bytes on disk.
+    raw_bytes: int = 256 * 1024 * 1024
+    #: Days that roll-ups and steps are kept.
+    keep_days: float = 7.0
+    #: Seconds the metrics of an ended job stay in /metrics.
+    keep_ended: float = 300.0
+
+    @property
+    def rings(self) -> Path:
+        """Where the ring files lie."""
+        return self.dir / "rings"
+
+    @property
+    def history(self) -> Path:
+        """The history file: one per host, for home directories are often shared by many."""
+        return self.state / f"history-{gethostname()}.sqlite"
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "interval": (0.01, 60),
+    "raw_bytes": (1 << 20, 1 << 50),
+    "keep_days": (0.01, 3650),
+    "keep_ended": (0, 86400),
+}
+_ENVIRONMENT = {"dir": "COMMWATCH_DIR", "state": "COMMWATCH_STATE", "host": "COMMWATCH_HOST", "port": "COMMWATCH_PORT"}
+
+
+def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Config:
+    """Put the settings together.
+
+    Args:
+        file: ``commwatch.toml``; without one only an existing ``./commwatch.toml`` counts.
+        flags: from the command line; ``None`` = not given.
+
+    Raises:
+        ConfigError: unknown key, wrong type or range, unreadable file.
+    """
+    given: dict[str, Any] = {}
+    if file is not None or Path("commwatch.toml").is_file():
+        given.update(_read(file or Path("commwatch.toml")))
+    for key, variable in _ENVIRONMENT.items():
+        if env.get(variable):
+            given[key] = _checked(key, _from_text(key, env[variable], variable), variable)
+    given.update({key: _checked(key, value, f"--{key}") for key, value in flags.items() if value is not None})
+    directory = Path(given.get("dir", run_dir(env)))
+    state_home = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    # A directory of one's own holds all there is; else history never lies in memory.
+    state = given.get("state", directory if "dir" in given else state_home / "commwatch")
+    return replace(
+        Config(dir=directory, state=Path(state)), **{k: v for k, v in given.items() if k not in ("dir", "state")}
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    known = [field.name for field in fields(Config)]
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{file}: unknown key '{key}'; known are {', '.join(known)}")
+    return {key: _checked(key, value, f"{file}: {key}") for key, value in table.items()}
+
+
+def _from_text(key: str, text: str, variable: str) -> Any:
+    if key != "port":
+        return text
+    if not text.isdecimal():
+        raise ConfigError(f"{variable}={text}: not a port number")
+    return int(text)
+
+
+def _checked(key: str, value: Any, where: str) -> Any:
+    if key in ("dir", "state", "host"):
+        if not isinstance(value, (str, os.PathLike)) or not str(value):
+            raise ConfigError(f"{where}: needs a text, not {value!r}")
+        return value if key == "host" else Path(value).expanduser()
+    low, high = _RANGES[key]
+    whole = key in ("port", "raw_bytes")
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
+        raise ConfigError(f"{where}: needs a {'whole ' if whole else ''}number from {low:g} to {high:g}, not {value!r}")
+    return value

@@ -1,0 +1,204 @@
+"""The agent: joins the pieces, starts and stops them. One per run directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from commwatch import __version__
+from commwatch.aggregate import Aggregate
+from commwatch.api import application
+from commwatch.collectors.identity import make_private_dir
+from commwatch.collectors.registry import Collectors
+from commwatch.config import DEFAULT_PORT, Config
+from commwatch.intake import Intake
+from commwatch.metrics import Exporter
+from commwatch.store import StoreError, Writer
+from commwatch.views import Agent
+
+log = logging.getLogger("commwatch")
+_TIDY_NS = 60_000_000_000
+#: Without a sign of life from the intake for so long the agent is not healthy.
+_STUCK_NS = 10_000_000_000
+
+
+class CannotStart(Exception):
+    """The agent cannot run here; the message says why and what to do."""
+
+
+class Daemon:
+    """A running agent.
+
+    Args:
+        config: its settings.
+
+    Raises:
+        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._lock_fd = _lock_directory(config)
+        try:
+            self._store = Writer(config.history)
+        except StoreError as error:
+            raise CannotStart(str(error)) from None
+        self._lock = threading.RLock()
+        self._aggregate = Aggregate(int(config.keep_ended * 1e9))
+        self._intake = Intake(config.rings, self._aggregate, self._store, self._lock)
+        self._stop = threading.Event()
+        self._last_tick_ns = time.monotonic_ns()
+        self._trouble: str | None = None
+        self._socket = _listen(config)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{self.port}"
+        registry = CollectorRegistry()
+        registry.register(Exporter(self._aggregate, self._lock, time.monotonic_ns, Collectors().collect))
+        agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns)
+        app = application(agent, registry, self._healthy, self._ready)
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        )
+        self._threads = [
+            threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True),
+            threading.Thread(target=self._work, name="intake", daemon=True),
+        ]
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then take what the rings still hold, and stop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        for thread in self._threads:
+            thread.start()
+        _announce(
+            self.config.dir,
+            {"pid": os.getpid(), "url": self.url, "version": __version__, "history": str(self.config.history)},
+        )
+        log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
+        self._stop.wait()
+        self._server.should_exit = True
+        for thread in self._threads:
+            thread.join(10)
+        self._store.close()
+        (self.config.dir / "agent.json").unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+    def _work(self) -> None:
+        """The intake's thread: look, drain, and once a minute keep the history within its bounds."""
+        tidied = 0
+        while not self._stop.is_set():
+            self._tick()
+            now = time.time_ns()
+            if now - tidied > _TIDY_NS:
+                tidied = now
+                self._store.tidy(now, self.config.raw_bytes, int(self.config.keep_days * 86400e9))
+            self._stop.wait(self.config.interval)
+        self._tick()
+
+    def _tick(self) -> None:
+        try:
+            self._intake.tick(time.monotonic_ns(), time.time_ns())
+        except OSError as error:
+            self._say(f"cannot read {self.config.rings}: {error}")
+        else:
+            self._say(f"history is not being written: {self._store.trouble}" if self._store.trouble else None)
+        self._last_tick_ns = time.monotonic_ns()
+
+    def _say(self, trouble: str | None) -> None:
+        if trouble and not self._trouble:
+            log.error("%s", trouble)
+        if self._trouble and not trouble:
+            log.info("working again after: %s", self._trouble)
+        self._trouble = trouble
+
+    def _healthy(self) -> str | None:
+        age = time.monotonic_ns() - self._last_tick_ns
+        return f"the intake has been stuck for {age / 1e9:.0f} s" if age > _STUCK_NS else None
+
+    def _ready(self) -> str | None:
+        return self._healthy() or self._trouble
+
+
+def _lock_directory(config: Config) -> int:
+    try:
+        mode = make_private_dir(config.dir, os.environ)
+        make_private_dir(config.rings, os.environ)
+        fd = os.open(config.dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    except OSError as error:
+        raise CannotStart(
+            f"cannot use run directory {config.dir}: {error.strerror or error}; choose another with --dir"
+        ) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        other = answering(config.dir)
+        raise CannotStart(
+            f"an agent already watches {config.dir}{f' ({other})' if other else ''}; choose another directory with --dir"
+        ) from None
+    (config.dir / "agent.json").unlink(missing_ok=True)  # of an agent that was killed
+    return fd
+
+
+def _listen(config: Config) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    wanted = DEFAULT_PORT if config.port is None else config.port
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, wanted))
+    except OSError as error:
+        if config.port is not None or error.errno != errno.EADDRINUSE:
+            listener.close()
+            raise CannotStart(
+                f"cannot listen on {config.host}:{wanted}: {error.strerror}; choose another port with --port (0: any free one)"
+            ) from None
+        listener.bind((config.host, 0))
+        log.info("port %d is taken, using %d", wanted, listener.getsockname()[1])
+    listener.listen(128)
+    return listener
+
+
+def _announce(directory: Path, about: dict[str, Any]) -> None:
+    """Leave word where the agent of this directory answers."""
+    hidden = directory / f".agent.json.{os.getpid()}"
+    hidden.write_text(json.dumps(about))
+    hidden.rename(directory / "agent.json")
+
+
+def answering(directory: Path) -> str | None:
+    """The address of the agent that watches ``directory``, if one does."""
+    try:
+        with open(directory / "agent.lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        try:
+            return str(json.loads((directory / "agent.json").read_text())["url"])
+        except (OSError, ValueError, KeyError):
+            return None
+    except OSError:
+        return None
+    return None
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Look at ``condition`` until it holds; False if it does not in time."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,102 @@
+"""Reading the history: what the API, the report and the command line ask of it."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from commwatch.books import GroupInfo
+from commwatch.store import RingRow, Rollup, connect, rings, rollups
+
+
+class StoredStep(NamedTuple):
+    """One step of one ring; times are wall time."""
+
+    ring: int
+    seq: int
+    start_ns: int
+    end_ns: int
+    comm_ns: int
+    exposed_ns: int | None
+
+
+class Chunk(NamedTuple):
+    """A run of raw records of one ring; stamps in the records tell their numbers."""
+
+    id: int
+    ring: int
+    until_ns: int
+    records: bytes
+
+
+class History:
+    """Read access for queries; each call sees what was committed. Use it in one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = connect(path, write=False)
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def rings(self, job: str | None = None) -> list[RingRow]:
+        """The rings of a job, or of all, oldest first."""
+        return rings(self._db, "job = ?" if job is not None else "1", (job,) if job is not None else ())
+
+    def groups(self) -> dict[tuple[int, int], GroupInfo]:
+        """By (ring, number in the ring)."""
+        rows = self._db.execute(
+            "SELECT ring, small_id, group_id, label, name, description, ranks, size, aligned FROM grp"
+        )
+        return {
+            (r[0], r[1]): GroupInfo(r[2], r[3], r[4], r[5], tuple(json.loads(r[6])) if r[6] else None, r[7], bool(r[8]))
+            for r in rows
+        }
+
+    def names(self, kind: str) -> dict[tuple[int, int], str]:
+        """Names of dtypes or unknown ops by (ring, code)."""
+        return {
+            (ring, code): name
+            for ring, code, name in self._db.execute("SELECT ring, code, name FROM name WHERE kind = ?", (kind,))
+        }
+
+    def rollups(self, from_ns: int, until_ns: int, rings: list[int]) -> Iterator[Rollup]:
+        """Roll-ups of the rings whose slot begins in ``[from_ns, until_ns)``."""
+        return rollups(
+            self._db,
+            "slot_ns >= ? AND slot_ns < ? AND ring IN (SELECT value FROM json_each(?))",
+            (from_ns, until_ns, json.dumps(rings)),
+        )
+
+    def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:
+        """Steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""
+        rows = self._db.execute(
+            "SELECT * FROM step WHERE end_ns >= ? AND end_ns < ? AND ring IN (SELECT value FROM json_each(?)) ORDER BY end_ns DESC LIMIT ?",
+            (from_ns, until_ns, json.dumps(rings), limit),
+        )
+        return [StoredStep(*row) for row in rows]
+
+    def chunks(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
+        """Raw records of chunks that touch ``[from_ns, until_ns]`` (ends of operations), latest end first."""
+        rows = self._db.execute(
+            "SELECT id, ring, until_ns, data FROM chunk WHERE until_ns >= ? AND from_ns <= ? ORDER BY until_ns DESC",
+            (from_ns, until_ns),
+        )
+        for chunk, ring, until, data in rows:
+            yield Chunk(chunk, ring, until, zlib.decompress(data))
+
+    def chunks_with(self, group_id: str, seq: int) -> Iterator[tuple[Chunk, int]]:
+        """Chunks that may hold collective ``seq`` of a group, with the group's number in that ring."""
+        rows = self._db.execute(
+            "SELECT c.id, c.ring, c.until_ns, c.data, g.small_id FROM grp g"
+            " JOIN chunk c ON c.ring = g.ring JOIN span s ON s.chunk = c.id AND s.small_id = g.small_id"
+            " WHERE g.group_id = ? AND ? BETWEEN s.seq_from AND s.seq_until",
+            (group_id, seq),
+        )
+        for chunk, ring, until, data, small_id in rows:
+            yield Chunk(chunk, ring, until, zlib.decompress(data)), small_id

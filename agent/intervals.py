@@ -1,0 +1,45 @@
+"""Union of time intervals: what a sum would count twice, counted once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+
+class Intervals:
+    """A growing union of intervals, as sorted disjoint pieces; times in ns."""
+
+    __slots__ = ("ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+
+    def add(self, start: int, end: int) -> int:
+        """Add ``[start, end)``; returns how much of it was not covered before."""
+        if end <= start:
+            return 0
+        if not self.ends or start > self.ends[-1]:
+            self.starts.append(start)
+            self.ends.append(end)
+            return end - start
+        first, last = bisect_left(self.ends, start), bisect_right(self.starts, end)
+        if first == last:
+            self.starts.insert(first, start)
+            self.ends.insert(first, end)
+            return end - start
+        covered = sum(self.ends[first:last]) - sum(self.starts[first:last])
+        start, end = min(start, self.starts[first]), max(end, self.ends[last - 1])
+        self.starts[first:last], self.ends[first:last] = [start], [end]
+        return end - start - covered
+
+    def measure(self, start: int, end: int) -> int:
+        """Length of the part of ``[start, end)`` that is covered."""
+        first, last = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        return sum(
+            min(e, end) - max(s, start) for s, e in zip(self.starts[first:last], self.ends[first:last], strict=True)
+        )
+
+    def forget(self, before: int) -> None:
+        """Drop the pieces that ended by ``before``."""
+        gone = bisect_right(self.ends, before)
+        del self.starts[:gone], self.ends[:gone]

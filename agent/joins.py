@@ -1,0 +1,77 @@
+"""The ranks of one collective side by side: who waited, and for whom (DESIGN §4).
+
+Only for symmetric operations: their ranks finish together, so the one that took least time started last, and what it
+took is the pure transfer. Clocks of different ranks are compared only to tell two lives of one job apart.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any, NamedTuple
+
+#: Collectives of one group waiting for their ranks; the oldest is given up first.
+MOST_PENDING = 1024
+
+
+class Part(NamedTuple):
+    """One rank's part in a collective."""
+
+    rank: int
+    op: int
+    launch_ns: int
+    end_ns: int
+    duration_ns: int
+    #: The rank's own books; handed back untouched.
+    book: Any
+
+
+class Waits(NamedTuple):
+    """A complete collective."""
+
+    transfer_ns: int
+    #: Each part with how long it waited for the last rank.
+    waits: list[tuple[Part, int]]
+    #: The last rank to start, and how long the others (their median) waited for it.
+    late: Part
+    lateness_ns: int
+
+
+def split(parts: list[Part]) -> Waits:
+    """Split the durations of all ranks of one collective into transfer and wait."""
+    late = min(parts, key=lambda part: part.duration_ns)
+    waits = [(part, part.duration_ns - late.duration_ns) for part in parts]
+    others = [wait for part, wait in waits if part is not late]
+    return Waits(late.duration_ns, waits, late, int(median(others)) if others else 0)
+
+
+class GroupJoin:
+    """Collects the parts of one group's collectives by sequence number."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._pending: dict[int, list[Part]] = {}
+        #: Collectives given up: a rank is not in sight, or was in another operation.
+        self.unjoined = 0
+
+    def add(self, seq: int, part: Part) -> Waits | None:
+        """Take one rank's part; returns the collective once it is complete."""
+        parts = self._pending.get(seq)
+        if parts is None:
+            self._pending[seq] = [part]
+            if len(self._pending) > MOST_PENDING:
+                del self._pending[next(iter(self._pending))]
+                self.unjoined += 1
+            return None
+        if part.launch_ns > parts[0].end_ns or any(part.rank == other.rank for other in parts):
+            # Nobody finishes a symmetric operation before all have begun it: an earlier run of the same name.
+            self._pending[seq] = [part]
+            self.unjoined += 1
+            return None
+        parts.append(part)
+        if len(parts) < self._size:
+            return None
+        del self._pending[seq]
+        if any(other.op != part.op for other in parts):
+            self.unjoined += 1
+            return None
+        return split(parts)

@@ -1,0 +1,346 @@
+"""Totals to Prometheus families. Every metric name of ours is in this file, in ``METRICS``."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from commwatch import __version__
+from commwatch.aggregate import Aggregate, Job, RankBook
+from commwatch.books import DURATION_BOUNDS_NS, SHARE_WINDOW_NS, SIZE_BOUNDS_LOG2, Cell
+from commwatch.collectors import events as ev
+from commwatch.collectors.registry import Reading
+
+#: Distinct group labels of one job; further ones share ``other``.
+MOST_GROUPS = 32
+OTHER = "other"
+
+
+class Spec(NamedTuple):
+    """What a metric is called, means and is labelled with."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+_OPS = ("job_id", "rank", "group", "op")
+_RANK_GROUP = ("job_id", "rank", "group")
+_RANK = ("job_id", "rank")
+_GROUP_ID = ("job_id", "rank", "group", "group_id")
+
+METRICS = {
+    spec.name.removeprefix("commwatch_"): spec
+    for spec in (
+        Spec("commwatch_collectives_total", "counter", "Operations that ended without an error.", _OPS),
+        Spec("commwatch_collective_bytes_total", "counter", "Their size S, as nccl-tests counts it.", _OPS),
+        Spec(
+            "commwatch_collective_bus_bytes_total",
+            "counter",
+            "S times the bus factor, of the operations whose duration is known; absent where there is no bus bandwidth.",
+            _OPS,
+        ),
+        Spec(
+            "commwatch_collective_seconds_total",
+            "counter",
+            "Union of the operations' intervals, waiting for late ranks included.",
+            _OPS,
+        ),
+        Spec(
+            "commwatch_collective_duration_seconds",
+            "histogram",
+            "Duration of single operations, from start to end on one rank.",
+            ("job_id", "group", "op"),
+        ),
+        Spec("commwatch_collective_size_bytes", "histogram", "Size S of single operations.", ("job_id", "group", "op")),
+        Spec(
+            "commwatch_collective_wait_seconds_total",
+            "counter",
+            "Time this rank spent in symmetric operations waiting for the last rank to begin.",
+            _RANK_GROUP,
+        ),
+        Spec(
+            "commwatch_rank_lateness_seconds_total",
+            "counter",
+            "Time the others (their median) spent waiting for this rank.",
+            _RANK_GROUP,
+        ),
+        Spec(
+            "commwatch_p2p_wait_seconds_total",
+            "counter",
+            "Time a thread of this rank stood in a wait for a send or recv.",
+            _RANK_GROUP,
+        ),
+        Spec("commwatch_collective_in_flight_seconds", "gauge", "Age of the oldest operation in flight.", _GROUP_ID),
+        Spec("commwatch_collective_last_seq", "gauge", "Sequence number of the latest finished collective.", _GROUP_ID),
+        Spec("commwatch_steps_total", "counter", "Training steps, from one step mark to the next.", _RANK),
+        Spec("commwatch_step_seconds_total", "counter", "Their duration.", _RANK),
+        Spec(
+            "commwatch_step_comm_seconds_total",
+            "counter",
+            "Communication time in them: union of this rank's operations.",
+            _RANK,
+        ),
+        Spec(
+            "commwatch_step_exposed_comm_seconds_total",
+            "counter",
+            "The part of it in which this rank's compute stood still; absent where not known.",
+            _RANK,
+        ),
+        Spec(
+            "commwatch_comm_share_ratio", "gauge", "Communication time over step time, steps of the last 60 s.", _RANK
+        ),
+        Spec(
+            "commwatch_exposed_comm_share_ratio",
+            "gauge",
+            "Exposed communication time over step time, steps of the last 60 s.",
+            _RANK,
+        ),
+        Spec("commwatch_network_bytes_total", "counter", "Bytes a network device has moved.", ("device", "direction")),
+        Spec("commwatch_job_info", "gauge", "Always 1; one per job in sight.", ("job_id", "world_size", "restart")),
+        Spec("commwatch_rank_info", "gauge", "Always 1; where a rank runs.", ("job_id", "rank", "local_rank", "hook")),
+        Spec(
+            "commwatch_group_info",
+            "gauge",
+            "Always 1; a process group a rank has used.",
+            ("job_id", "rank", "group", "group_id", "group_size"),
+        ),
+        Spec("commwatch_build_info", "gauge", "Always 1; the version of the agent.", ("version",)),
+        Spec("commwatch_events_total", "counter", "Records read from the rings.", ("job_id",)),
+        Spec(
+            "commwatch_events_dropped_total",
+            "counter",
+            "Records lost: overwritten before they were read, torn, or given up by a faulty probe.",
+            ("job_id",),
+        ),
+        Spec(
+            "commwatch_probe_seconds_total",
+            "counter",
+            "Time the probe has cost its trainer, from one call in 64.",
+            _RANK,
+        ),
+        Spec(
+            "commwatch_series_dropped_total",
+            "counter",
+            "Groups counted under the label 'other' because a job has too many.",
+        ),
+        Spec("commwatch_collector_up", "gauge", "1 if the collector worked last time.", ("collector",)),
+    )
+}
+
+_Labels = tuple[str, ...]
+
+
+class _Sums(NamedTuple):
+    """Cells of one job, added up."""
+
+    by_rank: dict[_Labels, Cell]  # rank, group, op
+    by_op: dict[_Labels, Cell]  # group, op
+    sizes: dict[_Labels, list[int]]
+    lateness_ns: dict[_Labels, int]  # rank, group
+
+
+class Exporter(Collector):
+    """Reads the aggregate once per scrape; label sets of forgotten jobs just stop appearing.
+
+    Args:
+        now_ns: the monotonic clock.
+        readings: the node's collectors, as ``() -> (name, readings or None if it failed)``.
+    """
+
+    def __init__(
+        self,
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        now_ns: Callable[[], int],
+        readings: Callable[[], Iterable[tuple[str, list[Reading] | None]]],
+    ) -> None:
+        self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
+        self._labels: dict[str, dict[str, str]] = {}
+        self._dropped = 0
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: the registry need not collect at registration."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families that have samples."""
+        families = _Families()
+        with self._lock:
+            for job in self._aggregate.jobs.values():
+                self._job(families, job)
+            self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
+        for name, readings in self._readings():
+            families.add("collector_up", (name,), float(readings is not None))
+            for reading in readings or ():
+                families.add(reading.metric, reading.labels, reading.value)
+        families.add("build_info", (__version__,), 1)
+        families.add("series_dropped_total", (), self._dropped)
+        yield from families.values()
+
+    def _group_label(self, job: str, label: str) -> str:
+        known = self._labels.setdefault(job, {})
+        if label not in known:
+            known[label] = label if len(known) < MOST_GROUPS else OTHER
+            self._dropped += known[label] != label
+        return known[label]
+
+    # -- one job ------------------------------------------------------------------------------
+
+    def _job(self, families: _Families, job: Job) -> None:
+        sums = self._sum(job)
+        _operations(families, job.id, sums)
+        latest = max(job.books.values(), key=lambda book: int(book.identity["restart"]))
+        families.add("job_info", (job.id, str(latest.identity["world_size"]), str(latest.identity["restart"])), 1)
+        for book in job.books.values():
+            families.count("events_total", (job.id,), book.read)
+            families.count("events_dropped_total", (job.id,), book.lost + book.dropped)
+            families.count("probe_seconds_total", (job.id, str(book.rank)), book.probe_ns / 1e9)
+            _steps(families, job.id, book)
+        self._present(families, job)
+
+    def _sum(self, job: Job) -> _Sums:
+        sums = _Sums({}, {}, {}, defaultdict(int))
+        for book in job.books.values():
+            rank = str(book.rank)
+            for key, cell in book.cells():
+                group, op = self._group_label(job.id, book.group(key.group).label), book.op_name(key.op)
+                sums.by_rank.setdefault((rank, group, op), Cell()).add(cell)
+                sums.by_op.setdefault((group, op), Cell()).add(cell)
+                if key.size_log2 >= 0:
+                    at = next(
+                        (i for i, bound in enumerate(SIZE_BOUNDS_LOG2) if key.size_log2 <= bound), len(SIZE_BOUNDS_LOG2)
+                    )
+                    sums.sizes.setdefault((group, op), [0] * (len(SIZE_BOUNDS_LOG2) + 1))[at] += cell.count
+            for small_id, late_ns in book.lateness_ns.items():
+                sums.lateness_ns[rank, self._group_label(job.id, book.group(small_id).label)] += late_ns
+        return sums
+
+    def _present(self, families: _Families, job: Job) -> None:
+        """What is true only of ranks that live: infos, ops in flight."""
+        now = self._now_ns()
+        for book in job.books.values():
+            if not book.alive:
+                continue
+            rank, local_rank = str(book.rank), book.identity.get("local_rank")
+            families.add(
+                "rank_info",
+                (job.id, rank, "" if local_rank is None else str(local_rank), str(book.identity.get("hook", ""))),
+                1,
+            )
+            oldest: dict[int, int] = {}
+            for record in book.in_flight:
+                # A posted send or recv is no news until somebody waits for it.
+                if book.op_name(record.op) not in ev.P2P or record.flags & ev.BLOCKED:
+                    oldest.setdefault(record.group, record.start_ns or record.launch_ns)
+            for small_id, group in book.groups.items():
+                label = self._group_label(job.id, group.label)
+                if label == OTHER:
+                    continue
+                labels = (job.id, rank, label, group.group_id)
+                families.add("group_info", (*labels, str(group.size)), 1)
+                families.add(
+                    "collective_in_flight_seconds",
+                    labels,
+                    max(0, now - oldest[small_id]) / 1e9 if small_id in oldest else 0.0,
+                )
+                if small_id in book.last_seq:
+                    families.add("collective_last_seq", labels, book.last_seq[small_id])
+
+
+def _operations(families: _Families, job: str, sums: _Sums) -> None:
+    for (rank, group, op), cell in sums.by_rank.items():
+        labels = (job, rank, group, op)
+        families.add("collectives_total", labels, cell.count)
+        if op != "barrier":
+            families.add("collective_bytes_total", labels, cell.bytes)
+        if cell.bus_bytes:
+            families.add("collective_bus_bytes_total", labels, cell.bus_bytes)
+        if cell.busy_ns:
+            families.add("collective_seconds_total", labels, cell.busy_ns / 1e9)
+        if cell.joined:
+            families.count("collective_wait_seconds_total", (job, rank, group), cell.wait_ns / 1e9)
+            families.count("rank_lateness_seconds_total", (job, rank, group), 0.0)
+        if op in ev.P2P:
+            families.count("p2p_wait_seconds_total", (job, rank, group), cell.p2p_wait_ns / 1e9)
+    for (rank, group), late_ns in sums.lateness_ns.items():
+        families.count("rank_lateness_seconds_total", (job, rank, group), late_ns / 1e9)
+    for (group, op), cell in sums.by_op.items():
+        if cell.duration_ns:
+            families.histogram(
+                "collective_duration_seconds",
+                (job, group, op),
+                [b / 1e9 for b in DURATION_BOUNDS_NS],
+                cell.durations,
+                cell.duration_ns / 1e9,
+            )
+    for (group, op), counts in sums.sizes.items():
+        bounds = [float(1 << b) for b in SIZE_BOUNDS_LOG2]
+        families.histogram("collective_size_bytes", (job, group, op), bounds, counts, sums.by_op[group, op].bytes)
+
+
+def _steps(families: _Families, job: str, book: RankBook) -> None:
+    steps, labels = book.steps, (job, str(book.rank))
+    if not steps.count:
+        return
+    families.count("steps_total", labels, steps.count)
+    families.count("step_seconds_total", labels, steps.duration_ns / 1e9)
+    families.count("step_comm_seconds_total", labels, steps.comm_ns / 1e9)
+    if steps.exposed_ns is not None:
+        families.count("step_exposed_comm_seconds_total", labels, steps.exposed_ns / 1e9)
+    if not book.alive:
+        return
+    since = steps.recent[-1].end_ns - SHARE_WINDOW_NS
+    recent = [step for step in steps.recent if step.end_ns > since]
+    duration = sum(step.end_ns - step.start_ns for step in recent)
+    families.add("comm_share_ratio", labels, sum(step.comm_ns for step in recent) / duration)
+    known = [step.exposed_ns for step in recent if step.exposed_ns is not None]
+    if len(known) == len(recent):
+        families.add("exposed_comm_share_ratio", labels, sum(known) / duration)
+
+
+class _Families:
+    """Samples by metric, in the order of ``METRICS``."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, dict[_Labels, float]] = {}
+        self._histograms: dict[str, list[tuple[_Labels, list[tuple[str, float]], float]]] = {}
+
+    def add(self, metric: str, labels: _Labels, value: float) -> None:
+        """One sample."""
+        self._samples.setdefault(metric, {})[labels] = value
+
+    def count(self, metric: str, labels: _Labels, value: float) -> None:
+        """Add to a sample: several lives of one rank share their labels."""
+        samples = self._samples.setdefault(metric, {})
+        samples[labels] = samples.get(labels, 0.0) + value
+
+    def histogram(self, metric: str, labels: _Labels, bounds: list[float], counts: list[int], total: float) -> None:
+        """One histogram; ``counts`` are per bucket, one more than ``bounds``."""
+        buckets, running = [], 0
+        for bound, count in zip([*bounds, float("inf")], counts, strict=True):
+            running += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(running)))
+        self._histograms.setdefault(metric, []).append((labels, buckets, total))
+
+    def values(self) -> Iterator[Metric]:
+        """The families that have samples."""
+        for name, spec in METRICS.items():
+            if name in self._histograms:
+                histogram = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
+                for labels, buckets, total in self._histograms[name]:
+                    histogram.add_metric(labels, buckets, total)
+                yield histogram
+            elif name in self._samples:
+                kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+                family = kind(spec.name, spec.help, labels=spec.labels)
+                for labels, value in self._samples[name].items():
+                    family.add_metric(labels, value)
+                yield family

@@ -1,0 +1,265 @@
+"""The report of a job: what a person wants to know after the run, as text, JSON or one HTML file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from statistics import median
+
+from commwatch import pages
+from commwatch.summary import Row
+from commwatch.views import Agent, JobView, RankView, StepView
+
+#: Above this share of a step communication is the bottleneck.
+COMM_SHARE_LIMIT = 0.30
+_MOST_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class RankLine:
+    """One rank of the report; shares are over all its steps."""
+
+    rank: int
+    state: str
+    steps: int
+    step_p50_s: float | None
+    comm_share: float | None
+    exposed_share: float | None
+    #: Waiting for late ranks in symmetric operations; ``None``: not joined.
+    wait_s: float | None
+    p2p_wait_s: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything the report says."""
+
+    job: JobView
+    hosts: list[str]
+    hooks: list[str]
+    duration_s: float
+    steps: int
+    step_p50_s: float | None
+    step_p95_s: float | None
+    comm_share: float | None
+    exposed_share: float | None
+    ranks: list[RankLine]
+    operations: list[Row]
+    records: int
+    lost: int
+    history: str
+    #: What opens this report again.
+    command: str
+
+
+def build(agent: Agent, job_id: str, history: Path, command: str) -> Report | None:
+    """Put the report of a job together; ``None`` if the history does not know it."""
+    job = next((job for job in agent.jobs() if job.job_id == job_id), None)
+    if job is None:
+        return None
+    until = time.time_ns()
+    steps = agent.steps(0, until, job_id, None, _MOST_STEPS)
+    ranks = agent.ranks(job_id)
+    _, by_rank = agent.summary(0, until, ["rank"], {"job_id": job_id})
+    _, operations = agent.summary(0, until, ["group", "op"], {"job_id": job_id})
+    durations = sorted(step.duration_s for step in steps)
+    waits = {row.by["rank"]: row for row in by_rank}
+    return Report(
+        job=job,
+        hosts=sorted({rank.host for rank in ranks}),
+        hooks=sorted({rank.hook for rank in ranks}),
+        duration_s=job.last_seen_at - job.started_at,
+        steps=max((len([s for s in steps if s.rank == rank.rank]) for rank in ranks), default=0),
+        step_p50_s=median(durations) if durations else None,
+        step_p95_s=durations[int(0.95 * (len(durations) - 1))] if durations else None,
+        comm_share=_share([step.comm_s for step in steps], steps),
+        exposed_share=_share([step.exposed_s for step in steps], steps),
+        ranks=[_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks],
+        operations=operations,
+        records=sum(rank.records for rank in ranks),
+        lost=job.lost,
+        history=str(history),
+        command=command,
+    )
+
+
+def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> RankLine:
+    return RankLine(
+        rank=rank.rank,
+        state=rank.state,
+        steps=len(steps),
+        step_p50_s=median(step.duration_s for step in steps) if steps else None,
+        comm_share=_share([step.comm_s for step in steps], steps),
+        exposed_share=_share([step.exposed_s for step in steps], steps),
+        wait_s=None if waits is None else waits.wait_s,
+        p2p_wait_s=None if waits is None else waits.p2p_wait_s,
+    )
+
+
+def _share(parts: Sequence[float | None], steps: list[StepView]) -> float | None:
+    """Sum of ``parts`` over the steps' time; ``None`` if one of them is not known."""
+    known = [part for part in parts if part is not None]
+    return sum(known) / sum(step.duration_s for step in steps) if steps and len(known) == len(steps) else None
+
+
+# -- numbers for people -----------------------------------------------------------------------
+
+
+def seconds(value: float | None) -> str:
+    """A duration with a fitting unit."""
+    if value is None:
+        return "–"
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms")):
+        if value < limit:
+            return f"{value * factor:.3g} {unit}" if value * factor < 100 else f"{value * factor:.0f} {unit}"
+    if value < 120:
+        return f"{value:.2f} s"
+    return (
+        f"{int(value // 3600)}h{int(value % 3600 // 60):02d}m"
+        if value >= 3600
+        else f"{int(value // 60)}m{int(value % 60):02d}s"
+    )
+
+
+def size(value: float | None) -> str:
+    """A number of bytes with a fitting unit."""
+    if value is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def rate(value: float | None) -> str:
+    """A bandwidth in GB/s (10^9) or MB/s."""
+    if value is None:
+        return "–"
+    return f"{value / 1e9:.2f} GB/s" if value >= 1e9 else f"{value / 1e6:.1f} MB/s"
+
+
+def percent(value: float | None) -> str:
+    """A share."""
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+_OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait")
+_LEGEND = (
+    "Count, bytes, wait: sums over ranks. Wait: for late ranks in symmetric operations, for the peer in send and recv."
+)
+_RANK_HEAD = ("rank", "state", "steps", "step p50", "comm", "exposed", "wait", "p2p wait")
+
+
+def _operation_cells(row: Row) -> tuple[str, ...]:
+    count = (
+        f"{row.count}"
+        + (f" +{row.failed} failed" if row.failed else "")
+        + (f" ({row.untimed} untimed)" if row.untimed else "")
+    )
+    no_size = row.by["op"] == "barrier"
+    wait = row.wait_s if row.wait_s is not None else row.p2p_wait_s
+    return (
+        str(row.by["group"]), str(row.by["op"]), str(row.ranks), count, "–" if no_size else size(row.bytes),
+        seconds(row.p50_s), seconds(row.p99_s), rate(row.algbw), rate(row.busbw), seconds(wait),
+    )  # fmt: skip
+
+
+def _rank_cells(line: RankLine) -> tuple[str, ...]:
+    return (
+        str(line.rank), line.state, str(line.steps), seconds(line.step_p50_s), percent(line.comm_share),
+        percent(line.exposed_share), seconds(line.wait_s), seconds(line.p2p_wait_s),
+    )  # fmt: skip
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    """The lines at the top."""
+    job = report.job
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
+    ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
+    facts = [("job", f"{job.job_id} ({job.state}), began {when}, {seconds(report.duration_s)}"), ("ranks", ranks)]
+    if job.restarts:
+        facts.append(("restarts", str(job.restarts)))
+    if report.steps:
+        facts.append(
+            ("steps", f"{report.steps}, median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}")
+        )
+        facts.append(("comm share", f"{percent(report.comm_share)} of step time{_verdict(report)}"))
+        exposed = (
+            "not known on this backend"
+            if report.exposed_share is None
+            else f"{percent(report.exposed_share)} of step time (at most: wall minus CPU time of the training thread)"
+        )
+        facts.append(("exposed", exposed))
+    else:
+        facts.append(
+            (
+                "steps",
+                f"none: {job.steps_unavailable or 'fewer than two optimizer steps or commwatch.step() calls were seen'}",
+            )
+        )
+    lost = (
+        "nothing"
+        if not report.lost
+        else f"{report.lost} records; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
+    )
+    facts.append(("lost", f"{lost} ({report.records} records read)"))
+    return facts
+
+
+def _verdict(report: Report) -> str:
+    if report.comm_share is None or report.comm_share <= COMM_SHARE_LIMIT:
+        return ""
+    if report.exposed_share is not None and report.exposed_share < COMM_SHARE_LIMIT / 3:
+        return ": above 30 %, but hidden behind compute"
+    return ": above 30 %, communication is the bottleneck"
+
+
+def text(report: Report) -> str:
+    """For a terminal."""
+    width = max(len(name) for name, _ in _facts(report))
+    lines = ["", "commwatch report", "", *(f"  {name:<{width}}  {value}" for name, value in _facts(report)), ""]
+    if report.ranks and report.steps:
+        lines += [*_columns(_RANK_HEAD, [_rank_cells(line) for line in report.ranks], left=2), ""]
+    lines += (
+        _columns(_OPERATION_HEAD, [_operation_cells(row) for row in report.operations], left=2)
+        if report.operations
+        else ["  no operations"]
+    )
+    lines += ["", f"  {_LEGEND}", ""]
+    lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
+    return "\n".join(lines)
+
+
+def _columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    return [
+        "  "
+        + "  ".join(
+            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+def as_json(report: Report) -> str:
+    """For programs; bandwidths in bytes per second, times in seconds."""
+    return json.dumps(asdict(report), indent=2)
+
+
+def html(report: Report) -> str:
+    """One self-contained file."""
+    body = [pages.table((), _facts(report))]
+    if report.ranks and report.steps:
+        ranks = [_rank_cells(line) for line in report.ranks]
+        body += ["<h2>Ranks</h2>", pages.table(_RANK_HEAD, ranks, "numbers")]
+    operations = [_operation_cells(row) for row in report.operations]
+    body += ["<h2>Operations</h2>", pages.table(_OPERATION_HEAD, operations, "numbers"), f"<p>{_LEGEND}</p>"]
+    body.append(f"<p>History: <code>{escape(report.history)}</code>. Again: <code>{escape(report.command)}</code></p>")
+    return pages.page(f"commwatch report: {report.job.job_id}", "\n".join(body))

@@ -1,0 +1,99 @@
+"""Step marks to steps (DESIGN §2).
+
+A mark is the end of an optimizer call, or an explicit ``commwatch.step()``. Calls that follow one another with a
+gap under 5 % of the usual period are one step, which ends at the last; the period is what lies between two calls of
+the same optimizer. A loop in which no optimizer takes part in every step (a GAN's alternation) is ambiguous.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import NamedTuple
+
+EXPLICIT = -1
+_SAME_STEP = 0.05
+_REMEMBERED = 31
+AMBIGUOUS = "several optimizers take turns; call commwatch.step() at the end of each training step"
+
+
+class Mark(NamedTuple):
+    """End of one optimizer call (or explicit mark, ``optimizer`` -1); times in ns of the trainer's clock."""
+
+    seq: int
+    optimizer: int
+    began_ns: int
+    ended_ns: int
+    #: Exposed time since the mark before; ``None`` = not known.
+    exposed_ns: int | None
+    #: Operations then in flight: the step's communication is not complete before they are.
+    in_flight: int
+
+
+class Step(NamedTuple):
+    """From one mark to the next; ``seq`` is that of the mark that ends it."""
+
+    seq: int
+    start_ns: int
+    end_ns: int
+    exposed_ns: int | None
+    in_flight: int
+
+
+class StepTracker:
+    """Feeds on the marks of one rank, in order."""
+
+    def __init__(self) -> None:
+        self._explicit = False
+        #: Marks of the step being put together.
+        self._burst: list[Mark] = []
+        self._last_end: int | None = None
+        self._last_of: dict[int, int] = {}
+        self._periods: deque[int] = deque(maxlen=_REMEMBERED)
+        self._recent: deque[frozenset[int]] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why there are no steps, if the marks do not tell them."""
+        if self._explicit or len(self._recent) < 4:
+            return None
+        return AMBIGUOUS if not frozenset.intersection(*self._recent) else None
+
+    def feed(self, mark: Mark) -> list[Step]:
+        """Take the next mark; returns the steps that are complete now."""
+        if mark.optimizer == EXPLICIT:
+            if not self._explicit:  # what optimizers said before does not count any more
+                self._explicit, self._burst, self._last_end = True, [], None
+            return self._close([mark])
+        if self._explicit:
+            return []
+        before = self._last_of.get(mark.optimizer)
+        self._last_of[mark.optimizer] = mark.ended_ns
+        if before is not None:
+            self._periods.append(mark.ended_ns - before)
+        if not self._burst or self._belongs(mark):
+            closed = []
+        else:
+            closed, self._burst = self._close(self._burst), []
+        self._burst.append(mark)
+        # With one optimizer a step is over when its call is: no need to wait for the next.
+        if len(self._last_of) == 1:
+            closed += self._close(self._burst)
+            self._burst = []
+        return closed
+
+    def _belongs(self, mark: Mark) -> bool:
+        if any(mark.optimizer == other.optimizer for other in self._burst):
+            return False
+        gap = mark.began_ns - self._burst[-1].ended_ns
+        return not self._periods or gap < _SAME_STEP * median(self._periods)
+
+    def _close(self, burst: list[Mark]) -> list[Step]:
+        end = burst[-1]
+        start, self._last_end = self._last_end, end.ended_ns
+        self._recent.append(frozenset(mark.optimizer for mark in burst))
+        if start is None or self.unavailable:
+            return []
+        known = [mark.exposed_ns for mark in burst if mark.exposed_ns is not None]
+        exposed = sum(known) if len(known) == len(burst) else None
+        return [Step(end.seq, start, end.ended_ns, exposed, end.in_flight)]

@@ -1,0 +1,403 @@
+"""History on disk: the only SQL. One SQLite file per host, raw records in packed chunks, roll-ups with a sketch.
+
+Raw records are kept by size, roll-ups and steps by time. What is stored of a ring and how far it has been read change
+in one transaction, so that after any crash the agent goes on exactly where the history ends. Roll-ups follow later
+(when their 10 s are over): ``rolled_n`` says up to which record, the rest is counted again from the raw records.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commwatch import sketch
+from commwatch.books import Cell, CellKey, GroupInfo, StepRecord
+from commwatch.collectors.events import RECORD_SIZE, STEP_MARK
+
+SCHEMA_VERSION = 1
+#: Records of a chunk; a chunk that is not full yet is written again with what has come.
+CHUNK_RECORDS = 1024
+#: Roll-ups older than an hour are merged to five minutes.
+_COARSE_NS = 300_000_000_000
+_COARSEN_AFTER_NS = 3600_000_000_000
+_CELL_FIELDS = (
+    "count",
+    "bytes",
+    "timed_bytes",
+    "bus_bytes",
+    "busy_ns",
+    "duration_ns",
+    "joined",
+    "wait_ns",
+    "p2p_wait_ns",
+    "failed",
+    "untimed",
+)
+
+_SCHEMA = f"""
+CREATE TABLE ring (
+    id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, job TEXT NOT NULL, restart INTEGER NOT NULL, rank INTEGER NOT NULL,
+    world_size INTEGER NOT NULL, started_ns INTEGER NOT NULL, wall_offset_ns INTEGER NOT NULL, identity TEXT NOT NULL,
+    next_n INTEGER NOT NULL DEFAULT 0, rolled_n INTEGER NOT NULL DEFAULT 0, lost INTEGER NOT NULL DEFAULT 0,
+    dropped INTEGER NOT NULL DEFAULT 0, seen_ns INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'running', steps_unavailable TEXT);
+CREATE INDEX ring_job ON ring (job);
+CREATE TABLE grp (ring INTEGER NOT NULL, small_id INTEGER NOT NULL, group_id TEXT NOT NULL, label TEXT NOT NULL, name TEXT NOT NULL,
+    description TEXT NOT NULL, ranks TEXT, size INTEGER NOT NULL, aligned INTEGER NOT NULL, PRIMARY KEY (ring, small_id)) WITHOUT ROWID;
+CREATE INDEX grp_id ON grp (group_id);
+CREATE TABLE name (ring INTEGER NOT NULL, kind TEXT NOT NULL, code INTEGER NOT NULL, name TEXT NOT NULL, PRIMARY KEY (ring, kind, code)) WITHOUT ROWID;
+CREATE TABLE chunk (id INTEGER PRIMARY KEY, ring INTEGER NOT NULL, first_n INTEGER NOT NULL, until_n INTEGER NOT NULL,
+    from_ns INTEGER NOT NULL, until_ns INTEGER NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL, UNIQUE (ring, first_n));
+CREATE INDEX chunk_until ON chunk (until_ns);
+CREATE TABLE span (chunk INTEGER NOT NULL, small_id INTEGER NOT NULL, seq_from INTEGER NOT NULL, seq_until INTEGER NOT NULL,
+    PRIMARY KEY (chunk, small_id)) WITHOUT ROWID;
+CREATE TABLE rollup (slot_ns INTEGER NOT NULL, coarse INTEGER NOT NULL DEFAULT 0, ring INTEGER NOT NULL, small_id INTEGER NOT NULL, op INTEGER NOT NULL,
+    size_log2 INTEGER NOT NULL, {", ".join(f"{f} NUMERIC NOT NULL" for f in _CELL_FIELDS)}, durations TEXT NOT NULL, bins BLOB NOT NULL);
+CREATE INDEX rollup_slot ON rollup (slot_ns);
+CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER NOT NULL,
+    exposed_ns INTEGER, PRIMARY KEY (ring, seq)) WITHOUT ROWID;
+CREATE INDEX step_end ON step (end_ns);
+"""
+
+
+class StoreError(Exception):
+    """The history cannot be opened; the message names the file and the remedy."""
+
+
+class RingRow(NamedTuple):
+    """A ring as the history knows it. Times ending in ``_ns`` are wall time."""
+
+    id: int
+    #: Path of the ring file; no two have the same.
+    uid: str
+    job: str
+    restart: int
+    rank: int
+    world_size: int
+    started_ns: int
+    wall_offset_ns: int
+    identity: dict[str, Any]
+    next_n: int
+    rolled_n: int
+    lost: int
+    dropped: int
+    seen_ns: int
+    #: ``running``, ``ended`` (said so itself) or ``gone`` (its process vanished).
+    state: str
+    steps_unavailable: str | None
+
+    @property
+    def running(self) -> bool:
+        """Not known to have ended, and its ring is still there (it is not after a reboot)."""
+        return self.state == "running" and Path(self.uid).exists()
+
+
+class Rollup(NamedTuple):
+    """One stored cell."""
+
+    slot_ns: int
+    ring: int
+    key: CellKey
+    cell: Cell
+
+
+def connect(path: Path, write: bool) -> sqlite3.Connection:
+    """Open the history; for writing it is made if need be.
+
+    Raises:
+        StoreError: not there, not readable, not ours, or of another version.
+    """
+    try:
+        if write:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+        else:
+            if not path.exists():
+                raise StoreError(f"{path}: no history here; give the directory with --state")
+            db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro",
+                uri=True,
+                timeout=10,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        if write:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+        _check_version(db, path, write)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"{path}: {error}; move it away, or choose another place with --state") from None
+    return db
+
+
+def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0 and write:
+        db.execute("BEGIN IMMEDIATE")  # another agent of this user may be making it right now
+        if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+            for statement in _SCHEMA.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+    elif version != SCHEMA_VERSION:
+        db.close()
+        raise StoreError(
+            f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; move it away, or choose another place with --state"
+        )
+
+
+class _OpenChunk:
+    """The newest records of a ring, on their way to a full chunk."""
+
+    _LOOK = struct.Struct("<4xBxH24xI12xQ8x")
+
+    def __init__(self, ring: int, offset_ns: int) -> None:
+        self.ring, self._offset_ns = ring, offset_ns
+        self.records = bytearray()
+        self.first_n: int | None = None
+        self.until_n = 0
+        self.from_ns, self.until_ns = 0, 0
+        self.spans: dict[int, tuple[int, int]] = {}
+
+    def append(self, records: bytes, until_n: int) -> None:
+        """Add whole records, the last of which is number ``until_n - 1``."""
+        for op, group, seq, end in self._LOOK.iter_unpack(records):
+            wall = end + self._offset_ns
+            self.until_ns = max(self.until_ns, wall)
+            self.from_ns = min(self.from_ns or wall, wall)
+            if op != STEP_MARK:
+                low, high = self.spans.get(group, (seq, seq))
+                self.spans[group] = min(low, seq), max(high, seq)
+        if self.first_n is None:
+            self.first_n = until_n - len(records) // RECORD_SIZE
+        self.records += records
+        self.until_n = until_n
+
+    def statements(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """What writes it as it stands, in place of what was written of it before."""
+        data = zlib.compress(self.records, 1)
+        yield (
+            "INSERT INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (ring, first_n) DO UPDATE"
+            " SET until_n = excluded.until_n, from_ns = excluded.from_ns, until_ns = excluded.until_ns, size = excluded.size, data = excluded.data",
+            (self.ring, self.first_n, self.until_n, self.from_ns, self.until_ns, len(data), data),
+        )
+        for group, (low, high) in self.spans.items():
+            yield (
+                "INSERT OR REPLACE INTO span SELECT id, ?, ?, ? FROM chunk WHERE ring = ? AND first_n = ?",
+                (group, low, high, self.ring, self.first_n),
+            )
+
+
+class Writer:
+    """The one writer of an agent. Statements gather and are written by ``commit``, all or none of them."""
+
+    #: Statements kept while the disk refuses them; beyond that history is lost, and counted.
+    MOST_PENDING = 20_000
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._db = connect(path, write=True)
+        self._pending: list[tuple[str, tuple[Any, ...]]] = []
+        self._chunks: dict[int, _OpenChunk] = {}
+        self._dirty: set[int] = set()
+        #: Why the last commit failed, and statements given up.
+        self.trouble: str | None = None
+        self.given_up = 0
+
+    def ring(self, uid: str, identity: dict[str, Any], now_ns: int) -> RingRow:
+        """The row of a ring, made at first sight."""
+        offset = int(identity["wall_offset_ns"])
+        values = (
+            uid,
+            str(identity["job"]),
+            int(identity["restart"]),
+            int(identity["rank"]),
+            int(identity["world_size"]),
+        )
+        self._db.execute(
+            "INSERT OR IGNORE INTO ring (uid, job, restart, rank, world_size, started_ns, wall_offset_ns, identity, seen_ns) VALUES (?,?,?,?,?,?,?,?,?)",
+            (*values, int(identity["started_ns"]) + offset, offset, json.dumps(identity), now_ns),
+        )
+        return rings(self._db, "uid = ?", (uid,))[0]
+
+    def append(self, ring: RingRow, records: bytes, until_n: int) -> None:
+        """Add raw records."""
+        for at in range(0, len(records), CHUNK_RECORDS * RECORD_SIZE):
+            piece = records[at : at + CHUNK_RECORDS * RECORD_SIZE]
+            chunk = self._chunks.setdefault(ring.id, _OpenChunk(ring.id, ring.wall_offset_ns))
+            chunk.append(piece, until_n - (len(records) - at - len(piece)) // RECORD_SIZE)
+            self._dirty.add(ring.id)
+            if len(chunk.records) >= CHUNK_RECORDS * RECORD_SIZE:
+                self._write_chunk(ring.id)
+                del self._chunks[ring.id]
+
+    def _write_chunk(self, ring: int) -> None:
+        self._pending.extend(self._chunks[ring].statements())
+        self._dirty.discard(ring)
+
+    def progress(self, ring: int, next_n: int, lost: int, dropped: int, now_ns: int) -> None:
+        """How far a ring has been read."""
+        self._pending.append(
+            (
+                "UPDATE ring SET next_n = ?, lost = ?, dropped = ?, seen_ns = ? WHERE id = ?",
+                (next_n, lost, dropped, now_ns, ring),
+            )
+        )
+
+    def end(self, ring: int, state: str) -> None:
+        """The ring's trainer is no more."""
+        self._pending.append(("UPDATE ring SET state = ? WHERE id = ?", (state, ring)))
+
+    def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
+        """A group's name and members."""
+        ranks = json.dumps(group.ranks) if group.ranks is not None else None
+        row = (
+            ring,
+            small_id,
+            group.group_id,
+            group.label,
+            group.name,
+            group.description,
+            ranks,
+            group.size,
+            group.aligned,
+        )
+        self._pending.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?)", row))
+
+    def name(self, ring: int, kind: str, code: int, name: str) -> None:
+        """What a number of the ring means: ``kind`` is ``dtype`` or ``op``."""
+        self._pending.append(("INSERT OR REPLACE INTO name VALUES (?,?,?,?)", (ring, kind, code, name)))
+
+    def rollups(self, ring: int, cells: Iterable[tuple[int, CellKey, Cell]], rolled_n: int) -> None:
+        """Closed cells, which hold the records of the ring up to ``rolled_n``."""
+        for slot_ns, key, cell in cells:
+            self._pending.append(_rollup_row(slot_ns, 0, ring, key, cell))
+        self._pending.append(("UPDATE ring SET rolled_n = ? WHERE id = ?", (rolled_n, ring)))
+
+    def steps(self, ring: RingRow, steps: Iterable[StepRecord], unavailable: str | None) -> None:
+        """Finished steps, or why there are none."""
+        for step in steps:
+            start, end = step.start_ns + ring.wall_offset_ns, step.end_ns + ring.wall_offset_ns
+            row = (ring.id, step.seq, start, end, step.comm_ns, step.exposed_ns)
+            self._pending.append(("INSERT OR IGNORE INTO step VALUES (?,?,?,?,?,?)", row))
+        if unavailable is not None:
+            self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
+
+    def commit(self) -> bool:
+        """Write all that has gathered; False, with ``trouble`` set, where the disk refuses."""
+        for ring in list(self._dirty):
+            self._write_chunk(ring)
+        if not self._pending:
+            return True
+        try:
+            with _transaction(self._db):
+                for statement, values in self._pending:
+                    self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            self.trouble = f"{self.path}: {error}"
+            if len(self._pending) > self.MOST_PENDING:
+                self.given_up += len(self._pending)
+                self._pending.clear()
+            return False
+        self.trouble = None
+        self._pending.clear()
+        return True
+
+    def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> None:
+        """Keep ``raw_bytes`` of raw records and ``keep_ns`` of roll-ups and steps; merge old roll-ups."""
+        try:
+            with _transaction(self._db):
+                self._trim_raw(raw_bytes)
+                self._coarsen(now_ns - _COARSEN_AFTER_NS)
+                for table, column in (("rollup", "slot_ns"), ("step", "end_ns"), ("chunk", "until_ns")):
+                    self._db.execute(f"DELETE FROM {table} WHERE {column} < ?", (now_ns - keep_ns,))
+                old = "SELECT id FROM ring WHERE state <> 'running' AND seen_ns < ?"
+                for table in ("grp", "name"):
+                    self._db.execute(f"DELETE FROM {table} WHERE ring IN ({old})", (now_ns - keep_ns,))
+                self._db.execute(f"DELETE FROM ring WHERE id IN ({old})", (now_ns - keep_ns,))
+                self._db.execute("DELETE FROM span WHERE chunk NOT IN (SELECT id FROM chunk)")
+        except sqlite3.Error as error:
+            self.trouble = f"{self.path}: {error}"
+
+    def _trim_raw(self, raw_bytes: int) -> None:
+        total = self._db.execute("SELECT COALESCE(SUM(size), 0) FROM chunk").fetchone()[0]
+        for chunk, size in self._db.execute("SELECT id, size FROM chunk ORDER BY until_ns").fetchall():
+            if total <= raw_bytes:
+                break
+            self._db.execute("DELETE FROM chunk WHERE id = ?", (chunk,))
+            total -= size
+
+    def _coarsen(self, before_ns: int) -> None:
+        before_ns -= before_ns % _COARSE_NS
+        merged: dict[tuple[int, int, CellKey], Cell] = {}
+        for row in rollups(self._db, "coarse = 0 AND slot_ns < ?", (before_ns,)):
+            merged.setdefault((row.slot_ns - row.slot_ns % _COARSE_NS, row.ring, row.key), Cell()).add(row.cell)
+        self._db.execute("DELETE FROM rollup WHERE coarse = 0 AND slot_ns < ?", (before_ns,))
+        for (slot_ns, ring, key), cell in merged.items():
+            self._db.execute(*_rollup_row(slot_ns, 1, ring, key, cell))
+
+    def raw_since(self, ring: RingRow) -> Iterator[bytes]:
+        """Stored records that no roll-up holds yet, oldest first."""
+        chunks = self._db.execute(
+            "SELECT data FROM chunk WHERE ring = ? AND until_n > ? ORDER BY first_n", (ring.id, ring.rolled_n)
+        ).fetchall()
+        for (data,) in chunks:
+            records = zlib.decompress(data)
+            stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
+            first = next((i for i, stamp in enumerate(stamps) if stamp > ring.rolled_n & 0xFFFFFFFF), len(stamps))
+            yield records[first * RECORD_SIZE :]
+
+    def close(self) -> None:
+        """Write what is left and let go."""
+        self.commit()
+        self._db.close()
+
+
+class _transaction:  # noqa: N801 - reads as a statement
+    """``with _transaction(db):`` all or nothing."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:
+    """Rings by an SQL condition, oldest first."""
+    columns = ", ".join(RingRow._fields)
+    rows = db.execute(f"SELECT {columns} FROM ring WHERE {where} ORDER BY started_ns, rank", values)
+    return [RingRow(*row)._replace(identity=json.loads(row[8])) for row in rows]
+
+
+def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:
+    """Roll-ups by an SQL condition."""
+    columns = ", ".join(_CELL_FIELDS)
+    for slot, ring, group, op, size, durations, bins, *sums in db.execute(
+        f"SELECT slot_ns, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where}", values
+    ).fetchall():
+        cell = Cell()
+        cell.durations, cell.bins = json.loads(durations), sketch.decode(bins)
+        for field, value in zip(_CELL_FIELDS, sums, strict=True):
+            setattr(cell, field, value)
+        yield Rollup(slot, ring, CellKey(group, op, size), cell)
+
+
+def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> tuple[str, tuple[Any, ...]]:
+    values = (
+        slot_ns,
+        coarse,
+        ring,
+        *key,
+        *(getattr(cell, f) for f in _CELL_FIELDS),
+        json.dumps(cell.durations),
+        sketch.encode(cell.bins),
+    )
+    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))})", values

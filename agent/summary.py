@@ -1,0 +1,107 @@
+"""Cells to rows a person or a program reads: counts, percentiles, bandwidths. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from commwatch.books import UNKNOWN_GROUP, Cell, CellKey, GroupInfo
+from commwatch.collectors.events import OPS
+from commwatch.sketch import quantile
+from commwatch.store import RingRow
+
+#: What a summary can be split by.
+DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size")
+
+
+class Counted(NamedTuple):
+    """A cell with everything its numbers stand for."""
+
+    job_id: str
+    rank: int
+    group: str
+    group_id: str
+    group_size: int
+    op: str
+    #: Upper end of the size class in bytes, a power of two; ``None``: the op has no size.
+    size: int | None
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a summary. Times in seconds, bandwidths in bytes per second; ``None``: not defined, or not known."""
+
+    by: dict[str, str | int | None]
+    ranks: int
+    group_size: int | None
+    count: int
+    bytes: int
+    seconds: float
+    p50_s: float | None
+    p95_s: float | None
+    p99_s: float | None
+    algbw: float | None
+    busbw: float | None
+    wait_s: float | None
+    p2p_wait_s: float | None
+    failed: int
+    untimed: int
+
+
+def identify(
+    cells: Iterable[tuple[int, CellKey, Cell]],
+    rings: Mapping[int, RingRow],
+    groups: Mapping[tuple[int, int], GroupInfo],
+    ops: Mapping[tuple[int, int], str],
+) -> Iterable[Counted]:
+    """Give stored cells their names: (ring, key, cell) to ``Counted``; cells of rings not in ``rings`` are left out."""
+    for ring, key, cell in cells:
+        row = rings.get(ring)
+        if row is not None:
+            op = OPS[key.op - 1] if 1 <= key.op <= len(OPS) else ops.get((ring, key.op), "unknown")
+            yield counted(row.job, row.rank, groups.get((ring, key.group), UNKNOWN_GROUP), op, key, cell)
+
+
+def counted(job: str, rank: int, group: GroupInfo, op: str, key: CellKey, cell: Cell) -> Counted:
+    """Join a cell with its names."""
+    return Counted(
+        job, rank, group.label, group.group_id, group.size, op, None if key.size_log2 < 0 else 1 << key.size_log2, cell
+    )
+
+
+def summarise(cells: Iterable[Counted], by: Sequence[str]) -> list[Row]:
+    """Add up cells by the given dimensions; most time first."""
+    sums: dict[tuple[str | int | None, ...], Cell] = {}
+    ranks: dict[tuple[str | int | None, ...], set[tuple[str, int]]] = {}
+    sizes: dict[tuple[str | int | None, ...], set[int]] = {}
+    for item in cells:
+        key = tuple(getattr(item, dimension) for dimension in by)
+        sums.setdefault(key, Cell()).add(item.cell)
+        ranks.setdefault(key, set()).add((item.job_id, item.rank))
+        sizes.setdefault(key, set()).add(item.group_size)
+    rows = [_row(dict(zip(by, key, strict=True)), cell, len(ranks[key]), sizes[key]) for key, cell in sums.items()]
+    return sorted(rows, key=lambda row: (-row.seconds, str(row.by)))
+
+
+def _row(by: dict[str, str | int | None], cell: Cell, ranks: int, sizes: set[int]) -> Row:
+    seconds = cell.busy_ns / 1e9
+    p50, p95, p99 = (quantile(cell.bins, q) for q in (0.5, 0.95, 0.99))
+    return Row(
+        by=by,
+        ranks=ranks,
+        group_size=sizes.pop() if len(sizes) == 1 else None,
+        count=cell.count,
+        bytes=cell.bytes,
+        seconds=seconds,
+        p50_s=None if p50 is None else p50 / 1e9,
+        p95_s=None if p95 is None else p95 / 1e9,
+        p99_s=None if p99 is None else p99 / 1e9,
+        algbw=cell.timed_bytes / seconds if seconds and cell.timed_bytes else None,
+        busbw=cell.bus_bytes / seconds if seconds and cell.bus_bytes else None,
+        wait_s=cell.wait_ns / 1e9 if cell.joined else None,
+        p2p_wait_s=cell.p2p_wait_ns / 1e9 if cell.p2p_wait_ns else None,
+        failed=cell.failed,
+        untimed=cell.untimed,
+    )

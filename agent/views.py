@@ -1,0 +1,303 @@
+"""What the API, the report and the command line show: answers put together from history and live books."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import time_ns
+
+from commwatch import joins
+from commwatch.aggregate import Aggregate, RankBook
+from commwatch.books import SLOT_NS, GroupInfo
+from commwatch.collectors import events as ev
+from commwatch.history import History
+from commwatch.operations import Operation, Place, Reader
+from commwatch.store import RingRow
+from commwatch.summary import Counted, Row, counted, identify, summarise
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job on this node. Times are Unix seconds."""
+
+    job_id: str
+    #: ``running`` while one of its ranks lives.
+    state: str
+    world_size: int
+    ranks: list[int]
+    restarts: int
+    started_at: float
+    last_seen_at: float
+    #: Records the agent never saw: overwritten, torn, or given up by a faulty probe.
+    lost: int
+    #: Why there are no step metrics, if there are none.
+    steps_unavailable: str | None
+
+
+@dataclass(frozen=True)
+class StepView:
+    """One step of one rank. Times are Unix seconds; shares are 0 to 1; ``None``: not known."""
+
+    job_id: str
+    rank: int
+    seq: int
+    start_at: float
+    end_at: float
+    duration_s: float
+    comm_s: float
+    comm_share: float
+    exposed_s: float | None
+    exposed_share: float | None
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """An operation that has begun and not ended."""
+
+    op: str
+    group: str
+    group_id: str
+    seq: int
+    peer: int | None
+    size_bytes: int
+    age_s: float
+    #: A thread stands in a wait for it.
+    blocked: bool
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank of a job, in its latest life."""
+
+    job_id: str
+    rank: int
+    restart: int
+    #: ``running``, ``ended`` (said so itself) or ``gone`` (its process vanished).
+    state: str
+    host: str
+    local_rank: int | None
+    pid: int
+    hook: str
+    #: Seconds since the probe last gave a sign of life; ``None`` once the rank is no more.
+    heartbeat_age_s: float | None
+    #: Latest finished collective per group, by ``group_id``.
+    last_seq: dict[str, int]
+    in_flight: list[InFlight]
+    records: int
+    lost: int
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """A process group, as the ranks of this node that used it announced it."""
+
+    job_id: str
+    group_id: str
+    group: str
+    name: str
+    description: str
+    size: int
+    #: Global ranks of its members; ``None``: not known.
+    members: list[int] | None
+    #: Those of them that used it on this node.
+    ranks: list[int]
+    #: The probe was there from the group's first operation, so its collectives can be joined.
+    aligned: bool
+
+
+class Agent:
+    """Answers from the history at ``path`` and, inside an agent, from its live books too.
+
+    Args:
+        aggregate: the live books, or ``None`` where only the history is there.
+        lock: guards them.
+        now_ns: the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        aggregate: Aggregate | None = None,
+        lock: threading.RLock | None = None,
+        now_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._path = path
+        self._aggregate, self._lock, self._now_ns = aggregate or Aggregate(), lock or threading.RLock(), now_ns
+
+    def has_job(self, job: str) -> bool:
+        """Whether the history knows it."""
+        with History(self._path) as history:
+            return bool(history.rings(job))
+
+    def jobs(self) -> list[JobView]:
+        """All jobs, the latest started first."""
+        with History(self._path) as history:
+            by_job: dict[str, list[RingRow]] = {}
+            for ring in history.rings():
+                by_job.setdefault(ring.job, []).append(ring)
+        return sorted((_job(job, rings) for job, rings in by_job.items()), key=lambda job: -job.started_at)
+
+    def summary(
+        self, from_ns: int, until_ns: int, by: list[str], same: dict[str, str | int | None]
+    ) -> tuple[tuple[float | None, float | None], list[Row]]:
+        """Rows, and the time really covered (first and last roll-up)."""
+        with History(self._path) as history:
+            job = same.get("job_id")
+            with self._lock:  # a cell is either stored or live, as long as this is held
+                rings = {ring.id: ring for ring in history.rings(None if job is None else str(job))}
+                stored, live = list(history.rollups(from_ns, until_ns, list(rings))), self._live(from_ns, until_ns)
+            groups, ops = history.groups(), history.names("op")
+        cells = [*identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops), *(cell for _, cell in live)]
+        slots = [*(r.slot_ns for r in stored), *(slot for slot, _ in live)]
+        wanted = [(name, value) for name, value in same.items() if value is not None]
+        rows = summarise((cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted)), by)
+        covered = (min(slots) / 1e9, min((max(slots) + SLOT_NS) / 1e9, time_ns() / 1e9)) if slots else (None, None)
+        return covered, rows
+
+    def _live(self, from_ns: int, until_ns: int) -> list[tuple[int, Counted]]:
+        return [
+            (slot, counted(job.id, book.rank, book.group(key.group), book.op_name(key.op), key, cell.copy()))
+            for job in self._aggregate.jobs.values()
+            for book in job.books.values()
+            for slot, key, cell in book.live_cells()
+            if from_ns <= slot < until_ns
+        ]
+
+    def operations(
+        self, from_ns: int, until_ns: int, before: Place | None, wanted: Callable[[Operation], bool], limit: int
+    ) -> list[Operation]:
+        """Single operations, newest first."""
+        with History(self._path) as history:
+            reader = Reader(history, {ring.id: ring for ring in history.rings()})
+            return list(islice(reader.newest_first(from_ns, until_ns, before, wanted), limit))
+
+    def collective(self, group_id: str, seq: int) -> tuple[list[Operation], joins.Waits | None] | None:
+        """The ranks of one collective and, where all are here and the operation is symmetric, who waited."""
+        with History(self._path) as history:
+            found = Reader(history, {ring.id: ring for ring in history.rings()}).collective(group_id, seq)
+        if not found:
+            return None
+        joinable = (
+            len(found) == found[0].group_size > 1 and len({o.op for o in found}) == 1 and found[0].op in ev.SYMMETRIC
+        )
+        if not joinable or any(
+            o.duration_s is None or not o.aligned or (o.timing == "wait" and o.is_async) for o in found
+        ):
+            return found, None
+        parts = [joins.Part(o.rank, ev.OP_CODE[o.op], 0, 0, round((o.duration_s or 0) * 1e9), None) for o in found]
+        return found, joins.split(parts)
+
+    def steps(self, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
+        """Steps that ended in the window, newest first."""
+        with History(self._path) as history:
+            rings = {ring.id: ring for ring in history.rings(job) if rank is None or ring.rank == rank}
+            steps = history.steps(from_ns, until_ns, list(rings), limit)
+        views = []
+        for step in steps:
+            ring, duration = rings[step.ring], (step.end_ns - step.start_ns) / 1e9
+            exposed = None if step.exposed_ns is None else step.exposed_ns / 1e9
+            share, exposed_share = step.comm_ns / 1e9 / duration, None if exposed is None else exposed / duration
+            views.append(
+                StepView(
+                    ring.job,
+                    ring.rank,
+                    step.seq,
+                    step.start_ns / 1e9,
+                    step.end_ns / 1e9,
+                    duration,
+                    step.comm_ns / 1e9,
+                    share,
+                    exposed,
+                    exposed_share,
+                )
+            )
+        return views
+
+    def ranks(self, job: str | None) -> list[RankView]:
+        """The ranks, by job and number."""
+        with History(self._path) as history:
+            latest: dict[tuple[str, int], RingRow] = {(ring.job, ring.rank): ring for ring in history.rings(job)}
+        with self._lock:
+            live = {uid: book for job_ in self._aggregate.jobs.values() for uid, book in job_.books.items()}
+            views = [self._rank(ring, live.get(ring.uid)) for ring in latest.values()]
+        return sorted(views, key=lambda view: (view.job_id, view.rank))
+
+    def _rank(self, ring: RingRow, book: RankBook | None) -> RankView:
+        now, identity = self._now_ns(), ring.identity
+        alive = book.alive if book is not None else ring.running
+        return RankView(
+            job_id=ring.job,
+            rank=ring.rank,
+            restart=ring.restart,
+            state="running"
+            if alive
+            else "ended"
+            if ring.state == "ended" or (book is not None and book.closed_properly)
+            else "gone",
+            host=str(identity.get("host", "")),
+            local_rank=identity.get("local_rank"),
+            pid=int(identity.get("pid", 0)),
+            hook=str(identity.get("hook", "")),
+            heartbeat_age_s=max(0, now - book.heartbeat_ns) / 1e9 if book is not None and alive else None,
+            last_seq={book.group(small_id).group_id: seq for small_id, seq in book.last_seq.items()}
+            if book is not None
+            else {},
+            in_flight=[_in_flight(book, record, now) for record in book.in_flight] if book is not None else [],
+            records=ring.next_n - ring.lost,
+            lost=ring.lost + ring.dropped,
+        )
+
+    def groups(self, job: str | None) -> list[GroupView]:
+        """The groups, by job."""
+        with History(self._path) as history:
+            rings = {ring.id: ring for ring in history.rings(job)}
+            seen: dict[tuple[str, str], list[tuple[int, GroupInfo]]] = {}
+            for (ring, _), group in history.groups().items():
+                if ring in rings:
+                    seen.setdefault((rings[ring].job, group.group_id), []).append((rings[ring].rank, group))
+        views = []
+        for (job_id, group_id), members in seen.items():
+            group = members[0][1]
+            ranks = sorted({rank for rank, _ in members})
+            aligned = all(info.aligned for _, info in members)
+            known = None if group.ranks is None else list(group.ranks)
+            views.append(
+                GroupView(
+                    job_id, group_id, group.label, group.name, group.description, group.size, known, ranks, aligned
+                )
+            )
+        return sorted(views, key=lambda view: (view.job_id, -view.size, view.name))
+
+
+def _job(job: str, rings: list[RingRow]) -> JobView:
+    unavailable = next((ring.steps_unavailable for ring in rings if ring.steps_unavailable), None)
+    return JobView(
+        job_id=job,
+        state="running" if any(ring.running for ring in rings) else "ended",
+        world_size=rings[-1].world_size,
+        ranks=sorted({ring.rank for ring in rings}),
+        restarts=max(ring.restart for ring in rings),
+        started_at=min(ring.started_ns for ring in rings) / 1e9,
+        last_seen_at=max(ring.seen_ns for ring in rings) / 1e9,
+        lost=sum(ring.lost + ring.dropped for ring in rings),
+        steps_unavailable=unavailable,
+    )
+
+
+def _in_flight(book: RankBook, record: ev.Record, now_ns: int) -> InFlight:
+    group = book.group(record.group)
+    peer = record.peer if record.peer >= 0 else None
+    age = max(0, now_ns - record.launch_ns) / 1e9
+    return InFlight(
+        book.op_name(record.op),
+        group.label,
+        group.group_id,
+        record.seq,
+        peer,
+        record.size_bytes,
+        age,
+        bool(record.flags & ev.BLOCKED),
+    )

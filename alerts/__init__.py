@@ -1,0 +1,1 @@
+"""The one list of alerts, its evaluator and its notifiers."""

@@ -1,0 +1,93 @@
+"""The vocabulary: what one record of the ring says, and the one table of operations.
+
+A record is 64 bytes. It describes one finished operation, or one step mark; in the in-flight table of
+the ring the same layout describes an operation that has not finished (``end_ns`` 0). All timestamps are
+``CLOCK_MONOTONIC`` nanoseconds of the trainer's host.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+RECORD = struct.Struct("<IBBHiiQQIIQQBBHI")
+RECORD_SIZE = RECORD.size
+
+STEP_MARK = 0
+#: Canonical operation names; the code of an op in a record is its place in this table, from 1.
+OPS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
+)
+OP_CODE = {name: code for code, name in enumerate(OPS, start=1)}
+#: Ops that are not in the table are counted under their own name, interned from this code on.
+FIRST_UNKNOWN_OP = 32
+LAST_UNKNOWN_OP = 254
+#: Ops all of whose ranks finish together; only these have wait and lateness.
+SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+P2P = frozenset({"send", "recv"})
+
+#: Group and dtype ids of what could not be interned.
+NO_GROUP = 0xFFFF
+NO_DTYPE = 0
+
+ASYNC = 1  # the caller asked for a handle
+FAILED = 2  # raised, at launch or later: counted, never measured
+NO_SIZE = 4  # S is not known (sparse tensors, an op without a size)
+UNTIMED = 8  # the end was not observable: counted, has no duration
+UNALIGNED = 16  # the probe came after the group was used: counted, never joined
+EXPOSED = 32  # step mark: the exposed time is known
+BLOCKED = 64  # in flight: a thread stands in wait() since ``start_ns``
+
+#: How the end of an operation was observed, by code.
+TIMING = ("none", "future", "poll", "wait", "call")
+BY_NONE, BY_FUTURE, BY_POLL, BY_WAIT, BY_CALL = range(5)
+
+
+class Record(NamedTuple):
+    """One record, field by field as it lies in the ring.
+
+    For a step mark: ``seq`` numbers the marks, ``size_bytes`` is the exposed time in ns since the mark
+    before (with flag ``EXPOSED``), ``launch_ns`` and ``end_ns`` are begin and end of the optimizer call,
+    ``peer`` tells optimizers apart (-1: ``commwatch.step()``), ``aux`` counts the ops then in flight.
+    """
+
+    stamp: int
+    op: int
+    dtype: int
+    group: int
+    #: Global rank of the other side (send, recv) or of the root; -1 where there is none.
+    peer: int
+    #: Tag of a send or recv; 0 for collectives.
+    tag: int
+    #: S as nccl-tests counts it.
+    size_bytes: int
+    launch_ns: int
+    #: Number of this collective in its group on this rank; for p2p, within (src, dst, tag).
+    seq: int
+    #: Send, recv: how long a thread stood waiting for it, up to ``end_ns``.
+    waited_us: int
+    #: The later of launch and the end of the operation before it in the same queue (DESIGN §4).
+    start_ns: int
+    end_ns: int
+    flags: int
+    timing: int
+    aux: int
+    stamp2: int
+
+
+def counted_from_ns(op: str, start_ns: int, end_ns: int, waited_us: int) -> int:
+    """Where an operation begins to count as communication time.
+
+    A posted ``recv`` (or a ``send`` whose end shows only in its wait) costs nothing until somebody waits for it.
+    """
+    return max(start_ns, end_ns - waited_us * 1000) if op in P2P else start_ns

@@ -1,0 +1,113 @@
+"""Who is this process in its job, and where do its rings go: from the environment, for trainer and agent alike."""
+
+from __future__ import annotations
+
+import grp
+import hashlib
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+#: Set by launchers for every job alike: names nothing.
+_NO_NAME = {"", "none"}
+#: Where a job's name comes from, best first.
+JOB_VARIABLES = ("COMMWATCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID")
+
+
+def job_id(env: Mapping[str, str]) -> str:
+    """The job this process belongs to; where nobody named it, a name all children of one launcher share."""
+    for variable in JOB_VARIABLES:
+        value = env.get(variable, "").strip()
+        if value.lower() not in _NO_NAME:
+            return value
+    launcher = f"{socket.gethostname()}:{os.getppid()}:{_start_ticks(os.getppid())}"
+    return "local-" + hashlib.sha256(launcher.encode()).hexdigest()[:8]
+
+
+def restart_count(env: Mapping[str, str]) -> int:
+    """How often the elastic launcher has restarted the workers."""
+    value = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(value) if value.isdecimal() else 0
+
+
+def run_dir(env: Mapping[str, str]) -> Path:
+    """The run directory: ``COMMWATCH_DIR``, else one per user in memory."""
+    if env.get("COMMWATCH_DIR"):
+        return Path(env["COMMWATCH_DIR"])
+    memory = Path("/dev/shm")
+    return (memory if memory.is_dir() else Path("/tmp")) / f"commwatch-{os.getuid()}"
+
+
+def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
+    """Create ``path`` for this user (or ``COMMWATCH_GROUP``) alone; returns the mode for files in it.
+
+    Raises:
+        OSError: cannot be made, or belongs to somebody else (``/dev/shm`` is open to all: a stranger may
+            have put a directory or a link of that name there first).
+    """
+    group = env.get("COMMWATCH_GROUP", "")
+    gid = -1
+    if group:
+        try:
+            gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+        except KeyError:
+            raise OSError(f"COMMWATCH_GROUP={group}: no such group") from None
+    mode = 0o2770 if group else 0o700
+    try:
+        path.mkdir(parents=True, mode=mode)
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise OSError(f"{path} is not a directory") from None
+        shared = bool(group) and found.st_gid == gid
+        if found.st_uid != os.getuid() and not shared and os.getuid() != 0:
+            raise OSError(f"{path} belongs to uid {found.st_uid}, not to us; set COMMWATCH_DIR") from None
+    else:
+        if group:
+            os.chown(path, -1, gid)
+        path.chmod(mode)
+    return 0o640 if group else 0o600
+
+
+def ring_path(directory: Path, job: str, restart: int, rank: int) -> Path:
+    """A name for the ring of this process that no other process has had or will have."""
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:80]
+    return directory / f"{readable}.r{restart}.{rank}.{os.getpid()}-{time.monotonic_ns()}.ring"
+
+
+def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) -> dict[str, Any]:
+    """The identity that stands in the ring's header."""
+    local_rank = env.get("LOCAL_RANK", "")
+    return {
+        "job": job_id(env),
+        "restart": restart_count(env),
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": int(local_rank) if local_rank.isdecimal() else None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "boot_id": boot_id(),
+        "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
+        "started_ns": time.monotonic_ns(),
+        **more,
+    }
+
+
+def boot_id() -> str:
+    """Names this boot of the machine: monotonic times of two boots do not compare."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _start_ticks(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

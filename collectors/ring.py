@@ -1,0 +1,305 @@
+"""The ring file: one per rank, written by the trainer, read by the agent, owned by neither's life.
+
+Layout (little endian)::
+
+    0      magic, version, sizes                       written once
+    64     counters: cursor, heartbeat, dropped, ...   8-byte stores
+    512    identity as JSON                            written once, before the file gets its name
+    4096   the operations in flight: 64 records with end_ns 0; stamp 0 = free
+    8192   ``slots`` records; record n lies in slot n % slots and is stamped n + 1 at both ends
+
+A writer takes a number, writes the record, then stores the cursor; nobody ever waits for anybody. A reader
+copies, looks at the cursor again and throws away what could have been overwritten meanwhile, so that
+``read + lost == written`` holds exactly. Several threads write at once, so the newest records may have gaps
+for a moment, and the cursor may be a little behind: both are looked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import struct
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commwatch.collectors.events import BLOCKED, RECORD, RECORD_SIZE, Record
+
+MAGIC = b"CWRING\r\n"
+VERSION = 1
+HEADER = struct.Struct("<8sIIIIII")
+COUNTERS_AT, IDENTITY_AT, IN_FLIGHT_AT, RECORDS_AT = 64, 512, 4096, 8192
+IN_FLIGHT_SLOTS = (RECORDS_AT - IN_FLIGHT_AT) // RECORD_SIZE
+DEFAULT_SLOTS = 16_384
+#: Writers that may be between taking a number and finishing their record.
+MARGIN = 64
+STAMP_MASK = 0xFFFFFFFF
+#: Where ``start_ns`` and ``flags`` lie in a record.
+START_AT, FLAGS_AT = 40, 56
+#: Drains a reader waits for a record that others have overtaken.
+GAP_PATIENCE = 20
+
+# Indices of the 8-byte counters.
+CURSOR, HEARTBEAT, DROPPED, PROBE_NS, IN_FLIGHT_OVERFLOW, CLOSED, OPS_STARTED = range(7)
+COUNTERS = 16
+
+
+class BadRing(Exception):
+    """The file is not a ring this version can read; the message says what is wrong with it."""
+
+
+class RingWriter:
+    """The trainer's end. Creating it may raise ``OSError``; nothing after that does.
+
+    Args:
+        path: final name; the file appears there complete and locked, or not at all.
+        identity: JSON-able; who writes (job, rank, ...).
+        slots: number of records kept.
+        mode: permission bits of the file.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any], slots: int = DEFAULT_SLOTS, mode: int = 0o600) -> None:
+        blob = json.dumps(identity).encode()
+        if len(blob) > IN_FLIGHT_AT - IDENTITY_AT:
+            raise OSError(f"identity of {len(blob)} bytes does not fit the ring header")
+        size = RECORDS_AT + slots * RECORD_SIZE
+        hidden = path.with_name(f".{path.name}.new")
+        self.path = path
+        self._names_path = path.with_suffix(".names")
+        self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(self._fd, mode)
+            # A write to a hole of a full tmpfs is SIGBUS: every page is reserved here, or nothing is.
+            os.posix_fallocate(self._fd, 0, size)
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._map = mmap.mmap(self._fd, size)
+            HEADER.pack_into(self._map, 0, MAGIC, VERSION, RECORDS_AT, RECORD_SIZE, slots, IN_FLIGHT_SLOTS, len(blob))
+            self._map[IDENTITY_AT : IDENTITY_AT + len(blob)] = blob
+            self._names = os.open(self._names_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+            os.fchmod(self._names, mode)
+            hidden.rename(path)
+        except OSError:
+            os.close(self._fd)
+            for left in (hidden, self._names_path):
+                with contextlib.suppress(OSError):
+                    left.unlink()
+            raise
+        self.counters = memoryview(self._map)[COUNTERS_AT : COUNTERS_AT + 8 * COUNTERS].cast("Q")
+        self._free = deque(range(IN_FLIGHT_SLOTS))
+        self.write = self._make_write(slots)
+        self.begin = self._make_begin()
+
+    def _make_write(self, slots: int) -> Callable[..., None]:
+        """Build ``write(op, ..., aux)``: the fields of ``Record`` without the stamps."""
+        number, buffer, counters, pack_into = count().__next__, self._map, self.counters, RECORD.pack_into
+
+        def write(*fields: int) -> None:
+            n = number()
+            stamp = (n + 1) & STAMP_MASK
+            pack_into(buffer, RECORDS_AT + n % slots * RECORD_SIZE, stamp, *fields, stamp)
+            counters[CURSOR] = n + 1
+
+        return write
+
+    def _make_begin(self) -> Callable[..., int]:
+        """Build ``begin(op, ..., aux) -> slot``: note an operation as in flight; -1 = table full."""
+        number, buffer, free, pack_into = count(1).__next__, self._map, self._free, RECORD.pack_into
+        counters = self.counters
+
+        def begin(*fields: int) -> int:
+            n = number()
+            counters[OPS_STARTED] = n
+            try:
+                slot = free.pop()
+            except IndexError:
+                counters[IN_FLIGHT_OVERFLOW] += 1
+                return -1
+            stamp = n & STAMP_MASK or 1
+            pack_into(buffer, IN_FLIGHT_AT + slot * RECORD_SIZE, stamp, *fields, stamp)
+            return slot
+
+        return begin
+
+    @property
+    def in_flight_now(self) -> int:
+        """Operations in the in-flight table."""
+        return IN_FLIGHT_SLOTS - len(self._free)
+
+    def blocked(self, slot: int, since_ns: int) -> None:
+        """Say that a thread waits for the operation in ``slot`` since ``since_ns``; 0 = no longer."""
+        if slot >= 0:
+            at = IN_FLIGHT_AT + slot * RECORD_SIZE
+            struct.pack_into("<Q", self._map, at + START_AT, since_ns)
+            flags = self._map[at + FLAGS_AT]
+            self._map[at + FLAGS_AT] = flags | BLOCKED if since_ns else flags & ~BLOCKED
+
+    def end(self, slot: int) -> None:
+        """Free the in-flight ``slot``."""
+        if slot >= 0:
+            at = IN_FLIGHT_AT + slot * RECORD_SIZE
+            self._map[at : at + 4] = b"\0\0\0\0"
+            self._free.append(slot)
+
+    def name(self, entry: dict[str, Any]) -> None:
+        """Append one line to the names file; raises ``OSError`` where there is no room."""
+        os.write(self._names, json.dumps(entry).encode() + b"\n")
+
+    def close(self, now_ns: int) -> None:
+        """Say that the trainer has ended properly. The mapping stays: late completions still find it."""
+        self.counters[CLOSED] = now_ns
+
+
+class Drained(NamedTuple):
+    """What one ``drain`` brought: whole records one after another, and how many were lost before or among them."""
+
+    records: bytes
+    read: int
+    lost: int
+
+
+class RingReader:
+    """The agent's end.
+
+    Args:
+        path: the ring file.
+        next_n: number of the first record not read yet, as remembered from an earlier reader.
+
+    Raises:
+        BadRing: not a ring, or one of another version.
+        OSError: cannot be opened.
+    """
+
+    def __init__(self, path: Path, next_n: int = 0) -> None:
+        self.path = path
+        self.next_n = next_n
+        self._gap = (-1, 0)
+        self._names_read = 0
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size, self.inode = os.fstat(self._fd).st_size, os.fstat(self._fd).st_ino
+            head = os.pread(self._fd, HEADER.size, 0)
+            if len(head) < HEADER.size or not head.startswith(MAGIC):
+                raise BadRing(f"{path.name}: not a commwatch ring")
+            _, version, records_at, record_size, self.slots, _, blob = HEADER.unpack(head)
+            if version != VERSION:
+                raise BadRing(
+                    f"{path.name}: ring format {version}, this agent reads {VERSION}; use the same commwatch in trainer and agent"
+                )
+            if (
+                (records_at, record_size) != (RECORDS_AT, RECORD_SIZE)
+                or size != RECORDS_AT + self.slots * RECORD_SIZE
+                or not self.slots
+            ):
+                raise BadRing(f"{path.name}: damaged header or cut short ({size} bytes)")
+            try:
+                self.identity: dict[str, Any] = json.loads(os.pread(self._fd, blob, IDENTITY_AT))
+            except ValueError as error:
+                raise BadRing(f"{path.name}: damaged identity ({error})") from None
+            self._map = mmap.mmap(self._fd, size, access=mmap.ACCESS_READ)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._counters = memoryview(self._map)[COUNTERS_AT : COUNTERS_AT + 8 * COUNTERS].cast("Q")
+
+    def counter(self, index: int) -> int:
+        """One of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...)."""
+        return self._counters[index]
+
+    def alive(self) -> bool:
+        """True while the trainer's process holds its lock on the file; pids mean nothing across containers."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        return False
+
+    def drain(self, final: bool = False, limit: int = 1 << 30) -> Drained:
+        """Take what has been written since the last call.
+
+        Args:
+            final: the writer is gone: what is not whole now never will be, and is lost.
+            limit: most records to take in one call.
+        """
+        first, cursor = self.next_n, max(self._counters[CURSOR], self.next_n)
+        oldest = max(first, cursor - self.slots)
+        upto = min(cursor + MARGIN, oldest + self.slots, oldest + limit)
+        copy = self._copy(oldest, upto)
+        # Whatever a writer may have begun to overwrite while we copied is not to be trusted.
+        margin = 0 if final else MARGIN
+        trusted = min(max(oldest, self._counters[CURSOR] + margin - self.slots), upto)
+        taken, end = self._whole(copy[(trusted - oldest) * RECORD_SIZE :], trusted, cursor, final)
+        read = len(taken) // RECORD_SIZE
+        self.next_n = end
+        return Drained(taken, read, end - first - read)
+
+    def _whole(self, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
+        """The whole records of ``copy``, whose first is number ``first``, and the number to go on from."""
+        total = len(copy) // RECORD_SIZE
+        words = memoryview(copy).cast("I")
+        heads, tails = words[:: RECORD_SIZE // 4].tolist(), words[RECORD_SIZE // 4 - 1 :: RECORD_SIZE // 4].tolist()
+        expected = [(first + i + 1) & STAMP_MASK for i in range(total)]
+        if heads == tails == expected:
+            return copy, first + total
+        whole = [head == tail == stamp for head, tail, stamp in zip(heads, tails, expected, strict=True)]
+        written = max(cursor - first, max((i + 1 for i, good in enumerate(whole) if good), default=0))
+        kept: list[bytes] = []
+        for i in range(min(written, total)):
+            if whole[i]:
+                kept.append(copy[i * RECORD_SIZE : (i + 1) * RECORD_SIZE])
+            elif not final and not self._gave_up_on(first + i):
+                written = i
+                break
+        return b"".join(kept), first + min(written, total)
+
+    def _gave_up_on(self, n: int) -> bool:
+        """True once record ``n`` has stayed half-written over many drains: the thread that owed it is gone."""
+        gap, seen = self._gap
+        self._gap = (n, seen + 1) if gap == n else (n, 1)
+        return self._gap[1] > GAP_PATIENCE
+
+    def _copy(self, first: int, upto: int) -> bytes:
+        """The bytes of records ``first`` to ``upto`` (excluded; at most one lap)."""
+        a, b = first % self.slots, first % self.slots + (upto - first)
+        head = self._map[RECORDS_AT + a * RECORD_SIZE : RECORDS_AT + min(b, self.slots) * RECORD_SIZE]
+        if b <= self.slots:
+            return head
+        return head + self._map[RECORDS_AT : RECORDS_AT + (b - self.slots) * RECORD_SIZE]
+
+    def in_flight(self) -> list[Record]:
+        """The operations that have begun and not ended, oldest first."""
+        for _ in range(3):
+            table = self._map[IN_FLIGHT_AT:RECORDS_AT]
+            if table == self._map[IN_FLIGHT_AT:RECORDS_AT]:
+                break
+        records = (Record._make(fields) for fields in RECORD.iter_unpack(table))
+        return sorted((r for r in records if r.stamp and r.stamp == r.stamp2), key=lambda r: r.launch_ns)
+
+    def names(self) -> list[dict[str, Any]]:
+        """Entries of the names file that have come since the last call; a half-written line waits."""
+        try:
+            with open(self.path.with_suffix(".names"), "rb") as file:
+                file.seek(self._names_read)
+                text = file.read()
+        except OSError:
+            return []
+        whole, newline, _ = text.rpartition(b"\n")
+        self._names_read += len(whole) + len(newline)
+        entries = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    entries.append(entry)
+        return entries
+
+    def close(self) -> None:
+        """Let go of the file; it stays."""
+        self._counters.release()
+        self._map.close()
+        os.close(self._fd)

@@ -1,0 +1,20 @@
+"""What PyTorch calls at the end of ``import torch`` (entry point of the group ``torch.backends``).
+
+It runs in every process that imports torch where commwatch is installed, so it does nothing unless asked to.
+"""
+
+import os
+
+
+def autoload() -> None:
+    """Install the probe if ``COMMWATCH=1``; never raises."""
+    if os.environ.get("COMMWATCH") != "1" or os.environ.get("COMMWATCH_DISABLE") == "1":
+        return
+    try:
+        from commwatch.collectors import torch_collectives
+
+        torch_collectives.install()
+    except Exception as error:
+        import sys
+
+        print(f"commwatch: probe not loaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

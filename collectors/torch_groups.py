@@ -1,0 +1,123 @@
+"""Process groups as the probe sees them: an identity that no re-init and no twin can mix up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+
+def group_id(job: str, restart: int, name: str, ranks: tuple[int, ...] | None, generation: int) -> str:
+    """Short hash that is the same on all members of one group, and different for any other group.
+
+    Args:
+        generation: how many groups of this name and these ranks this rank had made before.
+    """
+    return hashlib.sha256(json.dumps([job, restart, name, ranks, generation]).encode()).hexdigest()[:12]
+
+
+def label(name: str, description: str) -> str:
+    """What people call the group: its description, or its name where nobody described it."""
+    return description if description not in ("", "undefined") else name
+
+
+class Group:
+    """One process group of this rank, and what is counted per group."""
+
+    __slots__ = ("aligned", "id", "last_end", "next_seq", "p2p", "ranks", "ref", "size", "small_id")
+
+    def __init__(
+        self, ref: Callable[[], Any], size: int, ranks: tuple[int, ...] | None, group_id: str, aligned: bool
+    ) -> None:
+        self.ref = ref
+        self.size = size
+        self.ranks = ranks
+        self.id = group_id
+        self.aligned = aligned
+        #: Number in the ring's records: groups in the order of their first operation.
+        self.small_id = 0
+        self.next_seq = count().__next__
+        #: End of the latest operation of each queue: the group's collectives, and each (op, peer).
+        self.last_end: dict[Any, int] = {}
+        self.p2p: defaultdict[tuple[str, int, int], Callable[[], int]] = defaultdict(lambda: count().__next__)
+
+    def global_rank(self, group_rank: int) -> int:
+        """Rank in the world of a member of this group; -1 where that is not known."""
+        return self.ranks[group_rank] if self.ranks is not None and 0 <= group_rank < len(self.ranks) else -1
+
+
+class Groups:
+    """The groups of this process; counts creations from ``watch`` on."""
+
+    def __init__(self, job: str, restart: int) -> None:
+        self._job, self._restart = job, restart
+        #: By ``id`` of the ProcessGroup; ids of dead objects are used again, so compare ``ref()`` too.
+        self.known: dict[int, Group] = {}
+        self._made: dict[int, tuple[Callable[[], Any], int]] = {}
+        self._generations: defaultdict[tuple[str, tuple[int, ...]], Callable[[], int]] = defaultdict(
+            lambda: count().__next__
+        )
+        self._next_small_id = count().__next__
+        self._original: Any = None
+        self._watching: Any = None
+
+    def add(self, pg: Any) -> tuple[Group, dict[str, Any]]:
+        """Take in a group at its first operation; returns it and its entry for the names file."""
+        name, description = pg.group_name, pg.group_desc
+        ranks = _ranks(pg)
+        made = self._made.get(id(pg))
+        if made is not None and made[0]() is pg:
+            generation, aligned = made[1], True
+        else:
+            generation, aligned = self._generations[name, ranks or ()](), _is_unused(pg)
+        identity = group_id(self._job, self._restart, name, ranks, generation)
+        group = Group(weakref.ref(pg), pg.size(), ranks, identity, aligned and ranks is not None)
+        group.small_id = self._next_small_id()
+        self.known[id(pg)] = group
+        entry = {"name": name, "desc": description, "label": label(name, description), "group_id": identity}
+        return group, {**entry, "ranks": ranks, "size": group.size, "aligned": group.aligned}
+
+    def watch(self) -> None:
+        """Count creations from now on, so that the n-th group of a name is the n-th on every rank."""
+        original = self._original = getattr(c10d, "_new_process_group_helper", None)
+        if original is None:
+            return
+
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            try:
+                pg = result[0] if isinstance(result, tuple) else result
+                members = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group", ())
+                ranks = tuple(members) or tuple(range(pg.size()))
+                self._made[id(pg)] = weakref.ref(pg), self._generations[pg.group_name, ranks]()
+            except (AttributeError, TypeError, RuntimeError):
+                pass  # not a member, or a torch that makes groups another way: taken in at first use
+            return result
+
+        self._watching = watching
+        c10d._new_process_group_helper = watching
+
+    def unwatch(self) -> None:
+        """Undo ``watch``, unless somebody has wrapped the function again since."""
+        if self._watching is not None and c10d._new_process_group_helper is self._watching:
+            c10d._new_process_group_helper = self._original
+
+
+def _ranks(pg: Any) -> tuple[int, ...] | None:
+    members = c10d._world.pg_group_ranks.get(pg)
+    if members is None:
+        return tuple(range(pg.size())) if pg.group_name == "0" else None
+    return tuple(sorted(members, key=members.__getitem__))
+
+
+def _is_unused(pg: Any) -> bool:
+    try:
+        return bool(pg._get_sequence_number_for_group() == 0)
+    except RuntimeError:
+        return False

@@ -1,0 +1,204 @@
+"""Operations whose end nobody reports: found when a wait for them returns, or by looking.
+
+A Work is held only while somebody else holds it too (or until it completes): once the reference here is the
+last one in Python, it is let go. A send or recv then has no observable end; a collective still has
+``wait_tensor``, which is recognised by the memory it waits for.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from commwatch.collectors import events as ev
+from commwatch.collectors.torch_groups import Group
+
+_HEARTBEAT_S = 1.0
+_POLL_FIRST_S, _POLL_SLOWEST_S = 0.002, 0.05
+#: References to a Work that only we hold: the flight's attribute and the argument of getrefcount.
+_ONLY_OURS = 2
+#: Operations kept without their Work, for wait_tensor to claim.
+_MOST_UNCLAIMED = 256
+
+
+class Flight:
+    """One operation between its launch and its record."""
+
+    __slots__ = (
+        "blocked_since",
+        "done",
+        "flags",
+        "group",
+        "head",
+        "launch",
+        "on_cpu",
+        "outputs",
+        "queue",
+        "slot",
+        "watched",
+        "work",
+    )
+
+    def __init__(
+        self,
+        head: tuple[int, ...],
+        launch: int,
+        flags: int,
+        group: Group,
+        queue: tuple[str, int] | None,
+        slot: int,
+        on_cpu: bool,
+    ) -> None:
+        #: The first fields of the record to come, ``op`` to ``seq``.
+        self.head = head
+        self.launch = launch
+        self.flags = flags
+        self.group = group
+        #: Operations of one queue run one after another: ``None`` for collectives, (op, peer) for p2p.
+        self.queue = queue
+        #: In-flight slot of the ring.
+        self.slot = slot
+        self.on_cpu = on_cpu
+        self.done = False
+        #: The exposure counts it.
+        self.watched = False
+        #: When a thread began to stand in a wait for it; 0 = none did.
+        self.blocked_since = 0
+        #: Held while pending, and addresses of the memory its result goes to.
+        self.work: Any = None
+        self.outputs: tuple[int, ...] = ()
+
+
+class Pending:
+    """The operations without a future, and the waits that end them.
+
+    Args:
+        finish: called as ``finish(flight, end_ns, timing, flag)`` when an end has been seen, or never will be.
+        wait_begins: called with the flight a thread begins to wait for.
+    """
+
+    def __init__(self, finish: Callable[[Flight, int, int, int], None], wait_begins: Callable[[Flight], None]) -> None:
+        self._finish, self._wait_begins = finish, wait_begins
+        self._by_work: dict[int, Flight] = {}
+        self._by_memory: dict[int, Flight] = {}
+        self._wake = threading.Event()
+        self._pause = _HEARTBEAT_S
+        self._seen_alone: set[int] = set()
+        self._original: Any = None
+        self._library: torch.library.Library | None = None
+
+    def add(self, flight: Flight, work: Any, args: Sequence[Any]) -> None:
+        """Take in an operation just launched."""
+        flight.work = work
+        self._by_work[id(work)] = flight
+        if flight.queue is None:
+            self._expect_wait_tensor(flight, args[0])
+        self._pause = _POLL_FIRST_S
+        self._wake.set()
+
+    def sleep(self) -> None:
+        """Until there may be something to do: a heartbeat's time, less while operations are pending."""
+        if self._wake.wait(self._pause if self._by_work else _HEARTBEAT_S):
+            self._wake.clear()
+        self._pause = min(self._pause * 2, _POLL_SLOWEST_S)
+
+    def wake(self) -> None:
+        """End ``sleep`` now."""
+        self._wake.set()
+
+    def poll(self) -> None:
+        """Finish what has completed, let go of what nobody else holds."""
+        alone = set()
+        for key, flight in list(self._by_work.items()):
+            work = flight.work
+            if flight.done or work is None:
+                self._by_work.pop(key, None)
+            elif work.is_completed():
+                self._end(key, flight, ev.BY_POLL)
+            else:
+                del work
+                # Twice in a row: right after the launch the caller has not been given its reference yet.
+                if sys.getrefcount(flight.work) <= _ONLY_OURS and not flight.blocked_since:
+                    alone.add(key)
+                    if key in self._seen_alone:
+                        self._let_go(key, flight)
+        self._seen_alone = alone
+
+    def _end(self, key: int, flight: Flight, timing: int, flag: int = 0) -> None:
+        end = time.monotonic_ns()
+        self._by_work.pop(key, None)
+        for memory in flight.outputs if flight.queue is None else ():
+            self._by_memory.pop(memory, None)
+        self._finish(flight, end, timing, flag)
+
+    def _let_go(self, key: int, flight: Flight) -> None:
+        self._by_work.pop(key, None)
+        flight.work = None
+        if flight.queue is not None or not flight.outputs:
+            self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
+
+    # -- waits --------------------------------------------------------------------------------
+
+    def watch_waits(self) -> None:
+        """See the waits for pending Works; all others pass at the price of one look-up."""
+        original = self._original = Work.wait
+        by_work = self._by_work
+
+        def wait(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            flight = by_work.get(id(self_))
+            if flight is None or flight.work is not self_ or not flight.on_cpu:
+                return original(self_, *args, **kwargs)
+            return self._waited(flight, id(self_), original, self_, *args, **kwargs)
+
+        wait.__doc__ = original.__doc__
+        wait._torchdynamo_disable = True  # type: ignore[attr-defined]
+        Work.wait = wait  # type: ignore[method-assign, assignment]
+
+    def _waited(self, flight: Flight, key: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._wait_begins(flight)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            self._end(key, flight, ev.BY_WAIT, ev.FAILED)
+            raise
+        self._end(key, flight, ev.BY_WAIT)
+        return result
+
+    def unwatch_waits(self) -> None:
+        """Put back what ``watch_waits`` replaced."""
+        if self._original is not None:
+            Work.wait = self._original  # type: ignore[method-assign]
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def _expect_wait_tensor(self, flight: Flight, outputs: Any) -> None:
+        """Functional collectives wait in C++, through ``wait_tensor``: hook it once there is need to."""
+        tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
+        flight.outputs = tuple(t.untyped_storage().data_ptr() for t in tensors if isinstance(t, torch.Tensor))
+        for memory in flight.outputs:
+            self._by_memory[memory] = flight
+        while len(self._by_memory) > _MOST_UNCLAIMED:
+            oldest = self._by_memory.pop(next(iter(self._by_memory)))
+            self._finish(oldest, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
+        if self._library is None:
+            self._hook_wait_tensor()
+
+    def _hook_wait_tensor(self) -> None:
+        after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+        redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
+
+        def kernel(keyset: Any, tensor: Any) -> Any:
+            flight = self._by_memory.get(tensor.untyped_storage().data_ptr()) if self._by_memory else None
+            if flight is None or flight.done:
+                return redispatch(keyset & after, tensor)
+            return self._waited(flight, id(flight.work), redispatch, keyset & after, tensor)
+
+        self._library = torch.library.Library("_c10d_functional", "IMPL")
+        self._library.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)

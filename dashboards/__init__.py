@@ -1,0 +1,1 @@
+"""Builders of the Grafana dashboards, and the generated JSON beside them."""

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Install what the tests start beside Python: Prometheus with promtool, and the network tools for the slow link.
+set -eu
+missing=""
+command -v promtool >/dev/null || missing="$missing prometheus"
+command -v ip >/dev/null && command -v tc >/dev/null || missing="$missing iproute2"
+[ -z "$missing" ] && exit 0
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "not installed:$missing (needs root and apt-get); the tests that use them will skip"
+    exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# shellcheck disable=SC2086
+apt-get install -y -qq --no-install-recommends $missing >/dev/null
