@@ -114,6 +114,8 @@ class Pending:
 
     def poll(self) -> None:
         """Finish what has completed, let go of what nobody else holds."""
+        if self._by_memory and self._library is None:
+            self._hook_wait_tensor()  # here, in our own thread: making a library takes milliseconds
         alone = set()
         for key, flight in list(self._by_work.items()):
             work = flight.work
@@ -182,13 +184,13 @@ class Pending:
         """Functional collectives wait in C++, through ``wait_tensor``: hook it once there is need to."""
         tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
         flight.outputs = tuple(t.untyped_storage().data_ptr() for t in tensors if isinstance(t, torch.Tensor))
+        given_up = [self._by_memory.pop(memory) for memory in flight.outputs if memory in self._by_memory]
         for memory in flight.outputs:
             self._by_memory[memory] = flight
         while len(self._by_memory) > _MOST_UNCLAIMED:
-            oldest = self._by_memory.pop(next(iter(self._by_memory)))
-            self._finish(oldest, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
-        if self._library is None:
-            self._hook_wait_tensor()
+            given_up.append(self._by_memory.pop(next(iter(self._by_memory))))
+        for earlier in given_up:
+            self._finish(earlier, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
 
     def _hook_wait_tensor(self) -> None:
         after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)

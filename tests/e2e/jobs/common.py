@@ -1,0 +1,29 @@
+"""Begin and end of a test job, and how it says something to the test."""
+
+import json
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def begin() -> tuple[int, int]:
+    """Join the Gloo job; returns rank and world size."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def say(value: Any) -> None:
+    """Print something JSON-able for the test, in one write so that ranks do not mix."""
+    rank = int(os.environ["RANK"])
+    os.write(1, f"said {json.dumps([rank, value])}\n".encode())
+
+
+def end() -> None:
+    """Leave together and cleanly."""
+    dist.barrier()
+    dist.destroy_process_group()
+    os.write(1, b"job done\n")

@@ -1,0 +1,110 @@
+"""The probe against PyTorch's Flight Recorder: the same operations, one for one.
+
+What the recorder leaves out or names otherwise on Gloo, and the probe sees:
+
+- ``send`` and ``recv`` are not recorded;
+- ``monitored_barrier`` is not recorded;
+- a ``reduce_scatter`` is recorded as the all_reduces it is made of: one for ``reduce_scatter_tensor``, one a rank for the
+  list form, one a tensor for the coalesced form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.torchjob import RankRecords, read_rings, results, run_job
+
+DTYPES = {"Float": ("float32", 4), "Double": ("float64", 8), "BFloat16": ("bfloat16", 2), "Long": ("int64", 8), "Byte": ("uint8", 1), "Int": ("int32", 4)}
+WORKLOADS = [
+    "plain",
+    "asynchronous",
+    "coalesced",
+    "point_to_point",
+    "subgroups",
+    "ddp",
+    "fsdp",
+    "tensor_parallel",
+    "functional",
+    "compiled",
+    "inference",
+]
+#: (op, dtype, S in bytes)
+Seen = tuple[str, str | None, int]
+
+
+def recorded(entries: list[dict[str, Any]], sizes: dict[str, int]) -> dict[str, list[Seen]]:
+    """What the recorder saw, by group name, with S as nccl-tests counts it; ``sizes`` are the groups' sizes."""
+    seen: dict[str, list[Seen]] = defaultdict(list)
+    for entry in entries:
+        op, group = entry["profiling_name"].removeprefix("gloo:"), entry["process_group"][0]
+        dtypes = entry["input_dtypes"] or entry["output_dtypes"]
+        dtype, itemsize = DTYPES[dtypes[0]] if dtypes else (None, 0)
+        given, got = (sum(math.prod(shape) for shape in entry[f"{side}_sizes"]) * itemsize for side in ("input", "output"))
+        n = sizes[group]
+        size = {"all_gather": given * n, "gather": given * n, "scatter": got * n, "all_to_all": max(given, got)}.get(op, given)
+        seen[group].append((op, dtype, size))
+    return seen
+
+
+def probed(rank: RankRecords) -> dict[str, list[Seen]]:
+    """What the probe saw of it, by group name, in order of sequence number."""
+    seen: dict[str, list[Seen]] = defaultdict(list)
+    collectives = [r for r in rank.operations if rank.op(r) not in ("send", "recv") and r.timing != 4]
+    for record in sorted(collectives, key=lambda r: (r.group, r.seq)):
+        seen[rank.groups[record.group]["name"]].append((rank.op(record), rank.dtypes.get(record.dtype), record.size_bytes))
+    return seen
+
+
+def with_reduce_scatter(ours: list[Seen], theirs: list[Seen]) -> list[Seen]:
+    """``theirs`` with the all_reduces that make up a reduce_scatter of ``ours`` put together again."""
+    left, told = list(theirs), []
+    for op, dtype, size in ours:
+        if op == "reduce_scatter":
+            total = 0
+            while left and left[0][0] == "all_reduce" and total < size:
+                total += left.pop(0)[2]
+            told.append((op, dtype, total))
+        elif left:
+            told.append(left.pop(0))
+    return told + left
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_witness(workload: str, tmp_path: Path) -> None:
+    """The probe sees the same collectives as the Flight Recorder: op, dtype, size, order, on every rank and group."""
+    output = run_job(tmp_path, "witness.py", workload, TORCH_FR_BUFFER_SIZE="20000")
+    ranks = read_rings(tmp_path)
+    assert [rank.rank for rank in ranks] == [0, 1]
+    for rank, entries in zip(ranks, results(output), strict=True):
+        ours = probed(rank)
+        theirs = recorded(entries, {group["name"]: group["size"] for group in rank.groups.values()})
+        # The script's last barrier comes after the recorder was asked.
+        last = ours["0"].pop()
+        assert last[0] == "barrier"
+        for group, seen in ours.items():
+            assert with_reduce_scatter(seen, theirs[group]) == seen
+        assert set(theirs) <= set(ours)
+        assert all(record.end_ns >= record.start_ns >= record.launch_ns > 0 for record in rank.operations)
+        # The wait of a functional reduce_scatter is hooked after the first one, outside of the trainer's way.
+        untimed = [rank.op(r) for r in rank.operations if r.timing == 0]
+        assert untimed in ([], ["reduce_scatter"]) if workload == "functional" else untimed == []
+
+
+def test_point_to_point(tmp_path: Path) -> None:
+    """Sends and receives carry peer, tag, their own numbering and size; the recorder does not see them on Gloo."""
+    run_job(tmp_path, "witness.py", "point_to_point")
+    first, second = read_rings(tmp_path)
+    assert [(r.peer, r.tag, r.seq, r.size_bytes) for r in first.of("send")] == [(1, 0, 0, 32), (1, 7, 0, 32), (1, 0, 1, 32)]
+    assert [(r.peer, r.tag, r.seq) for r in second.of("recv")] == [(0, 0, 0), (0, 7, 0), (-1, 0, 0)]
+
+
+def test_monitored_barrier(tmp_path: Path) -> None:
+    """A monitored barrier, which the recorder leaves out on Gloo, is seen, and its end known from the call itself."""
+    run_job(tmp_path, "witness.py", "plain")
+    for rank in read_rings(tmp_path):
+        assert len([r for r in rank.of("barrier") if r.timing == 4]) == 1

@@ -1,0 +1,94 @@
+"""Run a script of ``jobs/`` as a real job of Gloo processes, and read what the probe recorded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from commwatch.collectors import events as ev
+from commwatch.collectors.ring import RingReader
+
+from tests.helpers import PATIENCE_S, clean_env, free_port
+
+JOBS = Path(__file__).parent / "jobs"
+#: Torch 2.13 on CPU sometimes aborts at interpreter exit, with and without us; the job has done all by then.
+UPSTREAM_FLAKE = "terminate called without an active exception"
+
+
+@dataclass
+class RankRecords:
+    """The ring of one rank, read to its end."""
+
+    identity: dict[str, Any]
+    records: list[ev.Record]
+    lost: int
+    groups: dict[int, dict[str, Any]] = field(default_factory=dict)
+    dtypes: dict[int, str] = field(default_factory=dict)
+    ops: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return int(self.identity["rank"])
+
+    def op(self, record: ev.Record) -> str:
+        """Name of a record's operation."""
+        return self.ops.get(record.op) or ev.OPS[record.op - 1]
+
+    @property
+    def operations(self) -> list[ev.Record]:
+        """All but the step marks, in order of launch."""
+        return sorted((r for r in self.records if r.op != ev.STEP_MARK), key=lambda r: r.launch_ns)
+
+    def of(self, *ops: str) -> list[ev.Record]:
+        """The operations with one of these names, in order of launch."""
+        return [record for record in self.operations if self.op(record) in ops]
+
+    @property
+    def marks(self) -> list[ev.Record]:
+        """The step marks."""
+        return [r for r in self.records if r.op == ev.STEP_MARK]
+
+
+def read_rings(directory: Path) -> list[RankRecords]:
+    """All rings under a run directory, by rank and age."""
+    found = []
+    for path in sorted((directory / "rings").glob("*.ring")):
+        reader = RingReader(path)
+        drained = reader.drain(final=True)
+        rank = RankRecords(reader.identity, [ev.Record._make(f) for f in ev.RECORD.iter_unpack(drained.records)], drained.lost)
+        for entry in reader.names():
+            for kind, known in (("group", rank.groups), ("dtype", rank.dtypes), ("op", rank.ops)):
+                if kind in entry:
+                    known[entry[kind]] = entry if kind == "group" else entry["name"]  # type: ignore[index]
+        reader.close()
+        found.append(rank)
+    return sorted(found, key=lambda rank: (rank.rank, rank.identity["started_ns"]))
+
+
+def torchrun(script: str, nproc: int, *arguments: str) -> list[str]:
+    """The command that runs ``jobs/script`` with ``nproc`` ranks."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc), "--master-port", str(free_port())]
+    return [*launcher, str(JOBS / script), *arguments]
+
+
+def run_job(directory: Path, script: str, *arguments: str, nproc: int = 2, **env: str) -> str:
+    """Run a job with the probe on and the run directory ``directory``; returns its standard output."""
+    probe = {"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), **env}
+    done = subprocess.run(
+        torchrun(script, nproc, *arguments), env=clean_env(**probe), capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False
+    )
+    finished = done.stdout.count("job done") == nproc and UPSTREAM_FLAKE in done.stderr
+    assert done.returncode == 0 or finished, done.stderr[-4000:]
+    assert "commwatch: probe" not in done.stderr, done.stderr[-4000:]
+    return done.stdout
+
+
+def results(output: str) -> list[Any]:
+    """What the ranks of a job printed with ``say``, by rank."""
+    lines = [json.loads(line.partition("said ")[2]) for line in output.splitlines() if line.startswith("said ")]
+    return [value for _, value in sorted(lines, key=lambda line: line[0])]

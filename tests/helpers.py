@@ -1,0 +1,162 @@
+"""What several tests share: records made by hand, free ports, processes that are ended whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from commwatch.collectors import events as ev
+from commwatch.collectors.ring import RingWriter
+
+MS = 1_000_000
+#: Everything a loaded two-core machine may need; conditions are waited for, never slept through.
+PATIENCE_S = 90.0
+
+
+def identity(job: str = "job", rank: int = 0, world_size: int = 2, **more: Any) -> dict[str, Any]:
+    """A ring's identity; monotonic time 0 is Unix time 1,700,000,000 unless told otherwise."""
+    from commwatch.collectors.identity import boot_id
+
+    base = {"job": job, "restart": 0, "rank": rank, "world_size": world_size, "local_rank": rank, "host": "host"}
+    when = {"pid": 1, "boot_id": boot_id(), "wall_offset_ns": 1_700_000_000_000_000_000, "started_ns": 0}
+    return {**base, **when, "hook": "python", **more}
+
+
+def group_entry(small_id: int = 0, ranks: tuple[int, ...] = (0, 1), label: str = "default_pg", **more: Any) -> dict[str, Any]:
+    """A line of the names file for a group."""
+    entry = {"group": small_id, "name": str(small_id), "desc": label, "label": label, "group_id": f"{label}-{small_id}"}
+    return {**entry, "ranks": list(ranks), "size": len(ranks), "aligned": True, **more}
+
+
+def operation(
+    op: str = "all_reduce", *, start_ns: int, end_ns: int, seq: int = 0, size: int = 4096, group: int = 0, launch_ns: int | None = None,
+    flags: int = 0, peer: int = -1, tag: int = 0, waited_us: int = 0, timing: int = ev.BY_FUTURE, dtype: int = 0,
+) -> tuple[int, ...]:  # fmt: skip
+    """The fields of one operation's record, without the stamps: what ``RingWriter.write`` takes."""
+    launch = start_ns if launch_ns is None else launch_ns
+    return (ev.OP_CODE[op], dtype, group, peer, tag, size, launch, seq, waited_us, start_ns, end_ns, flags, timing, 0)
+
+
+def mark(seq: int, end_ns: int, *, began_ns: int | None = None, optimizer: int = 0, exposed_ns: int | None = None, in_flight: int = 0) -> tuple[int, ...]:
+    """The fields of a step mark, without the stamps."""
+    began = end_ns if began_ns is None else began_ns
+    flags = 0 if exposed_ns is None else ev.EXPOSED
+    return (ev.STEP_MARK, 0, 0, optimizer, 0, exposed_ns or 0, began, seq, 0, began, end_ns, flags, 0, in_flight)
+
+
+def packed(*records: tuple[int, ...], first: int = 0) -> bytes:
+    """Whole records, stamped from number ``first`` on."""
+    return b"".join(ev.RECORD.pack(n + 1, *fields, n + 1) for n, fields in enumerate(records, start=first))
+
+
+def write_ring(directory: Path, records: list[tuple[int, ...]], names: list[dict[str, Any]] | None = None, slots: int = 1024, **who: Any) -> RingWriter:
+    """A ring as a trainer would leave it."""
+    about = identity(**who)
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = RingWriter(directory / f"{about['job']}.r{about['restart']}.{about['rank']}.ring", about, slots)
+    for entry in names if names is not None else [group_entry()]:
+        writer.name(entry)
+    for fields in records:
+        writer.write(*fields)
+    return writer
+
+
+def wait_for(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Look until ``condition`` is true and return what it returned; fail naming ``what``."""
+    end = time.monotonic() + patience_s
+    while True:
+        result = condition()
+        if result:
+            return result
+        assert time.monotonic() < end, f"waited {patience_s:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def clean_env(**more: str) -> dict[str, str]:
+    """This environment without settings of ours or of a launcher."""
+    ours = ("COMMWATCH", "TORCHELASTIC", "SLURM", "RAY_", "XDG_STATE_HOME")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
+
+
+def commwatch(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    kwargs.setdefault("env", clean_env())
+    command = [sys.executable, "-m", "commwatch", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False, **kwargs)
+
+
+class RunningAgent:
+    """An agent process and how to ask it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
+        self.process, self.directory = process, directory
+        self.url: str = ""
+
+    def get(self, path: str) -> Any:
+        """JSON of a path, or text where it is not JSON; raises ``HTTPError`` on an error answer."""
+        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+            body = response.read().decode()
+            return json.loads(body) if "json" in response.headers["Content-Type"] else body
+
+    def samples(self) -> dict[str, float]:
+        """``/metrics`` as ``name{labels}`` to value."""
+        lines = (line for line in self.get("/metrics").splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to tidy up."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def agent(directory: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[RunningAgent]:
+    """An agent on a free port that watches ``directory``; ended by SIGTERM at the end, if it still runs."""
+    command = [sys.executable, "-m", "commwatch", "agent", "--dir", str(directory), "--port", "0", *flags]
+    running = RunningAgent(subprocess.Popen(command, env=env or clean_env()), directory)
+    try:
+        def announced() -> bool:
+            assert running.process.poll() is None, "the agent ended at its start"
+            try:
+                about = json.loads((directory / "agent.json").read_text())
+            except (OSError, ValueError):
+                return False
+            running.url = about["url"]
+            return bool(about["pid"] == running.process.pid)
+
+        wait_for(announced, "the agent to announce itself")
+        wait_for(lambda: _answers(running), "the agent to answer")
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.terminate()
+            try:
+                running.process.wait(30)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                raise
+
+
+def _answers(running: RunningAgent) -> bool:
+    try:
+        return bool(running.get("/healthz"))
+    except (urllib.error.URLError, OSError):
+        return False
