@@ -102,6 +102,7 @@ class Probe:
             self._thread.join(1.0)
         atexit.unregister(self.uninstall)
         if self.ring is not None and not self.off:
+            self.pending.give_up()
             self.ring.close(_now())
 
     def abandon(self) -> None:

@@ -92,6 +92,7 @@ class Pending:
         self._seen_alone: set[int] = set()
         self._original: Any = None
         self._library: torch.library.Library | None = None
+        self._expects_wait_tensor = False
 
     def add(self, flight: Flight, work: Any, args: Sequence[Any]) -> None:
         """Take in an operation just launched."""
@@ -114,7 +115,7 @@ class Pending:
 
     def poll(self) -> None:
         """Finish what has completed, let go of what nobody else holds."""
-        if self._by_memory and self._library is None:
+        if self._expects_wait_tensor and self._library is None:
             self._hook_wait_tensor()  # here, in our own thread: making a library takes milliseconds
         alone = set()
         for key, flight in list(self._by_work.items()):
@@ -144,6 +145,13 @@ class Pending:
         flight.work = None
         if flight.queue is not None or not flight.outputs:
             self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
+
+    def give_up(self) -> None:
+        """Finish everything that is left: the probe goes."""
+        for flight in [*self._by_work.values(), *self._by_memory.values()]:
+            self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
+        self._by_work.clear()
+        self._by_memory.clear()
 
     # -- waits --------------------------------------------------------------------------------
 
@@ -181,7 +189,13 @@ class Pending:
             self._library = None
 
     def _expect_wait_tensor(self, flight: Flight, outputs: Any) -> None:
-        """Functional collectives wait in C++, through ``wait_tensor``: hook it once there is need to."""
+        """Functional collectives wait in C++, through ``wait_tensor``: hooked once there is need to.
+
+        The operations until then, a few at most, have no observable end.
+        """
+        self._expects_wait_tensor = True
+        if self._library is None:
+            return
         tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
         flight.outputs = tuple(t.untyped_storage().data_ptr() for t in tensors if isinstance(t, torch.Tensor))
         given_up = [self._by_memory.pop(memory) for memory in flight.outputs if memory in self._by_memory]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import RingWriter
 
@@ -160,3 +162,22 @@ def _answers(running: RunningAgent) -> bool:
         return bool(running.get("/healthz"))
     except (urllib.error.URLError, OSError):
         return False
+
+
+def end_rank(writer: RingWriter) -> None:
+    """What the kernel does when a trainer's process is gone: its lock on the ring falls."""
+    os.close(writer._fd)
+
+
+def needs(available: object, what: str) -> None:
+    """Skip a test for want of ``what``; in CI nothing is skipped."""
+    if not available:
+        assert os.environ.get("CI") != "true", f"in CI there must be {what}"
+        pytest.skip(f"needs {what}; `make parts` installs programs")
+
+
+def elsewhere(html: str) -> list[str]:
+    """What a page would load from, or lead to, another host."""
+    links = re.findall(r"""(?:src|href|action|data|srcset)\s*=\s*["']?([^"'\s>]+)""", html, re.IGNORECASE)
+    links += re.findall(r"""(?:url\(|@import)\s*["']?([^"')\s;]+)""", html, re.IGNORECASE)
+    return [link for link in links if re.match(r"[a-z][a-z0-9+.-]*:|//", link, re.IGNORECASE)]
