@@ -45,17 +45,22 @@ class StepTracker:
 
     def __init__(self) -> None:
         self._explicit = False
+        #: Marks that came before any optimizer had come twice: until then no period is known.
+        self._prologue: list[Mark] | None = []
         #: Marks of the step being put together.
         self._burst: list[Mark] = []
         self._last_end: int | None = None
+        #: Exposed time of marks that came after their step had been closed.
+        self._late_exposed_ns = 0
         self._last_of: dict[int, int] = {}
         self._periods: deque[int] = deque(maxlen=_REMEMBERED)
+        #: The optimizers of the latest steps.
         self._recent: deque[frozenset[int]] = deque(maxlen=_REMEMBERED)
 
     @property
     def unavailable(self) -> str | None:
         """Why there are no steps, if the marks do not tell them."""
-        if self._explicit or len(self._recent) < 4:
+        if self._explicit or len(self._recent) < 2:
             return None
         return AMBIGUOUS if not frozenset.intersection(*self._recent) else None
 
@@ -71,10 +76,23 @@ class StepTracker:
         self._last_of[mark.optimizer] = mark.ended_ns
         if before is not None:
             self._periods.append(mark.ended_ns - before)
-        if not self._burst or self._belongs(mark):
-            closed = []
-        else:
-            closed, self._burst = self._close(self._burst), []
+        if self._prologue is None:
+            return self._place(mark)
+        self._prologue.append(mark)
+        if not self._periods:
+            return []
+        held, self._prologue = self._prologue, None
+        return [step for earlier in held for step in self._place(earlier)]
+
+    def _place(self, mark: Mark) -> list[Step]:
+        """Put a mark into the step it belongs to, and close the steps that are over."""
+        closed: list[Step] = []
+        if self._burst:
+            if not self._follows(mark, self._burst[-1].ended_ns) or mark.optimizer in {m.optimizer for m in self._burst}:
+                closed, self._burst = self._close(self._burst), []
+        elif self._recent and mark.optimizer not in self._recent[-1] and self._follows(mark, self._last_end or 0):
+            self._late_exposed_ns += mark.exposed_ns or 0  # an optimizer new to the loop; its step is closed already
+            return closed
         self._burst.append(mark)
         # With one optimizer a step is over when its call is: no need to wait for the next.
         if len(self._last_of) == 1:
@@ -82,18 +100,16 @@ class StepTracker:
             self._burst = []
         return closed
 
-    def _belongs(self, mark: Mark) -> bool:
-        if any(mark.optimizer == other.optimizer for other in self._burst):
-            return False
-        gap = mark.began_ns - self._burst[-1].ended_ns
-        return not self._periods or gap < _SAME_STEP * median(self._periods)
+    def _follows(self, mark: Mark, end_ns: int) -> bool:
+        return mark.began_ns - end_ns < _SAME_STEP * median(self._periods)
 
     def _close(self, burst: list[Mark]) -> list[Step]:
         end = burst[-1]
         start, self._last_end = self._last_end, end.ended_ns
         self._recent.append(frozenset(mark.optimizer for mark in burst))
+        late, self._late_exposed_ns = self._late_exposed_ns, 0
         if start is None or self.unavailable:
             return []
         known = [mark.exposed_ns for mark in burst if mark.exposed_ns is not None]
-        exposed = sum(known) if len(known) == len(burst) else None
+        exposed = sum(known) + late if len(known) == len(burst) else None
         return [Step(end.seq, start, end.ended_ns, exposed, end.in_flight)]

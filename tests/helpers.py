@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import RingWriter
 

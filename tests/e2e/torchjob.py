@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from commwatch.aggregate import Aggregate
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import RingReader
+from commwatch.intake import Intake
+from commwatch.store import Writer
+from commwatch.views import Agent
 
 from tests.helpers import PATIENCE_S, clean_env, free_port
 
@@ -92,3 +98,13 @@ def results(output: str) -> list[Any]:
     """What the ranks of a job printed with ``say``, by rank."""
     lines = [json.loads(line.partition("said ")[2]) for line in output.splitlines() if line.startswith("said ")]
     return [value for _, value in sorted(lines, key=lambda line: line[0])]
+
+
+def digest(directory: Path) -> tuple[Agent, Aggregate]:
+    """Take the rings a job has left through an agent's own parts: what its API and its metrics would say."""
+    lock = threading.RLock()
+    store, aggregate = Writer(directory / "history.sqlite"), Aggregate()
+    intake = Intake(directory / "rings", aggregate, store, lock)
+    intake.tick(time.monotonic_ns(), time.time_ns())
+    store.close()
+    return Agent(directory / "history.sqlite", aggregate, lock, time.monotonic_ns), aggregate

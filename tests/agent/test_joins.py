@@ -1,0 +1,154 @@
+"""The ranks of one collective side by side: transfer, wait, lateness, and what must never be put together."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from statistics import median
+
+import pytest
+from commwatch.collectors.events import OP_CODE
+from commwatch.joins import MOST_PENDING, GroupJoin, Part, Waits, split
+from hypothesis import given
+from hypothesis import strategies as st
+
+ALL_REDUCE, BARRIER = OP_CODE["all_reduce"], OP_CODE["barrier"]
+
+
+def part(rank: int, took: int, *, end: int = 1_000, op: int = ALL_REDUCE, book: object = None) -> Part:
+    """A part that was launched when it started and ended at ``end``."""
+    return Part(rank, op, end - took, end, took, book)
+
+
+def ranks(joined: Waits) -> list[int]:
+    return sorted(each.rank for each, _ in joined.waits)
+
+
+def test_two_ranks() -> None:
+    """Of two ranks the one that took less time was late, and what the other took longer it waited."""
+    joined = split([part(0, 900), part(1, 100)])
+    assert joined.transfer_ns == 100
+    assert {each.rank: wait for each, wait in joined.waits} == {0: 800, 1: 0}
+    assert (joined.late.rank, joined.lateness_ns) == (1, 800)
+
+
+def test_lateness_is_the_median() -> None:
+    """Lateness is the median of the others' waiting: one that came far too early does not blow it up."""
+    joined = split([part(0, 110), part(1, 100), part(2, 120), part(3, 5_100, end=6_000)])
+    assert {each.rank: wait for each, wait in joined.waits} == {0: 10, 1: 0, 2: 20, 3: 5_000}
+    assert (joined.late.rank, joined.lateness_ns) == (1, 20)
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=16))
+def test_split(durations: list[int]) -> None:
+    """wait = t - transfer for every rank, transfer is the shortest t, lateness the median of the others' waits."""
+    joined = split([part(rank, took, end=10**13) for rank, took in enumerate(durations)])
+    assert joined.transfer_ns == min(durations) == joined.late.duration_ns
+    assert [wait for _, wait in joined.waits] == [took - min(durations) for took in durations]
+    others = [wait for each, wait in joined.waits if each.rank != joined.late.rank]
+    assert joined.lateness_ns == (int(median(others)) if others else 0)
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(1, 1000), min_size=4, max_size=4))
+def test_order_does_not_matter(order: list[int], durations: list[int]) -> None:
+    """Whatever rank the agent reads first, the collective is told once, at its last part, with every rank in it."""
+    join = GroupJoin(4)
+    told = [join.add(7, part(rank, durations[rank])) for rank in order]
+    assert told[:3] == [None, None, None]
+    assert told[3] is not None
+    assert ranks(told[3]) == [0, 1, 2, 3]
+    assert told[3].transfer_ns == min(durations)
+    assert join.unjoined == 0
+
+
+def test_book_comes_back() -> None:
+    """Each rank's own books are handed back untouched."""
+    books = [object(), object()]
+    join = GroupJoin(2)
+    join.add(0, part(0, 10, book=books[0]))
+    joined = join.add(0, part(1, 20, book=books[1]))
+    assert joined is not None
+    assert [each.book for each, _ in joined.waits] == books
+
+
+def test_incomplete() -> None:
+    """A collective one of whose ranks is not in sight is never told, whatever comes after it."""
+    join = GroupJoin(3)
+    assert join.add(0, part(0, 10)) is None
+    assert join.add(0, part(1, 10)) is None
+    for rank in range(3):
+        joined = join.add(1, part(rank, 10))
+    assert joined is not None
+    assert ranks(joined) == [0, 1, 2]
+
+
+def test_collectives_in_turn() -> None:
+    """A rank may be many collectives ahead of another; each is joined with its own number."""
+    join = GroupJoin(2)
+    for seq in range(100):
+        assert join.add(seq, part(0, 10 + seq)) is None
+    for seq in range(100):
+        joined = join.add(seq, part(1, 5))
+        assert joined is not None
+        assert joined.lateness_ns == 5 + seq
+
+
+def test_different_ops() -> None:
+    """Ranks in different operations at one number (a desync) are not joined, and counted."""
+    join = GroupJoin(2)
+    join.add(0, part(0, 10))
+    assert join.add(0, part(1, 20, op=BARRIER)) is None
+    assert join.unjoined == 1
+    join.add(1, part(0, 10))
+    assert join.add(1, part(1, 20)) is not None
+
+
+def runs() -> list[tuple[str, Part]]:
+    """The same collective of two runs under one job name: the second begins after the first has ended."""
+    return [
+        ("first", part(0, 50, end=100)),
+        ("first", part(1, 20, end=100)),
+        ("second", part(0, 700, end=9_000)),
+        ("second", part(1, 30, end=9_000)),
+    ]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_earlier_run_of_the_same_name(order: tuple[int, ...]) -> None:
+    """Parts of two runs are never joined with one another, in whatever order the agent finds their rings."""
+    join = GroupJoin(2)
+    for at in order:
+        run, given_part = runs()[at]
+        joined = join.add(0, given_part)
+        if joined is not None:
+            ends = {each.end_ns for each, _ in joined.waits}
+            assert ends == ({100} if run == "first" else {9_000}), "two runs in one collective"
+
+
+def test_one_run_after_the_other() -> None:
+    """A run whose collective was complete does not disturb the next run's, and an incomplete one is counted as lost."""
+    join = GroupJoin(2)
+    complete = [join.add(0, each) is not None for _, each in runs()]
+    assert (complete, join.unjoined) == ([False, True, False, True], 0)
+    join = GroupJoin(2)
+    cut_short = [join.add(0, each) is not None for _, each in runs()[1:]]
+    assert (cut_short, join.unjoined) == ([False, False, True], 1)
+
+
+def test_early_rank_is_not_an_earlier_run() -> None:
+    """A rank that waited for minutes belongs to the same collective as the one it waited for."""
+    join = GroupJoin(2)
+    join.add(0, part(0, 600_000_000_000, end=700_000_000_000))
+    joined = join.add(0, part(1, 1_000, end=700_000_000_500))
+    assert joined is not None
+    assert joined.lateness_ns == 600_000_000_000 - 1_000
+
+
+def test_pending_is_bounded() -> None:
+    """Collectives that wait for a rank in vain are bounded: the oldest are given up first, and each is counted."""
+    join, extra = GroupJoin(2), 10
+    for seq in range(MOST_PENDING + extra):
+        join.add(seq, part(0, 10))
+    assert join.unjoined == extra
+    for seq in range(extra, MOST_PENDING + extra):
+        assert join.add(seq, part(1, 10)) is not None
+    assert join.unjoined == extra

@@ -1,0 +1,24 @@
+"""The probe is installed by hand, after the world has been used and before another group is made."""
+
+import torch
+import torch.distributed as dist
+
+import commwatch
+
+from common import begin, end
+
+
+def main() -> None:
+    begin()
+    dist.all_reduce(torch.ones(2))
+    assert commwatch.install()
+    assert commwatch.install()
+    dist.all_reduce(torch.ones(2))
+    group = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(2), group=group)
+    end()
+    commwatch.uninstall()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Identity, steps, waits and exposure as a real job shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.torchjob import digest, read_rings, results, run_job
+
+ANY_TIME = 2**62
+
+
+def test_identity(tmp_path: Path) -> None:
+    """Groups with one description, plain groups and groups made again keep their identity apart, alike on all ranks."""
+    run_job(tmp_path, "identity.py", str(tmp_path), nproc=4)
+    ranks = read_rings(tmp_path)
+    assert len(ranks) == 4
+    members: dict[str, set[int]] = {}
+    sizes: dict[str, list[int]] = {}
+    for rank in ranks:
+        assert all(group["aligned"] for group in rank.groups.values())
+        for record in rank.of("all_reduce"):
+            group = rank.groups[record.group]
+            members.setdefault(group["group_id"], set()).add(rank.rank)
+            assert rank.rank in group["ranks"]
+            assert record.size_bytes // 4 not in sizes.setdefault(f"{rank.rank} {group['group_id']}", [])
+            sizes[f"{rank.rank} {group['group_id']}"].append(record.size_bytes // 4)
+        # The send or recv between two collectives does not count in the collectives' numbers.
+        last = [r for r in rank.of("all_reduce") if r.size_bytes == 28]
+        assert [r.seq for r in last] == [0, 0]
+    # A life has two dp, two tp and two further tp groups, two plain groups and the world: nine, and nine again.
+    assert len(members) == 18
+    assert sorted(len(ranks) for ranks in members.values()) == [2] * 12 + [4] * 6
+    # Different sizes were used in each group, so a mix-up would show as a second size.
+    assert all(len(used) == 1 for used in sizes.values())
+    descriptions = [group["desc"] for group in ranks[0].groups.values()]
+    assert len(descriptions) > len(set(descriptions))
+
+
+def test_identity_joins(tmp_path: Path) -> None:
+    """Every collective of every group is joined with exactly the ranks of its own group."""
+    run_job(tmp_path, "identity.py", str(tmp_path), nproc=4)
+    agent, _ = digest(tmp_path)
+    groups = agent.groups(None)
+    assert all(group.aligned and group.ranks == group.members for group in groups)
+    for group in groups:
+        operations, waits = agent.collective(group.group_id, 0) or ([], None)
+        assert [o.rank for o in operations] == group.members
+        assert len({o.size_bytes for o in operations}) == 1
+        assert waits is not None
+
+
+def test_install_by_hand_after_use(tmp_path: Path) -> None:
+    """A group used before the probe came is counted and marked unaligned; one made later is not."""
+    run_job(tmp_path, "install_late.py", COMMWATCH="0")
+    for rank in read_rings(tmp_path):
+        aligned = {group["name"]: group["aligned"] for group in rank.groups.values()}
+        assert aligned == {"0": False, "1": True}
+        assert rank.of("all_reduce")[0].flags & 16
+    agent, _ = digest(tmp_path)
+    old, new = sorted(agent.groups(None), key=lambda group: group.name)
+    assert (agent.collective(old.group_id, 0) or ([], None))[1] is None
+    assert (agent.collective(new.group_id, 0) or ([], None))[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("plain", 11), ("zero", 11), ("two", 11), ("accumulate", 11), ("explicit", 6), ("gan", 0)],
+)
+def test_steps(kind: str, expected: int, tmp_path: Path) -> None:
+    """Twelve rounds are eleven steps (the first mark starts the clock), however the optimizers are arranged."""
+    run_job(tmp_path, "steps.py", kind, "12")
+    agent, _ = digest(tmp_path)
+    (job,) = agent.jobs()
+    steps = agent.steps(0, ANY_TIME, job.job_id, 0, 1000)
+    # With several optimizers a step is known to be over when the next one's call begins.
+    assert len(steps) == (expected - 1 if kind == "two" else expected)
+    assert (job.steps_unavailable is not None) == (kind == "gan")
+    assert all(0 < step.comm_s < step.duration_s for step in steps)
+    rounds = {"accumulate": 4, "explicit": 2}.get(kind, 1)
+    if kind == "explicit":
+        steps.pop()  # between the two optimizer steps before the first explicit mark
+    assert all(step.duration_s > 0.9 * 0.03 * rounds for step in steps)
+
+
+def test_late_rank_is_named(tmp_path: Path) -> None:
+    """Rank 1, made 50 ms late, is named for every symmetric operation; rooted operations and p2p name nobody."""
+    run_job(tmp_path, "late.py", nproc=3)
+    agent, aggregate = digest(tmp_path)
+    (group,) = agent.groups(None)
+    symmetric, others, lined_up = 0, 0, False
+    for seq in range(10**6):
+        found = agent.collective(group.group_id, seq)
+        if found is None:
+            break
+        operations, waits = found
+        assert [o.rank for o in operations] == [0, 1, 2]
+        # A monitored_barrier lines the ranks up again, after whatever rank 1 has done to them.
+        was_lined_up, lined_up = lined_up, operations[0].timing == "call"
+        if lined_up:
+            continue
+        if operations[0].op in ("broadcast", "reduce", "gather", "scatter"):
+            assert waits is None
+            others += 1
+        elif was_lined_up:
+            assert waits is not None
+            assert waits.late.rank == 1, operations[0].op
+            assert waits.lateness_ns > 25e6
+            symmetric += 1
+    assert symmetric == 5 * 3
+    assert others == 4 * 4
+    _, rows = agent.summary(0, ANY_TIME, ["op", "rank"], {})
+    waited = {(row.by["op"], row.by["rank"]): row.wait_s for row in rows}
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        assert min(waited[op, 0] or 0, waited[op, 2] or 0) > 3 * 0.03
+    for op in ("broadcast", "reduce", "gather", "scatter", "recv"):
+        assert waited[op, 0] is None
+    p2p = next(row for row in rows if row.by == {"op": "recv", "rank": 0})
+    assert (p2p.p2p_wait_s or 0) > 0.03
+    lateness = {book.rank: sum(book.lateness_ns.values()) for book in aggregate.books()}
+    assert lateness[1] > 0.5 > 0
+    assert lateness[1] > 3 * max(lateness[0], lateness[2])
+
+
+def test_exposed_when_standing(tmp_path: Path) -> None:
+    """A DDP rank that stands still while the other is 300 ms late shows that time as exposed."""
+    run_job(tmp_path, "exposed.py", "stand")
+    agent, _ = digest(tmp_path)
+    waiting, late = (agent.steps(0, ANY_TIME, None, rank, 100) for rank in (0, 1))
+    assert len(waiting) == len(late) == 4
+    assert all((step.exposed_s or 0) > 0.25 for step in waiting)
+    assert all(step.exposed_s is not None and step.exposed_s < 0.15 for step in late)
+
+
+def test_not_exposed_when_computing(tmp_path: Path) -> None:
+    """The same wait behind compute is communication time, and of it only what the thread did not compute is exposed."""
+    standing = results(run_job(tmp_path, "exposed.py", "compute"))[0]
+    agent, _ = digest(tmp_path)
+    steps = agent.steps(0, ANY_TIME, None, 0, 100)
+    assert all(step.comm_s > 0.25 for step in steps)
+    exposed, comm = sum(step.exposed_s or 0 for step in steps), sum(step.comm_s for step in steps)
+    # What the job's own clocks say it stood still: next to nothing, unless others use the machine's cores.
+    assert exposed < sum(standing) + 0.1 * comm
+
+
+def test_training_is_untouched(tmp_path: Path) -> None:
+    """Losses and weights are bit for bit the same with and without the probe."""
+    watched = results(run_job(tmp_path / "on", "train.py"))
+    alone = results(run_job(tmp_path / "off", "train.py", COMMWATCH="0"))
+    assert watched == alone
+    assert len(read_rings(tmp_path / "on")) == 2
+    assert not (tmp_path / "off").exists()
