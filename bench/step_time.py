@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -53,7 +54,8 @@ class Trainer:
     def steps(self, count: int) -> None:
         """Train that many steps."""
         for _ in range(count):
-            self._model(self._input).sum().backward()
+            loss = self._model(self._input).sum()
+            loss.backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
 
@@ -75,10 +77,16 @@ def probe() -> Iterator[None]:
     assert seen == (WARM_UP + STEPS) * OPS_PER_STEP, f"{seen} all_reduces in {WARM_UP + STEPS} steps"
 
 
+def tool_of(arm: str) -> AbstractContextManager[Any]:
+    """What an arm has switched on."""
+    if arm == PROBE:
+        return probe()
+    return profile(activities=[ProfilerActivity.CPU]) if arm == PROFILER else nullcontext()
+
+
 def block(trainer: Trainer, arm: str) -> Block:
     """Wall and CPU seconds of a step in this rank."""
-    tool = {PROBE: probe, PROFILER: lambda: profile(activities=[ProfilerActivity.CPU])}.get(arm, nullcontext)
-    with tool():
+    with tool_of(arm):
         trainer.steps(WARM_UP)
         dist.barrier()
         begin, cpu = time.perf_counter(), own_cpu_s()

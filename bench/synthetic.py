@@ -62,7 +62,7 @@ def _plan() -> list[_Planned]:
         for i in range(number)
     ]
     assert len(planned) == OPS_PER_STEP
-    random.Random(1).shuffle(planned)
+    random.Random(1).shuffle(planned)  # noqa: S311 - made-up data
     return planned
 
 
@@ -75,7 +75,7 @@ def _members(label: str, rank: int) -> tuple[int, ...]:
 
 def _durations_ns(rank: int) -> list[int]:
     """Durations that this rank's operations take in turn: 50 µs to some ms, most of them short."""
-    chance = random.Random(rank)
+    chance = random.Random(rank)  # noqa: S311 - made-up data
     return [round(50_000 + chance.lognormvariate(0, 1) * 150_000) for _ in range(997)]
 
 
@@ -95,7 +95,8 @@ class Rank:
         identity = describe({"COMMWATCH_JOB": job, "LOCAL_RANK": str(rank)}, rank, WORLD_SIZE, hook="python")
         self.ring = RingWriter(ring_path(directory, job, 0, rank), identity, slots)
         self.rank = rank
-        self.written = 0
+        #: Records, and the operations among them.
+        self.written = self._operations = 0
         self._begin_ns, self._period_ns = begin_ns, 1e9 / per_second
         self._plan, self._durations = _plan(), _durations_ns(rank)
         self._members = [_members(label, rank) for label in _STRIDES]
@@ -114,24 +115,27 @@ class Rank:
 
     def write_until(self, now_ns: int) -> int:
         """Write all that is over by then; returns the number of records."""
-        before = self.written
-        due = int((now_ns - self._begin_ns) / self._period_ns)
-        while self.written - self.written // (OPS_PER_STEP + 1) < due:
-            place = self.written % (OPS_PER_STEP + 1)
-            operation = self.written - self.written // (OPS_PER_STEP + 1)
-            end = self._begin_ns + round((operation + 1) * self._period_ns)
-            if place < OPS_PER_STEP:
-                self._write(self._plan[place], end)
-            else:
-                self._mark(end)
-            self.written += 1
+        due, before = int((now_ns - self._begin_ns) / self._period_ns), self.written
+        while self._operations < due:
+            self.write_next()
         self.ring.counters[HEARTBEAT] = now_ns
         return self.written - before
+
+    def write_next(self) -> None:
+        """Write the next operation, and after the last one of a step its mark."""
+        planned = self._plan[self._operations % OPS_PER_STEP]
+        self._operations += 1
+        end = self._begin_ns + round(self._operations * self._period_ns)
+        self._write(planned, end)
+        self.written += 1
+        if self._operations % OPS_PER_STEP == 0:
+            self._mark(end)
+            self.written += 1
 
     def _write(self, planned: _Planned, end: int) -> None:
         members, code = self._members[planned.group], ev.OP_CODE[planned.op]
         peer, queue, waited_us = -1, (planned.group, ""), 0
-        launch = end - self._durations[self.written % len(self._durations)]
+        launch = end - self._durations[self._operations % len(self._durations)]
         if planned.op in ev.P2P:
             peer = members[0] if self.rank != members[0] else members[1]
             queue, waited_us = (planned.group, planned.op), (end - launch) // 2000

@@ -11,19 +11,27 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import RingWriter
+from commwatch.history import History
 
 MS = 1_000_000
 #: Everything a loaded two-core machine may need; conditions are waited for, never slept through.
 PATIENCE_S = 90.0
+
+
+def examples(number: int) -> settings:
+    """So many examples of a property; how long one takes on a busy machine is no result."""
+    return settings(max_examples=number, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def identity(job: str = "job", rank: int = 0, world_size: int = 2, **more: Any) -> dict[str, Any]:
@@ -35,7 +43,9 @@ def identity(job: str = "job", rank: int = 0, world_size: int = 2, **more: Any) 
     return {**base, **when, "hook": "python", **more}
 
 
-def group_entry(small_id: int = 0, ranks: tuple[int, ...] = (0, 1), label: str = "default_pg", **more: Any) -> dict[str, Any]:
+def group_entry(
+    small_id: int = 0, ranks: tuple[int, ...] = (0, 1), label: str = "default_pg", **more: Any
+) -> dict[str, Any]:
     """A line of the names file for a group."""
     entry = {"group": small_id, "name": str(small_id), "desc": label, "label": label, "group_id": f"{label}-{small_id}"}
     return {**entry, "ranks": list(ranks), "size": len(ranks), "aligned": True, **more}
@@ -50,7 +60,15 @@ def operation(
     return (ev.OP_CODE[op], dtype, group, peer, tag, size, launch, seq, waited_us, start_ns, end_ns, flags, timing, 0)
 
 
-def mark(seq: int, end_ns: int, *, began_ns: int | None = None, optimizer: int = 0, exposed_ns: int | None = None, in_flight: int = 0) -> tuple[int, ...]:
+def mark(
+    seq: int,
+    end_ns: int,
+    *,
+    began_ns: int | None = None,
+    optimizer: int = 0,
+    exposed_ns: int | None = None,
+    in_flight: int = 0,
+) -> tuple[int, ...]:
     """The fields of a step mark, without the stamps."""
     began = end_ns if began_ns is None else began_ns
     flags = 0 if exposed_ns is None else ev.EXPOSED
@@ -62,7 +80,35 @@ def packed(*records: tuple[int, ...], first: int = 0) -> bytes:
     return b"".join(ev.RECORD.pack(n + 1, *fields, n + 1) for n, fields in enumerate(records, start=first))
 
 
-def write_ring(directory: Path, records: list[tuple[int, ...]], names: list[dict[str, Any]] | None = None, slots: int = 1024, **who: Any) -> RingWriter:
+@cache
+def _numbered(n: int) -> bytes:
+    return packed(operation(start_ns=n, end_ns=n + 5, seq=n, group=n % 3), first=n)
+
+
+def numbered(numbers: Iterable[int]) -> bytes:
+    """A record for each number, all different."""
+    return b"".join(map(_numbered, numbers))
+
+
+def split_records(data: bytes) -> list[bytes]:
+    """Whole records, one by one."""
+    return [data[at : at + ev.RECORD_SIZE] for at in range(0, len(data), ev.RECORD_SIZE)]
+
+
+def stored_records(history: Path, ring: int) -> list[bytes]:
+    """Every raw record of a ring in the history, in the order in which they were stored."""
+    with History(history) as reader:
+        chunks = [split_records(chunk.records) for chunk in reader.chunks(0, 1 << 62) if chunk.ring == ring]
+    return [record for chunk in sorted(chunks, key=lambda chunk: chunk[0][:4][::-1]) for record in chunk]
+
+
+def write_ring(
+    directory: Path,
+    records: list[tuple[int, ...]],
+    names: list[dict[str, Any]] | None = None,
+    slots: int = 1024,
+    **who: Any,
+) -> RingWriter:
     """A ring as a trainer would leave it."""
     about = identity(**who)
     directory.mkdir(parents=True, exist_ok=True)
@@ -72,6 +118,63 @@ def write_ring(directory: Path, records: list[tuple[int, ...]], names: list[dict
     for fields in records:
         writer.write(*fields)
     return writer
+
+
+class Trainer:
+    """A ring with a process of its own behind it, which holds its lock and writes what it is told."""
+
+    _SCRIPT = """
+import json, sys
+from pathlib import Path
+from commwatch.collectors.ring import RingWriter
+path, who, slots = json.loads(sys.argv[1])
+writer = RingWriter(Path(path), who, slots)
+print("ready", flush=True)
+for line in sys.stdin:
+    verb, arguments = json.loads(line)
+    for fields in arguments:
+        getattr(writer, verb)(*fields)
+    print("done", flush=True)
+"""
+
+    def __init__(self, path: Path, about: dict[str, Any] | None = None, slots: int = 1024) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.written = path, 0
+        setup = json.dumps([str(path), about or identity(), slots])
+        command = [sys.executable, "-c", self._SCRIPT, setup]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer("ready")
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def call(self, verb: str, arguments: Iterable[tuple[Any, ...]]) -> None:
+        """Call a method of its ``RingWriter`` once for each tuple of arguments, and wait until it has."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([verb, list(arguments)]) + "\n")
+        self.process.stdin.flush()
+        self._answer("done")
+
+    def write(self, records: Iterable[tuple[int, ...]]) -> None:
+        """Write records."""
+        records = list(records)
+        self.call("write", records)
+        self.written += len(records)
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to say anything."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+
+    def _answer(self, expected: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == expected
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -136,6 +239,7 @@ def agent(directory: Path, *flags: str, env: dict[str, str] | None = None) -> It
     command = [sys.executable, "-m", "commwatch", "agent", "--dir", str(directory), "--port", "0", *flags]
     running = RunningAgent(subprocess.Popen(command, env=env or clean_env()), directory)
     try:
+
         def announced() -> bool:
             assert running.process.poll() is None, "the agent ended at its start"
             try:
@@ -182,3 +286,34 @@ def elsewhere(html: str) -> list[str]:
     links = re.findall(r"""(?:src|href|action|data|srcset)\s*=\s*["']?([^"'\s>]+)""", html, re.IGNORECASE)
     links += re.findall(r"""(?:url\(|@import)\s*["']?([^"')\s;]+)""", html, re.IGNORECASE)
     return [link for link in links if re.match(r"[a-z][a-z0-9+.-]*:|//", link, re.IGNORECASE)]
+
+
+@contextmanager
+def small_tmpfs(at: Path, size: int) -> Iterator[bool]:
+    """A file system of ``size`` bytes in memory, mounted at ``at``; False where this process may not mount."""
+    at.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(at)]
+    try:
+        mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+#: A user that no machine has: no home, no name, no rights.
+NOBODY = 54_321
+
+
+def commwatch_as_nobody(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line as another user; root only. What it imports is loaded before: root's Python may be private."""
+    needs(os.getuid() == 0, "root, to act as another user")
+    become = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); os.chdir('/')"
+    modules = "encodings.idna, os, sys, commwatch.cli, commwatch.daemon, commwatch.report, commwatch.run"
+    script = f"import {modules}; {become}; sys.exit(commwatch.cli.main(sys.argv[1:]))"
+    kwargs.setdefault("env", clean_env())
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+
 from commwatch.bandwidth import BUS_FACTOR, algbw, bus_factor, busbw
 from commwatch.collectors.events import OPS
 

@@ -6,10 +6,12 @@ from itertools import permutations
 from statistics import median
 
 import pytest
-from commwatch.collectors.events import OP_CODE
-from commwatch.joins import MOST_PENDING, GroupJoin, Part, Waits, split
 from hypothesis import given
 from hypothesis import strategies as st
+
+from commwatch.collectors.events import OP_CODE
+from commwatch.joins import MOST_PENDING, GroupJoin, Part, Waits, split
+from tests.helpers import examples
 
 ALL_REDUCE, BARRIER = OP_CODE["all_reduce"], OP_CODE["barrier"]
 
@@ -38,6 +40,7 @@ def test_lateness_is_the_median() -> None:
     assert (joined.late.rank, joined.lateness_ns) == (1, 20)
 
 
+@examples(60)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=16))
 def test_split(durations: list[int]) -> None:
     """wait = t - transfer for every rank, transfer is the shortest t, lateness the median of the others' waits."""
@@ -48,6 +51,7 @@ def test_split(durations: list[int]) -> None:
     assert joined.lateness_ns == (int(median(others)) if others else 0)
 
 
+@examples(60)
 @given(st.permutations(range(4)), st.lists(st.integers(1, 1000), min_size=4, max_size=4))
 def test_order_does_not_matter(order: list[int], durations: list[int]) -> None:
     """Whatever rank the agent reads first, the collective is told once, at its last part, with every rank in it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
-from commwatch.steps import AMBIGUOUS, EXPLICIT, Mark, Step, StepTracker
 
+from commwatch.steps import AMBIGUOUS, EXPLICIT, Mark, Step, StepTracker
 from tests.helpers import MS
 
 Span = tuple[int, int]
@@ -112,16 +113,14 @@ def test_sparse_optimizer_every_fourth_step(first_at: int) -> None:
     # All but the clock's start and a burst still open; a step ends up to 3 ms after its main call.
     assert len(main) - 2 <= len(steps) <= len(main) - 1
     assert all(97 <= length <= 103 for length in lengths), lengths
-    assert all(one.end_ns == two.start_ns for one, two in zip(steps, steps[1:], strict=False))
+    assert all(one.end_ns == two.start_ns for one, two in pairwise(steps))
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_alternating_optimizers(order: tuple[int, int]) -> None:
     """A GAN's optimizers take turns: there is no telling a step, so there is none, from the first mark on."""
     tracker = StepTracker()
-    told = [
-        step for mark in marks((order[n % 2], 100 + 50 * n) for n in range(100)) for step in tracker.feed(mark)
-    ]
+    told = [step for mark in marks((order[n % 2], 100 + 50 * n) for n in range(100)) for step in tracker.feed(mark)]
     assert tracker.unavailable == AMBIGUOUS
     assert told == []
 
@@ -172,7 +171,7 @@ def test_slow_first_step(optimizers: int) -> None:
     ends = [100, 60_100, *range(60_200, 61_200, 100)]
     steps = fed(*marks((who, at + 2 * who) for at in ends for who in range(optimizers)))
     last = 2 * (optimizers - 1)
-    expected = [(a + last, b + last) for a, b in zip(ends, ends[1:], strict=False)]
+    expected = [(a + last, b + last) for a, b in pairwise(ends)]
     # With several optimizers the last burst stays open.
     assert spans(steps) == expected[: len(expected) - (optimizers - 1)]
 

@@ -1,0 +1,146 @@
+"""Run the benchmarks and print one Markdown table: what, measured, budget, and the peer in the same run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from bench.common import last_json
+
+Figures = dict[str, Any]
+TIMEOUT_S = 600
+
+
+class Row(NamedTuple):
+    """A line of the table; ``budget`` empty where there is none (DESIGN §7)."""
+
+    what: str
+    measured: str
+    budget: str = ""
+    peer: str = ""
+    over: bool = False
+
+
+def collective_cost(f: Figures) -> list[Row]:
+    """Rows of ``collective_cost.py``."""
+    profiler = f"torch.profiler +{f['profiler_us']:.1f} µs, then {f['profiler_read_us']:.0f} µs to read each event"
+    measured = f"+{f['python_us']:.1f} µs (without: {f['plain_us']:.1f} µs, noise {f['noise_us']:+.1f} µs)"
+    rows = [Row("one collective, Python hook", measured, "12 µs", profiler, f["python_us"] > 12)]
+    for what, name in (("its first 200 calls", "deepspeed_first_us"), ("after 10,000 calls", "deepspeed_us")):
+        if name in f:
+            share = f["python_us"] / f[name]
+            peer = f"DeepSpeed's comms logger, {what}: +{f[name]:.0f} µs"
+            rows.append(Row("... against DeepSpeed's comms logger", f"1/{1 / share:.1f}", "1/10", peer, share > 0.1))
+    return rows
+
+
+def step_time(f: Figures) -> list[Row]:
+    """Rows of ``step_time.py``."""
+    rows = []
+    for kind in ("wall", "cpu"):
+        what = f"step of {f['wall_ms']:.0f} ms with {f['ops_per_step']} collectives, {kind} time, Python hook"
+        measured = f"x{f[f'python_{kind}_ratio']:.3f} (no hook again: x{f[f'again_{kind}_ratio']:.3f})"
+        rows.append(Row(what, measured, peer=f"torch.profiler x{f[f'profiler_{kind}_ratio']:.3f}"))
+    per_op = f"{f['python_cpu_us_per_op']:.0f} µs"
+    return [*rows, Row("... CPU time that is, per collective and rank", per_op)]
+
+
+def intake_rate(f: Figures) -> list[Row]:
+    """Rows of ``intake_rate.py``."""
+    rate = f["records_per_s"]
+    return [Row("intake, ring to history, on one core", f"{rate:,.0f} records/s", "500,000", over=rate < 500_000)]
+
+
+def agent_load(f: Figures) -> list[Row]:
+    """Rows of ``agent_load.py``."""
+    load = f"{f['ranks']} ranks x {f['operations_per_s']:,}/s"
+    memory = f"{f['memory_mb']:.0f} MB (highest {f['memory_highest_mb']:.0f})"
+    rows = [
+        Row(f"agent CPU at {load}", f"{f['cpu_percent']:.1f} % of a core", "5 %", over=f["cpu_percent"] > 5),
+        Row("agent memory, under that load", memory, "100 MB", over=f["memory_highest_mb"] > 100),
+        Row("scrape of /metrics, under that load", f"{f['scrape_ms']:.0f} ms", "50 ms", over=f["scrape_ms"] > 50),
+        Row("series in it, 13 (group, op) pairs a rank", f"{f['series']:,}", "1,500", over=f["series"] > 1500),
+    ]
+    for what, name in (("/metrics", "metrics"), ("the API", "api")):
+        worst = f[f"{name}_fresh_worst_s"]
+        measured = f"{f[f'{name}_fresh_s']:.2f} s (worst {worst:.2f})"
+        rows.append(Row(f"freshness of {what}, under that load", measured, "1 s", over=worst > 1))
+    return rows
+
+
+def probe_memory(f: Figures) -> list[Row]:
+    """Rows of ``probe_memory.py``."""
+    measured = f"+{f['probe_mb']:.1f} MB (without: {f['plain_mb']:.0f} MB, noise {f['noise_mb']:.1f})"
+    return [Row("memory of the probe, per rank", measured, "16 MB", over=f["probe_mb"] > 16)]
+
+
+#: Scripts beside this one, by the function that makes rows of their figures.
+BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
+    collective_cost,
+    step_time,
+    intake_rate,
+    agent_load,
+    probe_memory,
+)
+
+
+def run(name: str) -> Figures:
+    """The figures of one benchmark. What it says on the way is shown only if it fails."""
+    begin = time.monotonic()
+    command = [sys.executable, str(Path(__file__).with_name(f"{name}.py"))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if result.returncode:
+        raise SystemExit(f"bench: {name} failed\n{result.stderr}")
+    print(f"bench: {name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    return last_json(result.stdout)
+
+
+def cpu_model() -> str:
+    """As the kernel names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+
+
+def headline() -> str:
+    """Date and machine."""
+    when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    machine = f"{os.cpu_count()} cores, {cpu_model()}, load {os.getloadavg()[0]:.1f} at the start"
+    software = f"Python {platform.python_version()}, torch {version('torch')}, commwatch {version('commwatch')}"
+    return f"{when}; {machine}; {software}. Medians; ratios within one run."
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table; what is over its budget is bold."""
+    lines = ["| what | measured | budget | peer in the same run |", "|---|---|---|---|"]
+    for row in rows:
+        measured = f"**{row.measured}**" if row.over else row.measured
+        lines.append(f"| {row.what} | {measured} | {row.budget} | {row.peer} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run all, or those whose names are given."""
+    known = {rows_of.__name__: rows_of for rows_of in BENCHMARKS}
+    names = sys.argv[1:] or list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"bench: there is no {unknown[0]}; there are {', '.join(known)}")
+    head = headline()
+    rows = [row for name in names for row in known[name](run(name))]
+    print(f"{head}\n\n{markdown(rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Settings: which of several wins, and what is said about a wrong one. The wrong ones lie in ``tests/fixtures/config``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.config import Config, ConfigError, load
+from tests.helpers import clean_env, commwatch, commwatch_as_nobody
+
+WRONG = Path(__file__).parents[1] / "fixtures" / "config"
+#: File name to what the message must name beside the file: the key, or the kind of mistake.
+MISTAKES = {
+    "unknown_key": "'colour'",
+    "setting_in_a_table": "'agent'",
+    "port_as_text": "port",
+    "port_as_boolean": "port",
+    "port_out_of_range": "65536",
+    "port_with_a_fraction": "94.77",
+    "interval_of_zero": "interval",
+    "interval_not_a_number": "nan",
+    "raw_bytes_too_few": "raw_bytes",
+    "raw_bytes_with_a_unit": "'256MB'",
+    "keep_days_negative": "keep_days",
+    "keep_ended_infinite": "keep_ended",
+    "dir_empty": "dir",
+    "dir_of_unknown_user": "~nobody-of-that-name",
+    "dir_with_a_nul": "dir",
+    "state_as_number": "state",
+    "host_as_list": "host",
+    "key_twice": "TOML",
+    "no_equals_sign": "TOML",
+    "not_utf8": "TOML",
+}
+
+
+def one_line(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """What a refused command said: one line, on standard error, without a traceback."""
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert done.stderr.startswith("commwatch: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+# -- which wins ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "default", "in_file", "variable", "flag"),
+    [
+        ("port", None, 9001, "9002", 9003),
+        ("host", "127.0.0.1", "::1", "127.0.0.2", "127.0.0.3"),
+        ("dir", None, "/run/file", "/run/environment", "/run/flag"),
+        ("state", None, "/state/file", "/state/environment", "/state/flag"),
+    ],
+)
+def test_precedence(tmp_path: Path, key: str, default: Any, in_file: Any, variable: str, flag: Any) -> None:
+    """A flag wins over the environment, that over the file, that over the default."""
+    file = tmp_path / "some.toml"
+    file.write_text(f"{key} = {in_file!r}\n")
+    name = f"COMMWATCH_{key.upper()}"
+
+    def got(env: dict[str, str], file: Path | None, **flags: Any) -> str:
+        return str(getattr(load({"HOME": "/home/someone", **env}, file, **flags), key))
+
+    assert got({name: variable}, file, **{key: flag}) == str(flag)
+    assert got({name: variable}, file, **{key: None}) == variable
+    assert got({}, file) == str(in_file)
+    assert got({name: ""}, file) == str(in_file)  # an empty variable is none
+    if key in ("port", "host"):
+        assert got({}, None) == str(default)
+
+
+def test_settings_without_flag(tmp_path: Path) -> None:
+    """Every setting can stand in the file, and what does not keeps its default."""
+    file = tmp_path / "some.toml"
+    file.write_text("interval = 1\nraw_bytes = 1048576\nkeep_days = 0.5\nkeep_ended = 0\n")
+    config = load({"HOME": "/home/someone"}, file)
+    assert (config.interval, config.raw_bytes, config.keep_days, config.keep_ended) == (1, 1 << 20, 0.5, 0)
+    assert (config.host, config.port) == (Config.host, Config.port)
+
+
+def test_file_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a flag ./commwatch.toml counts, if there is one."""
+    monkeypatch.chdir(tmp_path)
+    assert load({"HOME": "/home/someone"}).port is None
+    (tmp_path / "commwatch.toml").write_text("port = 9001\n")
+    assert load({"HOME": "/home/someone"}).port == 9001
+    (tmp_path / "other.toml").write_text("port = 9002\n")
+    assert load({"HOME": "/home/someone"}, Path("other.toml")).port == 9002
+
+
+def test_history_never_in_memory() -> None:
+    """History lies under $XDG_STATE_HOME; a run directory given alone holds it too; --state always wins."""
+    home = {"HOME": str(Path.home())}
+    assert load(home).state == Path.home() / ".local" / "state" / "commwatch"
+    assert load({**home, "XDG_STATE_HOME": "/var/state"}).state == Path("/var/state/commwatch")
+    assert load(home, dir="/run/x").state == Path("/run/x")
+    assert load({**home, "COMMWATCH_DIR": "/run/x"}).state == Path("/run/x")
+    assert load(home, dir="/run/x", state="/state").state == Path("/state")
+    assert load({**home, "COMMWATCH_STATE": "/state"}, dir="/run/x").state == Path("/state")
+    assert load(home).dir.name == f"commwatch-{os.getuid()}"
+
+
+def test_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative directory is meant from where the command was given: the job may go elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    config = load({"HOME": "/home/someone"}, dir="run", state="kept")
+    assert (config.dir, config.state) == (tmp_path / "run", tmp_path / "kept")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load({"HOME": str(tmp_path)}, dir="~/run").dir == tmp_path / "run"
+
+
+# -- wrong ones ---------------------------------------------------------------------------------
+
+
+def test_every_wrong_file_is_named() -> None:
+    """Each file of wrong settings is in the table above, and the other way round."""
+    assert {path.stem for path in WRONG.glob("*.toml")} == set(MISTAKES)
+
+
+@pytest.mark.parametrize(("mistake", "named"), MISTAKES.items())
+def test_wrong_setting_in_a_file(mistake: str, named: str) -> None:
+    """A wrong setting is refused in one line that names file and key."""
+    file = WRONG / f"{mistake}.toml"
+    with pytest.raises(ConfigError) as caught:
+        load({"HOME": "/home/someone"}, file)
+    assert str(file) in str(caught.value)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mistake", ["unknown_key", "port_out_of_range", "no_equals_sign"])
+def test_wrong_setting_ends_the_command(mistake: str) -> None:
+    """Every command refuses to start with a wrong setting: one line, exit code 2, no traceback."""
+    for command in (["agent"], ["report"], ["run", "--", "true"]):
+        file = WRONG / f"{mistake}.toml"
+        said = one_line(commwatch(command[0], "--config", file, *command[1:]))
+        assert str(file) in said
+        assert MISTAKES[mistake] in said
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """A settings file that is not there or is a directory is named; one that is not asked for is not missed."""
+    for file in (tmp_path / "missing.toml", tmp_path):
+        assert str(file) in one_line(commwatch("report", "--config", file))
+    assert "no history" in one_line(commwatch("report", "--dir", tmp_path, cwd=tmp_path))
+
+
+@pytest.mark.parametrize("text", ["nine", "-1", "65536", "94.77", " "])
+def test_wrong_port_in_the_environment(text: str) -> None:
+    """A wrong variable is named, with its value."""
+    said = one_line(commwatch("report", env=clean_env(COMMWATCH_PORT=text)))
+    assert "COMMWATCH_PORT" in said
+    assert text in said
+
+
+@pytest.mark.parametrize(
+    "flags", [("--port", "65536"), ("--port", "-1"), ("--host", ""), ("--dir", ""), ("--state", "")]
+)
+def test_wrong_flag(flags: tuple[str, str], tmp_path: Path) -> None:
+    """A wrong flag is named; an empty one (an unset variable in a script) is wrong, too."""
+    assert flags[0] in one_line(commwatch("report", f"{flags[0]}={flags[1]}", cwd=tmp_path))
+
+
+def test_flag_that_is_no_number() -> None:
+    """What the parser of flags refuses is named in its last line, after the usage."""
+    done = commwatch("report", "--port", "nine")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--port" in done.stderr.splitlines()[-1]
+    assert "'nine'" in done.stderr.splitlines()[-1]
+
+
+def test_user_without_a_home() -> None:
+    """A user without a home (a container's) needs none where the directories are given, and is told where they are not."""
+    env = {name: value for name, value in clean_env().items() if name != "HOME"}
+    assert "no history" in one_line(commwatch_as_nobody("report", "--dir", "/nowhere", env=env))
+    assert "--state" in one_line(commwatch_as_nobody("report", env=env))

@@ -1,0 +1,42 @@
+"""A number of all_reduces, at a pace; ``--kill-rank R --kill-at N``: rank R kills itself before operation N."""
+
+import argparse
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+from common import begin, end
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("count", type=int)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--kill-rank", type=int, default=-1)
+    parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--until", default="", help="go on until this file exists")
+    arguments = parser.parse_args()
+    rank, _ = begin()
+    done, more = 0, torch.ones(1)
+    while True:
+        for _ in range(arguments.count):
+            if (rank, done) == (arguments.kill_rank, arguments.kill_at):
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(torch.ones(16))
+            done += 1
+            time.sleep(arguments.pause)
+        # All ranks have to agree on when to stop.
+        more.fill_(float(bool(arguments.until) and not os.path.exists(arguments.until)))
+        dist.all_reduce(more, op=dist.ReduceOp.MIN)
+        if not more.item():
+            break
+    if rank == 0:
+        print("count", done, flush=True)
+    end()
+
+
+if __name__ == "__main__":
+    main()
