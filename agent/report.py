@@ -137,10 +137,13 @@ def size(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """A bandwidth in GB/s (10^9) or MB/s."""
+    """A bandwidth in powers of ten: GB/s, MB/s, kB/s."""
     if value is None:
         return "–"
-    return f"{value / 1e9:.2f} GB/s" if value >= 1e9 else f"{value / 1e6:.1f} MB/s"
+    for limit, unit in ((1e9, "GB/s"), (1e6, "MB/s")):
+        if value >= limit:
+            return f"{value / limit:.3g} {unit}" if value < 100 * limit else f"{value / limit:.0f} {unit}"
+    return f"{value / 1e3:.3g} kB/s"
 
 
 def percent(value: float | None) -> str:

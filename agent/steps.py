@@ -88,7 +88,9 @@ class StepTracker:
         """Put a mark into the step it belongs to, and close the steps that are over."""
         closed: list[Step] = []
         if self._burst:
-            if not self._follows(mark, self._burst[-1].ended_ns) or mark.optimizer in {m.optimizer for m in self._burst}:
+            if not self._follows(mark, self._burst[-1].ended_ns) or mark.optimizer in {
+                m.optimizer for m in self._burst
+            }:
                 closed, self._burst = self._close(self._burst), []
         elif self._recent and mark.optimizer not in self._recent[-1] and self._follows(mark, self._last_end or 0):
             self._late_exposed_ns += mark.exposed_ns or 0  # an optimizer new to the loop; its step is closed already

@@ -23,6 +23,7 @@ _HEARTBEAT_S = 1.0
 _POLL_FIRST_S, _POLL_SLOWEST_S = 0.002, 0.05
 #: References to a Work that only we hold: the flight's attribute and the argument of getrefcount.
 _ONLY_OURS = 2
+_SURELY_HANDED_OVER_NS = 1_000_000_000
 #: Operations kept without their Work, for wait_tensor to claim.
 _MOST_UNCLAIMED = 256
 
@@ -89,7 +90,6 @@ class Pending:
         self._by_memory: dict[int, Flight] = {}
         self._wake = threading.Event()
         self._pause = _HEARTBEAT_S
-        self._seen_alone: set[int] = set()
         self._original: Any = None
         self._library: torch.library.Library | None = None
         self._expects_wait_tensor = False
@@ -117,21 +117,25 @@ class Pending:
         """Finish what has completed, let go of what nobody else holds."""
         if self._expects_wait_tensor and self._library is None:
             self._hook_wait_tensor()  # here, in our own thread: making a library takes milliseconds
-        alone = set()
+        now = time.monotonic_ns()
         for key, flight in list(self._by_work.items()):
             work = flight.work
             if flight.done or work is None:
                 self._by_work.pop(key, None)
-            elif work.is_completed():
+                continue
+            try:
+                completed = work.is_completed()
+            except RuntimeError:  # the operation failed; its owner learns that from its own wait
+                self._end(key, flight, ev.BY_POLL, ev.FAILED)
+                continue
+            del work
+            if completed:
                 self._end(key, flight, ev.BY_POLL)
             else:
-                del work
-                # Twice in a row: right after the launch the caller has not been given its reference yet.
-                if sys.getrefcount(flight.work) <= _ONLY_OURS and not flight.blocked_since:
-                    alone.add(key)
-                    if key in self._seen_alone:
-                        self._let_go(key, flight)
-        self._seen_alone = alone
+                # Right after the launch the caller may not have been given its reference yet.
+                alone = sys.getrefcount(flight.work) <= _ONLY_OURS and not flight.blocked_since
+                if alone and now - flight.launch > _SURELY_HANDED_OVER_NS:
+                    self._let_go(key, flight)
 
     def _end(self, key: int, flight: Flight, timing: int, flag: int = 0) -> None:
         end = time.monotonic_ns()

@@ -276,7 +276,11 @@ def test_time_windows(asked: RunningAgent) -> None:
     """A window may be given in Unix seconds, as an ISO time or as an age, and means the same."""
     iso = datetime.fromtimestamp(BASE + 15, timezone.utc)
     forms = [str(BASE + 15), f"{BASE + 15}.0", iso.isoformat(), iso.isoformat().replace("+00:00", "Z")]
-    forms += [iso.replace(tzinfo=None).isoformat(), f"{time.time() - BASE - 15:.1f}s", f"{(time.time() - BASE - 15) / 60:.3f}m"]
+    forms += [
+        iso.replace(tzinfo=None).isoformat(),
+        f"{time.time() - BASE - 15:.1f}s",
+        f"{(time.time() - BASE - 15) / 60:.3f}m",
+    ]
     for form in (urllib.parse.quote(form) for form in forms):
         assert [o["seq"] for o in asked.get(f"/api/v1/ops?job=train&since={form}")["operations"]] == [7, 6], form
         assert len(asked.get(f"/api/v1/ops?job=train&until={form}")["operations"]) == 30, form

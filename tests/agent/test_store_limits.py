@@ -6,6 +6,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,29 +109,40 @@ def test_rings_go_with_their_records(path: Path, tmp_path: Path) -> None:
 # -- two writers, files that are not ours, full disks ---------------------------------------------
 
 
+def both(work: Callable[[str], None]) -> None:
+    """Run ``work("a")`` and ``work("b")`` at once; raise what they raised."""
+    start = threading.Barrier(2)
+
+    def begin(name: str) -> None:
+        start.wait()
+        work(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(begin, name) for name in "ab"]:
+            done.result()
+
+
+def test_two_agents_make_it(tmp_path: Path) -> None:
+    """Two agents of one user that start at the same moment, the first ever, both get their history."""
+    for n in range(25):
+        both(lambda name, n=n: Writer(tmp_path / f"{n}.sqlite").close())  # type: ignore[misc]
+
+
 def test_two_writers(path: Path) -> None:
-    """Two agents of one user write one history at the same time, from its creation on, and nothing of either is lost."""
-    start, commits, errors = threading.Barrier(2), 40, list[BaseException]()
+    """Two agents of one user write one history at the same time, and nothing of either is lost."""
+    commits = 40
+    Writer(path).close()
 
     def write(name: str) -> None:
-        try:
-            start.wait()
-            store = Writer(path)
-            row = store.ring(name, identity(job=name), NOW)
-            for n in range(commits):
-                store.append(row, numbered([n]), n + 1)
-                store.progress(row.id, n + 1, 0, 0, NOW + n)
-                assert store.commit(), store.trouble
-            store.close()
-        except BaseException as error:
-            errors.append(error)
+        store = Writer(path)
+        row = store.ring(name, identity(job=name), NOW)
+        for n in range(commits):
+            store.append(row, numbered([n]), n + 1)
+            store.progress(row.id, n + 1, 0, 0, NOW + n)
+            assert store.commit(), store.trouble
+        store.close()
 
-    threads = [threading.Thread(target=write, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    both(write)
     with History(path) as history:
         rows = history.rings()
     assert sorted((row.uid, row.next_n) for row in rows) == [("a", commits), ("b", commits)]

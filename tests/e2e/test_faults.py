@@ -18,7 +18,9 @@ from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, wait_for
 def start_job(directory: Path, script: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
     """A watched job in the background; its standard output is kept."""
     environment = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), **env)
-    return subprocess.Popen(torchrun(script, 2, *arguments), env=environment, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        torchrun(script, 2, *arguments), env=environment, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE
+    )
 
 
 def finish(job: subprocess.Popen[str]) -> int:
@@ -143,7 +145,10 @@ def test_awkward_trainer(tmp_path: Path) -> None:
         stamps = [record.stamp for record in rank.records]
         assert stamps == list(range(1, len(stamps) + 1))
         # Eight in flight at the uninstall; what came after is not seen.
-        assert len([r for r in rank.of("all_reduce") if rank.groups[r.group]["name"] == "0" and not r.flags & 2]) == 1 + 4 + 8
+        assert (
+            len([r for r in rank.of("all_reduce") if rank.groups[r.group]["name"] == "0" and not r.flags & 2])
+            == 1 + 4 + 8
+        )
 
 
 def test_kill_switch(tmp_path: Path) -> None:
@@ -154,9 +159,20 @@ def test_kill_switch(tmp_path: Path) -> None:
 
 def test_elastic_restart(tmp_path: Path) -> None:
     """The lives of an elastically restarted job stay apart: group ids differ, nothing is joined across them."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1", "--nproc-per-node", "2"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--max-restarts",
+        "1",
+        "--nproc-per-node",
+        "2",
+    ]
     env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path), COMMWATCH_JOB="elastic")
-    subprocess.run([*launcher, str(JOBS / "restart.py")], env=env, capture_output=True, timeout=2 * PATIENCE_S, check=True)
+    subprocess.run(
+        [*launcher, str(JOBS / "restart.py")], env=env, capture_output=True, timeout=2 * PATIENCE_S, check=True
+    )
     ranks = read_rings(tmp_path)
     assert sorted((rank.rank, rank.identity["restart"]) for rank in ranks) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     agent_, _ = digest(tmp_path)
@@ -173,7 +189,10 @@ def test_elastic_restart(tmp_path: Path) -> None:
 def test_two_jobs_at_once(tmp_path: Path) -> None:
     """Two jobs with equal ranks and groups under one agent: no series and no join mixes them."""
     with agent(tmp_path) as running:
-        jobs = [start_job(tmp_path, "ops.py", str(count), COMMWATCH_JOB=name) for name, count in (("red", 100), ("blue", 160))]
+        jobs = [
+            start_job(tmp_path, "ops.py", str(count), COMMWATCH_JOB=name)
+            for name, count in (("red", 100), ("blue", 160))
+        ]
         for job in jobs:
             finish(job)
         wait_for(lambda: ended(running, jobs=2), "the end of the jobs")

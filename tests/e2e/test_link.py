@@ -40,7 +40,21 @@ def hosts() -> Iterator[list[str]]:
             ip("-n", name, "addr", "add", f"10.77.9.{i}/24", "dev", device)
             ip("-n", name, "link", "set", device, "up")
             ip("-n", name, "link", "set", "lo", "up")
-            shape = ["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "200mbit", "burst", "32kb", "latency", "50ms"]
+            shape = [
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                device,
+                "root",
+                "tbf",
+                "rate",
+                "200mbit",
+                "burst",
+                "32kb",
+                "latency",
+                "50ms",
+            ]
             ip("netns", "exec", name, *shape)
         yield list(zip(names, devices, strict=True))  # type: ignore[arg-type]
     finally:
@@ -52,7 +66,13 @@ def run_on(hosts: list[str], directory: Path) -> str:
     """Run the job, one rank on each host; returns what both printed."""
     ranks = []
     for rank, (name, device) in enumerate(hosts):
-        where = {"MASTER_ADDR": "10.77.9.1", "MASTER_PORT": "29700", "RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": device}
+        where = {
+            "MASTER_ADDR": "10.77.9.1",
+            "MASTER_PORT": "29700",
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "GLOO_SOCKET_IFNAME": device,
+        }
         env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB="link", **where)
         command = ["ip", "netns", "exec", name, sys.executable, str(JOBS / "link.py")]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))

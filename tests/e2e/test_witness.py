@@ -19,7 +19,14 @@ import pytest
 
 from tests.e2e.torchjob import RankRecords, read_rings, results, run_job
 
-DTYPES = {"Float": ("float32", 4), "Double": ("float64", 8), "BFloat16": ("bfloat16", 2), "Long": ("int64", 8), "Byte": ("uint8", 1), "Int": ("int32", 4)}
+DTYPES = {
+    "Float": ("float32", 4),
+    "Double": ("float64", 8),
+    "BFloat16": ("bfloat16", 2),
+    "Long": ("int64", 8),
+    "Byte": ("uint8", 1),
+    "Int": ("int32", 4),
+}
 WORKLOADS = [
     "plain",
     "asynchronous",
@@ -44,9 +51,13 @@ def recorded(entries: list[dict[str, Any]], sizes: dict[str, int]) -> dict[str, 
         op, group = entry["profiling_name"].removeprefix("gloo:"), entry["process_group"][0]
         dtypes = entry["input_dtypes"] or entry["output_dtypes"]
         dtype, itemsize = DTYPES[dtypes[0]] if dtypes else (None, 0)
-        given, got = (sum(math.prod(shape) for shape in entry[f"{side}_sizes"]) * itemsize for side in ("input", "output"))
+        given, got = (
+            sum(math.prod(shape) for shape in entry[f"{side}_sizes"]) * itemsize for side in ("input", "output")
+        )
         n = sizes[group]
-        size = {"all_gather": given * n, "gather": given * n, "scatter": got * n, "all_to_all": max(given, got)}.get(op, given)
+        size = {"all_gather": given * n, "gather": given * n, "scatter": got * n, "all_to_all": max(given, got)}.get(
+            op, given
+        )
         seen[group].append((op, dtype, size))
     return seen
 
@@ -56,7 +67,9 @@ def probed(rank: RankRecords) -> dict[str, list[Seen]]:
     seen: dict[str, list[Seen]] = defaultdict(list)
     collectives = [r for r in rank.operations if rank.op(r) not in ("send", "recv") and r.timing != 4]
     for record in sorted(collectives, key=lambda r: (r.group, r.seq)):
-        seen[rank.groups[record.group]["name"]].append((rank.op(record), rank.dtypes.get(record.dtype), record.size_bytes))
+        seen[rank.groups[record.group]["name"]].append(
+            (rank.op(record), rank.dtypes.get(record.dtype), record.size_bytes)
+        )
     return seen
 
 
@@ -99,7 +112,11 @@ def test_point_to_point(tmp_path: Path) -> None:
     """Sends and receives carry peer, tag, their own numbering and size; the recorder does not see them on Gloo."""
     run_job(tmp_path, "witness.py", "point_to_point")
     first, second = read_rings(tmp_path)
-    assert [(r.peer, r.tag, r.seq, r.size_bytes) for r in first.of("send")] == [(1, 0, 0, 32), (1, 7, 0, 32), (1, 0, 1, 32)]
+    assert [(r.peer, r.tag, r.seq, r.size_bytes) for r in first.of("send")] == [
+        (1, 0, 0, 32),
+        (1, 7, 0, 32),
+        (1, 0, 1, 32),
+    ]
     assert [(r.peer, r.tag, r.seq) for r in second.of("recv")] == [(0, 0, 0), (0, 7, 0), (-1, 0, 0)]
 
 

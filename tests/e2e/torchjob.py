@@ -17,7 +17,6 @@ from commwatch.collectors.ring import RingReader
 from commwatch.intake import Intake
 from commwatch.store import Writer
 from commwatch.views import Agent
-
 from tests.helpers import PATIENCE_S, clean_env, free_port
 
 JOBS = Path(__file__).parent / "jobs"
@@ -66,7 +65,9 @@ def read_rings(directory: Path) -> list[RankRecords]:
     for path in sorted((directory / "rings").glob("*.ring")):
         reader = RingReader(path)
         drained = reader.drain(final=True)
-        rank = RankRecords(reader.identity, [ev.Record._make(f) for f in ev.RECORD.iter_unpack(drained.records)], drained.lost)
+        rank = RankRecords(
+            reader.identity, [ev.Record._make(f) for f in ev.RECORD.iter_unpack(drained.records)], drained.lost
+        )
         for entry in reader.names():
             for kind, known in (("group", rank.groups), ("dtype", rank.dtypes), ("op", rank.ops)):
                 if kind in entry:
@@ -78,7 +79,15 @@ def read_rings(directory: Path) -> list[RankRecords]:
 
 def torchrun(script: str, nproc: int, *arguments: str) -> list[str]:
     """The command that runs ``jobs/script`` with ``nproc`` ranks."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc), "--master-port", str(free_port())]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(nproc),
+        "--master-port",
+        str(free_port()),
+    ]
     return [*launcher, str(JOBS / script), *arguments]
 
 
@@ -86,7 +95,12 @@ def run_job(directory: Path, script: str, *arguments: str, nproc: int = 2, **env
     """Run a job with the probe on and the run directory ``directory``; returns its standard output."""
     probe = {"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), **env}
     done = subprocess.run(
-        torchrun(script, nproc, *arguments), env=clean_env(**probe), capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False
+        torchrun(script, nproc, *arguments),
+        env=clean_env(**probe),
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_S,
+        check=False,
     )
     finished = done.stdout.count("job done") == nproc and UPSTREAM_FLAKE in done.stderr
     assert done.returncode == 0 or finished, done.stderr[-4000:]

@@ -4,11 +4,10 @@ import threading
 
 import torch
 import torch.distributed as dist
+from common import begin, end, say
 from torch.utils.data import DataLoader
 
 import commwatch
-
-from common import begin, end, say
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
@@ -29,7 +28,10 @@ def main() -> None:
         dist.all_reduce(batch)
         total += batch.sum().item()
     raised = []
-    for wrong in (lambda: dist.all_gather_into_tensor(torch.empty(3), torch.ones(4)), lambda: dist.all_reduce(torch.ones(2, dtype=torch.complex64), op=dist.ReduceOp.MAX)):
+    for wrong in (
+        lambda: dist.all_gather_into_tensor(torch.empty(3), torch.ones(4)),
+        lambda: dist.all_reduce(torch.ones(2, dtype=torch.complex64), op=dist.ReduceOp.MAX),
+    ):
         try:
             wrong()
         except (RuntimeError, ValueError) as error:

@@ -5,9 +5,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
 from common import begin, end, say
+from torch import nn
 
 LATE_S = 0.3
 STEPS = 5

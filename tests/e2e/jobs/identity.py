@@ -4,9 +4,8 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-
 from common import begin, end
+from torch.distributed.device_mesh import init_device_mesh
 
 
 def life(rank: int) -> None:

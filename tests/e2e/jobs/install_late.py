@@ -4,10 +4,9 @@ import os
 
 import torch
 import torch.distributed as dist
+from common import begin, end
 
 import commwatch
-
-from common import begin, end
 
 
 def main() -> None:

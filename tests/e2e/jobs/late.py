@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-
 from common import begin, end
 
 LATE_S = 0.05

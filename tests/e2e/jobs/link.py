@@ -4,7 +4,6 @@ import time
 
 import torch
 import torch.distributed as dist
-
 from common import begin, end, say
 
 MIB = 1 << 18  # floats

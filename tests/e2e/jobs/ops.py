@@ -7,7 +7,6 @@ import time
 
 import torch
 import torch.distributed as dist
-
 from common import begin, end
 
 

@@ -5,7 +5,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-
 from common import begin, end
 
 

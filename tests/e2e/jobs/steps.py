@@ -5,12 +5,11 @@ import time
 
 import torch
 import torch.distributed as dist
+from common import begin, end
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import commwatch
-
-from common import begin, end
 
 COMPUTE_S = 0.03
 

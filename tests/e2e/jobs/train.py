@@ -3,14 +3,15 @@
 import hashlib
 
 import torch
-from torch import nn
-
 from common import begin, end, say
+from torch import nn
 
 
 def main() -> None:
     rank, _ = begin()
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)), bucket_cap_mb=0.005)
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)), bucket_cap_mb=0.005
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = torch.Generator().manual_seed(rank)
     losses = []

@@ -1,0 +1,224 @@
+"""``commwatch run`` around commands that are no training jobs: the job comes first, whatever happens to us."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.test_cli import python, started, taken
+from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, elsewhere, wait_for
+
+#: A job that leaves the ring a rank would leave, with one operation in it.
+TRAINS = f"""
+import os, sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from pathlib import Path
+from tests.helpers import MS, end_rank, operation, write_ring
+rings = Path(os.environ["COMMWATCH_DIR"]) / "rings"
+made = [operation("all_gather", start_ns=MS, end_ns=2 * MS, size=3_000_000)]
+ring = write_ring(rings, made, job=os.environ["COMMWATCH_JOB"], wall_offset_ns=time.time_ns())
+ring.close(1)
+"""
+#: What it goes on with when it lets the agent find out that it has ended: fails while its series are still there.
+FORGOTTEN = """
+import json, urllib.request
+from tests.helpers import wait_for
+end_rank(ring)
+url = json.loads((rings.parent / "agent.json").read_text())["url"]
+ask = lambda path: urllib.request.urlopen(url + path).read().decode()
+wait_for(lambda: '"ended"' in ask("/api/v1/jobs"), "the end to be seen")
+wait_for(lambda: "commwatch_collectives_total{" not in ask("/metrics"), "the series to go", 20)
+"""
+
+
+def run(
+    directory: Path, *job: str, flags: tuple[str, ...] = ("--port", "0"), **kwargs: Any
+) -> subprocess.CompletedProcess[str]:
+    """``commwatch run`` to its end."""
+    return commwatch("run", "--dir", directory, *flags, "--", *job, **kwargs)
+
+
+def left(directory: Path) -> list[str]:
+    """What is left in a run directory, the history apart."""
+    return sorted(path.name for path in directory.iterdir() if not path.name.startswith("history-"))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("raise SystemExit(0)", 0),
+        ("raise SystemExit(3)", 3),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9),
+        ("import os, signal; signal.signal(15, signal.SIG_DFL); os.kill(os.getpid(), 15)", 128 + 15),
+    ],
+)
+def test_exit_code_is_the_jobs(tmp_path: Path, code: str, expected: int) -> None:
+    """The exit code is the job's, 128 + n if signal n ended it; the history stays, the private run directory does not."""
+    done = run(tmp_path / "run", *python(code))
+    assert done.returncode == expected, done.stderr
+    assert done.stdout == ""
+    assert "no collective that the probe saw" in done.stderr
+    assert left(tmp_path / "run") == []
+    assert len(list((tmp_path / "run").glob("history-*.sqlite"))) == 1
+
+
+def test_streams_are_the_jobs(tmp_path: Path) -> None:
+    """Standard input and output belong to the job, byte for byte; what we say goes to standard error."""
+    sent = bytes(range(256)) * 1000
+    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", "cat"]
+    done = subprocess.run(command, input=sent, capture_output=True, env=clean_env(), timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout == sent) == (0, True)
+
+
+def test_job_knows_where_to_record(tmp_path: Path) -> None:
+    """The job finds the probe switched on, an absolute run directory of its own, and its name; the rest is as it was."""
+    show = "import json, os; print(json.dumps(dict(os.environ)))"
+    env = clean_env(KEPT="yes")
+    seen = json.loads(run(Path("here"), *python(show), cwd=tmp_path, env=env).stdout)
+    assert (seen["COMMWATCH"], seen["KEPT"]) == ("1", "yes")
+    assert Path(seen["COMMWATCH_DIR"]).parent == tmp_path / "here"
+    assert seen["COMMWATCH_JOB"]
+    named = json.loads(run(tmp_path / "run", *python(show), env={**env, "SLURM_JOB_ID": "4711"}).stdout)
+    assert named["COMMWATCH_JOB"] == "4711"
+
+
+def test_report_at_the_end(tmp_path: Path) -> None:
+    """At the end stands the report of what the job did, and the command that shows it again."""
+    done = run(tmp_path / "run", *python(TRAINS))
+    assert done.returncode == 0
+    assert "all_gather" in done.stderr
+    assert "1.50 GB/s" in done.stderr  # 3 MB in 1 ms, 1/2 of it over the link
+    again = next(line for line in done.stderr.splitlines() if line.split()[:1] == ["again"]).split()
+    assert again[1:3] == ["commwatch", "report"]
+    shown = commwatch(*again[2:])
+    assert (shown.returncode, "1.50 GB/s" in shown.stdout) == (0, True)
+    page = tmp_path / "page.html"
+    assert commwatch(*again[2:], "--html", page).returncode == 0
+    assert elsewhere(page.read_text(encoding="utf-8")) == []
+
+
+def test_agent_that_is_there_already(tmp_path: Path) -> None:
+    """Where an agent watches the directory, the job records to it, and the report comes out of its history."""
+    with agent(tmp_path / "run", "--state", str(tmp_path / "elsewhere")) as watching:
+        done = run(tmp_path / "run", *python(TRAINS))
+        assert done.returncode == 0
+        assert "1.50 GB/s" in done.stderr
+        assert [job["state"] for job in watching.get("/api/v1/jobs")] == ["ended"]
+        assert watching.process.poll() is None
+
+
+def test_signals_reach_the_job(tmp_path: Path) -> None:
+    """SIGTERM, SIGUSR1 and the like are passed on to the job, which ends as it likes."""
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('saving', flush=True))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.01)"
+    )
+    said = tmp_path / "said"
+    with started("run", "--dir", tmp_path / "run", "--port", "0", "--", *python(code), said=said) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "saving\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 7, said.read_text()
+    assert left(tmp_path / "run") == []
+
+
+def test_signal_before_the_job_began(tmp_path: Path) -> None:
+    """SIGTERM while the agent is still starting ends all: no agent and no private directory stay behind."""
+    said, ran = tmp_path / "said", tmp_path / "ran"
+    job = python(f"open({str(ran)!r}, 'w')")
+    with started("run", "--dir", tmp_path / "run", "--port", "0", "--", *job, said=said) as process:
+        private = wait_for(lambda: list((tmp_path / "run").glob("run-*")), "the agent to begin")[0]
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(PATIENCE_S)
+        try:
+            assert code == 128 + signal.SIGTERM or ran.exists(), said.read_text()
+            assert not private.exists()
+        finally:  # whatever stayed behind shall not outlive the test
+            if private.exists():
+                wait_for((private / "agent.json").exists, "the agent that was left")
+                os.kill(json.loads((private / "agent.json").read_text())["pid"], signal.SIGTERM)
+
+
+def test_two_runs_at_once(tmp_path: Path) -> None:
+    """Two runs in one directory do not disturb each other: own agents, own jobs, one history."""
+    code = (
+        "import os, sys, time; from pathlib import Path\n"
+        "mine, other = Path(sys.argv[1]), Path(sys.argv[2])\n"
+        "mine.write_text(os.environ['COMMWATCH_DIR'])\n"
+        "while not other.exists(): time.sleep(0.01)\n" + TRAINS + "sys.exit(int(sys.argv[3]))"
+    )
+    a, b = tmp_path / "a", tmp_path / "b"
+    flags = ("run", "--dir", tmp_path / "run", "--port", "0", "--")
+    with (
+        started(*flags, *python(code), str(a), str(b), "4", said=tmp_path / "said a") as one,
+        started(*flags, *python(code), str(b), str(a), "5", said=tmp_path / "said b") as two,
+    ):
+        assert (one.wait(PATIENCE_S), two.wait(PATIENCE_S)) == (4, 5)
+    assert a.read_text() != b.read_text()
+    assert left(tmp_path / "run") == []
+    for said in ("said a", "said b"):
+        assert "1.50 GB/s" in (tmp_path / said).read_text()
+    assert len(commwatch("report", "--dir", tmp_path / "run", "nosuchjob").stderr.split(";")[1].split(",")) == 2
+
+
+def test_settings_reach_the_agent(tmp_path: Path) -> None:
+    """The agent of a run heeds the settings file of the run."""
+    settings = tmp_path / "my.toml"
+    settings.write_text("keep_ended = 0\n")
+    done = run(tmp_path / "run", *python(TRAINS + FORGOTTEN), flags=("--port", "0", "--config", str(settings)))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("trouble", ["port", "directory", "file"])
+def test_job_runs_without_an_agent(tmp_path: Path, trouble: str) -> None:
+    """Where there is no agent to be had, that is said, and the job runs all the same."""
+    (tmp_path / "file").touch()
+    with taken(0) as port:
+        flags = ("--port", str(port)) if trouble == "port" else ("--port", "0")
+        directory = {"port": tmp_path / "run", "directory": Path("/proc/run"), "file": tmp_path / "file"}[trouble]
+        done = run(
+            directory, *python("import os; print(os.environ.get('COMMWATCH')); raise SystemExit(3)"), flags=flags
+        )
+    assert (done.returncode, done.stdout) == (3, "None\n")
+    assert "the job runs without an agent" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["full disk", "closed pipe"])
+def test_job_runs_though_we_cannot_speak(tmp_path: Path, where: str) -> None:
+    """A standard error that takes nothing costs neither the job nor its exit code."""
+    if where == "full disk":
+        stderr = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, stderr = os.pipe()
+        os.close(reader)
+    ran = tmp_path / "ran"
+    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--"]
+    job = python(f"open({str(ran)!r}, 'w'); raise SystemExit(3)")
+    done = subprocess.run([*command, *job], stderr=stderr, env=clean_env(), timeout=PATIENCE_S, check=False)
+    os.close(stderr)
+    assert (done.returncode, ran.exists()) == (3, True)
+    assert left(tmp_path / "run") == []
+
+
+def test_modules_of_the_job_are_not_ours(tmp_path: Path) -> None:
+    """A module of the job's that is called like one we import does not reach the agent."""
+    (tmp_path / "statistics.py").write_text("raise RuntimeError('this is the job\\'s own module')\n")
+    script = Path(sys.executable).with_name("commwatch")
+    command = [script, "run", "--dir", tmp_path / "run", "--port", "0", "--", "true"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=clean_env(), check=False)
+    assert done.returncode == 0
+    assert "watching at http://127.0.0.1:" in done.stderr
+    assert "RuntimeError" not in done.stderr

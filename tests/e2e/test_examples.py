@@ -1,0 +1,69 @@
+"""The examples run as a user would run them, and the report of each makes sense."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import commwatch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(tmp_path: Path, script: str, ranks: int) -> dict[str, Any]:
+    """Run an example under ``commwatch run`` and read its report."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    done = commwatch("run", "--dir", tmp_path, "--port", "0", "--", *torchrun, EXAMPLES / script, "--steps", "10")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step 10: loss" in done.stdout
+    assert "commwatch report" not in done.stdout
+    assert "lost        nothing" in done.stderr
+    report = json.loads(commwatch("report", "--dir", tmp_path, "--json").stdout)
+    assert report["steps"] == 9
+    assert [rank["rank"] for rank in report["ranks"]] == list(range(ranks))
+    assert all(0 < (rank["exposed_share"] or 0) <= rank["comm_share"] <= 1 for rank in report["ranks"])
+    assert report["lost"] == 0
+    assert not list(tmp_path.glob("run-*"))
+    return report  # type: ignore[no-any-return]
+
+
+def rows(report: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The report's operations by group and op."""
+    return {(row["by"]["group"], row["by"]["op"]): row for row in report["operations"]}
+
+
+def test_ddp(tmp_path: Path) -> None:
+    """Each step of the DDP example reduces every gradient once: the bytes are those of the parameters."""
+    report = run(tmp_path, "train_ddp.py", 2)
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        from common import Transformer  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    gradients = sum(parameter.nbytes for parameter in Transformer().parameters())
+    row = rows(report)["default_pg", "all_reduce"]
+    assert row["bytes"] == 2 * 10 * gradients
+    assert row["busbw"] == pytest.approx(row["algbw"])
+    assert row["untimed"] == row["failed"] == 0
+
+
+def test_fsdp(tmp_path: Path) -> None:
+    """The FSDP example shows its gathers and scatters with half the algorithm bandwidth on the bus, for two ranks."""
+    operations = rows(run(tmp_path, "train_fsdp.py", 2))
+    for op in ("all_gather", "reduce_scatter"):
+        (row,) = (row for (_, name), row in operations.items() if name == op)
+        assert row["busbw"] == pytest.approx(row["algbw"] / 2)
+        assert row["untimed"] == 0
+
+
+def test_tensor_parallel(tmp_path: Path) -> None:
+    """The pipeline's sends and receives and the tensor-parallel all_reduces stand in rows of their own."""
+    operations = rows(run(tmp_path, "train_tp.py", 4))
+    assert operations["mesh_tp", "all_reduce"]["ranks"] == 4
+    assert operations["mesh_tp", "all_reduce"]["group_size"] == 2
+    assert operations["default_pg", "send"]["count"] == operations["default_pg", "recv"]["count"] == 40
+    assert operations["default_pg", "recv"]["p2p_wait_s"] > 0
