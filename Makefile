@@ -37,7 +37,8 @@ lint: sync  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p commwatch
-	$(BIN)/mypy tests bench examples
+	$(BIN)/mypy tests bench
+	for scripts in examples tests/e2e/jobs; do (cd $$scripts && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml .) || exit; done
 
 format: sync  ## put the code into shape
 	$(BIN)/ruff check --fix .

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from tests.agent.test_api import populate, rings_of
 from tests.agent.test_config import one_line
 from tests.helpers import (
+    MS,
     NOBODY,
     agent,
     clean_env,
@@ -28,7 +30,10 @@ from tests.helpers import (
     commwatch_as_nobody,
     elsewhere,
     end_rank,
+    group_entry,
+    operation,
     wait_for,
+    write_ring,
 )
 
 
@@ -252,6 +257,34 @@ def test_report_as_json(history: Path) -> None:
     assert operations["default_pg", "all_gather"]["busbw"] == pytest.approx(1.5e9)
     assert [rank["wait_s"] for rank in report["ranks"]] == pytest.approx([0.003, 0.002, 0.001, 0])
     assert json.loads(commwatch("report", "--dir", history, "--json").stdout)["job"]["job_id"] == "eval"
+
+
+def test_report_after_the_agent(tmp_path: Path) -> None:
+    """What was counted up to the agent's end is in the report, though the 10 s were not over and the ranks still run."""
+    records = [operation(start_ns=0, end_ns=4 * MS, seq=i, size=1_000_000) for i in range(3)]
+    writer = write_ring(rings_of(tmp_path), records, wall_offset_ns=time.time_ns() + 3600 * 1000 * MS)
+    for expected in (3, 4):  # a second agent goes on in the same ten seconds
+        with agent(tmp_path) as running:
+            wait_for(lambda n=expected: [r["records"] for r in running.get("/api/v1/ranks")] == [n], "the records")
+            assert [row["count"] for row in running.get("/api/v1/summary?until=8999999999")["rows"]] == [expected]
+        (row,) = json.loads(commwatch("report", "--dir", tmp_path, "--json").stdout)["operations"]
+        assert (row["count"], row["algbw"]) == (expected, pytest.approx(2.5e8))
+        writer.write(*records[0])
+    end_rank(writer)
+
+
+def test_report_has_all_waits(tmp_path: Path) -> None:
+    """Of ranks that ended before the agent looked every wait is known, in whatever order their rings are read."""
+    for rank in range(4):  # rank 3 came 3 ms after rank 0
+        made = [operation(start_ns=rank * MS, end_ns=10 * MS, seq=i, launch_ns=0) for i in range(5)]
+        names = [group_entry(0, (0, 1, 2, 3))]
+        writer = write_ring(rings_of(tmp_path), made, names, rank=rank, world_size=4, wall_offset_ns=time.time_ns())
+        writer.close(1)
+        end_rank(writer)
+    with agent(tmp_path) as running:
+        wait_for(lambda: [job["state"] for job in running.get("/api/v1/jobs")] == ["ended"], "the end of the job")
+    report = json.loads(commwatch("report", "--dir", tmp_path, "--json").stdout)
+    assert [rank["wait_s"] for rank in report["ranks"]] == pytest.approx([0.015, 0.010, 0.005, 0])
 
 
 def test_report_as_html(history: Path, tmp_path: Path) -> None:

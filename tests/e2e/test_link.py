@@ -20,8 +20,8 @@ LOW, HIGH = 21e6, 25e6
 
 
 @pytest.fixture
-def hosts() -> Iterator[list[str]]:
-    """Two hosts, as names of network namespaces; 10.77.9.1 and .2."""
+def hosts() -> Iterator[list[tuple[str, str]]]:
+    """Two hosts, 10.77.9.1 and .2, each as network namespace and device."""
     if os.geteuid() != 0 or not shutil.which("tc"):
         assert not os.environ.get("CI"), "CI runs this as root, with iproute2"
         pytest.skip("network namespaces need root and iproute2")
@@ -56,13 +56,13 @@ def hosts() -> Iterator[list[str]]:
                 "50ms",
             ]
             ip("netns", "exec", name, *shape)
-        yield list(zip(names, devices, strict=True))  # type: ignore[arg-type]
+        yield list(zip(names, devices, strict=True))
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def run_on(hosts: list[str], directory: Path) -> str:
+def run_on(hosts: list[tuple[str, str]], directory: Path) -> str:
     """Run the job, one rank on each host; returns what both printed."""
     ranks = []
     for rank, (name, device) in enumerate(hosts):
@@ -84,7 +84,7 @@ def run_on(hosts: list[str], directory: Path) -> str:
     return said
 
 
-def test_bandwidth_of_a_known_link(hosts: list[str], tmp_path: Path) -> None:
+def test_bandwidth_of_a_known_link(hosts: list[tuple[str, str]], tmp_path: Path) -> None:
     """busbw is that of the link, in /metrics and REST; eight queued all_reduces have that of one of their total size."""
     with agent(tmp_path) as running:
         clocks = results(run_on(hosts, tmp_path))

@@ -69,9 +69,12 @@ def read_rings(directory: Path) -> list[RankRecords]:
             reader.identity, [ev.Record._make(f) for f in ev.RECORD.iter_unpack(drained.records)], drained.lost
         )
         for entry in reader.names():
-            for kind, known in (("group", rank.groups), ("dtype", rank.dtypes), ("op", rank.ops)):
-                if kind in entry:
-                    known[entry[kind]] = entry if kind == "group" else entry["name"]  # type: ignore[index]
+            if "group" in entry:
+                rank.groups[entry["group"]] = entry
+            elif "dtype" in entry:
+                rank.dtypes[entry["dtype"]] = entry["name"]
+            else:
+                rank.ops[entry["op"]] = entry["name"]
         reader.close()
         found.append(rank)
     return sorted(found, key=lambda rank: (rank.rank, rank.identity["started_ns"]))

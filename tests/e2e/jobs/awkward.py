@@ -1,6 +1,7 @@
 """What trainers do that could trip a probe: worker processes, operations that raise, threads, a late uninstall."""
 
 import threading
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -21,17 +22,19 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def main() -> None:
-    rank, world = begin()
+    _, world = begin()
     dist.all_reduce(torch.ones(4))
     total = 0.0
     for batch in DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
         dist.all_reduce(batch)
         total += batch.sum().item()
     raised = []
-    for wrong in (
+    complex_numbers = torch.ones(2, dtype=torch.complex64)
+    wrongs: list[Callable[[], object]] = [
         lambda: dist.all_gather_into_tensor(torch.empty(3), torch.ones(4)),
-        lambda: dist.all_reduce(torch.ones(2, dtype=torch.complex64), op=dist.ReduceOp.MAX),
-    ):
+        lambda: dist.all_reduce(complex_numbers, op=dist.ReduceOp.MAX),
+    ]
+    for wrong in wrongs:
         try:
             wrong()
         except (RuntimeError, ValueError) as error:

@@ -30,7 +30,7 @@ def main() -> None:
     dist.barrier()
     dist.destroy_process_group()
     # A store of its own: in the old one the addresses of the first life are still to be found.
-    store = dist.FileStore(f"{sys.argv[1]}/second-life", world)
+    store = torch._C._distributed_c10d.FileStore(f"{sys.argv[1]}/second-life", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     life(rank)
     end()

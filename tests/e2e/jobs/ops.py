@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ def main() -> None:
             done += 1
             time.sleep(arguments.pause)
         # All ranks have to agree on when to stop.
-        more.fill_(float(bool(arguments.until) and not os.path.exists(arguments.until)))
+        more.fill_(float(bool(arguments.until) and not Path(arguments.until).exists()))
         dist.all_reduce(more, op=dist.ReduceOp.MIN)
         if not more.item():
             break

@@ -25,6 +25,7 @@ def main() -> None:
     kind, steps = sys.argv[1], int(sys.argv[2])
     begin()
     model, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizers: list[torch.optim.Optimizer]
     if kind == "zero":
         optimizers = [ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)]
     elif kind in ("two", "gan"):

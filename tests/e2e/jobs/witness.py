@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from common import begin, end, say
 from torch import nn
-from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -46,13 +46,13 @@ def asynchronous(rank: int, world: int) -> None:
 
 
 def coalesced(rank: int, world: int) -> None:
-    with dist._coalescing_manager():
+    with dist.distributed_c10d._coalescing_manager():
         dist.all_reduce(torch.ones(8))
         dist.all_reduce(torch.ones(4))
-    with dist._coalescing_manager():
+    with dist.distributed_c10d._coalescing_manager():
         dist.all_gather_into_tensor(torch.empty(16), torch.ones(8))
         dist.all_gather_into_tensor(torch.empty(16), torch.ones(8))
-    with dist._coalescing_manager():
+    with dist.distributed_c10d._coalescing_manager():
         dist.reduce_scatter_tensor(torch.empty(4), torch.ones(8))
         dist.reduce_scatter_tensor(torch.empty(4), torch.ones(8))
 
@@ -114,6 +114,7 @@ def functional(rank: int, world: int) -> None:
 
 def compiled(rank: int, world: int) -> None:
     group = dist.group.WORLD
+    assert group is not None
     function = torch.compile(lambda x: funcol.all_reduce(x * 2, "sum", group) + 1)
     for _ in range(3):
         function(torch.ones(4))
@@ -131,7 +132,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         globals()[name](rank, world)
         dist.barrier()
-    entries = json.loads(c10d._dump_fr_trace_json())["entries"]
+    entries = json.loads(_dump_fr_trace_json())["entries"]
     wanted = ("profiling_name", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "process_group")
     say([{key: entry[key] for key in wanted} for entry in entries])
     end()
