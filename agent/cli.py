@@ -7,10 +7,15 @@ import logging
 import os
 import shlex
 import sys
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from commwatch import __version__
 from commwatch.config import Config, ConfigError, load
+
+if TYPE_CHECKING:
+    from commwatch.daemon import Daemon
 
 
 class UsageError(Exception):
@@ -76,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Watch the jobs of this node until SIGTERM.",
     )
     agent.add_argument("--quiet", action="store_true", help="say nothing but warnings")
+    agent.add_argument(
+        "--until-stdin-closes", action="store_true", help="end when standard input does (with its parent)"
+    )
     agent.set_defaults(command=_agent)
 
     report = commands.add_parser(
@@ -99,7 +107,7 @@ def _run(config: Config, arguments: argparse.Namespace) -> int:
     if not command:
         raise UsageError("run: which job? commwatch run -- torchrun ...")
     try:
-        return run(config, command, os.environ, _again(arguments))
+        return run(config, arguments.config, command, os.environ, _again(arguments))
     except CommandNotFound as error:
         raise UsageError(str(error)) from None
 
@@ -114,15 +122,22 @@ def _again(arguments: argparse.Namespace) -> str:
     return shlex.join(["commwatch", "report", *(str(part) for flag in flags for part in flag)])
 
 
-def _agent(config: Config, _: argparse.Namespace) -> int:
+def _agent(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.daemon import CannotStart, Daemon
 
     try:
-        Daemon(config).run()
+        daemon = Daemon(config)
+        if arguments.until_stdin_closes:
+            threading.Thread(target=_stop_with_parent, args=(daemon,), name="parent", daemon=True).start()
+        return 0 if daemon.run() else 1
     except CannotStart as error:
         print(f"commwatch: {error}", file=sys.stderr)
         return 1
-    return 0
+
+
+def _stop_with_parent(daemon: Daemon) -> None:
+    sys.stdin.read()
+    daemon.stop()
 
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:

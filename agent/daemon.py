@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Daemon:
         self._stop = threading.Event()
         self._last_tick_ns = time.monotonic_ns()
         self._trouble: str | None = None
+        self._failed = False
         self._socket = _listen(config)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{self.port}"
@@ -77,8 +79,8 @@ class Daemon:
             threading.Thread(target=self._work, name="intake", daemon=True),
         ]
 
-    def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then take what the rings still hold, and stop."""
+    def run(self) -> bool:
+        """Serve until SIGTERM, SIGINT or ``stop``, take what the rings still hold, and end; False if the intake failed."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         for thread in self._threads:
@@ -95,18 +97,29 @@ class Daemon:
         self._store.close()
         (self.config.dir / "agent.json").unlink(missing_ok=True)
         os.close(self._lock_fd)
+        return not self._failed
+
+    def stop(self) -> None:
+        """Make ``run`` end; from any thread."""
+        self._stop.set()
 
     def _work(self) -> None:
         """The intake's thread: look, drain, and once a minute keep the history within its bounds."""
-        tidied = 0
-        while not self._stop.is_set():
+        try:
+            tidied = 0
+            while not self._stop.is_set():
+                self._tick()
+                now = time.time_ns()
+                if now - tidied > _TIDY_NS:
+                    tidied = now
+                    self._store.tidy(now, self.config.raw_bytes, int(self.config.keep_days * 86400e9))
+                self._stop.wait(self.config.interval)
             self._tick()
-            now = time.time_ns()
-            if now - tidied > _TIDY_NS:
-                tidied = now
-                self._store.tidy(now, self.config.raw_bytes, int(self.config.keep_days * 86400e9))
-            self._stop.wait(self.config.interval)
-        self._tick()
+        except BaseException:
+            # An agent that answers but takes nothing in would be worse than one that its supervisor starts again.
+            self._failed = True
+            self._stop.set()
+            raise
 
     def _tick(self) -> None:
         try:
@@ -147,7 +160,7 @@ def _lock_directory(config: Config) -> int:
         os.close(fd)
         other = answering(config.dir)
         raise CannotStart(
-            f"an agent already watches {config.dir}{f' ({other})' if other else ''}; choose another directory with --dir"
+            f"an agent already watches {config.dir}{f' ({other.url})' if other else ''}; choose another directory with --dir"
         ) from None
     (config.dir / "agent.json").unlink(missing_ok=True)  # of an agent that was killed
     return fd
@@ -179,14 +192,24 @@ def _announce(directory: Path, about: dict[str, Any]) -> None:
     hidden.rename(directory / "agent.json")
 
 
-def answering(directory: Path) -> str | None:
-    """The address of the agent that watches ``directory``, if one does."""
+@dataclass(frozen=True)
+class Announcement:
+    """What an agent tells about itself in its run directory."""
+
+    url: str
+    history: str
+    pid: int
+
+
+def answering(directory: Path) -> Announcement | None:
+    """The agent that watches ``directory``, if one does."""
     try:
         with open(directory / "agent.lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         try:
-            return str(json.loads((directory / "agent.json").read_text())["url"])
+            about = json.loads((directory / "agent.json").read_text())
+            return Announcement(str(about["url"]), str(about["history"]), int(about["pid"]))
         except (OSError, ValueError, KeyError):
             return None
     except OSError:

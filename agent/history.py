@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commwatch.books import GroupInfo
-from commwatch.store import RingRow, Rollup, connect, rings, rollups
+from commwatch.store import RingRow, Rollup, connect, raw_since, rings, rollups
 
 
 class StoredStep(NamedTuple):
@@ -72,6 +72,10 @@ class History:
             "slot_ns >= ? AND slot_ns < ? AND ring IN (SELECT value FROM json_each(?))",
             (from_ns, until_ns, json.dumps(rings)),
         )
+
+    def raw_since(self, ring: RingRow) -> Iterator[bytes]:
+        """Stored records that no roll-up holds yet, oldest first."""
+        return raw_since(self._db, ring)
 
     def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:
         """Steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""

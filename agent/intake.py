@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class _Source:
         self.told: tuple[int, int, int] | None = None
         #: Everything the trainer ever wrote has been taken.
         self.final = False
+        self.unavailable = row.steps_unavailable
 
 
 class Intake:
@@ -39,6 +41,7 @@ class Intake:
     def __init__(self, directory: Path, aggregate: Aggregate, store: Writer, lock: threading.RLock) -> None:
         self._directory = directory
         self._aggregate, self._store, self._lock = aggregate, store, lock
+        self._boot_id = boot_id()
         self._sources: dict[str, _Source] = {}
         self._refused: set[tuple[str, int]] = set()
         #: Ring files that could not be read, for ``/metrics``.
@@ -85,6 +88,9 @@ class Intake:
                 book = self._aggregate.open(row.uid, reader.identity)
         except FileNotFoundError:
             return
+        except sqlite3.Error as error:  # the disk is full: the ring keeps its records until it is not
+            self._store.trouble = f"{self._store.path}: {error}"
+            return
         except (ring.BadRing, OSError, KeyError, TypeError, ValueError) as error:
             self._refused.add((entry.name, entry.inode()))
             self.bad_rings += 1
@@ -122,7 +128,7 @@ class Intake:
 
     def _drain(self, source: _Source, now_ns: int, wall_ns: int) -> int:
         reader, book = source.reader, source.book
-        alive = reader.alive() and reader.identity.get("boot_id") == boot_id()
+        alive = reader.alive() and reader.identity.get("boot_id") == self._boot_id
         taken = 0
         while True:
             drained = reader.drain(final=not alive, limit=_BATCH)
@@ -163,7 +169,8 @@ class Intake:
             )
             if closed:
                 self._store.rollups(row.id, closed, source.reader.next_n if live_from is None else live_from)
-            if steps or unavailable:
+            if steps or unavailable != source.unavailable:
+                source.unavailable = unavailable
                 self._store.steps(row, steps, unavailable)
             told = (source.reader.next_n, source.lost, book.dropped)
             if told != source.told:

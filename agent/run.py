@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from commwatch import report
@@ -30,8 +31,12 @@ class CommandNotFound(Exception):
     """The job's command does not exist; the message names it."""
 
 
-def run(config: Config, command: list[str], env: Mapping[str, str], report_command: str) -> int:
+def run(config: Config, file: Path | None, command: list[str], env: Mapping[str, str], report_command: str) -> int:
     """Run ``command`` as a watched job.
+
+    Args:
+        file: where the settings came from, for an agent of our own.
+        report_command: what opens a report again, but for the job's name.
 
     Returns:
         The job's exit code; 128 + n if signal n ended it.
@@ -41,16 +46,20 @@ def run(config: Config, command: list[str], env: Mapping[str, str], report_comma
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
         raise CommandNotFound(f"run: no such command: {command[0]}")
-    job = (
-        job_id(env) if any(env.get(v, "").lower() not in ("", "none") for v in JOB_VARIABLES) else _new_job_id(command)
-    )
-    with _agent(config) as directory:
-        job_env = {**env, "COMMWATCH_JOB": job}
-        if directory is not None:
-            job_env.update({"COMMWATCH": "1", "COMMWATCH_DIR": str(directory)})
-        code = _run_job(command, job_env, job, config)
-    if directory is not None:
-        _report(config, job, f"{report_command} {job}")
+    named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
+    job = job_id(env) if named else _new_job_id(command)
+    agent = _find_agent(config) or _start_agent(config, file)
+    probe = {} if agent is None else {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory)}
+    history = None if agent is None else agent.history
+    try:
+        code = _run_job(command, {**env, "COMMWATCH_JOB": job, **probe}, job, history)
+    finally:
+        if agent is not None:
+            agent.end()
+    if history is not None:
+        elsewhere = history != config.history
+        opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
+        _report(history, job, f"{opens} {job}")
     return code
 
 
@@ -60,54 +69,61 @@ def _new_job_id(command: list[str]) -> str:
     return f"{script}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-@contextmanager
-def _agent(config: Config) -> Iterator[Path | None]:
-    """An agent for the job: the one that watches the run directory already, else one of our own in a corner of it.
+@dataclass
+class _JobAgent:
+    """The agent that watches the job; ``process`` is set if it is our own."""
 
-    Yields the run directory for the job, or ``None`` if there is no agent to be had.
-    """
-    if answering(config.dir) is not None:
-        yield config.dir
-        wait_until(lambda: not any((config.rings).glob(f"*.{os.getpid()}-*.ring")), 0)
-        return
-    private = config.dir / f"run-{os.getpid()}-{secrets.token_hex(2)}"
-    agent = None
+    directory: Path
+    history: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def end(self) -> None:
+        """Let an agent of our own take what is left, and end it."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(_DRAIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _find_agent(config: Config) -> _JobAgent | None:
+    """The agent that watches the run directory already."""
+    found = answering(config.dir)
+    return None if found is None else _JobAgent(config.dir, Path(found.history))
+
+
+def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
+    """An agent of our own, in a corner of the run directory so that runs at the same time do not meet."""
+    directory = config.dir / f"run-{os.getpid()}-{secrets.token_hex(2)}"
+    flags = ["--dir", str(directory), "--state", str(config.state), "--host", config.host]
+    flags += [] if config.port is None else ["--port", str(config.port)]
+    flags += [] if file is None else ["--config", str(file)]
+    command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes", *flags]
     try:
         make_private_dir(config.dir, os.environ)
-        flags = ["--dir", str(private), "--state", str(config.state), "--host", config.host]
-        flags += ["--port", str(config.port)] if config.port is not None else []
-        # A session of its own: Ctrl-C is for the job, the agent is still needed for the report.
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "commwatch", "agent", "--quiet", *flags],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        ready = wait_until(
-            lambda: answering(private) is not None or (agent is not None and agent.poll() is not None), _START_S
-        )
-        if not ready or agent.poll() is not None:
-            print("commwatch: the job runs without an agent", file=sys.stderr)
-            yield None
-            return
-        print(f"commwatch: watching at {answering(private)}", file=sys.stderr)
-        yield private
+        # In a session of its own: Ctrl-C is for the job, the agent is still needed for the report. Its standard input
+        # closes with us, however we end.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     except OSError as error:
-        print(
-            f"commwatch: the job runs without an agent: {error.strerror or error} ({error.filename or config.dir})",
-            file=sys.stderr,
-        )
-        yield None
-    finally:
-        if agent is not None:
-            agent.terminate()
-            try:
-                agent.wait(_DRAIN_S)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-        shutil.rmtree(private, ignore_errors=True)
+        why = f"{error.strerror or error} ({error.filename or config.dir})"
+        print(f"commwatch: the job runs without an agent: {why}", file=sys.stderr)
+        return None
+    agent = _JobAgent(directory, config.history, process)
+    wait_until(lambda: answering(directory) is not None or process.poll() is not None, _START_S)
+    found = answering(directory)
+    if found is None:
+        print("commwatch: the job runs without an agent", file=sys.stderr)
+        agent.end()
+        return None
+    print(f"commwatch: watching at {found.url}", file=sys.stderr)
+    return agent
 
 
-def _run_job(command: list[str], env: Mapping[str, str], job: str, config: Config) -> int:
+def _run_job(command: list[str], env: Mapping[str, str], job: str, history: Path | None) -> int:
     child = subprocess.Popen(command, env=dict(env))
 
     def forward(number: int, _: object) -> None:
@@ -116,7 +132,7 @@ def _run_job(command: list[str], env: Mapping[str, str], job: str, config: Confi
             child.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    progress = _Progress(config, job) if sys.stderr.isatty() else None
+    progress = _Progress(history, job) if history is not None and sys.stderr.isatty() else None
     try:
         while True:
             try:
@@ -143,8 +159,8 @@ def _in_foreground() -> bool:
 class _Progress:
     """One line on the terminal, drawn over itself."""
 
-    def __init__(self, config: Config, job: str) -> None:
-        self._path, self._job = config.history, job
+    def __init__(self, history: Path, job: str) -> None:
+        self._path, self._job = history, job
 
     def show(self) -> None:
         """Draw it with what the history says now."""
@@ -163,11 +179,11 @@ class _Progress:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _report(config: Config, job: str, command: str) -> None:
-    agent = Agent(config.history)
+def _report(history: Path, job: str, command: str) -> None:
+    agent = Agent(history)
     try:
         wait_until(lambda: all(view.state != "running" for view in agent.jobs() if view.job_id == job), _DRAIN_S)
-        built = report.build(agent, job, config.history, command)
+        built = report.build(agent, job, history, command)
     except StoreError as error:
         print(f"commwatch: no report: {error}", file=sys.stderr)
         return

@@ -284,8 +284,7 @@ class Writer:
             start, end = step.start_ns + ring.wall_offset_ns, step.end_ns + ring.wall_offset_ns
             row = (ring.id, step.seq, start, end, step.comm_ns, step.exposed_ns)
             self._pending.append(("INSERT OR IGNORE INTO step VALUES (?,?,?,?,?,?)", row))
-        if unavailable is not None:
-            self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
+        self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
 
     def commit(self) -> bool:
         """Write all that has gathered; False, with ``trouble`` set, where the disk refuses."""
@@ -342,14 +341,7 @@ class Writer:
 
     def raw_since(self, ring: RingRow) -> Iterator[bytes]:
         """Stored records that no roll-up holds yet, oldest first."""
-        chunks = self._db.execute(
-            "SELECT data FROM chunk WHERE ring = ? AND until_n > ? ORDER BY first_n", (ring.id, ring.rolled_n)
-        ).fetchall()
-        for (data,) in chunks:
-            records = zlib.decompress(data)
-            stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
-            first = next((i for i, stamp in enumerate(stamps) if stamp > ring.rolled_n & 0xFFFFFFFF), len(stamps))
-            yield records[first * RECORD_SIZE :]
+        return raw_since(self._db, ring)
 
     def close(self) -> None:
         """Write what is left and let go."""
@@ -401,3 +393,15 @@ def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) 
         sketch.encode(cell.bins),
     )
     return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))})", values
+
+
+def raw_since(db: sqlite3.Connection, ring: RingRow) -> Iterator[bytes]:
+    """Stored records of a ring that no roll-up holds yet, oldest first."""
+    chunks = db.execute(
+        "SELECT data FROM chunk WHERE ring = ? AND until_n > ? ORDER BY first_n", (ring.id, ring.rolled_n)
+    )
+    for (data,) in chunks.fetchall():
+        records = zlib.decompress(data)
+        stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
+        first = next((i for i, stamp in enumerate(stamps) if stamp > ring.rolled_n & 0xFFFFFFFF), len(stamps))
+        yield records[first * RECORD_SIZE :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -125,7 +125,7 @@ class Agent:
         now_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self._path = path
-        self._aggregate, self._lock, self._now_ns = aggregate or Aggregate(), lock or threading.RLock(), now_ns
+        self._aggregate, self._lock, self._now_ns = aggregate, lock or threading.RLock(), now_ns
 
     def has_job(self, job: str) -> bool:
         """Whether the history knows it."""
@@ -148,7 +148,9 @@ class Agent:
             job = same.get("job_id")
             with self._lock:  # a cell is either stored or live, as long as this is held
                 rings = {ring.id: ring for ring in history.rings(None if job is None else str(job))}
-                stored, live = list(history.rollups(from_ns, until_ns, list(rings))), self._live(from_ns, until_ns)
+                stored = list(history.rollups(from_ns, until_ns, list(rings)))
+                aggregate = self._aggregate or _recount(history, rings.values())
+                live = _live(aggregate, from_ns, until_ns)
             groups, ops = history.groups(), history.names("op")
         cells = [*identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops), *(cell for _, cell in live)]
         slots = [*(r.slot_ns for r in stored), *(slot for slot, _ in live)]
@@ -156,15 +158,6 @@ class Agent:
         rows = summarise((cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted)), by)
         covered = (min(slots) / 1e9, min((max(slots) + SLOT_NS) / 1e9, time_ns() / 1e9)) if slots else (None, None)
         return covered, rows
-
-    def _live(self, from_ns: int, until_ns: int) -> list[tuple[int, Counted]]:
-        return [
-            (slot, counted(job.id, book.rank, book.group(key.group), book.op_name(key.op), key, cell.copy()))
-            for job in self._aggregate.jobs.values()
-            for book in job.books.values()
-            for slot, key, cell in book.live_cells()
-            if from_ns <= slot < until_ns
-        ]
 
     def operations(
         self, from_ns: int, until_ns: int, before: Place | None, wanted: Callable[[Operation], bool], limit: int
@@ -221,7 +214,8 @@ class Agent:
         with History(self._path) as history:
             latest: dict[tuple[str, int], RingRow] = {(ring.job, ring.rank): ring for ring in history.rings(job)}
         with self._lock:
-            live = {uid: book for job_ in self._aggregate.jobs.values() for uid, book in job_.books.items()}
+            jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
+            live = {uid: book for job_ in jobs for uid, book in job_.books.items()}
             views = [self._rank(ring, live.get(ring.uid)) for ring in latest.values()]
         return sorted(views, key=lambda view: (view.job_id, view.rank))
 
@@ -270,6 +264,29 @@ class Agent:
                 )
             )
         return sorted(views, key=lambda view: (view.job_id, -view.size, view.name))
+
+
+def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
+    """The books of what is stored but not in a roll-up yet: an agent's last seconds, seen from outside of it."""
+    aggregate, groups, ops = Aggregate(), history.groups(), history.names("op")
+    for ring in rings:
+        if ring.rolled_n < ring.next_n:
+            book = aggregate.open(ring.uid, ring.identity)
+            book.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
+            book.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
+            for records in history.raw_since(ring):
+                book.ingest(records)
+    return aggregate
+
+
+def _live(aggregate: Aggregate, from_ns: int, until_ns: int) -> list[tuple[int, Counted]]:
+    return [
+        (slot, counted(job.id, book.rank, book.group(key.group), book.op_name(key.op), key, cell.copy()))
+        for job in aggregate.jobs.values()
+        for book in job.books.values()
+        for slot, key, cell in book.live_cells()
+        if from_ns <= slot < until_ns
+    ]
 
 
 def _job(job: str, rings: list[RingRow]) -> JobView:

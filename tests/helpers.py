@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,11 +21,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from commwatch.aggregate import Aggregate
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import RingWriter
 from commwatch.history import History
+from commwatch.intake import Intake
+from commwatch.store import RingRow, Writer
+from commwatch.summary import Row
+from commwatch.views import Agent
 
 MS = 1_000_000
+#: Unix time of monotonic 0 in ``identity``.
+EPOCH_NS = 1_700_000_000_000_000_000
 #: Everything a loaded two-core machine may need; conditions are waited for, never slept through.
 PATIENCE_S = 90.0
 
@@ -39,7 +47,7 @@ def identity(job: str = "job", rank: int = 0, world_size: int = 2, **more: Any) 
     from commwatch.collectors.identity import boot_id
 
     base = {"job": job, "restart": 0, "rank": rank, "world_size": world_size, "local_rank": rank, "host": "host"}
-    when = {"pid": 1, "boot_id": boot_id(), "wall_offset_ns": 1_700_000_000_000_000_000, "started_ns": 0}
+    when = {"pid": 1, "boot_id": boot_id(), "wall_offset_ns": EPOCH_NS, "started_ns": 0}
     return {**base, **when, "hook": "python", **more}
 
 
@@ -175,6 +183,49 @@ for line in sys.stdin:
     def _answer(self, expected: str) -> None:
         assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == expected
+
+
+class Watch:
+    """An agent without its threads: what it keeps in memory is gone with the object, as in a crash.
+
+    Rings lie in ``directory``/rings. Time is the trainers' monotonic clock, as in ``identity``.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.rings, self.path = directory / "rings", directory / "h.sqlite"
+        self.store, self.aggregate, lock = Writer(self.path), Aggregate(), threading.RLock()
+        self.intake = Intake(self.rings, self.aggregate, self.store, lock)
+        self.agent = Agent(self.path, self.aggregate, lock)
+
+    def tick(self, at_ns: int = 0) -> int:
+        """Look at the rings once."""
+        return self.intake.tick(at_ns, EPOCH_NS + at_ns)
+
+    def rows(self, *by: str) -> dict[tuple[str | int | None, ...], Row]:
+        """The summary of all time."""
+        _, rows = self.agent.summary(0, 1 << 62, list(by), {})
+        return {tuple(row.by.values()): row for row in rows}
+
+    def count(self) -> int:
+        """Operations in the summary."""
+        return sum(row.count for row in self.rows("rank").values())
+
+    def ring_rows(self) -> list[RingRow]:
+        """The rings in the history."""
+        with History(self.path) as history:
+            return history.rings()
+
+    def stored(self) -> int:
+        """Raw records in the history."""
+        return sum(len(stored_records(self.path, row.id)) for row in self.ring_rows())
+
+    def fill_disk(self) -> None:
+        """Make the history refuse to grow, as on a full disk."""
+        self.store._db.execute("PRAGMA max_page_count = 1")  # which is as much as no more than it has
+
+    def free_disk(self) -> None:
+        """Let it grow again."""
+        self.store._db.execute("PRAGMA max_page_count = 1073741823")
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:

@@ -239,9 +239,9 @@ def test_report_as_text(history: Path) -> None:
     done = commwatch("report", "--dir", history, "train")
     assert (done.returncode, done.stderr) == (0, "")
     lines = {tuple(line.split()[:2]): line for line in done.stdout.splitlines() if line.strip()}
-    assert "2.00 GB/s" in lines["default_pg", "all_gather"]
-    assert "1.50 GB/s" in lines["default_pg", "all_gather"]
-    assert "1.00 GB/s" in lines["mesh_tp", "reduce_scatter"]
+    assert "2 GB/s" in lines["default_pg", "all_gather"]
+    assert "1.5 GB/s" in lines["default_pg", "all_gather"]
+    assert "1 GB/s" in lines["mesh_tp", "reduce_scatter"]
     assert f"commwatch report --dir {history} train" in done.stdout
 
 
@@ -262,11 +262,11 @@ def test_report_as_json(history: Path) -> None:
 def test_report_after_the_agent(tmp_path: Path) -> None:
     """What was counted up to the agent's end is in the report, though the 10 s were not over and the ranks still run."""
     records = [operation(start_ns=0, end_ns=4 * MS, seq=i, size=1_000_000) for i in range(3)]
-    writer = write_ring(rings_of(tmp_path), records, wall_offset_ns=time.time_ns() + 3600 * 1000 * MS)
+    writer = write_ring(rings_of(tmp_path), records, wall_offset_ns=time.time_ns())
     for expected in (3, 4):  # a second agent goes on in the same ten seconds
         with agent(tmp_path) as running:
             wait_for(lambda n=expected: [r["records"] for r in running.get("/api/v1/ranks")] == [n], "the records")
-            assert [row["count"] for row in running.get("/api/v1/summary?until=8999999999")["rows"]] == [expected]
+            assert [row["count"] for row in running.get("/api/v1/summary")["rows"]] == [expected]
         (row,) = json.loads(commwatch("report", "--dir", tmp_path, "--json").stdout)["operations"]
         assert (row["count"], row["algbw"]) == (expected, pytest.approx(2.5e8))
         writer.write(*records[0])
@@ -295,7 +295,7 @@ def test_report_as_html(history: Path, tmp_path: Path) -> None:
     html = page.read_text(encoding="utf-8")
     assert elsewhere(html) == []
     assert "<script" not in html
-    assert all(text in html for text in ("train", "all_gather", "1.50 GB/s", "mesh_tp"))
+    assert all(text in html for text in ("train", "all_gather", "1.5 GB/s", "mesh_tp"))
     assert "/no/such" in one_line(commwatch("report", "--dir", history, "--html", "/no/such/page.html", "train"))
     assert "not allowed" in commwatch("report", "--dir", history, "--html", page, "--json").stderr
 
@@ -322,6 +322,7 @@ def test_report_into_a_closed_pipe(history: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "commwatch", "report", "--dir", str(history)]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=clean_env(), check=False)
+    env = clean_env(PYTHONUNBUFFERED="")  # as people have it
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=env, check=False)
     os.close(writer)
     assert done.stderr == ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import struct
-import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,19 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.aggregate import Aggregate, RankBook
 from commwatch.books import SLOT_NS
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
-from commwatch.history import History
-from commwatch.intake import Intake
-from commwatch.store import RingRow, Writer
-from commwatch.summary import Row
-from commwatch.views import Agent
-from tests.helpers import MS, Trainer, examples, group_entry, identity, mark, operation, stored_records, write_ring
+from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, write_ring
 
-EPOCH = 1_700_000_000_000_000_000
 ALWAYS = (0, 1 << 62)
+
+
+def trainer(directory: Path, rank: int = 0, slots: int = 1024) -> Trainer:
+    made = Trainer(directory / "rings" / f"job.r0.{rank}.ring", identity(rank=rank), slots)
+    made.call("name", [(group_entry(),)])
+    return made
+
+
+def reduces(first: int, until: int) -> list[tuple[int, ...]]:
+    return [operation(start_ns=0, end_ns=1000, seq=n) for n in range(first, until)]
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ def test_lost_records_are_counted(tmp_path: Path, bursts: list[int]) -> None:
         (job,) = watch.agent.jobs()
         (view,) = watch.agent.ranks(None)
         assert (job.lost, view.lost, view.records) == (watch.intake.lost, watch.intake.lost, watch.intake.read)
-        assert watch.books()[0].lost == watch.intake.lost
+        assert next(watch.aggregate.books()).lost == watch.intake.lost
 
 
 def test_alive_and_gone(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_restart_before_anything_was_written(tmp_path: Path) -> None:
     with trainer(tmp_path) as rank:
         watch = Watch(tmp_path)
         watch.tick()
-        watch.store._db.execute("PRAGMA max_page_count = 1")  # the disk is full from here on
+        watch.fill_disk()
         rank.write(reduces(0, 800))
         watch.tick()
         assert watch.intake.read == 800
@@ -142,7 +143,7 @@ def test_restart_beyond_32_bits(tmp_path: Path) -> None:
     with trainer(tmp_path, slots=slots) as rank:
         watch = Watch(tmp_path)
         watch.tick()
-        (row,) = _rings(watch)
+        (row,) = watch.ring_rows()
         for until, at_ns in ((start + 20, 1), (start + 60, SLOT_NS), (start + 90, 2 * SLOT_NS)):
             _write_numbered(rank.path, row.next_n or start, until, slots, end_ns=at_ns)
             if not row.next_n:
@@ -150,18 +151,13 @@ def test_restart_beyond_32_bits(tmp_path: Path) -> None:
                 watch.store.commit()
                 watch = Watch(tmp_path)
             watch.tick(at_ns)
-            (row,) = _rings(watch)
+            (row,) = watch.ring_rows()
         assert watch.count() == 90
         for _ in range(2):
             watch = Watch(tmp_path)
             watch.tick(2 * SLOT_NS)
             assert watch.count() == 90
         assert watch.intake.lost == 0
-
-
-def _rings(watch: Watch) -> list[RingRow]:
-    with History(watch.path) as history:
-        return history.rings()
 
 
 def _write_numbered(path: Path, first: int, until: int, slots: int, end_ns: int) -> None:
@@ -194,12 +190,12 @@ def test_finished_ring_stays_while_the_disk_is_full(tmp_path: Path) -> None:
     watch, rings = Watch(tmp_path), tmp_path / "rings"
     with trainer(tmp_path) as rank:
         watch.tick()
-        watch.store._db.execute("PRAGMA max_page_count = 1")
+        watch.fill_disk()
         rank.write(reduces(0, 900))
     for _ in range(3):
         watch.tick()
         assert {path.suffix for path in rings.iterdir()} == {".ring", ".names"}
-    watch.store._db.execute("PRAGMA max_page_count = 1000000")
+    watch.free_disk()
     watch.tick()
     assert list(rings.iterdir()) == []
     assert watch.count() == watch.stored() == 900
@@ -223,7 +219,7 @@ def test_last_record_behind_the_cursor(tmp_path: Path) -> None:
         watch = Watch(directory)
         watch.tick()
         assert watch.intake.read + watch.intake.lost == written
-        assert watch.books()[0].last_seq == {0: written - 1}
+        assert next(watch.aggregate.books()).last_seq == {0: written - 1}
 
 
 def test_a_reason_for_no_steps_passes(tmp_path: Path) -> None:

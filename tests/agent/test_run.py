@@ -94,11 +94,11 @@ def test_report_at_the_end(tmp_path: Path) -> None:
     done = run(tmp_path / "run", *python(TRAINS))
     assert done.returncode == 0
     assert "all_gather" in done.stderr
-    assert "1.50 GB/s" in done.stderr  # 3 MB in 1 ms, 1/2 of it over the link
+    assert "1.5 GB/s" in done.stderr  # 3 MB in 1 ms, 1/2 of it over the link
     again = next(line for line in done.stderr.splitlines() if line.split()[:1] == ["again"]).split()
     assert again[1:3] == ["commwatch", "report"]
     shown = commwatch(*again[2:])
-    assert (shown.returncode, "1.50 GB/s" in shown.stdout) == (0, True)
+    assert (shown.returncode, "1.5 GB/s" in shown.stdout) == (0, True)
     page = tmp_path / "page.html"
     assert commwatch(*again[2:], "--html", page).returncode == 0
     assert elsewhere(page.read_text(encoding="utf-8")) == []
@@ -109,7 +109,7 @@ def test_agent_that_is_there_already(tmp_path: Path) -> None:
     with agent(tmp_path / "run", "--state", str(tmp_path / "elsewhere")) as watching:
         done = run(tmp_path / "run", *python(TRAINS))
         assert done.returncode == 0
-        assert "1.50 GB/s" in done.stderr
+        assert "1.5 GB/s" in done.stderr
         assert [job["state"] for job in watching.get("/api/v1/jobs")] == ["ended"]
         assert watching.process.poll() is None
 
@@ -132,6 +132,29 @@ def test_signals_reach_the_job(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 7, said.read_text()
     assert left(tmp_path / "run") == []
+
+
+def test_nohup(tmp_path: Path) -> None:
+    """What the caller ignores stays ignored in the job: under nohup it survives the terminal."""
+    job = python(
+        "import os, signal; os.kill(os.getppid(), 1); os.kill(os.getpid(), 1); print(signal.getsignal(1).name)"
+    )
+    command = [
+        "nohup",
+        sys.executable,
+        "-m",
+        "commwatch",
+        "run",
+        "--dir",
+        str(tmp_path / "run"),
+        "--port",
+        "0",
+        "--",
+        *job,
+    ]
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, **streams, text=True, env=clean_env(), timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout) == (0, "SIG_IGN\n"), done.stderr
 
 
 def test_signal_before_the_job_began(tmp_path: Path) -> None:
@@ -169,7 +192,7 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
     assert a.read_text() != b.read_text()
     assert left(tmp_path / "run") == []
     for said in ("said a", "said b"):
-        assert "1.50 GB/s" in (tmp_path / said).read_text()
+        assert "1.5 GB/s" in (tmp_path / said).read_text()
     assert len(commwatch("report", "--dir", tmp_path / "run", "nosuchjob").stderr.split(";")[1].split(",")) == 2
 
 

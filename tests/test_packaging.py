@@ -1,0 +1,192 @@
+"""What is shipped: wheel and sdist of a clean copy of the tree, installed where neither the tree nor torch is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import PATIENCE_S, clean_env, wait_for
+
+TREE = Path(__file__).parents[1]
+FOLDERS = {"agent": "commwatch", **{name: f"commwatch/{name}" for name in ("collectors", "alerts", "dashboards")}}
+#: What runs inside the trainer.
+IN_THE_TRAINER = ("torch_*.py", "ring.py", "events.py", "identity.py", "exposure.py")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """A command's standard output; fails with all that it said if it failed."""
+    env = clean_env(PIP_DISABLE_PIP_VERSION_CHECK="1")
+    env.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def listed() -> list[str]:
+    """The files of the tree that git knows."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=TREE, capture_output=True, text=True, check=True).stdout
+    return [name for name in names.split("\0") if name and (TREE / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree without anything git does not know."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in listed():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TREE / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def built(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Sdist, and the wheel made from it."""
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", out, cwd=copy)
+    return next(out.glob("*.tar.gz")), next(out.glob("*.whl"))
+
+
+def environment(directory: Path, *install: str | Path) -> Path:
+    """The Python of a fresh virtual environment with something installed in it."""
+    run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=directory.parent)
+    python = directory / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *install, cwd=directory.parent)
+    return python
+
+
+@pytest.fixture(scope="module")
+def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel and what it depends on."""
+    return environment(tmp_path_factory.mktemp("wheel") / "venv", built[1])
+
+
+def test_wheel_has_every_file(built: tuple[Path, Path]) -> None:
+    """Every module and data file of the four folders is in the wheel, and nothing beside the one package."""
+    inside = set(zipfile.ZipFile(built[1]).namelist())
+    shipped = (".py", ".json", ".yaml", ".css", ".html", ".js")
+    expected = {
+        f"{FOLDERS[folder]}/{rest}"
+        for folder, _, rest in (name.partition("/") for name in listed())
+        if folder in FOLDERS and rest.endswith(shipped)
+    }
+    assert len(expected) > 30
+    assert expected <= inside, expected - inside
+    assert "commwatch/py.typed" in inside
+    tops = {name.partition("/")[0] for name in inside}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"commwatch"}
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in inside)
+
+
+def test_sdist_has_what_a_build_needs(built: tuple[Path, Path]) -> None:
+    """The sdist holds the tests, examples and documents too, and nothing git does not know."""
+    with tarfile.open(built[0]) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames() if name.count("/")}
+    known = set(listed())
+    assert {
+        name for name in known if name.startswith(("agent/", "collectors/", "tests/", "docs/", "examples/"))
+    } <= inside
+    made = {name for name in inside - known if "." in Path(name).name and not name.startswith("commwatch.egg-info")}
+    assert made <= {"PKG-INFO", "setup.cfg"}
+
+
+def test_agent_runs_without_torch(installed: Path, tmp_path: Path) -> None:
+    """Where only the wheel is installed, `commwatch agent` runs and answers; there is no torch, and nothing is ours beside commwatch."""
+    modules = json.loads(
+        run(
+            installed,
+            "-c",
+            "import importlib.util, json; print(json.dumps({name: importlib.util.find_spec(name) is not None "
+            "for name in ('torch', 'numpy', 'agent', 'collectors', 'alerts', 'dashboards', 'tests', 'commwatch')}))",
+            cwd=tmp_path,
+        )
+    )
+    assert [name for name, found in modules.items() if found] == ["commwatch"]
+    command = [installed.with_name("commwatch"), "agent", "--dir", tmp_path / "run", "--port", "0"]
+    env = clean_env()
+    env.pop("PYTHONPATH", None)
+    process = subprocess.Popen(command, cwd=tmp_path, env=env)
+    try:
+        wait_for((tmp_path / "run" / "agent.json").exists, "the agent")
+        url = json.loads((tmp_path / "run" / "agent.json").read_text())["url"]
+        for path, expected in (("/healthz", "ok"), ("/docs", "/api/v1/summary"), ("/metrics", "commwatch_build_info")):
+            with urllib.request.urlopen(url + path, timeout=PATIENCE_S) as response:
+                assert expected in response.read().decode()
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    assert run(installed, "-m", "commwatch", "--version", cwd=tmp_path).startswith("commwatch ")
+
+
+def test_install_says_that_torch_is_missing(installed: Path, tmp_path: Path) -> None:
+    """Without torch `commwatch.install()` raises ImportError, and `commwatch.step()` does nothing."""
+    code = (
+        "import commwatch; commwatch.step()\ntry: commwatch.install()\nexcept ImportError as error: print(error.name)"
+    )
+    assert run(installed, "-c", code, cwd=tmp_path) == "torch\n"
+
+
+def test_import_is_light() -> None:
+    """`import commwatch` brings in no web framework, no numpy, no torch."""
+    heavy = "{'fastapi', 'numpy', 'prometheus_client', 'pydantic', 'starlette', 'torch', 'uvicorn'}"
+    code = f"import sys, commwatch; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def _imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file.name}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def test_trainer_needs_only_torch() -> None:
+    """What runs inside the trainer imports the standard library, torch and its own neighbours, nothing else."""
+    files = [file for pattern in IN_THE_TRAINER for file in (TREE / "collectors").glob(pattern)]
+    assert len(files) >= 9
+    allowed = (*sys.stdlib_module_names, "torch", "commwatch.collectors")
+    foreign = {file.name: [name for name in _imports(file) if not _within(name, allowed)] for file in files}
+    assert {name: found for name, found in foreign.items() if found} == {}
+    without_torch = [file for file in files if not file.name.startswith("torch_")]
+    assert [file.name for file in without_torch if any(_within(name, ("torch",)) for name in _imports(file))] == []
+
+
+def test_collectors_know_nothing_of_the_agent() -> None:
+    """Imports flow one way: collectors import nothing of ours but collectors."""
+    for file in (TREE / "collectors").rglob("*.py"):
+        ours = [name for name in _imports(file) if _within(name, ("commwatch",))]
+        assert [name for name in ours if not _within(name, ("commwatch.collectors",))] == [], file.name
+
+
+def test_editable_install(copy: Path, tmp_path: Path) -> None:
+    """A strict editable install of the copy imports, from the copy, and edits are seen."""
+    flags = ("--no-deps", "--config-settings", "editable_mode=strict", "--editable")
+    python = environment(tmp_path / "venv", *flags, copy)
+    place = run(python, "-c", "import commwatch.cli, os; print(os.path.realpath(commwatch.cli.__file__))", cwd=tmp_path)
+    assert Path(place.strip()) == (copy / "agent" / "cli.py").resolve()
+    assert (
+        run(python, "-c", "import commwatch.collectors.ring, commwatch.alerts, commwatch.dashboards", cwd=tmp_path)
+        == ""
+    )
+    version = copy / "agent" / "__init__.py"
+    version.write_text(version.read_text() + "\nEDITED = True\n")
+    assert run(python, "-c", "import commwatch; print(commwatch.EDITED)", cwd=tmp_path) == "True\n"
+    assert os.fspath(copy) not in sys.path
