@@ -14,6 +14,7 @@ from typing import Any
 from commwatch.bandwidth import bus_factor
 from commwatch.books import DURATION_BOUNDS_NS, SLOT_NS, UNKNOWN_GROUP, Cell, CellKey, GroupInfo, StepRecord, StepTotals
 from commwatch.collectors import events as ev
+from commwatch.collectors.ring import number_of
 from commwatch.intervals import Intervals
 from commwatch.joins import GroupJoin, Part
 from commwatch.sketch import BINS_PER_E
@@ -21,6 +22,9 @@ from commwatch.steps import Mark, Step, StepTracker
 
 #: Pieces of communication kept while no step ends (inference, a long evaluation).
 _MOST_PIECES = 65_536
+_UNMEASURED = ev.FAILED | ev.UNTIMED
+#: Times and sizes from here on were written by nobody: 146 years, four exabytes.
+_NONSENSE = 1 << 62
 
 
 class _Books:
@@ -59,6 +63,8 @@ class RankBook:
         self.new_steps: list[StepRecord] = []
         self.lost = 0
         self.read = 0
+        #: Records whole by their stamps but beyond all reason; passed over.
+        self.nonsense = 0
         #: What the ring says of its trainer right now; the intake keeps these current.
         self.in_flight: list[ev.Record] = []
         self.alive = True
@@ -107,12 +113,19 @@ class RankBook:
 
     # -- records ------------------------------------------------------------------------------
 
-    def ingest(self, records: bytes) -> None:
-        """Take in whole records, in the order of the ring."""
+    def ingest(self, records: bytes, until_n: int | None = None) -> None:
+        """Take in whole records, in the order of the ring.
+
+        Args:
+            until_n: number of the record that follows the last one; by default what its stamp says.
+        """
         live, busy, offset, bounds, bins_per_e = self._live, self._busy, self._offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
         self.read += len(records) // ev.RECORD_SIZE
         for record in ev.RECORD.iter_unpack(records):
             stamp, op, _, group, _, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
+            if not launch <= end < _NONSENSE or not start <= end or size >= _NONSENSE:
+                self.nonsense += 1
+                continue
             if op == ev.STEP_MARK:
                 self._mark(ev.Record._make(record))
                 continue
@@ -122,19 +135,16 @@ class RankBook:
             books = live.get(key)
             if books is None:
                 books = live[key] = self._open(group, op, size)
-                if self.live_from is None:
-                    self.live_from = stamp - 1
+            if self.live_from is None:
+                self.live_from = number_of(stamp, until_n if until_n is not None else stamp + 1)
+            if books.p2p is None and not flags & ev.FAILED:
+                self.last_seq[group] = seq
             cell = books.cell
-            if flags & ev.FAILED:
-                cell.failed += 1
+            if flags & _UNMEASURED:
+                cell.count_unmeasured(size, failed=bool(flags & ev.FAILED))
                 continue
             cell.count += 1
             cell.bytes += size
-            if books.p2p is None:
-                self.last_seq[group] = seq
-            if flags & ev.UNTIMED:
-                cell.untimed += 1
-                continue
             duration = end - start
             cell.duration_ns += duration
             cell.timed_bytes += size
@@ -192,15 +202,18 @@ class RankBook:
         """Close the cells of the slot that has ended by ``wall_ns``."""
         if wall_ns < self._slot_end:
             return
+        self._close()
+        for p2p in self._p2p_busy.values():
+            p2p.forget(wall_ns - self._offset_ns - SLOT_NS)
+        self._slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
+
+    def _close(self) -> None:
         slot = self._slot_end - SLOT_NS
         for books in self._live.values():
             self.closed.append((slot, books.key, books.cell))
             self.totals.setdefault(books.key, Cell()).add(books.cell)
         self._live.clear()
         self.live_from = None
-        for p2p in self._p2p_busy.values():
-            p2p.forget(wall_ns - self._offset_ns - SLOT_NS)
-        self._slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
 
     def cells(self) -> Iterator[tuple[CellKey, Cell]]:
         """All that has been counted since the agent took up this ring: closed sums and live cells."""
@@ -244,9 +257,9 @@ class RankBook:
         self._waiting = []
 
     def finish(self) -> None:
-        """The rank has ended: close everything that is still open."""
+        """The rank has ended: close everything that is still open. Waits that other ranks add later open it again."""
         self._finish_steps()
-        self.roll(max(self._slot_end, 1))
+        self._close()
 
     def take_steps(self) -> list[StepRecord]:
         """Hand over the steps that have come since the last call."""
@@ -278,8 +291,10 @@ class Aggregate:
 
     def open(self, uid: str, identity: dict[str, Any]) -> RankBook:
         """The book of a ring that has come into sight; raises ``KeyError`` or ``TypeError`` on a damaged identity."""
-        job = self.jobs.setdefault(str(identity["job"]), Job(str(identity["job"])))
+        job_id = str(identity["job"])
+        job = self.jobs.get(job_id) or Job(job_id)
         book = RankBook(identity, job.joins)
+        self.jobs[job_id] = job
         job.books[uid] = book
         job.ended_ns = None
         return book

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -13,16 +14,18 @@ from html import escape
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
 from commwatch import __version__
 from commwatch.operations import Operation, Place, place_of
 from commwatch.pages import page, table
+from commwatch.store import StoreError
 from commwatch.summary import DIMENSIONS, Row
 from commwatch.views import Agent, GroupView, JobView, RankView, StepView
 
@@ -126,7 +129,36 @@ class RankInCollective:
     operation: Operation
 
 
-router = APIRouter(prefix="/api/v1")
+@dataclass(frozen=True)
+class ProblemDetails:
+    """What went wrong (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    #: Names what was wrong, and what would be right.
+    detail: str
+
+
+def _known_parameters(request: Request) -> None:
+    """A misspelt parameter must not pass for a filter that found everything."""
+    route = request.app.openapi()["paths"][request.scope["route"].path]["get"]
+    known = [parameter["name"] for parameter in route.get("parameters", ()) if parameter["in"] == "query"]
+    for name in request.query_params:
+        if name not in known:
+            raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
+
+
+_PROBLEM: dict[str, Any] = {
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A parameter is wrong; the detail names it.", **_PROBLEM},
+    404: {"description": "There is no such thing; the detail names it.", **_PROBLEM},
+    422: {"description": "A parameter is not of its type; the detail names it.", **_PROBLEM},
+    503: {"description": "The history cannot be read.", **_PROBLEM},
+}
+router = APIRouter(prefix="/api/v1", responses=_ERRORS, dependencies=[Depends(_known_parameters)])
 
 
 def _agent_of(request: Request) -> Agent:
@@ -212,7 +244,7 @@ def ops(
 
 
 @router.get("/collectives/{group_id}/{seq}")
-def collective(agent: AgentOf, group_id: str, seq: int) -> Collective:
+def collective(agent: AgentOf, group_id: str, seq: Annotated[int, Path(ge=0, lt=1 << 32)]) -> Collective:
     """The ranks of one collective side by side."""
     found = agent.collective(group_id, seq)
     if found is None:
@@ -290,6 +322,7 @@ def application(
     app.state.agent = agent
     app.include_router(router)
     _problems(app)
+    _add_schema(app, ProblemDetails)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
@@ -319,6 +352,18 @@ def application(
     return app
 
 
+def _add_schema(app: FastAPI, model: type) -> None:
+    """Put a model that only error answers use among the components of the API's description."""
+    build = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = build()
+        schema["components"]["schemas"][model.__name__] = TypeAdapter(model).json_schema()
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
 def _state(trouble: str | None) -> Response:
     return PlainTextResponse(
         f"{trouble or 'ok'}\n", HTTPStatus.OK if trouble is None else HTTPStatus.SERVICE_UNAVAILABLE
@@ -333,6 +378,11 @@ def _problems(app: FastAPI) -> None:
     @app.exception_handler(Problem)
     async def problem(_: Request, error: Problem) -> JSONResponse:
         return answer(error.status, error.detail)
+
+    @app.exception_handler(StoreError)
+    @app.exception_handler(sqlite3.Error)
+    async def unreadable(_: Request, error: Exception) -> JSONResponse:
+        return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the history cannot be read: {error}")
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

@@ -65,6 +65,15 @@ class Cell:
         self.bins: dict[int, int] = {}
         self.durations = [0] * (len(DURATION_BOUNDS_NS) + 1)
 
+    def count_unmeasured(self, size: int, failed: bool) -> None:
+        """Count an operation that has no duration."""
+        if failed:
+            self.failed += 1
+        else:
+            self.untimed += 1
+            self.count += 1
+            self.bytes += size
+
     def copy(self) -> Cell:
         """A snapshot."""
         snapshot = Cell()

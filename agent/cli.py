@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import shlex
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commwatch import __version__
-from commwatch.config import Config, ConfigError, load
+from commwatch.config import Config, ConfigError, load, settings_file
 
 if TYPE_CHECKING:
     from commwatch.daemon import Daemon
@@ -25,6 +26,9 @@ class UsageError(Exception):
 def main(argv: list[str] | None = None) -> int:
     """Run ``commwatch`` with ``argv``; returns the exit code."""
     arguments = _parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without Unicode gets question marks, not a traceback
     logging.basicConfig(
         format="commwatch: %(message)s", level=logging.WARNING if getattr(arguments, "quiet", False) else logging.INFO
     )
@@ -38,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             port=arguments.port,
         )
         code: int = arguments.command(config, arguments)
+        sys.stdout.flush()
     except (ConfigError, UsageError) as error:
         print(f"commwatch: {error}", file=sys.stderr)
         return 2
@@ -51,10 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--dir",
-        type=Path,
         help="run directory, where trainers and agent meet; holds the history too unless --state is given",
     )
-    common.add_argument("--state", type=Path, help="directory of the history (default: $XDG_STATE_HOME/commwatch)")
+    common.add_argument("--state", help="directory of the history (default: $XDG_STATE_HOME/commwatch)")
     common.add_argument("--config", type=Path, help="settings file (default: ./commwatch.toml if there is one)")
     common.add_argument("--host", help="address the agent listens on (default: 127.0.0.1)")
     common.add_argument(
@@ -107,7 +111,7 @@ def _run(config: Config, arguments: argparse.Namespace) -> int:
     if not command:
         raise UsageError("run: which job? commwatch run -- torchrun ...")
     try:
-        return run(config, arguments.config, command, os.environ, _again(arguments))
+        return run(config, settings_file(arguments.config), command, os.environ, _again(arguments))
     except CommandNotFound as error:
         raise UsageError(str(error)) from None
 
@@ -160,7 +164,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         )
     if arguments.html is not None:
         try:
-            arguments.html.write_text(report.html(built))
+            arguments.html.write_text(report.html(built), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"report: cannot write {arguments.html}: {error.strerror}") from None
     else:

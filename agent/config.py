@@ -77,24 +77,38 @@ def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Conf
         ConfigError: unknown key, wrong type or range, unreadable file.
     """
     given: dict[str, Any] = {}
-    if file is not None or Path("commwatch.toml").is_file():
-        given.update(_read(file or Path("commwatch.toml")))
+    found = settings_file(file)
+    if found is not None:
+        given.update(_read(found))
     for key, variable in _ENVIRONMENT.items():
         if env.get(variable):
             given[key] = _checked(key, _from_text(key, env[variable], variable), variable)
     given.update({key: _checked(key, value, f"--{key}") for key, value in flags.items() if value is not None})
-    directory = Path(given.get("dir", run_dir(env)))
-    state_home = Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    directory = Path(given.get("dir", run_dir(env))).absolute()
     # A directory of one's own holds all there is; else history never lies in memory.
-    state = given.get("state", directory if "dir" in given else state_home / "commwatch")
-    return replace(
-        Config(dir=directory, state=Path(state)), **{k: v for k, v in given.items() if k not in ("dir", "state")}
-    )
+    state = given.get("state") or (directory if "dir" in given else _state_home(env) / "commwatch")
+    rest = {key: value for key, value in given.items() if key not in ("dir", "state")}
+    return replace(Config(dir=directory, state=state.absolute()), **rest)
+
+
+def settings_file(file: Path | None) -> Path | None:
+    """The file that settings are read from: ``file``, else ``./commwatch.toml`` if there is one."""
+    default = Path("commwatch.toml")
+    return file or (default if default.is_file() else None)
+
+
+def _state_home(env: Mapping[str, str]) -> Path:
+    if env.get("XDG_STATE_HOME"):
+        return Path(env["XDG_STATE_HOME"])
+    try:
+        return Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise ConfigError("this user has no home directory to keep history in; choose a place with --state") from None
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text())
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -116,9 +130,13 @@ def _from_text(key: str, text: str, variable: str) -> Any:
 
 def _checked(key: str, value: Any, where: str) -> Any:
     if key in ("dir", "state", "host"):
-        if not isinstance(value, (str, os.PathLike)) or not str(value):
-            raise ConfigError(f"{where}: needs a text, not {value!r}")
-        return value if key == "host" else Path(value).expanduser()
+        text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
+        if not text or "\0" in text:
+            raise ConfigError(f"{where}: needs {'an address' if key == 'host' else 'a directory'}, not {value!r}")
+        try:
+            return text if key == "host" else Path(text).expanduser()
+        except RuntimeError:
+            raise ConfigError(f"{where}: there is no such user: {text}") from None
     low, high = _RANGES[key]
     whole = key in ("port", "raw_bytes")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:

@@ -34,6 +34,7 @@ log = logging.getLogger("commwatch")
 _TIDY_NS = 60_000_000_000
 #: Without a sign of life from the intake for so long the agent is not healthy.
 _STUCK_NS = 10_000_000_000
+_LOCK_S = 0.3
 
 
 class CannotStart(Exception):
@@ -154,9 +155,7 @@ def _lock_directory(config: Config) -> int:
         raise CannotStart(
             f"cannot use run directory {config.dir}: {error.strerror or error}; choose another with --dir"
         ) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not wait_until(lambda: _locked(fd), _LOCK_S):  # somebody who asks whether we are here holds it for a moment
         os.close(fd)
         other = answering(config.dir)
         raise CannotStart(
@@ -166,10 +165,20 @@ def _lock_directory(config: Config) -> int:
     return fd
 
 
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def _listen(config: Config) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     wanted = DEFAULT_PORT if config.port is None else config.port
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(
+        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # named, or asyncio leaves Nagle's delay on
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, wanted))
@@ -188,7 +197,7 @@ def _listen(config: Config) -> socket.socket:
 def _announce(directory: Path, about: dict[str, Any]) -> None:
     """Leave word where the agent of this directory answers."""
     hidden = directory / f".agent.json.{os.getpid()}"
-    hidden.write_text(json.dumps(about))
+    hidden.write_text(json.dumps(about), encoding="utf-8")
     hidden.rename(directory / "agent.json")
 
 
@@ -208,7 +217,7 @@ def answering(directory: Path) -> Announcement | None:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         try:
-            about = json.loads((directory / "agent.json").read_text())
+            about = json.loads((directory / "agent.json").read_text(encoding="utf-8"))
             return Announcement(str(about["url"]), str(about["history"]), int(about["pid"]))
         except (OSError, ValueError, KeyError):
             return None

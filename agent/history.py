@@ -73,8 +73,8 @@ class History:
             (from_ns, until_ns, json.dumps(rings)),
         )
 
-    def raw_since(self, ring: RingRow) -> Iterator[bytes]:
-        """Stored records that no roll-up holds yet, oldest first."""
+    def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
+        """Stored records that no roll-up holds yet, oldest first, and the number that follows each run."""
         return raw_since(self._db, ring)
 
     def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:

@@ -14,20 +14,26 @@ from commwatch.collectors.identity import boot_id
 from commwatch.store import RingRow, Writer
 
 log = logging.getLogger("commwatch")
-#: Most records taken from one ring in one go, so that one busy rank does not starve the others.
-_BATCH = 8192
+#: Most records taken from one ring before it is the next one's turn: less than a join keeps pending, so that the ranks
+#: of a backlog still find each other.
+_BATCH = 512
 
 
 class _Source:
-    """One ring in sight."""
+    """One ring in sight, and after its end its books, which other ranks' records still add waits to."""
 
     def __init__(self, reader: ring.RingReader, row: RingRow, book: RankBook) -> None:
-        self.reader, self.row, self.book = reader, row, book
+        self.row, self.book = row, book
+        #: ``None`` once everything has been read and the file is gone.
+        self.reader: ring.RingReader | None = reader
+        self.next_n = row.next_n
         self.lost = row.lost
+        #: What the store has been told: progress, names, cells (it keeps those of a failed commit), reason for no steps.
         self.told: tuple[int, int, int] | None = None
+        self.told_cells = 0
+        self.unavailable = row.steps_unavailable
         #: Everything the trainer ever wrote has been taken.
         self.final = False
-        self.unavailable = row.steps_unavailable
 
 
 class Intake:
@@ -52,16 +58,26 @@ class Intake:
     def tick(self, now_ns: int, wall_ns: int) -> int:
         """Look for rings, drain all, write down what came; returns the number of records."""
         self._discover(wall_ns)
-        taken = sum(self._drain(source, now_ns, wall_ns) for source in list(self._sources.values()))
-        with self._lock:
-            self._aggregate.retire(wall_ns)
+        before, turn = self.read, list(self._sources.values())
+        while turn:
+            turn = [source for source in turn if self._drain(source) >= _BATCH]
         # Under one lock: a reader finds each cell either here or in the history, never in both or in neither.
         with self._lock:
-            self._note(wall_ns)
-            committed = self._store.commit()
-        if committed:
-            self._remove_finished()
-        return taken
+            for source in self._sources.values():
+                if source.final:
+                    source.book.finish()
+                else:
+                    source.book.roll(wall_ns)
+                self._tell(source, wall_ns)
+            given_up = self._store.given_up
+            # Stored, or given up for want of room: either way the books need not hold it any longer.
+            if self._store.commit() or self._store.given_up != given_up:
+                for source in self._sources.values():
+                    del source.book.closed[: source.told_cells]
+                    source.told_cells = 0
+            self._aggregate.retire(wall_ns)
+        self._remove_finished()
+        return self.read - before
 
     # -- discovery ----------------------------------------------------------------------------
 
@@ -100,13 +116,13 @@ class Intake:
             return
         source = self._sources[entry.name] = _Source(reader, row, book)
         book.lost = row.lost
-        self._learn(source)
-        for records in self._store.raw_since(row):
+        self._learn(source, reader)
+        for records, until_n in self._store.raw_since(row):
             with self._lock:
-                book.ingest(records)
+                book.ingest(records, until_n)
 
-    def _learn(self, source: _Source) -> None:
-        entries = source.reader.names()
+    def _learn(self, source: _Source, reader: ring.RingReader) -> None:
+        entries = reader.names()
         if not entries:
             return
         book, row = source.book, source.row
@@ -126,24 +142,22 @@ class Intake:
 
     # -- records ------------------------------------------------------------------------------
 
-    def _drain(self, source: _Source, now_ns: int, wall_ns: int) -> int:
+    def _drain(self, source: _Source) -> int:
+        """Take one batch of a ring; returns how many records it read or found lost."""
         reader, book = source.reader, source.book
+        if reader is None:
+            return 0
         alive = reader.alive() and reader.identity.get("boot_id") == self._boot_id
-        taken = 0
-        while True:
-            drained = reader.drain(final=not alive, limit=_BATCH)
-            source.lost += drained.lost
-            self.lost += drained.lost
-            if drained.records:
-                self._learn(source)
-                with self._lock:
-                    book.ingest(drained.records)
-                self._store.append(source.row, drained.records, reader.next_n)
-                taken += drained.read
-            if drained.read + drained.lost < _BATCH:
-                break
-        self.read += taken
-        source.final = not alive
+        drained = reader.drain(final=not alive, limit=_BATCH)
+        source.lost += drained.lost
+        self.lost += drained.lost
+        self.read += drained.read
+        if drained.records:
+            self._learn(source, reader)
+            with self._lock:
+                book.ingest(drained.records, reader.next_n)
+            self._store.append(source.row, drained.records, reader.next_n)
+        source.next_n, source.final = reader.next_n, not alive
         with self._lock:
             book.lost = source.lost
             book.in_flight = reader.in_flight() if alive else []
@@ -151,45 +165,41 @@ class Intake:
             book.dropped, book.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
             book.closed_properly = reader.counter(ring.CLOSED) > 0
             book.alive = alive and not book.closed_properly
-            if alive:
-                book.roll(wall_ns)
-            else:
-                book.finish()
-        return taken
+        return drained.read + drained.lost
 
-    def _note(self, wall_ns: int) -> None:
+    def _tell(self, source: _Source, wall_ns: int) -> None:
         """Hand what has changed since the last tick to the store."""
-        for source in self._sources.values():
-            book, row = source.book, source.row
-            closed, steps, unavailable, live_from = (
-                book.take_closed(),
-                book.take_steps(),
-                book.steps_unavailable,
-                book.live_from,
-            )
-            if closed:
-                self._store.rollups(row.id, closed, source.reader.next_n if live_from is None else live_from)
-            if steps or unavailable != source.unavailable:
-                source.unavailable = unavailable
-                self._store.steps(row, steps, unavailable)
-            told = (source.reader.next_n, source.lost, book.dropped)
-            if told != source.told:
-                source.told = told
-                self._store.progress(row.id, *told, wall_ns)
+        book, row = source.book, source.row
+        fresh = book.closed[source.told_cells :]
+        if fresh:
+            self._store.rollups(row.id, fresh, source.next_n if book.live_from is None else book.live_from)
+            source.told_cells = len(book.closed)
+        steps, unavailable = book.take_steps(), book.steps_unavailable
+        if steps or unavailable != source.unavailable:
+            source.unavailable = unavailable
+            self._store.steps(row, steps, unavailable)
+        told = (source.next_n, source.lost, book.dropped)
+        if told != source.told:
+            source.told = told
+            self._store.progress(row.id, *told, wall_ns)
 
     def _remove_finished(self) -> None:
         """Ring files whose trainer is gone and whose records are all in the history have done their work."""
         for name, source in list(self._sources.items()):
-            if not source.final:
-                continue
-            self._store.end(source.row.id, "ended" if source.book.closed_properly else "gone")
-            if not self._store.commit():
-                continue
-            self._refused.add((name, source.reader.inode))
-            source.reader.close()
-            del self._sources[name]
-            for path in (source.reader.path, source.reader.path.with_suffix(".names")):
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    log.warning("cannot remove finished ring: %s", error)
+            if source.reader is None:
+                if source.book not in self._aggregate.books():
+                    del self._sources[name]
+            elif source.final and self._store.trouble is None:
+                self._store.end(source.row.id, "ended" if source.book.closed_properly else "gone")
+                if self._store.commit():
+                    self._remove(name, source.reader)
+                    source.reader = None
+
+    def _remove(self, name: str, reader: ring.RingReader) -> None:
+        self._refused.add((name, reader.inode))
+        reader.close()
+        for path in (reader.path, reader.path.with_suffix(".names")):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("cannot remove finished ring: %s", error)

@@ -34,6 +34,8 @@ class Intervals:
 
     def measure(self, start: int, end: int) -> int:
         """Length of the part of ``[start, end)`` that is covered."""
+        if end <= start:
+            return 0
         first, last = bisect_right(self.ends, start), bisect_left(self.starts, end)
         return sum(
             min(e, end) - max(s, start) for s, e in zip(self.starts[first:last], self.ends[first:last], strict=True)

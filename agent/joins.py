@@ -62,8 +62,11 @@ class GroupJoin:
                 del self._pending[next(iter(self._pending))]
                 self.unjoined += 1
             return None
-        if part.launch_ns > parts[0].end_ns or any(part.rank == other.rank for other in parts):
-            # Nobody finishes a symmetric operation before all have begun it: an earlier run of the same name.
+        # Nobody finishes a symmetric operation before all have begun it: who did was in another run of the same name.
+        if any(part.end_ns < other.launch_ns for other in parts):
+            self.unjoined += 1
+            return None
+        if any(other.end_ns < part.launch_ns or other.rank == part.rank for other in parts):
             self._pending[seq] = [part]
             self.unjoined += 1
             return None

@@ -201,7 +201,7 @@ class Exporter(Collector):
         families.add("job_info", (job.id, str(latest.identity["world_size"]), str(latest.identity["restart"])), 1)
         for book in job.books.values():
             families.count("events_total", (job.id,), book.read)
-            families.count("events_dropped_total", (job.id,), book.lost + book.dropped)
+            families.count("events_dropped_total", (job.id,), book.lost + book.dropped + book.nonsense)
             families.count("probe_seconds_total", (job.id, str(book.rank)), book.probe_ns / 1e9)
             _steps(families, job.id, book)
         self._present(families, job)
@@ -259,7 +259,7 @@ def _operations(families: _Families, job: str, sums: _Sums) -> None:
     for (rank, group, op), cell in sums.by_rank.items():
         labels = (job, rank, group, op)
         families.add("collectives_total", labels, cell.count)
-        if op != "barrier":
+        if (group, op) in sums.sizes:
             families.add("collective_bytes_total", labels, cell.bytes)
         if cell.bus_bytes:
             families.add("collective_bus_bytes_total", labels, cell.bus_bytes)
@@ -300,6 +300,8 @@ def _steps(families: _Families, job: str, book: RankBook) -> None:
     since = steps.recent[-1].end_ns - SHARE_WINDOW_NS
     recent = [step for step in steps.recent if step.end_ns > since]
     duration = sum(step.end_ns - step.start_ns for step in recent)
+    if not duration:
+        return
     families.add("comm_share_ratio", labels, sum(step.comm_ns for step in recent) / duration)
     known = [step.exposed_ns for step in recent if step.exposed_ns is not None]
     if len(known) == len(recent):

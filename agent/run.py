@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from commwatch import report
-from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir
+from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir, ring_prefix
 from commwatch.config import Config
 from commwatch.daemon import answering, wait_until
 from commwatch.store import StoreError
@@ -28,7 +31,21 @@ _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, sig
 
 
 class CommandNotFound(Exception):
-    """The job's command does not exist; the message names it."""
+    """The job's command does not exist or cannot be run; the message names it."""
+
+
+class _Stopped(Exception):
+    """A signal came before the job did."""
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Tell the user; that nobody can hear it is no reason to harm the job."""
+    try:
+        print(text, end=end, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        # What could not be written would be tried again at exit, and cost the job's exit code.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def run(config: Config, file: Path | None, command: list[str], env: Mapping[str, str], report_command: str) -> int:
@@ -48,14 +65,26 @@ def run(config: Config, file: Path | None, command: list[str], env: Mapping[str,
         raise CommandNotFound(f"run: no such command: {command[0]}")
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
     job = job_id(env) if named else _new_job_id(command)
-    agent = _find_agent(config) or _start_agent(config, file)
-    probe = {} if agent is None else {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory)}
-    history = None if agent is None else agent.history
-    try:
-        code = _run_job(command, {**env, "COMMWATCH_JOB": job, **probe}, job, history)
-    finally:
-        if agent is not None:
-            agent.end()
+    agent = None
+    with _Signals() as signals:
+        try:
+            agent = _find_agent(config) or _start_agent(config, file)
+            probe = {} if agent is None else {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory)}
+            history = None if agent is None else agent.history
+            code = _run_job(command, {**env, "COMMWATCH_JOB": job, **probe}, job, history, signals)
+            if agent is not None:
+                prefix, rings = ring_prefix(job), agent.directory / "rings"
+                wait_until(
+                    lambda: (
+                        not (agent and agent.alive and any(p.name.startswith(prefix) for p in rings.glob("*.ring")))
+                    ),
+                    _DRAIN_S,
+                )
+        except _Stopped as stopped:
+            return 128 + int(stopped.args[0])
+        finally:
+            if agent is not None:
+                agent.end()
     if history is not None:
         elsewhere = history != config.history
         opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
@@ -76,6 +105,11 @@ class _JobAgent:
     directory: Path
     history: Path
     process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """False once an agent of our own has died."""
+        return self.process is None or self.process.poll() is None
 
     def end(self) -> None:
         """Let an agent of our own take what is left, and end it."""
@@ -101,52 +135,76 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     directory = config.dir / f"run-{os.getpid()}-{secrets.token_hex(2)}"
     flags = ["--dir", str(directory), "--state", str(config.state), "--host", config.host]
     flags += [] if config.port is None else ["--port", str(config.port)]
-    flags += [] if file is None else ["--config", str(file)]
+    flags += [] if file is None else ["--config", str(file.absolute())]
     command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes", *flags]
     try:
         make_private_dir(config.dir, os.environ)
         # In a session of its own: Ctrl-C is for the job, the agent is still needed for the report. Its standard input
-        # closes with us, however we end.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        # closes with us, however we end. From / because the job's folder may hold modules named like ours.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
     except OSError as error:
         why = f"{error.strerror or error} ({error.filename or config.dir})"
-        print(f"commwatch: the job runs without an agent: {why}", file=sys.stderr)
+        say(f"commwatch: the job runs without an agent: {why}")
         return None
     agent = _JobAgent(directory, config.history, process)
-    wait_until(lambda: answering(directory) is not None or process.poll() is not None, _START_S)
+    try:
+        wait_until(lambda: answering(directory) is not None or process.poll() is not None, _START_S)
+    except _Stopped:
+        agent.end()
+        raise
     found = answering(directory)
     if found is None:
-        print("commwatch: the job runs without an agent", file=sys.stderr)
+        say("commwatch: the job runs without an agent")
         agent.end()
         return None
-    print(f"commwatch: watching at {found.url}", file=sys.stderr)
+    say(f"commwatch: watching at {found.url}")
     return agent
 
 
-def _run_job(command: list[str], env: Mapping[str, str], job: str, history: Path | None) -> int:
-    child = subprocess.Popen(command, env=dict(env))
-
-    def forward(number: int, _: object) -> None:
-        # A terminal sends Ctrl-C to the job itself, too.
-        if number != signal.SIGINT or not _in_foreground():
-            child.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    progress = _Progress(history, job) if history is not None and sys.stderr.isatty() else None
+def _run_job(command: list[str], env: Mapping[str, str], job: str, history: Path | None, signals: _Signals) -> int:
     try:
-        while True:
-            try:
-                child.wait(1.0 if progress else None)
-                break
-            except subprocess.TimeoutExpired:
-                if progress is not None:
-                    progress.show()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if progress is not None:
-            progress.clear()
+        child = signals.child = subprocess.Popen(command, env=dict(env))
+    except OSError as error:
+        raise CommandNotFound(f"run: cannot run {command[0]}: {error.strerror}") from None
+    progress = _Progress(history, job) if history is not None and sys.stderr.isatty() else None
+    while True:
+        try:
+            child.wait(1.0 if progress else None)
+            break
+        except subprocess.TimeoutExpired:
+            if progress is not None:
+                progress.show()
+    if progress is not None:
+        progress.clear()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+class _Signals:
+    """Passes signals on to the job; before there is one, they end us. What the caller ignores stays ignored."""
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, _: object) -> None:
+        if self.child is None:
+            if not self._stopped:  # once: a second signal must not break off the tidying up
+                self._stopped = True
+                raise _Stopped(number)
+        # A terminal sends Ctrl-C to the job itself, too.
+        elif number != signal.SIGINT or not _in_foreground():
+            self.child.send_signal(number)
 
 
 def _in_foreground() -> bool:
@@ -166,31 +224,26 @@ class _Progress:
         """Draw it with what the history says now."""
         try:
             steps = Agent(self._path).steps(time.time_ns() - 10_000_000_000, time.time_ns(), self._job, None, 200)
-        except StoreError:
+        except (StoreError, sqlite3.Error):
             return
         if steps:
             duration = sum(step.duration_s for step in steps)
             comm = sum(step.comm_s for step in steps) / duration
             text = f"step {max(step.seq for step in steps)}, {report.seconds(duration / len(steps))} each, communication {report.percent(comm)}"
-            print(f"\r\x1b[Kcommwatch: {text}", end="", file=sys.stderr, flush=True)
+            say(f"\r\x1b[Kcommwatch: {text}", end="")
 
     def clear(self) -> None:
         """Take it away."""
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        say("\r\x1b[K", end="")
 
 
 def _report(history: Path, job: str, command: str) -> None:
-    agent = Agent(history)
     try:
-        wait_until(lambda: all(view.state != "running" for view in agent.jobs() if view.job_id == job), _DRAIN_S)
-        built = report.build(agent, job, history, command)
-    except StoreError as error:
-        print(f"commwatch: no report: {error}", file=sys.stderr)
+        built = report.build(Agent(history), job, history, command)
+    except (StoreError, sqlite3.Error) as error:
+        say(f"commwatch: no report: {error}")
         return
     if built is None:
-        print(
-            "commwatch: the job made no collective that the probe saw (is commwatch installed in the job's Python?)",
-            file=sys.stderr,
-        )
+        say("commwatch: the job made no collective that the probe saw (is commwatch installed in the job's Python?)")
     else:
-        print(report.text(built), file=sys.stderr)
+        say(report.text(built))

@@ -110,7 +110,7 @@ class StepTracker:
         start, self._last_end = self._last_end, end.ended_ns
         self._recent.append(frozenset(mark.optimizer for mark in burst))
         late, self._late_exposed_ns = self._late_exposed_ns, 0
-        if start is None or self.unavailable:
+        if start is None or end.ended_ns <= start or self.unavailable:
             return []
         known = [mark.exposed_ns for mark in burst if mark.exposed_ns is not None]
         exposed = sum(known) + late if len(known) == len(burst) else None

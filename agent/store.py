@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import sqlite3
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from commwatch import sketch
-from commwatch.books import Cell, CellKey, GroupInfo, StepRecord
+from commwatch.books import SLOT_NS, Cell, CellKey, GroupInfo, StepRecord
 from commwatch.collectors.events import RECORD_SIZE, STEP_MARK
+from commwatch.collectors.ring import number_of
 
 SCHEMA_VERSION = 1
 #: Records of a chunk; a chunk that is not full yet is written again with what has come.
@@ -25,6 +27,8 @@ CHUNK_RECORDS = 1024
 #: Roll-ups older than an hour are merged to five minutes.
 _COARSE_NS = 300_000_000_000
 _COARSEN_AFTER_NS = 3600_000_000_000
+#: Times from here on were written by nobody.
+_NONSENSE = 1 << 62
 _CELL_FIELDS = (
     "count",
     "bytes",
@@ -68,6 +72,9 @@ class StoreError(Exception):
     """The history cannot be opened; the message names the file and the remedy."""
 
 
+Statement = tuple[str, tuple[Any, ...]]
+
+
 class RingRow(NamedTuple):
     """A ring as the history knows it. Times ending in ``_ns`` are wall time."""
 
@@ -100,6 +107,8 @@ class Rollup(NamedTuple):
     """One stored cell."""
 
     slot_ns: int
+    #: How much time it covers from there.
+    length_ns: int
     ring: int
     key: CellKey
     cell: Cell
@@ -126,9 +135,10 @@ def connect(path: Path, write: bool) -> sqlite3.Connection:
                 check_same_thread=False,
             )
         if write:
-            db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
         _check_version(db, path, write)
+        if write:
+            _use_wal(db)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"{path}: {error}; move it away, or choose another place with --state") from None
     return db
@@ -138,16 +148,31 @@ def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == 0 and write:
         db.execute("BEGIN IMMEDIATE")  # another agent of this user may be making it right now
-        if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+        empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if empty:
             for statement in _SCHEMA.split(";"):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
         db.execute("COMMIT")
-    elif version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         db.close()
         raise StoreError(
             f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; move it away, or choose another place with --state"
         )
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log; SQLite does not wait for others by itself when it does that."""
+    for attempt in range(100):
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if attempt == 99:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 class _OpenChunk:
@@ -167,6 +192,8 @@ class _OpenChunk:
         """Add whole records, the last of which is number ``until_n - 1``."""
         for op, group, seq, end in self._LOOK.iter_unpack(records):
             wall = end + self._offset_ns
+            if wall >= _NONSENSE:
+                continue
             self.until_ns = max(self.until_ns, wall)
             self.from_ns = min(self.from_ns or wall, wall)
             if op != STEP_MARK:
@@ -177,7 +204,7 @@ class _OpenChunk:
         self.records += records
         self.until_n = until_n
 
-    def statements(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def statements(self) -> Iterator[Statement]:
         """What writes it as it stands, in place of what was written of it before."""
         data = zlib.compress(self.records, 1)
         yield (
@@ -195,13 +222,16 @@ class _OpenChunk:
 class Writer:
     """The one writer of an agent. Statements gather and are written by ``commit``, all or none of them."""
 
-    #: Statements kept while the disk refuses them; beyond that history is lost, and counted.
+    #: Statements with records kept while the disk refuses them; beyond that they are lost, and counted.
     MOST_PENDING = 20_000
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._db = connect(path, write=True)
-        self._pending: list[tuple[str, tuple[Any, ...]]] = []
+        #: Names and states, which are few and always kept; records and sums, which are not.
+        self._names: list[Statement] = []
+        self._pending: list[Statement] = []
+        self._progress: dict[int, Statement] = {}
         self._chunks: dict[int, _OpenChunk] = {}
         self._dirty: set[int] = set()
         #: Why the last commit failed, and statements given up.
@@ -241,16 +271,12 @@ class Writer:
 
     def progress(self, ring: int, next_n: int, lost: int, dropped: int, now_ns: int) -> None:
         """How far a ring has been read."""
-        self._pending.append(
-            (
-                "UPDATE ring SET next_n = ?, lost = ?, dropped = ?, seen_ns = ? WHERE id = ?",
-                (next_n, lost, dropped, now_ns, ring),
-            )
-        )
+        statement = "UPDATE ring SET next_n = ?, lost = ?, dropped = ?, seen_ns = ? WHERE id = ?"
+        self._progress[ring] = (statement, (next_n, lost, dropped, now_ns, ring))
 
     def end(self, ring: int, state: str) -> None:
         """The ring's trainer is no more."""
-        self._pending.append(("UPDATE ring SET state = ? WHERE id = ?", (state, ring)))
+        self._names.append(("UPDATE ring SET state = ? WHERE id = ?", (state, ring)))
 
     def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
         """A group's name and members."""
@@ -266,11 +292,11 @@ class Writer:
             group.size,
             group.aligned,
         )
-        self._pending.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?)", row))
+        self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?)", row))
 
     def name(self, ring: int, kind: str, code: int, name: str) -> None:
         """What a number of the ring means: ``kind`` is ``dtype`` or ``op``."""
-        self._pending.append(("INSERT OR REPLACE INTO name VALUES (?,?,?,?)", (ring, kind, code, name)))
+        self._names.append(("INSERT OR REPLACE INTO name VALUES (?,?,?,?)", (ring, kind, code, name)))
 
     def rollups(self, ring: int, cells: Iterable[tuple[int, CellKey, Cell]], rolled_n: int) -> None:
         """Closed cells, which hold the records of the ring up to ``rolled_n``."""
@@ -288,13 +314,14 @@ class Writer:
 
     def commit(self) -> bool:
         """Write all that has gathered; False, with ``trouble`` set, where the disk refuses."""
-        for ring in list(self._dirty):
-            self._write_chunk(ring)
-        if not self._pending:
+        # Chunks that still grow are written as they stand, each time anew: a full disk keeps one state of them, not all.
+        growing = [statement for ring in self._dirty for statement in self._chunks[ring].statements()]
+        statements = [*self._names, *self._pending, *growing, *self._progress.values()]
+        if not statements:
             return True
         try:
             with _transaction(self._db):
-                for statement, values in self._pending:
+                for statement, values in statements:
                     self._db.execute(statement, values)
         except sqlite3.Error as error:
             self.trouble = f"{self.path}: {error}"
@@ -303,7 +330,10 @@ class Writer:
                 self._pending.clear()
             return False
         self.trouble = None
+        self._names.clear()
         self._pending.clear()
+        self._progress.clear()
+        self._dirty.clear()
         return True
 
     def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> None:
@@ -314,13 +344,17 @@ class Writer:
                 self._coarsen(now_ns - _COARSEN_AFTER_NS)
                 for table, column in (("rollup", "slot_ns"), ("step", "end_ns"), ("chunk", "until_ns")):
                     self._db.execute(f"DELETE FROM {table} WHERE {column} < ?", (now_ns - keep_ns,))
-                old = "SELECT id FROM ring WHERE state <> 'running' AND seen_ns < ?"
-                for table in ("grp", "name"):
-                    self._db.execute(f"DELETE FROM {table} WHERE ring IN ({old})", (now_ns - keep_ns,))
-                self._db.execute(f"DELETE FROM ring WHERE id IN ({old})", (now_ns - keep_ns,))
+                self._forget_rings(now_ns - keep_ns)
                 self._db.execute("DELETE FROM span WHERE chunk NOT IN (SELECT id FROM chunk)")
         except sqlite3.Error as error:
             self.trouble = f"{self.path}: {error}"
+
+    def _forget_rings(self, before_ns: int) -> None:
+        """Forget the rings that were last heard of before then and are no more."""
+        for ring in rings(self._db, "seen_ns < ?", (before_ns,)):
+            if not ring.running:
+                for table, column in (("grp", "ring"), ("name", "ring"), ("ring", "id")):
+                    self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (ring.id,))
 
     def _trim_raw(self, raw_bytes: int) -> None:
         total = self._db.execute("SELECT COALESCE(SUM(size), 0) FROM chunk").fetchone()[0]
@@ -339,8 +373,8 @@ class Writer:
         for (slot_ns, ring, key), cell in merged.items():
             self._db.execute(*_rollup_row(slot_ns, 1, ring, key, cell))
 
-    def raw_since(self, ring: RingRow) -> Iterator[bytes]:
-        """Stored records that no roll-up holds yet, oldest first."""
+    def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
+        """Stored records that no roll-up holds yet, oldest first, and the number that follows each run."""
         return raw_since(self._db, ring)
 
     def close(self) -> None:
@@ -372,17 +406,18 @@ def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[R
 def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:
     """Roll-ups by an SQL condition."""
     columns = ", ".join(_CELL_FIELDS)
-    for slot, ring, group, op, size, durations, bins, *sums in db.execute(
-        f"SELECT slot_ns, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where}", values
+    for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
+        f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where}",
+        values,
     ).fetchall():
         cell = Cell()
         cell.durations, cell.bins = json.loads(durations), sketch.decode(bins)
         for field, value in zip(_CELL_FIELDS, sums, strict=True):
             setattr(cell, field, value)
-        yield Rollup(slot, ring, CellKey(group, op, size), cell)
+        yield Rollup(slot, _COARSE_NS if coarse else SLOT_NS, ring, CellKey(group, op, size), cell)
 
 
-def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> tuple[str, tuple[Any, ...]]:
+def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> Statement:
     values = (
         slot_ns,
         coarse,
@@ -395,13 +430,11 @@ def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) 
     return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))})", values
 
 
-def raw_since(db: sqlite3.Connection, ring: RingRow) -> Iterator[bytes]:
-    """Stored records of a ring that no roll-up holds yet, oldest first."""
-    chunks = db.execute(
-        "SELECT data FROM chunk WHERE ring = ? AND until_n > ? ORDER BY first_n", (ring.id, ring.rolled_n)
-    )
-    for (data,) in chunks.fetchall():
+def raw_since(db: sqlite3.Connection, ring: RingRow) -> Iterator[tuple[bytes, int]]:
+    """Stored records of a ring that no roll-up holds yet, oldest first, each run with the number that follows it."""
+    wanted = "SELECT data, until_n FROM chunk WHERE ring = ? AND until_n > ? ORDER BY first_n"
+    for data, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
         records = zlib.decompress(data)
         stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
-        first = next((i for i, stamp in enumerate(stamps) if stamp > ring.rolled_n & 0xFFFFFFFF), len(stamps))
-        yield records[first * RECORD_SIZE :]
+        first = next((i for i, stamp in enumerate(stamps) if number_of(stamp, until_n) >= ring.rolled_n), len(stamps))
+        yield records[first * RECORD_SIZE :], until_n

@@ -153,10 +153,11 @@ class Agent:
                 live = _live(aggregate, from_ns, until_ns)
             groups, ops = history.groups(), history.names("op")
         cells = [*identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops), *(cell for _, cell in live)]
-        slots = [*(r.slot_ns for r in stored), *(slot for slot, _ in live)]
+        begins = [*(r.slot_ns for r in stored), *(slot for slot, _ in live)]
+        ends = [*(r.slot_ns + r.length_ns for r in stored), *(slot + SLOT_NS for slot, _ in live)]
         wanted = [(name, value) for name, value in same.items() if value is not None]
         rows = summarise((cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted)), by)
-        covered = (min(slots) / 1e9, min((max(slots) + SLOT_NS) / 1e9, time_ns() / 1e9)) if slots else (None, None)
+        covered = (min(begins) / 1e9, min(max(ends), time_ns()) / 1e9) if begins else (None, None)
         return covered, rows
 
     def operations(
@@ -274,8 +275,8 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
             book = aggregate.open(ring.uid, ring.identity)
             book.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
             book.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
-            for records in history.raw_since(ring):
-                book.ingest(records)
+            for records, until_n in history.raw_since(ring):
+                book.ingest(records, until_n)
     return aggregate
 
 

@@ -32,8 +32,8 @@ from commwatch.collectors.events import OP_CODE, RECORD
 from commwatch.collectors.ring import RingReader
 
 RANKS = 2
-ROUNDS = 12
-STEPS = 6
+ROUNDS = 24
+STEPS = 5
 WARM_UP = 2
 WIDTH, BATCH = 96, 192
 PLAIN, PROBE, AGAIN, PROFILER = ARMS = ("plain", "python", "again", "profiler")

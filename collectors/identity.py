@@ -76,8 +76,13 @@ def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
 
 def ring_path(directory: Path, job: str, restart: int, rank: int) -> Path:
     """A name for the ring of this process that no other process has had or will have."""
-    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:80]
-    return directory / f"{readable}.r{restart}.{rank}.{os.getpid()}-{time.monotonic_ns()}.ring"
+    return directory / f"{ring_prefix(job)}{restart}.{rank}.{os.getpid()}-{time.monotonic_ns()}.ring"
+
+
+def ring_prefix(job: str) -> str:
+    """What the names of a job's rings begin with."""
+    readable = re.sub(r"^\.|[^A-Za-z0-9._-]", "_", job)[:80]
+    return f"{readable}.r"
 
 
 def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) -> dict[str, Any]:

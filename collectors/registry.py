@@ -22,7 +22,7 @@ class Collector(Protocol):
     """Watches one source of the node. Built without arguments; its files, roots and clocks are parameters with defaults."""
 
     def collect(self) -> list[Reading]:
-        """What the source says now; what it does not know is left out. Raises ``OSError`` if it cannot be read."""
+        """What the source says now; what it does not know is left out. Raises ``OSError`` or ``ValueError`` if it cannot be read."""
 
 
 #: Name -> ``module:Class``; a module is imported when its collector is built.
@@ -48,7 +48,7 @@ class Collectors:
     def _collect(self, name: str, collector: Collector) -> list[Reading] | None:
         try:
             readings = collector.collect()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if name not in self._down:
                 self._down.add(name)
                 log.warning("collector %s is down: %s", name, error)

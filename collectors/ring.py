@@ -17,6 +17,7 @@ for a moment, and the cursor may be a little behind: both are looked for.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import mmap
@@ -47,6 +48,11 @@ GAP_PATIENCE = 20
 # Indices of the 8-byte counters.
 CURSOR, HEARTBEAT, DROPPED, PROBE_NS, IN_FLIGHT_OVERFLOW, CLOSED, OPS_STARTED = range(7)
 COUNTERS = 16
+
+
+def number_of(stamp: int, until_n: int) -> int:
+    """The record number a 32-bit stamp means, in a run of records that ends before number ``until_n``."""
+    return until_n - 1 - ((until_n - stamp) & STAMP_MASK)
 
 
 class BadRing(Exception):
@@ -91,6 +97,7 @@ class RingWriter:
             raise
         self.counters = memoryview(self._map)[COUNTERS_AT : COUNTERS_AT + 8 * COUNTERS].cast("Q")
         self._free = deque(range(IN_FLIGHT_SLOTS))
+        self._half_line = False
         self.write = self._make_write(slots)
         self.begin = self._make_begin()
 
@@ -147,7 +154,13 @@ class RingWriter:
 
     def name(self, entry: dict[str, Any]) -> None:
         """Append one line to the names file; raises ``OSError`` where there is no room."""
-        os.write(self._names, json.dumps(entry).encode() + b"\n")
+        # What a full disk took half of must not become whole, nor swallow this line.
+        line = (b"!\n" if self._half_line else b"") + json.dumps(entry).encode() + b"\n"
+        written = os.write(self._names, line)
+        if written < len(line):
+            self._half_line = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._half_line = False
 
     def close(self, now_ns: int) -> None:
         """Say that the trainer has ended properly. The mapping stays: late completions still find it."""
@@ -227,12 +240,14 @@ class RingReader:
             limit: most records to take in one call.
         """
         first, cursor = self.next_n, max(self._counters[CURSOR], self.next_n)
+        if final:  # killed between a record and the cursor: what is there was written
+            cursor = max((n + 1 for n in range(cursor, cursor + MARGIN) if self._is_whole(n)), default=cursor)
         oldest = max(first, cursor - self.slots)
         upto = min(cursor + MARGIN, oldest + self.slots, oldest + limit)
         copy = self._copy(oldest, upto)
         # Whatever a writer may have begun to overwrite while we copied is not to be trusted.
         margin = 0 if final else MARGIN
-        trusted = min(max(oldest, self._counters[CURSOR] + margin - self.slots), upto)
+        trusted = min(max(oldest, max(self._counters[CURSOR], cursor if final else 0) + margin - self.slots), upto)
         taken, end = self._whole(copy[(trusted - oldest) * RECORD_SIZE :], trusted, cursor, final)
         read = len(taken) // RECORD_SIZE
         self.next_n = end
@@ -262,6 +277,11 @@ class RingReader:
         gap, seen = self._gap
         self._gap = (n, seen + 1) if gap == n else (n, 1)
         return self._gap[1] > GAP_PATIENCE
+
+    def _is_whole(self, n: int) -> bool:
+        at = RECORDS_AT + n % self.slots * RECORD_SIZE
+        stamp = struct.pack("<I", (n + 1) & STAMP_MASK)
+        return self._map[at : at + 4] == stamp == self._map[at + RECORD_SIZE - 4 : at + RECORD_SIZE]
 
     def _copy(self, first: int, upto: int) -> bytes:
         """The bytes of records ``first`` to ``upto`` (excluded; at most one lap)."""

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, settings
 
 from commwatch.aggregate import Aggregate
 from commwatch.collectors import events as ev
+from commwatch.collectors import ring
 from commwatch.collectors.ring import RingWriter
 from commwatch.history import History
 from commwatch.intake import Intake
@@ -126,6 +127,17 @@ def write_ring(
     for fields in records:
         writer.write(*fields)
     return writer
+
+
+def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9) -> None:
+    """Write records ``first`` to ``until`` (excluded) into a ring as if its writer had come that far."""
+    with open(path, "r+b", buffering=0) as file:
+        for n in range(first, until):
+            stamp = (n + 1) & ring.STAMP_MASK
+            file.seek(ring.RECORDS_AT + n % slots * ev.RECORD_SIZE)
+            file.write(ev.RECORD.pack(stamp, *operation(start_ns=0, end_ns=end_ns, seq=1), stamp))
+        file.seek(ring.COUNTERS_AT + 8 * ring.CURSOR)
+        file.write(until.to_bytes(8, "little"))
 
 
 class Trainer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -114,7 +113,7 @@ def test_agent_runs_without_torch(installed: Path, tmp_path: Path) -> None:
         )
     )
     assert [name for name, found in modules.items() if found] == ["commwatch"]
-    command = [installed.with_name("commwatch"), "agent", "--dir", tmp_path / "run", "--port", "0"]
+    command = [str(installed.with_name("commwatch")), "agent", "--dir", str(tmp_path / "run"), "--port", "0"]
     env = clean_env()
     env.pop("PYTHONPATH", None)
     process = subprocess.Popen(command, cwd=tmp_path, env=env)
@@ -189,4 +188,3 @@ def test_editable_install(copy: Path, tmp_path: Path) -> None:
     version = copy / "agent" / "__init__.py"
     version.write_text(version.read_text() + "\nEDITED = True\n")
     assert run(python, "-c", "import commwatch; print(commwatch.EDITED)", cwd=tmp_path) == "True\n"
-    assert os.fspath(copy) not in sys.path

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,8 +16,21 @@ from typing import Any
 
 import pytest
 
+from commwatch.config import Config
+from commwatch.daemon import _listen
 from tests.agent.test_api import populate, rings_of
-from tests.helpers import PATIENCE_S, RunningAgent, agent, elsewhere, end_rank, wait_for
+from tests.helpers import (
+    MS,
+    PATIENCE_S,
+    RunningAgent,
+    agent,
+    commwatch,
+    elsewhere,
+    end_rank,
+    mark,
+    wait_for,
+    write_ring,
+)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +149,19 @@ def test_history_out_of_reach(tmp_path: Path) -> None:
         assert running.get("/api/v1/jobs") == []
 
 
+def test_step_without_length(tmp_path: Path) -> None:
+    """Two step marks at one instant (a damaged ring) cost neither an answer nor a report."""
+    writer = write_ring(rings_of(tmp_path), [mark(i, MS) for i in range(3)], wall_offset_ns=time.time_ns())
+    with agent(tmp_path) as running:
+        wait_for(lambda: [rank["records"] for rank in running.get("/api/v1/ranks")] == [3], "the records")
+        assert all(step["duration_s"] > 0 for step in running.get("/api/v1/steps"))
+        assert "commwatch_events_total" in running.get("/metrics")
+    end_rank(writer)
+    done = commwatch("report", "--dir", tmp_path, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["comm_share"] is None
+
+
 def test_health(tmp_path: Path) -> None:
     """The agent is healthy while it works, and ready while it can read rings; it says what is wrong."""
     with agent(tmp_path / "run") as running:
@@ -171,6 +199,12 @@ def test_pages_need_nothing_from_elsewhere(asked: RunningAgent) -> None:
         links = [link for link in ("/docs", "/metrics", "/openapi.json", "/api/v1/jobs") if f'"{link}"' in html]
         assert links
         assert all(asked.get(link) for link in links)
+
+
+def test_answers_leave_at_once(tmp_path: Path) -> None:
+    """The socket says that it is TCP: else asyncio leaves Nagle's algorithm on, and a kept connection waits 40 ms an answer."""
+    with _listen(Config(dir=tmp_path, state=tmp_path, port=0)) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 def test_metrics_in_both_formats(asked: RunningAgent) -> None:

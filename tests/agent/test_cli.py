@@ -24,6 +24,7 @@ from tests.agent.test_config import one_line
 from tests.helpers import (
     MS,
     NOBODY,
+    RunningAgent,
     agent,
     clean_env,
     commwatch,
@@ -222,13 +223,17 @@ def test_directory_that_is_read_only(public: Path) -> None:
 # -- report -------------------------------------------------------------------------------------
 
 
+def _wait_for_records(running: RunningAgent, expected: int) -> None:
+    wait_for(lambda: sum(rank["records"] for rank in running.get("/api/v1/ranks")) == expected, "the records")
+
+
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the history of three jobs, left by an agent that has ended."""
     directory = tmp_path_factory.mktemp("report") / "run"
     writers = populate(rings_of(directory))
     with agent(directory) as running:
-        wait_for(lambda: sum(r["records"] for r in running.get("/api/v1/ranks")) == 240, "the records")
+        _wait_for_records(running, 240)
     for writer in writers:
         end_rank(writer)
     return directory
@@ -265,7 +270,7 @@ def test_report_after_the_agent(tmp_path: Path) -> None:
     writer = write_ring(rings_of(tmp_path), records, wall_offset_ns=time.time_ns())
     for expected in (3, 4):  # a second agent goes on in the same ten seconds
         with agent(tmp_path) as running:
-            wait_for(lambda n=expected: [r["records"] for r in running.get("/api/v1/ranks")] == [n], "the records")
+            _wait_for_records(running, expected)
             assert [row["count"] for row in running.get("/api/v1/summary")["rows"]] == [expected]
         (row,) = json.loads(commwatch("report", "--dir", tmp_path, "--json").stdout)["operations"]
         assert (row["count"], row["algbw"]) == (expected, pytest.approx(2.5e8))

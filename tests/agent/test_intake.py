@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.books import SLOT_NS
-from commwatch.collectors import events as ev
 from commwatch.collectors import ring
-from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, write_ring
+from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, rewind_ring, write_ring
 
 ALWAYS = (0, 1 << 62)
 
@@ -81,6 +79,20 @@ def test_ring_of_an_earlier_boot(tmp_path: Path) -> None:
         assert [view.state for view in watch.agent.ranks(None)] == ["gone"]
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_backlog_keeps_its_waits(tmp_path: Path, late: bool) -> None:
+    """An agent that comes late, or was held up, finds out who waited for whom in all that lies there, not only in the last."""
+    watch, number = Watch(tmp_path), 5000
+    with trainer(tmp_path, 0, slots=8192) as first, trainer(tmp_path, 1, slots=8192) as second:
+        if not late:
+            watch.tick()
+        first.write(operation(start_ns=n * MS, end_ns=n * MS + 900, seq=n) for n in range(number))
+        second.write(operation(start_ns=n * MS + 600, end_ns=n * MS + 900, seq=n) for n in range(number))
+        watch.tick()
+        waits = {key: row.wait_s for key, row in watch.rows("rank").items()}
+        assert waits == {(0,): pytest.approx(number * 600e-9), (1,): pytest.approx(0)}
+
+
 # -- the agent dies and comes back ----------------------------------------------------------------
 
 #: What happens: a rank writes so many records, time passes and the agent looks, or it dies and starts anew.
@@ -145,7 +157,7 @@ def test_restart_beyond_32_bits(tmp_path: Path) -> None:
         watch.tick()
         (row,) = watch.ring_rows()
         for until, at_ns in ((start + 20, 1), (start + 60, SLOT_NS), (start + 90, 2 * SLOT_NS)):
-            _write_numbered(rank.path, row.next_n or start, until, slots, end_ns=at_ns)
+            rewind_ring(rank.path, row.next_n or start, until, slots, end_ns=at_ns)
             if not row.next_n:
                 watch.store.progress(row.id, start, 0, 0, 0)
                 watch.store.commit()
@@ -158,17 +170,6 @@ def test_restart_beyond_32_bits(tmp_path: Path) -> None:
             watch.tick(2 * SLOT_NS)
             assert watch.count() == 90
         assert watch.intake.lost == 0
-
-
-def _write_numbered(path: Path, first: int, until: int, slots: int, end_ns: int) -> None:
-    """What a writer that is at record ``first`` would write."""
-    with open(path, "r+b", buffering=0) as file:
-        for n in range(first, until):
-            stamp = (n + 1) & ring.STAMP_MASK
-            file.seek(ring.RECORDS_AT + n % slots * ev.RECORD_SIZE)
-            file.write(ev.RECORD.pack(stamp, *operation(start_ns=0, end_ns=end_ns, seq=1), stamp))
-        file.seek(ring.COUNTERS_AT + 8 * ring.CURSOR)
-        file.write(struct.pack("<Q", until))
 
 
 # -- the trainer dies -----------------------------------------------------------------------------

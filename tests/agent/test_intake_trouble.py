@@ -16,7 +16,7 @@ from commwatch.books import SLOT_NS
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.store import Writer
-from tests.helpers import Trainer, Watch, group_entry, identity, mark, needs, operation, small_tmpfs, write_ring
+from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, needs, operation, small_tmpfs, write_ring
 
 # -- files that are no rings ----------------------------------------------------------------------
 
@@ -136,6 +136,7 @@ NONSENSE = {
     "ends before it starts": operation(start_ns=BIG, end_ns=0),
     "launched in 500 years": operation(start_ns=0, end_ns=9, launch_ns=BIG),
     "exabytes": operation(start_ns=0, end_ns=9, size=BIG),
+    "exabytes that SQLite could hold, once": operation(start_ns=0, end_ns=9, size=(1 << 62) - 1),
     "mark in 500 years": mark(0, BIG),
     "mark ends before it begins": mark(0, 5, began_ns=BIG),
     "odd numbers": operation(
@@ -200,6 +201,11 @@ def test_read_only_directory(tmp_path: Path, read_only: Callable[[], None], capl
             for _ in range(3):
                 watch.tick()
         assert (watch.count(), watch.stored(), watch.intake.lost) == (50, 50, 0)
+        with caplog.at_level(logging.WARNING, "commwatch"):
+            for hour in range(1, 4):
+                watch.tick(hour * 3600 * 1000 * MS)
+        assert list(watch.aggregate.jobs) == [], "a job that was over came back"
+        assert (watch.count(), watch.stored()) == (50, 50)
         lines = [record.getMessage() for record in caplog.records if ".ring" in record.getMessage()]
         assert len(lines) == said
 

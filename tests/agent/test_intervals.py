@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from commwatch.intervals import Intervals
 from tests.helpers import examples
 
-LAST = 60
+LAST = 24
 times = st.integers(0, LAST)
 pairs = st.tuples(times, times)
 
@@ -32,7 +32,7 @@ def filled(intervals: list[tuple[int, int]]) -> tuple[Intervals, set[int]]:
     return union, covered
 
 
-@examples(60)
+@examples(150)
 @given(st.lists(pairs, max_size=30))
 def test_add(intervals: list[tuple[int, int]]) -> None:
     """``add`` returns exactly the length that nothing before had covered; an empty or backward interval adds nothing."""
@@ -43,7 +43,7 @@ def test_add(intervals: list[tuple[int, int]]) -> None:
         covered |= new
 
 
-@examples(60)
+@examples(150)
 @given(st.lists(pairs, max_size=30), pairs)
 def test_measure(intervals: list[tuple[int, int]], window: tuple[int, int]) -> None:
     """``measure`` is the covered length within the window, and never more than the window."""
@@ -51,7 +51,7 @@ def test_measure(intervals: list[tuple[int, int]], window: tuple[int, int]) -> N
     assert union.measure(*window) == len(covered & set(range(*window)))
 
 
-@examples(60)
+@examples(150)
 @given(st.lists(pairs, max_size=30))
 def test_disjoint(intervals: list[tuple[int, int]]) -> None:
     """What is kept is the sorted maximal pieces: intervals that touch or overlap are one, so memory follows the gaps."""
@@ -59,7 +59,7 @@ def test_disjoint(intervals: list[tuple[int, int]]) -> None:
     assert list(zip(union.starts, union.ends, strict=True)) == [(run.start, run.stop) for run in pieces(covered)]
 
 
-@examples(60)
+@examples(150)
 @given(st.lists(pairs, max_size=20), times, st.lists(pairs, max_size=20), pairs)
 def test_forget(
     first: list[tuple[int, int]], before: int, then: list[tuple[int, int]], window: tuple[int, int]
@@ -79,7 +79,7 @@ def test_forget(
     assert union.measure(*window) == len(covered & set(range(*window)))
 
 
-@examples(60)
+@examples(150)
 @given(st.lists(pairs, max_size=20), times)
 def test_forget_keeps_what_is_to_come(intervals: list[tuple[int, int]], before: int) -> None:
     """After ``forget(t)`` every window from ``t`` on measures what it measured before."""

@@ -221,7 +221,7 @@ def test_two_jobs_never_share_a_series() -> None:
 
 def _node(ranks: int = 8) -> Aggregate:
     """A full node: 13 (group, op) pairs a rank of data, tensor, pipeline and expert parallelism."""
-    groups = {
+    groups: dict[str, tuple[str, ...]] = {
         "dp": ("all_reduce", "all_gather", "reduce_scatter"),
         "tp": ("all_reduce", "all_gather", "reduce_scatter"),
     }

@@ -261,17 +261,37 @@ def test_full_disk(disk: Disk) -> None:
     store.close()
 
 
-def test_given_up_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a disk refuses for too long is given up and counted, so memory is bounded; what comes after is written."""
+def test_a_trickle_outlasts_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is how much is kept, not how often writing it was tried: a few records a look are never given up."""
     monkeypatch.setattr(Writer, "MOST_PENDING", 20)
     store, disk = Writer(path), Disk(path.parent, False)
     row = store.ring("a", identity(), NOW)
+    assert store.commit()
+    disk.fill(store)
+    for n in range(200):
+        store.append(row, numbered(range(5 * n, 5 * n + 5)), 5 * n + 5)
+        store.progress(row.id, 5 * n + 5, 0, 0, NOW)
+        store.commit()
+    assert store.trouble
+    disk.free(store)
+    assert store.commit()
+    assert (store.given_up, stored_records(path, row.id)) == (0, split_records(numbered(range(1000))))
+
+
+def test_given_up_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records and sums a disk refuses for too long are given up and counted, so memory is bounded; names are kept."""
+    monkeypatch.setattr(Writer, "MOST_PENDING", 20)
+    store, disk, cell = Writer(path), Disk(path.parent, False), Cell()
+    cell.bins = dict.fromkeys(range(1000), 1)
+    row = store.ring("a", identity(), NOW)
     disk.fill(store)
     for n in range(60):
-        store.name(row.id, "op", 32 + n, "x" * 5000)
-        store.commit()
-    assert 0 < store.given_up <= 60
+        store.rollups(row.id, [(n, CellKey(0, 1, 1), cell)], n)  # two statements
+        store.name(row.id, "op", 32 + n, "x" * 50)
+        assert not store.commit() or n < 5
+    assert store.given_up > 0
     disk.free(store)
-    store.name(row.id, "op", 200, "after")
     assert store.commit()
-    assert (row.id, 200) in {(ring, code) for ring, code, _ in store._db.execute("SELECT ring, code, name FROM name")}
+    with History(path) as history:
+        assert len(list(history.rollups(*ALWAYS, [row.id]))) == 60 - store.given_up / 2
+        assert len(history.names("op")) == 60

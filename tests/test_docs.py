@@ -1,0 +1,111 @@
+"""The documents hold every setting, route and metric there is, and none that is not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from commwatch.api import application
+from commwatch.config import Config
+from commwatch.metrics import METRICS, MOST_GROUPS
+from commwatch.views import Agent
+from tests.helpers import commwatch, needs
+
+TREE = Path(__file__).parents[1]
+DOCS = TREE / "docs"
+
+
+def rows(document: str) -> Iterator[list[str]]:
+    """The cells of every table line of a document whose first cell is code, without the code marks."""
+    for line in (DOCS / document).read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("| `"):
+            yield [cells[0].strip("`"), *cells[1:]]
+
+
+def test_every_metric() -> None:
+    """Every metric stands in docs/metrics.md with its type and labels, and no other does."""
+    documented = {row[0]: (row[1], row[2].strip("`")) for row in rows("metrics.md")}
+    assert documented == {spec.name: (spec.kind, ", ".join(spec.labels)) for spec in METRICS.values()}
+    assert f"more than {MOST_GROUPS}" in (DOCS / "metrics.md").read_text(encoding="utf-8")
+
+
+def test_metrics_in_the_text() -> None:
+    """Queries and texts name only metrics that exist."""
+    names = {spec.name for spec in METRICS.values()}
+    names |= {
+        f"{spec.name}_{part}"
+        for spec in METRICS.values()
+        if spec.kind == "histogram"
+        for part in ("bucket", "sum", "count")
+    }
+    for document in (*DOCS.glob("*.md"), TREE / "README.md"):
+        named = set(re.findall(r"\bcommwatch_[a-z0-9_]+\b", document.read_text(encoding="utf-8")))
+        assert named <= names, document.name
+
+
+def test_queries_are_promql(tmp_path: Path) -> None:
+    """Prometheus understands every query of docs/metrics.md."""
+    needs(shutil.which("promtool"), "promtool")
+    (block,) = re.findall(r"```promql\n(.*?)```", (DOCS / "metrics.md").read_text(encoding="utf-8"), re.DOTALL)
+    queries = [query for query in re.split(r"^#.*$", block, flags=re.MULTILINE) if query.strip()]
+    assert len(queries) >= 9
+    rules = [{"record": f"query:number_{n}", "expr": query} for n, query in enumerate(queries)]
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "docs", "rules": rules}]}))
+    checked = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
+    done = subprocess.run(checked, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert f"SUCCESS: {len(queries)} rules found" in done.stdout
+
+
+def test_every_setting() -> None:
+    """Every setting stands in docs/settings.md with its default, flag and variable, and no other does."""
+    documented = {row[0]: row[1:] for row in rows("settings.md") if not row[0].startswith("COMMWATCH")}
+    assert set(documented) == {field.name for field in fields(Config)}
+    usage = commwatch("agent", "--help").stdout
+    for field in fields(Config):
+        default, flag, variable = (cell.strip("`") for cell in documented[field.name][:3])
+        if field.default is not MISSING:
+            assert default == ("not set" if field.default is None else str(field.default))
+        assert flag == (f"--{field.name}" if f"--{field.name} " in usage else "")
+        assert variable in ("", f"COMMWATCH_{field.name.upper()}")
+
+
+def test_every_variable() -> None:
+    """Every environment variable of ours that the code reads stands in docs/settings.md, and no other does."""
+    code = [file for folder in ("agent", "collectors") for file in (TREE / folder).rglob("*.py")]
+    read = {
+        name
+        for file in code
+        for name in re.findall(r"""["'](COMMWATCH(?:_[A-Z]+)?)["']""", file.read_text(encoding="utf-8"))
+    }
+    assert {"COMMWATCH", "COMMWATCH_DIR", "COMMWATCH_DISABLE", "COMMWATCH_PORT"} <= read
+    documented = set(re.findall(r"\bCOMMWATCH(?:_[A-Z]+)?\b", (DOCS / "settings.md").read_text(encoding="utf-8")))
+    assert documented == read
+
+
+def test_every_route() -> None:
+    """Every route stands in docs/api.md, and no other does."""
+    app = application(Agent(Path("none"), None, threading.RLock()), CollectorRegistry(), lambda: None, lambda: None)
+    routes = {path for path, methods in app.openapi()["paths"].items() if "get" in methods} | {
+        "/",
+        "/docs",
+        "/openapi.json",
+    }
+    assert {row[0] for row in rows("api.md")} == {f"GET {path}" for path in routes}
+
+
+def test_links_lead_somewhere() -> None:
+    """Every link from one document to a file of the tree finds it."""
+    for document in (*DOCS.glob("*.md"), TREE / "README.md"):
+        for link in re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8")):
+            if not re.match(r"[a-z]+:", link):
+                assert (document.parent / link).exists(), f"{document.name}: {link}"
