@@ -5,40 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import re
-import sqlite3
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
-from html import escape
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
-from pydantic import TypeAdapter
-from starlette.exceptions import HTTPException
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import Response
 
-from commwatch import __version__
 from commwatch.operations import Operation, Place, place_of
-from commwatch.pages import page, table
-from commwatch.store import StoreError
+from commwatch.problems import ERRORS, Problem
 from commwatch.summary import DIMENSIONS, Row
 from commwatch.views import Agent, GroupView, JobView, RankView, StepView
 
 MOST_ROWS = 10_000
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-class Problem(Exception):
-    """What the caller did wrong, as problem details."""
-
-    def __init__(self, status: HTTPStatus, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
 
 
 def parse_time(text: str, now_s: float) -> float:
@@ -129,17 +111,6 @@ class RankInCollective:
     operation: Operation
 
 
-@dataclass(frozen=True)
-class ProblemDetails:
-    """What went wrong (RFC 9457)."""
-
-    type: str
-    title: str
-    status: int
-    #: Names what was wrong, and what would be right.
-    detail: str
-
-
 def _known_parameters(request: Request) -> None:
     """A misspelt parameter must not pass for a filter that found everything."""
     route = request.app.openapi()["paths"][request.scope["route"].path]["get"]
@@ -149,16 +120,7 @@ def _known_parameters(request: Request) -> None:
             raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
 
 
-_PROBLEM: dict[str, Any] = {
-    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
-}
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "A parameter is wrong; the detail names it.", **_PROBLEM},
-    404: {"description": "There is no such thing; the detail names it.", **_PROBLEM},
-    422: {"description": "A parameter is not of its type; the detail names it.", **_PROBLEM},
-    503: {"description": "The history cannot be read.", **_PROBLEM},
-}
-router = APIRouter(prefix="/api/v1", responses=_ERRORS, dependencies=[Depends(_known_parameters)])
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(_known_parameters)])
 
 
 def _agent_of(request: Request) -> Agent:
@@ -301,117 +263,3 @@ def _csv(operations: list[Operation]) -> str:
     writer.writeheader()
     writer.writerows(asdict(operation) for operation in operations)
     return text.getvalue()
-
-
-def application(
-    agent: Agent, registry: CollectorRegistry, healthy: Callable[[], str | None], ready: Callable[[], str | None]
-) -> FastAPI:
-    """The whole web face of an agent.
-
-    Args:
-        healthy: says why the agent is broken, ``None`` if it is not.
-        ready: says why it cannot answer yet or properly, ``None`` if it can.
-    """
-    app = FastAPI(
-        title="commwatch",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        description="The communication of the training jobs on this node.",
-    )
-    app.state.agent = agent
-    app.include_router(router)
-    _problems(app)
-    _add_schema(app, ProblemDetails)
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    def metrics(request: Request) -> Response:
-        """For Prometheus."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"Content-Type": content_type})
-
-    @app.get("/healthz", response_class=PlainTextResponse)
-    def healthz() -> Response:
-        """200 while the agent works."""
-        return _state(healthy())
-
-    @app.get("/readyz", response_class=PlainTextResponse)
-    def readyz() -> Response:
-        """200 once the agent drains rings and keeps history."""
-        return _state(ready())
-
-    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
-    def docs() -> str:
-        return _docs_page(app.openapi())
-
-    @app.get("/", include_in_schema=False, response_class=HTMLResponse)
-    def root() -> str:
-        links = "".join(f'<li><a href="{path}">{path}</a></li>' for path in ("/docs", "/metrics", "/api/v1/jobs"))
-        return page("commwatch", f"<p>The agent runs.</p><ul>{links}</ul>")
-
-    return app
-
-
-def _add_schema(app: FastAPI, model: type) -> None:
-    """Put a model that only error answers use among the components of the API's description."""
-    build = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        schema = build()
-        schema["components"]["schemas"][model.__name__] = TypeAdapter(model).json_schema()
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _state(trouble: str | None) -> Response:
-    return PlainTextResponse(
-        f"{trouble or 'ok'}\n", HTTPStatus.OK if trouble is None else HTTPStatus.SERVICE_UNAVAILABLE
-    )
-
-
-def _problems(app: FastAPI) -> None:
-    def answer(status: int, detail: str) -> JSONResponse:
-        body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-        return JSONResponse(body, status, media_type="application/problem+json")
-
-    @app.exception_handler(Problem)
-    async def problem(_: Request, error: Problem) -> JSONResponse:
-        return answer(error.status, error.detail)
-
-    @app.exception_handler(StoreError)
-    @app.exception_handler(sqlite3.Error)
-    async def unreadable(_: Request, error: Exception) -> JSONResponse:
-        return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the history cannot be read: {error}")
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
-        detail = (
-            f"there is nothing at {request.url.path}; /docs lists what there is"
-            if error.status_code == HTTPStatus.NOT_FOUND
-            else str(error.detail)
-        )
-        response = answer(error.status_code, detail)
-        response.headers.update(error.headers or {})
-        return response
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        what = "; ".join(
-            f"{'.'.join(str(part) for part in e['loc'][1:])}={e.get('input')}: {e['msg']}" for e in error.errors()
-        )
-        return answer(HTTPStatus.UNPROCESSABLE_ENTITY, what)
-
-
-def _docs_page(schema: dict[str, Any]) -> str:
-    """The routes as one plain page: nothing from elsewhere, so it also works where there is no way out."""
-    body = [
-        '<p>Schemas of all answers: <a href="/openapi.json">openapi.json</a>. Errors: problem details (RFC 9457).</p>'
-    ]
-    for path, methods in schema["paths"].items():
-        for method, route in methods.items():
-            body.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
-            body.append(f"<p>{escape(route.get('description', ''))}</p>")
-            rows = [(p["name"], p["in"], p.get("description", "")) for p in route.get("parameters", ())]
-            body.append(table((), rows))
-    return page("commwatch API", "\n".join(body))

@@ -43,6 +43,12 @@ class GroupInfo(NamedTuple):
 UNKNOWN_GROUP = GroupInfo("unknown", "unknown", "unknown", "", None, 0, False)
 
 
+#: The fields of a cell that are plain sums.
+CELL_SUMS = (
+    "count", "bytes", "timed_bytes", "bus_bytes", "busy_ns", "duration_ns", "joined", "wait_ns", "p2p_wait_ns", "failed", "untimed",
+)  # fmt: skip
+
+
 class Cell:
     """Sums over the operations of one rank, group, op and size class."""
 
@@ -82,19 +88,7 @@ class Cell:
 
     def add(self, other: Cell) -> None:
         """Take in another cell's sums."""
-        for name in (
-            "count",
-            "bytes",
-            "timed_bytes",
-            "bus_bytes",
-            "busy_ns",
-            "duration_ns",
-            "joined",
-            "wait_ns",
-            "p2p_wait_ns",
-            "failed",
-            "untimed",
-        ):
+        for name in CELL_SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         merge(self.bins, other.bins)
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]

@@ -21,7 +21,6 @@ from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
 from commwatch.aggregate import Aggregate
-from commwatch.api import application
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors
 from commwatch.config import DEFAULT_PORT, Config
@@ -29,6 +28,7 @@ from commwatch.intake import Intake
 from commwatch.metrics import Exporter
 from commwatch.store import StoreError, Writer
 from commwatch.views import Agent
+from commwatch.web import application
 
 log = logging.getLogger("commwatch")
 _TIDY_NS = 60_000_000_000

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,7 @@ def run(config: Config, file: Path | None, command: list[str], env: Mapping[str,
             history = None if agent is None else agent.history
             code = _run_job(command, {**env, "COMMWATCH_JOB": job, **probe}, job, history, signals)
             if agent is not None:
-                prefix, rings = ring_prefix(job), agent.directory / "rings"
-                wait_until(
-                    lambda: (
-                        not (agent and agent.alive and any(p.name.startswith(prefix) for p in rings.glob("*.ring")))
-                    ),
-                    _DRAIN_S,
-                )
+                wait_until(partial(agent.has_all_of, job), _DRAIN_S)
         except _Stopped as stopped:
             return 128 + int(stopped.args[0])
         finally:
@@ -106,10 +101,11 @@ class _JobAgent:
     history: Path
     process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def alive(self) -> bool:
-        """False once an agent of our own has died."""
-        return self.process is None or self.process.poll() is None
+    def has_all_of(self, job: str) -> bool:
+        """Whether the job's rings have gone into the history, or nobody is left to put them there."""
+        died = self.process is not None and self.process.poll() is not None
+        prefix, rings = ring_prefix(job), (self.directory / "rings").glob("*.ring")
+        return died or not any(path.name.startswith(prefix) for path in rings)
 
     def end(self) -> None:
         """Let an agent of our own take what is left, and end it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -17,31 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commwatch import sketch
-from commwatch.books import SLOT_NS, Cell, CellKey, GroupInfo, StepRecord
-from commwatch.collectors.events import RECORD_SIZE, STEP_MARK
+from commwatch.books import CELL_SUMS, SLOT_NS, Cell, CellKey, GroupInfo, StepRecord
+from commwatch.chunks import CHUNK_RECORDS, OpenChunk, Statement
+from commwatch.collectors.events import RECORD_SIZE
 from commwatch.collectors.ring import number_of
 
 SCHEMA_VERSION = 1
-#: Records of a chunk; a chunk that is not full yet is written again with what has come.
-CHUNK_RECORDS = 1024
 #: Roll-ups older than an hour are merged to five minutes.
 _COARSE_NS = 300_000_000_000
 _COARSEN_AFTER_NS = 3600_000_000_000
-#: Times from here on were written by nobody.
-_NONSENSE = 1 << 62
-_CELL_FIELDS = (
-    "count",
-    "bytes",
-    "timed_bytes",
-    "bus_bytes",
-    "busy_ns",
-    "duration_ns",
-    "joined",
-    "wait_ns",
-    "p2p_wait_ns",
-    "failed",
-    "untimed",
-)
 
 _SCHEMA = f"""
 CREATE TABLE ring (
@@ -60,7 +43,7 @@ CREATE INDEX chunk_until ON chunk (until_ns);
 CREATE TABLE span (chunk INTEGER NOT NULL, small_id INTEGER NOT NULL, seq_from INTEGER NOT NULL, seq_until INTEGER NOT NULL,
     PRIMARY KEY (chunk, small_id)) WITHOUT ROWID;
 CREATE TABLE rollup (slot_ns INTEGER NOT NULL, coarse INTEGER NOT NULL DEFAULT 0, ring INTEGER NOT NULL, small_id INTEGER NOT NULL, op INTEGER NOT NULL,
-    size_log2 INTEGER NOT NULL, {", ".join(f"{f} NUMERIC NOT NULL" for f in _CELL_FIELDS)}, durations TEXT NOT NULL, bins BLOB NOT NULL);
+    size_log2 INTEGER NOT NULL, {", ".join(f"{f} NUMERIC NOT NULL" for f in CELL_SUMS)}, durations TEXT NOT NULL, bins BLOB NOT NULL);
 CREATE INDEX rollup_slot ON rollup (slot_ns);
 CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER NOT NULL,
     exposed_ns INTEGER, PRIMARY KEY (ring, seq)) WITHOUT ROWID;
@@ -70,9 +53,6 @@ CREATE INDEX step_end ON step (end_ns);
 
 class StoreError(Exception):
     """The history cannot be opened; the message names the file and the remedy."""
-
-
-Statement = tuple[str, tuple[Any, ...]]
 
 
 class RingRow(NamedTuple):
@@ -175,50 +155,6 @@ def _use_wal(db: sqlite3.Connection) -> None:
             return
 
 
-class _OpenChunk:
-    """The newest records of a ring, on their way to a full chunk."""
-
-    _LOOK = struct.Struct("<4xBxH24xI12xQ8x")
-
-    def __init__(self, ring: int, offset_ns: int) -> None:
-        self.ring, self._offset_ns = ring, offset_ns
-        self.records = bytearray()
-        self.first_n: int | None = None
-        self.until_n = 0
-        self.from_ns, self.until_ns = 0, 0
-        self.spans: dict[int, tuple[int, int]] = {}
-
-    def append(self, records: bytes, until_n: int) -> None:
-        """Add whole records, the last of which is number ``until_n - 1``."""
-        for op, group, seq, end in self._LOOK.iter_unpack(records):
-            wall = end + self._offset_ns
-            if wall >= _NONSENSE:
-                continue
-            self.until_ns = max(self.until_ns, wall)
-            self.from_ns = min(self.from_ns or wall, wall)
-            if op != STEP_MARK:
-                low, high = self.spans.get(group, (seq, seq))
-                self.spans[group] = min(low, seq), max(high, seq)
-        if self.first_n is None:
-            self.first_n = until_n - len(records) // RECORD_SIZE
-        self.records += records
-        self.until_n = until_n
-
-    def statements(self) -> Iterator[Statement]:
-        """What writes it as it stands, in place of what was written of it before."""
-        data = zlib.compress(self.records, 1)
-        yield (
-            "INSERT INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (ring, first_n) DO UPDATE"
-            " SET until_n = excluded.until_n, from_ns = excluded.from_ns, until_ns = excluded.until_ns, size = excluded.size, data = excluded.data",
-            (self.ring, self.first_n, self.until_n, self.from_ns, self.until_ns, len(data), data),
-        )
-        for group, (low, high) in self.spans.items():
-            yield (
-                "INSERT OR REPLACE INTO span SELECT id, ?, ?, ? FROM chunk WHERE ring = ? AND first_n = ?",
-                (group, low, high, self.ring, self.first_n),
-            )
-
-
 class Writer:
     """The one writer of an agent. Statements gather and are written by ``commit``, all or none of them."""
 
@@ -232,7 +168,7 @@ class Writer:
         self._names: list[Statement] = []
         self._pending: list[Statement] = []
         self._progress: dict[int, Statement] = {}
-        self._chunks: dict[int, _OpenChunk] = {}
+        self._chunks: dict[int, OpenChunk] = {}
         self._dirty: set[int] = set()
         #: Why the last commit failed, and statements given up.
         self.trouble: str | None = None
@@ -258,7 +194,7 @@ class Writer:
         """Add raw records."""
         for at in range(0, len(records), CHUNK_RECORDS * RECORD_SIZE):
             piece = records[at : at + CHUNK_RECORDS * RECORD_SIZE]
-            chunk = self._chunks.setdefault(ring.id, _OpenChunk(ring.id, ring.wall_offset_ns))
+            chunk = self._chunks.setdefault(ring.id, OpenChunk(ring.id, ring.wall_offset_ns))
             chunk.append(piece, until_n - (len(records) - at - len(piece)) // RECORD_SIZE)
             self._dirty.add(ring.id)
             if len(chunk.records) >= CHUNK_RECORDS * RECORD_SIZE:
@@ -405,14 +341,14 @@ def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[R
 
 def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:
     """Roll-ups by an SQL condition."""
-    columns = ", ".join(_CELL_FIELDS)
+    columns = ", ".join(CELL_SUMS)
     for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
         f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where}",
         values,
     ).fetchall():
         cell = Cell()
         cell.durations, cell.bins = json.loads(durations), sketch.decode(bins)
-        for field, value in zip(_CELL_FIELDS, sums, strict=True):
+        for field, value in zip(CELL_SUMS, sums, strict=True):
             setattr(cell, field, value)
         yield Rollup(slot, _COARSE_NS if coarse else SLOT_NS, ring, CellKey(group, op, size), cell)
 
@@ -423,7 +359,7 @@ def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) 
         coarse,
         ring,
         *key,
-        *(getattr(cell, f) for f in _CELL_FIELDS),
+        *(getattr(cell, f) for f in CELL_SUMS),
         json.dumps(cell.durations),
         sketch.encode(cell.bins),
     )

@@ -47,10 +47,10 @@ def collective_cost(f: Figures) -> list[Row]:
 def step_time(f: Figures) -> list[Row]:
     """Rows of ``step_time.py``."""
     rows = []
-    for kind in ("wall", "cpu"):
-        what = f"step of {f['wall_ms']:.0f} ms with {f['ops_per_step']} collectives, {kind} time, Python hook"
-        measured = f"x{f[f'python_{kind}_ratio']:.3f} (no hook again: x{f[f'again_{kind}_ratio']:.3f})"
-        rows.append(Row(what, measured, peer=f"torch.profiler x{f[f'profiler_{kind}_ratio']:.3f}"))
+    for kind, called in (("wall", "wall"), ("cpu", "CPU")):
+        what = f"step of {f['wall_ms']:.0f} ms with {f['ops_per_step']} collectives, {called} time, Python hook"
+        measured = f"×{f[f'python_{kind}_ratio']:.2f} (no hook again: ×{f[f'again_{kind}_ratio']:.2f})"
+        rows.append(Row(what, measured, peer=f"torch.profiler ×{f[f'profiler_{kind}_ratio']:.2f}"))
     per_op = f"{f['python_cpu_us_per_op']:.0f} µs"
     return [*rows, Row("... CPU time that is, per collective and rank", per_op)]
 
@@ -63,7 +63,7 @@ def intake_rate(f: Figures) -> list[Row]:
 
 def agent_load(f: Figures) -> list[Row]:
     """Rows of ``agent_load.py``."""
-    load = f"{f['ranks']} ranks x {f['operations_per_s']:,}/s"
+    load = f"{f['ranks']} ranks × {f['operations_per_s']:,}/s"
     memory = f"{f['memory_mb']:.0f} MB (highest {f['memory_highest_mb']:.0f})"
     rows = [
         Row(f"agent CPU at {load}", f"{f['cpu_percent']:.1f} % of a core", "5 %", over=f["cpu_percent"] > 5),

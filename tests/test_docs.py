@@ -13,10 +13,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from commwatch.api import application
 from commwatch.config import Config
 from commwatch.metrics import METRICS, MOST_GROUPS
 from commwatch.views import Agent
+from commwatch.web import application
 from tests.helpers import commwatch, needs
 
 TREE = Path(__file__).parents[1]

@@ -1,0 +1,62 @@
+"""Raw records on their way into the history: packed runs of one ring, with what is needed to find them again."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from commwatch.collectors.events import RECORD_SIZE, STEP_MARK
+
+Statement = tuple[str, tuple[Any, ...]]
+
+#: Records of a chunk; a chunk that is not full yet is written again with what has come.
+CHUNK_RECORDS = 1024
+#: Times from here on were written by nobody.
+_NONSENSE = 1 << 62
+
+
+class OpenChunk:
+    """The newest records of a ring, on their way to a full chunk."""
+
+    _LOOK = struct.Struct("<4xBxH24xI12xQ8x")
+
+    def __init__(self, ring: int, offset_ns: int) -> None:
+        self.ring, self._offset_ns = ring, offset_ns
+        self.records = bytearray()
+        self.first_n: int | None = None
+        self.until_n = 0
+        self.from_ns, self.until_ns = 0, 0
+        self.spans: dict[int, tuple[int, int]] = {}
+
+    def append(self, records: bytes, until_n: int) -> None:
+        """Add whole records, the last of which is number ``until_n - 1``."""
+        for op, group, seq, end in self._LOOK.iter_unpack(records):
+            wall = end + self._offset_ns
+            if wall >= _NONSENSE:
+                continue
+            self.until_ns = max(self.until_ns, wall)
+            self.from_ns = min(self.from_ns or wall, wall)
+            if op != STEP_MARK:
+                low, high = self.spans.get(group, (seq, seq))
+                self.spans[group] = min(low, seq), max(high, seq)
+        if self.first_n is None:
+            self.first_n = until_n - len(records) // RECORD_SIZE
+        self.records += records
+        self.until_n = until_n
+
+    def statements(self) -> Iterator[Statement]:
+        """What writes it as it stands, in place of what was written of it before."""
+        data = zlib.compress(self.records, 1)
+        yield (
+            "INSERT INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (ring, first_n) DO UPDATE SET until_n = excluded.until_n, from_ns = excluded.from_ns,"
+            " until_ns = excluded.until_ns, size = excluded.size, data = excluded.data",
+            (self.ring, self.first_n, self.until_n, self.from_ns, self.until_ns, len(data), data),
+        )
+        for group, (low, high) in self.spans.items():
+            yield (
+                "INSERT OR REPLACE INTO span SELECT id, ?, ?, ? FROM chunk WHERE ring = ? AND first_n = ?",
+                (group, low, high, self.ring, self.first_n),
+            )

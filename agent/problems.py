@@ -1,0 +1,95 @@
+"""Errors of the API as problem details (RFC 9457): one sentence that names what is wrong, and what would be right."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
+
+from commwatch.store import StoreError
+
+
+class Problem(Exception):
+    """What the caller did wrong, as problem details."""
+
+    def __init__(self, status: HTTPStatus, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+@dataclass(frozen=True)
+class ProblemDetails:
+    """What went wrong (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    #: Names what was wrong, and what would be right.
+    detail: str
+
+
+_PROBLEM: dict[str, Any] = {
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+}
+#: What any route under /api/v1 may answer beside its own.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A parameter is wrong; the detail names it.", **_PROBLEM},
+    404: {"description": "There is no such thing; the detail names it.", **_PROBLEM},
+    422: {"description": "A parameter is not of its type; the detail names it.", **_PROBLEM},
+    503: {"description": "The history cannot be read.", **_PROBLEM},
+}
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Make every error answer of ``app`` problem details, and describe them among its schemas."""
+    _add_schema(app, ProblemDetails)
+
+    def answer(status: int, detail: str) -> JSONResponse:
+        body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+        return JSONResponse(body, status, media_type="application/problem+json")
+
+    @app.exception_handler(Problem)
+    async def problem(_: Request, error: Problem) -> JSONResponse:
+        return answer(error.status, error.detail)
+
+    @app.exception_handler(StoreError)
+    @app.exception_handler(sqlite3.Error)
+    async def unreadable(_: Request, error: Exception) -> JSONResponse:
+        return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the history cannot be read: {error}")
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        detail = (
+            f"there is nothing at {request.url.path}; /docs lists what there is"
+            if error.status_code == HTTPStatus.NOT_FOUND
+            else str(error.detail)
+        )
+        response = answer(error.status_code, detail)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        what = "; ".join(
+            f"{'.'.join(str(part) for part in e['loc'][1:])}={e.get('input')}: {e['msg']}" for e in error.errors()
+        )
+        return answer(HTTPStatus.UNPROCESSABLE_ENTITY, what)
+
+
+def _add_schema(app: FastAPI, model: type) -> None:
+    """Put a model that only error answers use among the components of the API's description."""
+    build = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = build()
+        schema["components"]["schemas"][model.__name__] = TypeAdapter(model).json_schema()
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,87 @@
+"""The web face of an agent: the query API, ``/metrics``, ``/healthz``, ``/readyz`` and ``/docs``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from commwatch import __version__
+from commwatch.api import router
+from commwatch.pages import page, table
+from commwatch.problems import answer_problems
+from commwatch.views import Agent
+
+
+def application(
+    agent: Agent, registry: CollectorRegistry, healthy: Callable[[], str | None], ready: Callable[[], str | None]
+) -> FastAPI:
+    """The whole web face of an agent.
+
+    Args:
+        healthy: says why the agent is broken, ``None`` if it is not.
+        ready: says why it cannot answer yet or properly, ``None`` if it can.
+    """
+    app = FastAPI(
+        title="commwatch",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        description="The communication of the training jobs on this node.",
+    )
+    app.state.agent = agent
+    app.include_router(router)
+    answer_problems(app)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    def metrics(request: Request) -> Response:
+        """For Prometheus."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"Content-Type": content_type})
+
+    @app.get("/healthz", response_class=PlainTextResponse)
+    def healthz() -> Response:
+        """200 while the agent works."""
+        return _state(healthy())
+
+    @app.get("/readyz", response_class=PlainTextResponse)
+    def readyz() -> Response:
+        """200 once the agent drains rings and keeps history."""
+        return _state(ready())
+
+    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
+    def docs() -> str:
+        return _docs_page(app.openapi())
+
+    @app.get("/", include_in_schema=False, response_class=HTMLResponse)
+    def root() -> str:
+        links = "".join(f'<li><a href="{path}">{path}</a></li>' for path in ("/docs", "/metrics", "/api/v1/jobs"))
+        return page("commwatch", f"<p>The agent runs.</p><ul>{links}</ul>")
+
+    return app
+
+
+def _state(trouble: str | None) -> Response:
+    return PlainTextResponse(
+        f"{trouble or 'ok'}\n", HTTPStatus.OK if trouble is None else HTTPStatus.SERVICE_UNAVAILABLE
+    )
+
+
+def _docs_page(schema: dict[str, Any]) -> str:
+    """The routes as one plain page: nothing from elsewhere, so it also works where there is no way out."""
+    body = [
+        '<p>Schemas of all answers: <a href="/openapi.json">openapi.json</a>. Errors: problem details (RFC 9457).</p>'
+    ]
+    for path, methods in schema["paths"].items():
+        for method, route in methods.items():
+            body.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
+            body.append(f"<p>{escape(route.get('description', ''))}</p>")
+            rows = [(p["name"], p["in"], p.get("description", "")) for p in route.get("parameters", ())]
+            body.append(table((), rows))
+    return page("commwatch API", "\n".join(body))
