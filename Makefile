@@ -21,8 +21,9 @@ help:  ## say what there is
 	mkdir -p .stamps && touch $@
 
 sync: .stamps/venv
-	rm -rf build/__editable__*
-	$(BIN)/python -m pip install --quiet --editable '.[examples]' --config-settings editable_mode=strict
+	@rm -rf build/__editable__*
+	@$(BIN)/python -m pip install --quiet --editable '.[examples]' --config-settings editable_mode=strict \
+		> .stamps/sync.log 2>&1 || { cat .stamps/sync.log; exit 1; }
 
 demo: sync  ## train a small transformer on two ranks, watch it, and report
 	$(BIN)/commwatch run -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py

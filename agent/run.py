@@ -162,7 +162,7 @@ def _run_job(command: list[str], env: Mapping[str, str], job: str, history: Path
         child = signals.child = subprocess.Popen(command, env=dict(env))
     except OSError as error:
         raise CommandNotFound(f"run: cannot run {command[0]}: {error.strerror}") from None
-    progress = _Progress(history, job) if history is not None and sys.stderr.isatty() else None
+    progress = _Progress(history, job) if history is not None and _is_terminal() else None
     while True:
         try:
             child.wait(1.0 if progress else None)
@@ -203,6 +203,10 @@ class _Signals:
             self.child.send_signal(number)
 
 
+def _is_terminal() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def _in_foreground() -> bool:
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
@@ -211,26 +215,35 @@ def _in_foreground() -> bool:
 
 
 class _Progress:
-    """One line on the terminal, drawn over itself."""
+    """One line at the foot of the terminal, out of the way of what the job prints: the rest scrolls above it."""
 
     def __init__(self, history: Path, job: str) -> None:
         self._path, self._job = history, job
+        self._rows = 0
 
     def show(self) -> None:
         """Draw it with what the history says now."""
+        now = time.time_ns()
         try:
-            steps = Agent(self._path).steps(time.time_ns() - 10_000_000_000, time.time_ns(), self._job, None, 200)
+            steps = Agent(self._path).steps(now - 10_000_000_000, now, self._job, None, 200)
         except (StoreError, sqlite3.Error):
             return
-        if steps:
-            duration = sum(step.duration_s for step in steps)
-            comm = sum(step.comm_s for step in steps) / duration
-            text = f"step {max(step.seq for step in steps)}, {report.seconds(duration / len(steps))} each, communication {report.percent(comm)}"
-            say(f"\r\x1b[Kcommwatch: {text}", end="")
+        if not steps:
+            return
+        duration = sum(step.duration_s for step in steps)
+        share = report.percent(sum(step.comm_s for step in steps) / duration)
+        each = report.seconds(duration / len(steps))
+        columns, rows = shutil.get_terminal_size()
+        room = ""
+        if rows != self._rows:  # at first, and after a resize: scroll one line up, and keep the last line out of it
+            self._rows, room = rows, f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A"
+        text = f"commwatch: step {max(step.seq for step in steps)}, {each} each, communication {share}"
+        say(f"{room}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8", end="")
 
     def clear(self) -> None:
-        """Take it away."""
-        say("\r\x1b[K", end="")
+        """Take it away, and give the terminal its last line back."""
+        if self._rows:
+            say(f"\x1b7\x1b[r\x1b[{self._rows};1H\x1b[2K\x1b8", end="")
 
 
 def _report(history: Path, job: str, command: str) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers import commwatch
+from tests.helpers import clean_env, commwatch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -67,3 +71,23 @@ def test_tensor_parallel(tmp_path: Path) -> None:
     assert operations["mesh_tp", "all_reduce"]["group_size"] == 2
     assert operations["default_pg", "send"]["count"] == operations["default_pg", "recv"]["count"] == 40
     assert operations["default_pg", "recv"]["p2p_wait_s"] > 0
+
+
+def test_progress_on_a_terminal(tmp_path: Path) -> None:
+    """On a terminal a line at its foot tells how the job goes, apart from the job's own lines, and goes away again."""
+    ours, theirs = pty.openpty()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path), "--port", "0", "--", *torchrun]
+    job = [str(EXAMPLES / "train_ddp.py"), "--steps", "60"]
+    env = clean_env(TERM="xterm", LINES="30", COLUMNS="100")
+    with subprocess.Popen([*command, *job], stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal's other end has closed
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"\x1b[30;1H\x1b[2Kcommwatch: step " in shown
+    assert shown.count(b"\nstep 10: loss ") == 1
+    assert shown.rindex(b"\x1b[r\x1b[30;1H\x1b[2K") < shown.index(b"commwatch report")
