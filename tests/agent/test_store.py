@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.books import Cell, CellKey, GroupInfo, StepRecord
+from commwatch.chunks import CHUNK_RECORDS
 from commwatch.collectors import events as ev
 from commwatch.history import History
-from commwatch.store import CHUNK_RECORDS, RingRow, Writer
+from commwatch.store import RingRow, Writer
 from tests.helpers import examples, identity, mark, numbered, operation, packed, split_records, stored_records
 
 NOW = 1_700_000_000_000_000_000
