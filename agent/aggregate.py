@@ -16,7 +16,7 @@ from commwatch.books import DURATION_BOUNDS_NS, SLOT_NS, UNKNOWN_GROUP, Cell, Ce
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import number_of
 from commwatch.intervals import Intervals
-from commwatch.joins import GroupJoin, Part
+from commwatch.joins import GroupJoin, Part, Waits
 from commwatch.sketch import BINS_PER_E
 from commwatch.steps import Mark, Step, StepTracker
 
@@ -30,11 +30,15 @@ _NONSENSE = 1 << 62
 class _Books:
     """A live cell with what one look-up should bring along."""
 
-    __slots__ = ("cell", "factor", "join", "key", "p2p")
+    __slots__ = ("cell", "factor", "join", "key", "live", "owner", "p2p")
 
-    def __init__(self, key: CellKey, factor: float, join: GroupJoin | None, p2p: Intervals | None) -> None:
-        self.key, self.factor, self.join, self.p2p = key, factor, join, p2p
+    def __init__(
+        self, owner: RankBook, key: CellKey, factor: float, join: GroupJoin | None, p2p: Intervals | None
+    ) -> None:
+        self.owner, self.key, self.factor, self.join, self.p2p = owner, key, factor, join, p2p
         self.cell = Cell()
+        #: False once the cell has been closed.
+        self.live = True
 
 
 class RankBook:
@@ -113,17 +117,18 @@ class RankBook:
 
     # -- records ------------------------------------------------------------------------------
 
-    def ingest(self, records: bytes, until_n: int | None = None) -> None:
+    def ingest(self, records: bytes, until_n: int | None = None) -> None:  # noqa: C901 - one flat loop: it runs per record
         """Take in whole records, in the order of the ring.
 
         Args:
             until_n: number of the record that follows the last one; by default what its stamp says.
         """
         live, busy, offset, bounds, bins_per_e = self._live, self._busy, self._offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
+        last_seq, rank = self.last_seq, self.rank
         self.read += len(records) // ev.RECORD_SIZE
         for record in ev.RECORD.iter_unpack(records):
             stamp, op, _, group, _, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
-            if not launch <= end < _NONSENSE or not start <= end or size >= _NONSENSE:
+            if not launch <= end < _NONSENSE or start > end or size >= _NONSENSE:
                 self.nonsense += 1
                 continue
             if op == ev.STEP_MARK:
@@ -131,29 +136,28 @@ class RankBook:
                 continue
             if end + offset >= self._slot_end:
                 self.roll(end + offset)
-            key = op | group << 8 | ((size - 1).bit_length() + 1 if size else 0) << 24
-            books = live.get(key)
+            books = live.get(op | group << 8 | ((size - 1).bit_length() + 1 if size else 0) << 24)
             if books is None:
-                books = live[key] = self._open(group, op, size)
+                books = self._open(group, op, size)
             if self.live_from is None:
                 self.live_from = number_of(stamp, until_n if until_n is not None else stamp + 1)
-            if books.p2p is None and not flags & ev.FAILED:
-                self.last_seq[group] = seq
-            cell = books.cell
+            p2p, cell = books.p2p, books.cell
+            if p2p is None and not flags & ev.FAILED:
+                last_seq[group] = seq
             if flags & _UNMEASURED:
                 cell.count_unmeasured(size, failed=bool(flags & ev.FAILED))
                 continue
+            duration = end - start
             cell.count += 1
             cell.bytes += size
-            duration = end - start
             cell.duration_ns += duration
             cell.timed_bytes += size
             cell.bus_bytes += size * books.factor
-            number = int(log(duration) * bins_per_e) if duration > 1 else 0
-            cell.bins[number] = cell.bins.get(number, 0) + 1
+            bins, number = cell.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
+            bins[number] = bins.get(number, 0) + 1
             cell.durations[bisect_left(bounds, duration)] += 1
-            if books.p2p is not None:
-                cell.busy_ns += books.p2p.add(start, end)
+            if p2p is not None:
+                cell.busy_ns += p2p.add(start, end)
                 cell.p2p_wait_ns += waited_us * 1000
                 busy.add(max(start, end - waited_us * 1000), end)
                 continue
@@ -161,7 +165,9 @@ class RankBook:
             busy.add(start, end)
             # An end seen when the caller came to wait for it says nothing about when the ranks finished.
             if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
-                self._join(books, seq, op, launch, end, duration)
+                joined = books.join.add(seq, Part(rank, op, launch, end, duration, books))
+                if joined is not None:
+                    _settle(joined)
         if len(busy.starts) > _MOST_PIECES:
             busy.forget(busy.ends[-_MOST_PIECES])
 
@@ -169,34 +175,17 @@ class RankBook:
         """A fresh cell."""
         name, info = self.op_name(op), self.group(group)
         key = CellKey(group, op, (size - 1).bit_length() if size else -1)
-        join = (
-            self._joins.setdefault(info.group_id, GroupJoin(info.size))
-            if name in ev.SYMMETRIC and info.aligned and info.size > 1
-            else None
-        )
+        joinable = name in ev.SYMMETRIC and info.aligned and info.size > 1
+        join = self._joins.setdefault(info.group_id, GroupJoin(info.size)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
-        return _Books(key, bus_factor(name, info.size) or 0.0, join, p2p)
+        books = _Books(self, key, bus_factor(name, info.size) or 0.0, join, p2p)
+        self._live[op | group << 8 | (key.size_log2 + 1) << 24] = books
+        return books
 
-    def _join(self, books: _Books, seq: int, op: int, launch: int, end: int, duration: int) -> None:
-        assert books.join is not None
-        joined = books.join.add(seq, Part(self.rank, op, launch, end, duration, (self, books.key)))
-        if joined is None:
-            return
-        for part, wait in joined.waits:
-            book, key = part.book
-            book._cell(key).wait_ns += wait
-            book._cell(key).joined += 1
-        book, key = joined.late.book
-        book.lateness_ns[key.group] = book.lateness_ns.get(key.group, 0) + joined.lateness_ns
-
-    def _cell(self, key: CellKey) -> Cell:
-        """The live cell of ``key``, also where the slot has changed since."""
-        number = key.op | key.group << 8 | (key.size_log2 + 1) << 24
-        books = self._live.get(number)
-        if books is None:
-            size = 0 if key.size_log2 < 0 else 1 << key.size_log2
-            books = self._live[number] = self._open(key.group, key.op, size)
-        return books.cell
+    def cell(self, key: CellKey) -> Cell:
+        """The live cell of ``key``, opened again where its slot has ended."""
+        books = self._live.get(key.op | key.group << 8 | (key.size_log2 + 1) << 24)
+        return (books or self._open(key.group, key.op, 0 if key.size_log2 < 0 else 1 << key.size_log2)).cell
 
     def roll(self, wall_ns: int) -> None:
         """Close the cells of the slot that has ended by ``wall_ns``."""
@@ -210,6 +199,7 @@ class RankBook:
     def _close(self) -> None:
         slot = self._slot_end - SLOT_NS
         for books in self._live.values():
+            books.live = False
             self.closed.append((slot, books.key, books.cell))
             self.totals.setdefault(books.key, Cell()).add(books.cell)
         self._live.clear()
@@ -265,6 +255,18 @@ class RankBook:
         """Hand over the steps that have come since the last call."""
         steps, self.new_steps = self.new_steps, []
         return steps
+
+
+def _settle(joined: Waits) -> None:
+    """Write the waits of a complete collective into the books of its ranks."""
+    for part, wait in joined.waits:
+        books: _Books = part.book
+        cell = books.cell if books.live else books.owner.cell(books.key)
+        cell.wait_ns += wait
+        cell.joined += 1
+    late: _Books = joined.late.book
+    lateness = late.owner.lateness_ns
+    lateness[late.key.group] = lateness.get(late.key.group, 0) + joined.lateness_ns
 
 
 class Job:

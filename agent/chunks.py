@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from commwatch.collectors.events import RECORD_SIZE, STEP_MARK
+from commwatch.collectors.events import RECORD_SIZE
 
 Statement = tuple[str, tuple[Any, ...]]
 
@@ -32,15 +33,19 @@ class OpenChunk:
 
     def append(self, records: bytes, until_n: int) -> None:
         """Add whole records, the last of which is number ``until_n - 1``."""
-        for op, group, seq, end in self._LOOK.iter_unpack(records):
-            wall = end + self._offset_ns
-            if wall >= _NONSENSE:
-                continue
-            self.until_ns = max(self.until_ns, wall)
-            self.from_ns = min(self.from_ns or wall, wall)
-            if op != STEP_MARK:
-                low, high = self.spans.get(group, (seq, seq))
-                self.spans[group] = min(low, seq), max(high, seq)
+        ops, groups, seqs, ends = zip(*self._LOOK.iter_unpack(records), strict=True)
+        if max(ends) + self._offset_ns >= _NONSENSE:
+            ends = tuple(end for end in ends if end + self._offset_ns < _NONSENSE) or (self.until_ns - self._offset_ns,)
+        self.until_ns = max(self.until_ns, max(ends) + self._offset_ns)
+        first = min(ends) + self._offset_ns
+        self.from_ns = min(self.from_ns, first) if self.records else first
+        of_group: defaultdict[int, list[int]] = defaultdict(list)
+        for op, group, seq in zip(ops, groups, seqs, strict=True):
+            if op:  # a step mark (0) has no group
+                of_group[group].append(seq)
+        for group, numbers in of_group.items():
+            low, high = self.spans.get(group, (numbers[0], numbers[0]))
+            self.spans[group] = min(low, *numbers), max(high, *numbers)
         if self.first_n is None:
             self.first_n = until_n - len(records) // RECORD_SIZE
         self.records += records

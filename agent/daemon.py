@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -82,6 +83,9 @@ class Daemon:
 
     def run(self) -> bool:
         """Serve until SIGTERM, SIGINT or ``stop``, take what the rings still hold, and end; False if the intake failed."""
+        # Nearly all that lives, lives long: looking through it at the usual pace costs a tenth of the intake.
+        gc.freeze()
+        gc.set_threshold(20_000, 50, 50)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         for thread in self._threads:

@@ -22,6 +22,12 @@ class Intervals:
             self.starts.append(start)
             self.ends.append(end)
             return end - start
+        if start >= self.starts[-1]:  # the usual case: the latest piece grows
+            grown = end - self.ends[-1]
+            if grown <= 0:
+                return 0
+            self.ends[-1] = end
+            return grown
         first, last = bisect_left(self.ends, start), bisect_right(self.starts, end)
         if first == last:
             self.starts.insert(first, start)

@@ -44,37 +44,51 @@ def split(parts: list[Part]) -> Waits:
     return Waits(late.duration_ns, waits, late, int(median(others)) if others else 0)
 
 
+class _Pending:
+    """A collective some of whose ranks are here."""
+
+    __slots__ = ("first_end", "last_launch", "op", "parts", "same_op")
+
+    def __init__(self, part: Part) -> None:
+        self.parts = {part.rank: part}
+        self.op, self.same_op = part.op, True
+        self.first_end, self.last_launch = part.end_ns, part.launch_ns
+
+
 class GroupJoin:
     """Collects the parts of one group's collectives by sequence number."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._pending: dict[int, list[Part]] = {}
+        self._pending: dict[int, _Pending] = {}
         #: Collectives given up: a rank is not in sight, or was in another operation.
         self.unjoined = 0
 
     def add(self, seq: int, part: Part) -> Waits | None:
         """Take one rank's part; returns the collective once it is complete."""
-        parts = self._pending.get(seq)
-        if parts is None:
-            self._pending[seq] = [part]
+        pending = self._pending.get(seq)
+        if pending is None:
+            self._pending[seq] = _Pending(part)
             if len(self._pending) > MOST_PENDING:
                 del self._pending[next(iter(self._pending))]
                 self.unjoined += 1
             return None
         # Nobody finishes a symmetric operation before all have begun it: who did was in another run of the same name.
-        if any(part.end_ns < other.launch_ns for other in parts):
+        if part.end_ns < pending.last_launch:
             self.unjoined += 1
             return None
-        if any(other.end_ns < part.launch_ns or other.rank == part.rank for other in parts):
-            self._pending[seq] = [part]
+        if pending.first_end < part.launch_ns or part.rank in pending.parts:
+            self._pending[seq] = _Pending(part)
             self.unjoined += 1
             return None
-        parts.append(part)
-        if len(parts) < self._size:
+        pending.parts[part.rank] = part
+        pending.first_end = min(pending.first_end, part.end_ns)
+        pending.last_launch = max(pending.last_launch, part.launch_ns)
+        pending.same_op = pending.same_op and part.op == pending.op
+        if len(pending.parts) < self._size:
             return None
         del self._pending[seq]
-        if any(other.op != part.op for other in parts):
+        if not pending.same_op:
             self.unjoined += 1
             return None
-        return split(parts)
+        return split(list(pending.parts.values()))
