@@ -215,10 +215,11 @@ class RankBook:
         yield from self.closed
         yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())
 
-    def take_closed(self) -> list[tuple[int, CellKey, Cell]]:
-        """Hand over the closed cells."""
-        closed, self.closed = self.closed, []
-        return closed
+    def take_closed(self, count: int | None = None) -> list[tuple[int, CellKey, Cell]]:
+        """Hand over the oldest ``count`` closed cells (all by default), and forget them."""
+        taken = self.closed[:count]
+        del self.closed[: len(taken)]
+        return taken
 
     # -- steps --------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Intake:
             # Stored, or given up for want of room: either way the books need not hold it any longer.
             if self._store.commit() or self._store.given_up != given_up:
                 for source in self._sources.values():
-                    del source.book.closed[: source.told_cells]
+                    source.book.take_closed(source.told_cells)
                     source.told_cells = 0
             self._aggregate.retire(wall_ns)
         self._remove_finished()
