@@ -24,6 +24,8 @@ sync: .stamps/venv
 	@rm -rf build/__editable__*
 	@$(BIN)/python -m pip install --quiet --editable '.[examples]' --config-settings editable_mode=strict \
 		> .stamps/sync.log 2>&1 || { cat .stamps/sync.log; exit 1; }
+	@# Left here, it would announce our entry point to every other Python that is started in this folder.
+	@rm -rf commwatch.egg-info
 
 demo: sync  ## train a small transformer on two ranks, watch it, and report
 	$(BIN)/commwatch run -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py
