@@ -23,8 +23,6 @@ from commwatch.steps import Mark, Step, StepTracker
 #: Pieces of communication kept while no step ends (inference, a long evaluation).
 _MOST_PIECES = 65_536
 _UNMEASURED = ev.FAILED | ev.UNTIMED
-#: Times and sizes from here on were written by nobody: 146 years, four exabytes.
-_NONSENSE = 1 << 62
 
 
 class _Books:
@@ -128,7 +126,7 @@ class RankBook:
         self.read += len(records) // ev.RECORD_SIZE
         for record in ev.RECORD.iter_unpack(records):
             stamp, op, _, group, _, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
-            if not launch <= end < _NONSENSE or start > end or size >= _NONSENSE:
+            if not launch <= end < ev.NONSENSE or start > end or size >= ev.NONSENSE:
                 self.nonsense += 1
                 continue
             if op == ev.STEP_MARK:

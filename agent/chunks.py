@@ -8,14 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from commwatch.collectors.events import RECORD_SIZE
+from commwatch.collectors.events import NONSENSE, RECORD_SIZE
 
 Statement = tuple[str, tuple[Any, ...]]
 
 #: Records of a chunk; a chunk that is not full yet is written again with what has come.
 CHUNK_RECORDS = 1024
-#: Times from here on were written by nobody.
-_NONSENSE = 1 << 62
 
 
 class OpenChunk:
@@ -34,8 +32,8 @@ class OpenChunk:
     def append(self, records: bytes, until_n: int) -> None:
         """Add whole records, the last of which is number ``until_n - 1``."""
         ops, groups, seqs, ends = zip(*self._LOOK.iter_unpack(records), strict=True)
-        if max(ends) + self._offset_ns >= _NONSENSE:
-            ends = tuple(end for end in ends if end + self._offset_ns < _NONSENSE) or (self.until_ns - self._offset_ns,)
+        if max(ends) + self._offset_ns >= NONSENSE:
+            ends = tuple(end for end in ends if end + self._offset_ns < NONSENSE) or (self.until_ns - self._offset_ns,)
         self.until_ns = max(self.until_ns, max(ends) + self._offset_ns)
         first = min(ends) + self._offset_ns
         self.from_ns = min(self.from_ns, first) if self.records else first

@@ -48,6 +48,9 @@ UNALIGNED = 16  # the probe came after the group was used: counted, never joined
 EXPOSED = 32  # step mark: the exposed time is known
 BLOCKED = 64  # in flight: a thread stands in wait() since ``start_ns``
 
+#: Times (ns) and sizes from here on were written by nobody: 146 years, four exabytes.
+NONSENSE = 1 << 62
+
 #: How the end of an operation was observed, by code.
 TIMING = ("none", "future", "poll", "wait", "call")
 BY_NONE, BY_FUTURE, BY_POLL, BY_WAIT, BY_CALL = range(5)

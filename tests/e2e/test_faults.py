@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.torchjob import JOBS, digest, read_rings, results, run_job, torchrun
-from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, free_port, wait_for
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, free_port, needs, wait_for
 
 
 def start_job(directory: Path, script: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
@@ -211,9 +211,7 @@ def test_two_jobs_at_once(tmp_path: Path) -> None:
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
     """A file system in memory with next to no room."""
-    if os.geteuid() != 0:
-        assert not os.environ.get("CI"), "CI runs this as root"
-        pytest.skip("mounting needs root")
+    needs(os.geteuid() == 0, "root, for mounting")
     where = tmp_path / "tiny"
     where.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(where)], check=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.torchjob import JOBS, UPSTREAM_FLAKE, results
-from tests.helpers import PATIENCE_S, agent, clean_env, wait_for
+from tests.helpers import PATIENCE_S, agent, clean_env, needs, wait_for
 
 RATE = 200e6 / 8
 #: TCP/IP over Ethernet leaves about 95 %; what was measured from outside is 23.0 to 23.3 MB/s.
@@ -22,9 +22,7 @@ LOW, HIGH = 21e6, 25e6
 @pytest.fixture
 def hosts() -> Iterator[list[tuple[str, str]]]:
     """Two hosts, 10.77.9.1 and .2, each as network namespace and device."""
-    if os.geteuid() != 0 or not shutil.which("tc"):
-        assert not os.environ.get("CI"), "CI runs this as root, with iproute2"
-        pytest.skip("network namespaces need root and iproute2")
+    needs(os.geteuid() == 0 and shutil.which("tc"), "root and iproute2, for network namespaces")
     names = [f"commwatch{os.getpid()}{i}" for i in "ab"]
     devices = [f"cw{os.getpid()}{i}" for i in "ab"]
 
