@@ -59,8 +59,8 @@ class BadRing(Exception):
     """The file is not a ring this version can read; the message says what is wrong with it."""
 
 
-class RingWriter:
-    """The trainer's end. Creating it may raise ``OSError``; nothing after that does.
+class RingFile:
+    """The file as the trainer makes it. Creating it may raise ``OSError``; nothing after that does, but ``name``.
 
     Args:
         path: final name; the file appears there complete and locked, or not at all.
@@ -75,29 +75,51 @@ class RingWriter:
             raise OSError(f"identity of {len(blob)} bytes does not fit the ring header")
         size = RECORDS_AT + slots * RECORD_SIZE
         hidden = path.with_name(f".{path.name}.new")
-        self.path = path
+        self.path, self.slots = path, slots
         self._names_path = path.with_suffix(".names")
-        self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        #: Stays open: closing any descriptor of the file would give up the lock.
+        self.fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            os.fchmod(self._fd, mode)
+            os.fchmod(self.fd, mode)
             # A write to a hole of a full tmpfs is SIGBUS: every page is reserved here, or nothing is.
-            os.posix_fallocate(self._fd, 0, size)
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._map = mmap.mmap(self._fd, size)
+            os.posix_fallocate(self.fd, 0, size)
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._map = mmap.mmap(self.fd, size)
             HEADER.pack_into(self._map, 0, MAGIC, VERSION, RECORDS_AT, RECORD_SIZE, slots, IN_FLIGHT_SLOTS, len(blob))
             self._map[IDENTITY_AT : IDENTITY_AT + len(blob)] = blob
             self._names = os.open(self._names_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
             os.fchmod(self._names, mode)
             hidden.rename(path)
         except OSError:
-            os.close(self._fd)
+            os.close(self.fd)
             for left in (hidden, self._names_path):
                 with contextlib.suppress(OSError):
                     left.unlink()
             raise
         self.counters = memoryview(self._map)[COUNTERS_AT : COUNTERS_AT + 8 * COUNTERS].cast("Q")
-        self._free = deque(range(IN_FLIGHT_SLOTS))
         self._half_line = False
+
+    def name(self, entry: dict[str, Any]) -> None:
+        """Append one line to the names file; raises ``OSError`` where there is no room."""
+        # What a full disk took half of must not become whole, nor swallow this line.
+        line = (b"!\n" if self._half_line else b"") + json.dumps(entry).encode() + b"\n"
+        written = os.write(self._names, line)
+        if written < len(line):
+            self._half_line = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._half_line = False
+
+    def close(self, now_ns: int) -> None:
+        """Say that the trainer has ended properly. The mapping stays: late completions still find it."""
+        self.counters[CLOSED] = now_ns
+
+
+class RingWriter(RingFile):
+    """The trainer's end where the hook is Python's; the native hook has a writer of its own for the same file."""
+
+    def __init__(self, path: Path, identity: dict[str, Any], slots: int = DEFAULT_SLOTS, mode: int = 0o600) -> None:
+        super().__init__(path, identity, slots, mode)
+        self._free = deque(range(IN_FLIGHT_SLOTS))
         self.write = self._make_write(slots)
         self.begin = self._make_begin()
 
@@ -151,20 +173,6 @@ class RingWriter:
             at = IN_FLIGHT_AT + slot * RECORD_SIZE
             self._map[at : at + 4] = b"\0\0\0\0"
             self._free.append(slot)
-
-    def name(self, entry: dict[str, Any]) -> None:
-        """Append one line to the names file; raises ``OSError`` where there is no room."""
-        # What a full disk took half of must not become whole, nor swallow this line.
-        line = (b"!\n" if self._half_line else b"") + json.dumps(entry).encode() + b"\n"
-        written = os.write(self._names, line)
-        if written < len(line):
-            self._half_line = True
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._half_line = False
-
-    def close(self, now_ns: int) -> None:
-        """Say that the trainer has ended properly. The mapping stays: late completions still find it."""
-        self.counters[CLOSED] = now_ns
 
 
 class Drained(NamedTuple):

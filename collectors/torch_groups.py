@@ -64,6 +64,9 @@ class Groups:
             lambda: count().__next__
         )
         self._next_small_id = count().__next__
+        self._strangers: dict[str, Group] = {}
+        #: Called with the name of each group that is made while watching.
+        self.on_made: Callable[[str], object] | None = None
         self._original: Any = None
         self._watching: Any = None
 
@@ -78,10 +81,25 @@ class Groups:
             generation, aligned = self._generations[name, ranks or ()](), _is_unused(pg)
         identity = group_id(self._job, self._restart, name, ranks, generation)
         group = Group(weakref.ref(pg), pg.size(), ranks, identity, aligned and ranks is not None)
-        group.small_id = self._next_small_id()
         self.known[id(pg)] = group
-        entry = {"name": name, "desc": description, "label": label(name, description), "group_id": identity}
-        return group, {**entry, "ranks": ranks, "size": group.size, "aligned": group.aligned}
+        return group, self._entry(group, name, description)
+
+    def add_stranger(self, name: str, description: str, size: int) -> tuple[Group, dict[str, Any] | None]:
+        """Take in a group that has no object in Python; its entry is ``None`` where it is known already."""
+        if name in self._strangers:
+            return self._strangers[name], None
+        identity = group_id(self._job, self._restart, name, None, self._generations[name, ()]())
+        group = self._strangers[name] = Group(lambda: None, size, None, identity, aligned=False)
+        return group, self._entry(group, name, description)
+
+    def _entry(self, group: Group, name: str, description: str) -> dict[str, Any]:
+        group.small_id = self._next_small_id()
+        entry = {"name": name, "desc": description, "label": label(name, description), "group_id": group.id}
+        return {**entry, "ranks": group.ranks, "size": group.size, "aligned": group.aligned}
+
+    def named(self, name: str) -> Any:
+        """The group that has this name now; ``None``: there is none in ``torch.distributed``."""
+        return next((pg for pg, known_as in list(c10d._world.pg_names.items()) if known_as == name), None)
 
     def watch(self) -> None:
         """Count creations from now on, so that the n-th group of a name is the n-th on every rank."""
@@ -96,6 +114,8 @@ class Groups:
                 members = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group", ())
                 ranks = tuple(members) or tuple(range(pg.size()))
                 self._made[id(pg)] = weakref.ref(pg), self._generations[pg.group_name, ranks]()
+                if self.on_made is not None:
+                    self.on_made(pg.group_name)
             except (AttributeError, TypeError, RuntimeError):
                 pass  # not a member, or a torch that makes groups another way: taken in at first use
             return result

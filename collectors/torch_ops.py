@@ -1,9 +1,4 @@
-"""The operators of PyTorch's ``c10d`` namespace: which operation each one is, and how to read its arguments.
-
-Sizes follow nccl-tests (DESIGN §4): S is one rank's buffer for all_reduce, broadcast, reduce, send, recv; the
-gathered size for all_gather and gather; the size before the split for reduce_scatter and scatter; the larger of
-input and output for all_to_all. A coalesced operator is one operation whose S is the sum.
-"""
+"""The operators of the running torch, and how the Python hook reads their arguments."""
 
 from __future__ import annotations
 
@@ -12,82 +7,32 @@ from typing import Any, NamedTuple
 
 import torch
 
+from commwatch.collectors.c10d_table import C10D_OPS, NOT_COMMUNICATION, Measure
 from commwatch.collectors.events import P2P
 
 #: The tensors S is the sum of, and the factor they are to be multiplied with (1, or the group's size).
 Measured = tuple[Sequence[torch.Tensor], int]
-Measure = Callable[[Sequence[Any], int], Measured]
 
 
-def _first_list(args: Sequence[Any], n: int) -> Measured:
-    return args[0], 1
+def _flat(value: Any) -> Sequence[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if not value or isinstance(value[0], torch.Tensor):
+        return value  # type: ignore[no-any-return]
+    return value[0] if len(value) == 1 else [tensor for tensors in value for tensor in tensors]
 
 
-def _first_tensor(args: Sequence[Any], n: int) -> Measured:
-    return (args[0],), 1
+def _larger(args: Sequence[Any], n: int) -> Measured:
+    return max(_flat(args[0]), _flat(args[1]), key=lambda tensors: sum(t.nbytes for t in tensors)), 1
 
 
-def _second_tensor(args: Sequence[Any], n: int) -> Measured:
-    return (args[1],), 1
-
-
-def _second_list(args: Sequence[Any], n: int) -> Measured:
-    return args[1], 1
-
-
-def _flat(lists: Sequence[Sequence[torch.Tensor]]) -> Sequence[torch.Tensor]:
-    return lists[0] if len(lists) == 1 else [tensor for tensors in lists for tensor in tensors]
-
-
-def _gathered_lists(args: Sequence[Any], n: int) -> Measured:
-    return _flat(args[0]), 1
-
-
-def _scattered_lists(args: Sequence[Any], n: int) -> Measured:
-    return _flat(args[1]), 1
-
-
-def _gather(args: Sequence[Any], n: int) -> Measured:
-    return (_flat(args[0]), 1) if args[0] else (args[1], n)
-
-
-def _scatter(args: Sequence[Any], n: int) -> Measured:
-    return (_flat(args[1]), 1) if args[1] else (args[0], n)
-
-
-def _larger_list(args: Sequence[Any], n: int) -> Measured:
-    return max(args[0], args[1], key=lambda tensors: sum(t.nbytes for t in tensors)), 1
-
-
-def _larger_tensor(args: Sequence[Any], n: int) -> Measured:
-    return ((args[0],) if args[0].nbytes >= args[1].nbytes else (args[1],)), 1
-
-
-#: c10d operator -> canonical op and where its bytes are; ``None``: an operation without a size.
-C10D_OPS: dict[str, tuple[str, Measure | None]] = {
-    "allreduce_": ("all_reduce", _first_list),
-    "allreduce_coalesced_": ("all_reduce", _first_list),
-    "allgather_": ("all_gather", _gathered_lists),
-    "_allgather_base_": ("all_gather", _first_tensor),
-    "allgather_coalesced_": ("all_gather", _gathered_lists),
-    "allgather_into_tensor_coalesced_": ("all_gather", _first_list),
-    "reduce_scatter_": ("reduce_scatter", _scattered_lists),
-    "_reduce_scatter_base_": ("reduce_scatter", _second_tensor),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", _second_list),
-    "alltoall_": ("all_to_all", _larger_list),
-    "alltoall_base_": ("all_to_all", _larger_tensor),
-    "broadcast_": ("broadcast", _first_list),
-    "reduce_": ("reduce", _first_list),
-    "gather_": ("gather", _gather),
-    "scatter_": ("scatter", _scatter),
-    "send": ("send", _first_list),
-    "recv_": ("recv", _first_list),
-    "recv_any_source_": ("recv", _first_list),
-    "barrier": ("barrier", None),
-    "monitored_barrier_": ("barrier", None),
+MEASURES: dict[Measure, Callable[[Sequence[Any], int], Measured]] = {
+    Measure.FIRST: lambda args, n: (_flat(args[0]), 1),
+    Measure.SECOND: lambda args, n: (_flat(args[1]), 1),
+    Measure.GATHERED: lambda args, n: (_flat(args[0]), 1) if args[0] else (_flat(args[1]), n),
+    Measure.SCATTERED: lambda args, n: (_flat(args[1]), 1) if args[1] else (_flat(args[0]), n),
+    Measure.LARGER: _larger,
 }
-#: Operators of the namespace that are no communication.
-NOT_COMMUNICATION = frozenset({"check_for_nan"})
 
 
 class C10dOp(NamedTuple):
@@ -96,7 +41,9 @@ class C10dOp(NamedTuple):
     name: str
     op: str
     is_p2p: bool
-    measure: Measure | None
+    measure: Measure
+    #: How many arguments there are.
+    arguments: int
     group_at: int
     async_at: int | None
     peer_at: int | None
@@ -116,7 +63,7 @@ def c10d_ops() -> list[C10dOp]:
         at = {argument.name: place for place, argument in enumerate(overload._schema.arguments)}
         if "process_group" not in at:
             continue
-        op, measure = C10D_OPS.get(name, (f"c10d::{name}", None))
+        op, measure = C10D_OPS.get(name, (f"c10d::{name}", Measure.NONE))
         peer_at = next((at[a] for a in ("dst", "src", "root_rank") if a in at), None)
         redispatch = overload._handle.redispatch_boxed
         found.append(
@@ -125,6 +72,7 @@ def c10d_ops() -> list[C10dOp]:
                 op,
                 op in P2P,
                 measure,
+                len(at),
                 at["process_group"],
                 at.get("async_op"),
                 peer_at,

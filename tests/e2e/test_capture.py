@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.torchjob import digest, read_rings, results, run_job
 
+pytestmark = pytest.mark.usefixtures("hook")
 ANY_TIME = 2**62
 
 

@@ -15,6 +15,9 @@ from tests.e2e.torchjob import JOBS, digest, read_rings, results, run_job, torch
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, free_port, needs, wait_for
 
 
+pytestmark = pytest.mark.usefixtures("hook")
+
+
 def start_job(directory: Path, script: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
     """A watched job in the background; its standard output is kept."""
     environment = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), **env)

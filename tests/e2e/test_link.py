@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.torchjob import JOBS, UPSTREAM_FLAKE, results
 from tests.helpers import PATIENCE_S, agent, clean_env, needs, wait_for
 
+pytestmark = pytest.mark.usefixtures("hook")
 RATE = 200e6 / 8
 #: TCP/IP over Ethernet leaves about 95 %; what was measured from outside is 23.0 to 23.3 MB/s.
 LOW, HIGH = 21e6, 25e6

@@ -27,6 +27,8 @@ DTYPES = {
     "Byte": ("uint8", 1),
     "Int": ("int32", 4),
 }
+pytestmark = pytest.mark.usefixtures("hook")
+
 WORKLOADS = [
     "plain",
     "asynchronous",

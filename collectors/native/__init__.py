@@ -1,0 +1,1 @@
+"""The native hook: its C++ source, how it is built, and how a trainer finds and loads what was built."""

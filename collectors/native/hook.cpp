@@ -1,0 +1,479 @@
+// The hook: a boxed kernel for every operator of the namespace c10d, at BackendSelect, the one door all callers pass once.
+//
+// It takes no lock and never the GIL, but for the first operation of the process, of a group and of a dtype, when Python
+// is asked for a number. Our bookkeeping is guarded; the user's call stands outside the guards, runs once and raises what
+// it raises. Called through ctypes; see library.py.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include <typeinfo>
+
+#include "session.h"
+
+namespace commwatch {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+std::atomic<Session*> current{nullptr};
+
+// The current session, entered; null while the probe is off.
+class Entered {
+ public:
+  Entered() : session_(current.load()) {
+    if (session_ == nullptr) return;
+    session_->enter();
+    if (current.load() != session_) {
+      session_->leave();
+      session_ = nullptr;
+    }
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+  ~Entered() {
+    if (session_ != nullptr) session_->leave();
+  }
+  Session* get() const { return session_; }
+
+ private:
+  Session* session_;
+};
+
+// One operator, as torch_ops.py describes it. Places of arguments; -1: it has none.
+struct Op {
+  std::string name;
+  int code;  // 0: not in the table of operations, Python gives it one
+  bool p2p;
+  format::Measure measure;
+  int arguments;
+  int group_at;
+  int async_at;
+  int peer_at;
+  int tag_at;
+};
+
+// -- sizes, as nccl-tests counts them
+
+struct Size {
+  const at::Tensor* first = nullptr;
+  uint64_t bytes = 0;
+  bool known = true;
+};
+
+void count(const IValue& value, Size* size) {
+  if (value.isList()) {
+    for (const IValue& part : value.toListRef()) count(part, size);
+  } else if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (size->first == nullptr) size->first = &tensor;
+    if (!tensor.defined() || tensor.layout() != c10::kStrided) {
+      size->known = false;  // sparse: its bytes are not in one place
+    } else {
+      size->bytes += tensor.nbytes();
+    }
+  }
+}
+
+Size size_of(const IValue& value, uint64_t factor = 1) {
+  Size size;
+  count(value, &size);
+  size.bytes *= factor;
+  return size;
+}
+
+Size measured(format::Measure measure, const IValue* args, uint64_t group_size) {
+  switch (measure) {
+    case format::Measure::kFirst:
+      return size_of(args[0]);
+    case format::Measure::kSecond:
+      return size_of(args[1]);
+    case format::Measure::kGathered:  // outputs, on the root alone
+      return args[0].toListRef().empty() ? size_of(args[1], group_size) : size_of(args[0]);
+    case format::Measure::kScattered:  // inputs, on the root alone
+      return args[1].toListRef().empty() ? size_of(args[0], group_size) : size_of(args[1]);
+    case format::Measure::kLarger: {
+      const Size output = size_of(args[0]), input = size_of(args[1]);
+      return output.bytes >= input.bytes ? output : input;
+    }
+    case format::Measure::kNone:
+      break;
+  }
+  Size none = size_of(args[0]);
+  none.bytes = 0;
+  none.known = false;
+  return none;
+}
+
+// -- the end of an operation
+
+// A Work that has no future and does not know when it is over (Gloo's send, recv, reduce_scatter): passes everything on,
+// and notes the waits, which alone tell the end.
+class WatchedWork : public c10d::Work {
+ public:
+  WatchedWork(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight)
+      : Work(-1, work->retrieveOpType()), work_(std::move(work)), flight_(std::move(flight)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    flight_->wait_begins();
+    try {
+      const bool result = work_->wait(timeout);
+      flight_->finish(now_ns(), format::kByWait);
+      return result;
+    } catch (...) {
+      flight_->finish(now_ns(), format::kByWait, format::kFailed);
+      throw;
+    }
+  }
+
+  bool isCompleted() override {
+    const bool completed = work_->isCompleted();
+    if (completed && !flight_->done()) {
+      flight_->finish(now_ns(), format::kByPoll, work_->isSuccess() ? 0 : format::kFailed);
+    }
+    return completed;
+  }
+
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  void synchronize() override { work_->synchronize(); }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
+  void blockCurrentStream() override { work_->blockCurrentStream(); }
+#endif
+  void abort() override { work_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
+  float getDuration() const override { return work_->getDuration(); }
+  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> work_;
+  const std::shared_ptr<Flight> flight_;
+};
+
+enum class Ending : uint8_t { kUntried, kFuture, kWait, kPoll, kNone };
+
+struct TypeKey {
+  const std::type_info* type;
+  bool operator==(const TypeKey& other) const { return *type == *other.type; }
+};
+
+// How each kind of Work tells its end. Found once: that a Work has no future is an exception, and costs as much.
+Few<TypeKey, std::atomic<Ending>>& endings() {
+  static auto* known = new Few<TypeKey, std::atomic<Ending>>;
+  return *known;
+}
+
+Ending without_future(const std::string& type) {
+  const auto is = [&type](const char* part) { return type.find(part) != std::string::npos; };
+  if (is("ProcessGroupGloo") || is("LambdaWork")) return Ending::kWait;
+  // Written in Python: looking at it from another thread would take the GIL, and a wrapper would hide its class.
+  return is("PyWork") || is("PythonCallbackWork") ? Ending::kNone : Ending::kPoll;
+}
+
+void follow_future(c10::ivalue::Future& future, std::shared_ptr<Flight> flight) {
+  const auto finish = [](Flight& over, c10::ivalue::Future& ended) {
+    over.finish(now_ns(), format::kByFuture, ended.hasError() ? format::kFailed : 0);
+  };
+  if (future.completed()) {
+    finish(*flight, future);
+    return;
+  }
+  flight->watch(now_ns());
+  future.addCallback([flight = std::move(flight), finish](c10::ivalue::Future& ended) { finish(*flight, ended); },
+                     /*uses_future=*/false);
+}
+
+void follow_by_looking(Session& session, c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight) {
+  if (flight->on_cpu && !flight->p2p()) flight->watch(now_ns());
+  session.poller().add([work = std::move(work), flight = std::move(flight)] {
+    try {
+      if (!work->isCompleted()) return false;
+      flight->finish(now_ns(), format::kByPoll, work->isSuccess() ? 0 : format::kFailed);
+    } catch (...) {  // the operation failed; its owner learns that from its own wait
+      flight->finish(now_ns(), format::kByPoll, format::kFailed);
+    }
+    return true;
+  });
+}
+
+void follow_on_cpu(Session& session, IValue& result, c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight) {
+  const c10d::Work& held = *work;
+  std::atomic<Ending>& ending = endings()[TypeKey{&typeid(held)}];
+  if (ending.load() <= Ending::kFuture) {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    try {
+      future = work->getFuture();
+    } catch (const std::exception&) {
+    }
+    ending.store(future ? Ending::kFuture : without_future(typeid(held).name()));
+    if (future) return follow_future(*future, std::move(flight));
+  }
+  switch (ending.load()) {
+    case Ending::kWait:
+      if (!flight->p2p()) flight->watch(now_ns());
+      result = IValue(c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<WatchedWork>(std::move(work), std::move(flight))));
+      return;
+    case Ending::kPoll:
+      return follow_by_looking(session, std::move(work), std::move(flight));
+    default:
+      flight->finish(now_ns(), format::kByNone, format::kUntimed);
+  }
+}
+
+// Put this thread, which asks for the state of events, out of the way of CUDA graph captures in others. False: it cannot.
+bool enter_relaxed_capture_mode() {
+  constexpr int kRelaxed = 2;  // cudaStreamCaptureModeRelaxed
+  void* cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+  if (cuda == nullptr) return false;
+  auto* exchange = reinterpret_cast<int (*)(int*)>(dlsym(cuda, "cudaThreadExchangeStreamCaptureMode"));
+  int mode = kRelaxed;
+  return exchange != nullptr && exchange(&mode) == 0;
+}
+
+std::atomic<bool> may_poll_devices{false};
+
+bool is_capturing(const at::Device& device) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return guard.isStreamCapturing(guard.getStream(device));
+#else
+  return true;  // this torch does not tell: leave it alone
+#endif
+}
+
+// -- one operation
+
+Group* group_of(Session& session, const IValue& argument) {
+  const auto process_group = argument.toCustomClass<c10d::ProcessGroup>();
+  const std::string& name = process_group->getGroupName();
+  if (Group* known = session.find(process_group.get(), name)) return known;
+  auto group = std::make_unique<Group>(process_group.get(), name);
+  session.python.add_group(group.get(), group->address, name.c_str(), process_group->getGroupDesc().c_str(), process_group->getSize());
+  return session.add(std::move(group));
+}
+
+uint8_t dtype_of(Session& session, c10::ScalarType type) {
+  std::atomic<uint8_t>& code = session.dtypes[static_cast<int>(type)];
+  if (code.load() == 0) {
+    code.store(static_cast<uint8_t>(session.python.add_dtype(std::string(c10::getDtypeNames(type).first).c_str())));
+  }
+  return code.load();
+}
+
+struct Launched {
+  std::shared_ptr<Flight> flight;
+  std::optional<at::Device> device;  // where it is not the CPU
+  bool sampled = false;
+};
+
+struct Kernel : c10::OperatorKernel {
+  explicit Kernel(Op o) : op(std::move(o)), code(op.code) {}
+
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+    const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+    const Entered entered;
+    Session* const session = entered.get();
+    Launched launched;
+    if (session != nullptr && !session->off.load(std::memory_order_relaxed)) {
+      try {
+        launched = launch(*session, *stack);
+      } catch (const std::exception& error) {
+        session->fault(op.name.c_str(), error.what());
+      } catch (...) {
+        session->fault(op.name.c_str(), "unknown exception");
+      }
+    }
+    if (!launched.flight) return handle.redispatchBoxed(below, stack);
+    try {
+      handle.redispatchBoxed(below, stack);
+    } catch (...) {
+      launched.flight->finish(now_ns(), format::kByCall, format::kFailed);
+      throw;
+    }
+    try {
+      follow(*session, std::move(launched), *stack);
+    } catch (const std::exception& error) {
+      session->fault(op.name.c_str(), error.what());
+    } catch (...) {
+      session->fault(op.name.c_str(), "unknown exception");
+    }
+  }
+
+  Launched launch(Session& session, const Stack& stack) {
+    if (session.ring() == nullptr && session.python.open() == 0) {
+      session.off.store(true);  // Python has said why
+      return {};
+    }
+    const uint64_t now = now_ns();
+    const IValue* args = &stack[stack.size() - op.arguments];
+    Group* const group = group_of(session, args[op.group_at]);
+    Record record;
+    record.launch_ns = now;
+    record.group = group->small_id;
+    record.flags = group->aligned ? 0 : format::kUnaligned;
+    Launched launched;
+    measure(session, args, *group, &record, &launched);
+    if (op.async_at >= 0 && args[op.async_at].toBool()) record.flags |= format::kAsync;
+    if (op.peer_at >= 0) record.peer = group->global_rank(args[op.peer_at].toInt());
+    if (code.load() == 0) code.store(session.python.add_op(op.name.c_str()));
+    record.op = static_cast<uint8_t>(code.load());
+    Queue* queue = &group->collectives;
+    if (op.p2p) {
+      record.tag = op.tag_at >= 0 ? static_cast<int32_t>(args[op.tag_at].toInt()) : 0;
+      const PeerKey peer{record.op, record.peer};
+      queue = &group->peers[peer];
+      record.seq = group->tags[TagKey{peer, record.tag}].fetch_add(1);
+    } else {
+      record.seq = group->next_seq.fetch_add(1);
+    }
+    launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !launched.device.has_value(), record);
+    launched.sampled = record.seq % format::kCostSample == 0;
+    if (launched.sampled) session.spent((now_ns() - now) * format::kCostSample);
+    return launched;
+  }
+
+  void measure(Session& session, const IValue* args, const Group& group, Record* record, Launched* launched) const {
+    const Size size = measured(op.measure, args, group.size);
+    if (size.known) {
+      record->size_bytes = size.bytes;
+    } else {
+      record->flags |= format::kNoSize;
+    }
+    if (size.first == nullptr) return;
+    if (op.measure != format::Measure::kNone) record->dtype = dtype_of(session, size.first->scalar_type());
+    if (!size.first->is_cpu()) {
+      launched->device = size.first->device();
+      session.exposure.not_known();
+    }
+  }
+
+  static void follow(Session& session, Launched launched, Stack& stack) {
+    const uint64_t began = launched.sampled ? now_ns() : 0;
+    Flight& flight = *launched.flight;
+    if (stack.empty() || stack.back().isNone()) {
+      flight.finish(now_ns(), format::kByCall);
+    } else if (!stack.back().isCustomClass()) {
+      flight.finish(now_ns(), format::kByNone, format::kUntimed);
+    } else {
+      auto work = stack.back().toCustomClass<c10d::Work>();
+      if (!launched.device) {
+        follow_on_cpu(session, stack.back(), std::move(work), std::move(launched.flight));
+      } else if (may_poll_devices.load() && !is_capturing(*launched.device)) {
+        follow_by_looking(session, std::move(work), std::move(launched.flight));
+      } else {
+        flight.finish(now_ns(), format::kByNone, format::kUntimed);
+      }
+    }
+    if (began != 0) session.spent((now_ns() - began) * format::kCostSample);
+  }
+
+  const Op op;
+  std::atomic<int> code;
+};
+
+// Leaked: threads of a backend may still be in it when the process ends.
+torch::Library* library = nullptr;
+
+}  // namespace
+}  // namespace commwatch
+
+// -- what Python calls
+
+using namespace commwatch;
+
+#define COMMWATCH_API extern "C" __attribute__((visibility("default")))
+
+// What the library was built from and for; what is loaded must say what is expected.
+COMMWATCH_API const char* cw_key() { return COMMWATCH_KEY; }
+
+// Describe one operator, before cw_install; once a process.
+COMMWATCH_API int cw_hook(const char* name, const char* op_name, int code, int p2p, int measure, int arguments, int group_at, int async_at,
+                          int peer_at, int tag_at) {
+  try {
+    if (library == nullptr) {
+      library = new torch::Library(torch::Library::IMPL, "c10d", std::make_optional(c10::DispatchKey::BackendSelect), __FILE__, __LINE__);
+    }
+    Op op{op_name, code, p2p != 0, static_cast<format::Measure>(measure), arguments, group_at, async_at, peer_at, tag_at};
+    library->impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::move(op))));
+    return 1;
+  } catch (...) {
+    return 0;
+  }
+}
+
+// Take the kernels out of the dispatcher. Only while no other thread communicates: the dispatcher does not guard its table
+// against one that is just being dispatched. So uninstalling leaves them in; without a session they pass everything on.
+COMMWATCH_API void cw_unhook() {
+  delete library;
+  library = nullptr;
+}
+
+// Begin to record. training_thread: its CPU clock.
+COMMWATCH_API void cw_install(int (*open)(), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
+                              int (*add_op)(const char*), int training_thread, int poll_devices) {
+  static const int forked = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+  (void)forked;
+  current.store(new Session(Python{open, add_group, add_dtype, add_op}, training_thread, poll_devices != 0));
+}
+
+// Within `open`: here is the ring. 0: it cannot be mapped.
+COMMWATCH_API int cw_attach(int fd, uint64_t slots) {
+  Session* const session = current.load();
+  if (session == nullptr) return 0;
+  if (session->ring() != nullptr) return 1;
+  try {
+    const bool poll_devices = session->poll_devices;
+    return session->attach(fd, slots, [poll_devices] { may_poll_devices.store(poll_devices && enter_relaxed_capture_mode()); }) ? 1 : 0;
+  } catch (const std::exception&) {  // no thread to be had
+    return 0;
+  }
+}
+
+// Within `add_group`: what is known of it. ranks: of the world, by rank in the group; none where that is not known.
+COMMWATCH_API void cw_describe_group(void* group, int small_id, int size, int aligned, const int32_t* ranks, int count) {
+  auto* described = static_cast<Group*>(group);
+  described->small_id = static_cast<uint16_t>(small_id);
+  described->size = size;
+  described->aligned = aligned != 0;
+  described->ranks.assign(ranks, ranks + count);
+}
+
+// A group of that name has been made.
+COMMWATCH_API void cw_forget_group(const char* name) {
+  const Entered entered;
+  if (entered.get() != nullptr) entered.get()->forget(name);
+}
+
+// A step mark; the calling thread is the one that trains.
+COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, uint64_t ended_ns) {
+  const Entered entered;
+  if (entered.get() == nullptr) return;
+  Record record;
+  record.op = format::kStepMark;
+  record.peer = optimizer;
+  record.launch_ns = record.start_ns = began_ns;
+  record.end_ns = ended_ns;
+  record.seq = number;
+  entered.get()->mark(record);
+}
+
+// A fault on the Python side.
+COMMWATCH_API void cw_switch_off() {
+  const Entered entered;
+  if (entered.get() != nullptr) entered.get()->off.store(true);
+}
+
+// Stop recording. Not with the GIL held: the poller may need it to let go of a tensor.
+COMMWATCH_API void cw_uninstall() {
+  Session* const session = current.exchange(nullptr);
+  if (session != nullptr) session->close();
+}

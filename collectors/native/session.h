@@ -1,0 +1,326 @@
+// What the hook keeps between install and uninstall: the groups with their counters, and the operations in flight.
+// Nothing here knows torch.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exposure.h"
+#include "poller.h"
+#include "ring.h"
+
+namespace commwatch {
+
+// A map that only grows, for a handful of keys: reading takes no lock, adding neither.
+template <class Key, class Value>
+class Few {
+ public:
+  ~Few() {
+    for (Node* node = first_.load(); node != nullptr;) delete std::exchange(node, node->next);
+  }
+
+  Value& operator[](const Key& key) {
+    Node* const seen = first_.load(std::memory_order_acquire);
+    if (Node* found = find(seen, nullptr, key)) return found->value;
+    auto added = std::make_unique<Node>(key, seen);
+    Node* checked = seen;
+    while (!first_.compare_exchange_weak(added->next, added.get())) {
+      if (Node* found = find(added->next, checked, key)) return found->value;  // another thread was faster
+      checked = added->next;
+    }
+    return added.release()->value;
+  }
+
+ private:
+  struct Node {
+    Node(const Key& k, Node* n) : key(k), next(n) {}
+    const Key key;
+    Value value{};
+    Node* next;
+  };
+
+  static Node* find(Node* from, const Node* until, const Key& key) {
+    for (Node* node = from; node != until; node = node->next) {
+      if (node->key == key) return node;
+    }
+    return nullptr;
+  }
+
+  std::atomic<Node*> first_{nullptr};
+};
+
+// Operations of one queue run one after another: a group's collectives, and its sends or recvs with one peer.
+struct Queue {
+  std::atomic<uint64_t> last_end_ns{0};
+
+  // An operation ended at `end_ns`: when the one before had, or 0.
+  uint64_t ended(uint64_t end_ns) {
+    uint64_t previous = last_end_ns.load(std::memory_order_relaxed);
+    while (end_ns > previous && !last_end_ns.compare_exchange_weak(previous, end_ns, std::memory_order_relaxed)) {
+    }
+    return previous;
+  }
+};
+
+struct PeerKey {
+  uint8_t op;
+  int32_t peer;
+  bool operator==(const PeerKey& other) const { return op == other.op && peer == other.peer; }
+};
+
+struct TagKey {
+  PeerKey peer;
+  int32_t tag;
+  bool operator==(const TagKey& other) const { return peer == other.peer && tag == other.tag; }
+};
+
+struct Group {
+  Group(const void* a, std::string n) : address(a), name(std::move(n)) {}
+
+  int32_t global_rank(int64_t group_rank) const {
+    return group_rank >= 0 && group_rank < static_cast<int64_t>(ranks.size()) ? ranks[group_rank] : -1;
+  }
+
+  // Of the process group. A later group may have the same, so the name counts too, and whether it was made anew since.
+  const void* const address;
+  const std::string name;
+  std::atomic<bool> stale{false};
+  int size = 0;
+  uint16_t small_id = format::kNoGroup;
+  bool aligned = false;
+  std::vector<int32_t> ranks;
+  std::atomic<uint32_t> next_seq{0};
+  Queue collectives;
+  Few<PeerKey, Queue> peers;
+  Few<TagKey, std::atomic<uint32_t>> tags;
+  Group* next = nullptr;
+};
+
+// What only the Python side can do: make the ring, and give names their numbers. Called with no lock held.
+struct Python {
+  int (*open)() = nullptr;
+  void (*add_group)(void* group, const void* address, const char* name, const char* description, int size) = nullptr;
+  int (*add_dtype)(const char* name) = nullptr;
+  int (*add_op)(const char* name) = nullptr;
+};
+
+// Lives as long as the process: a thread may still look at it when it is long over. Its ring is unmapped, and its groups
+// are freed, once the last operation has left.
+class Session {
+ public:
+  Session(const Python& python, clockid_t training_thread, bool poll_devices)
+      : python(python), poll_devices(poll_devices), exposure(training_thread, now_ns()) {}
+
+  // -- life
+
+  // Take over the ring behind `fd`, once. False where it cannot be mapped.
+  bool attach(int fd, uint64_t slots, std::function<void()> thread_begins) {
+    const size_t size = format::kRecordsAt + slots * format::kRecordSize;
+    void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) return false;
+    base_ = static_cast<char*>(base);
+    size_ = size;
+    Ring* const ring = new Ring(base_, slots);
+    poller_ = std::make_unique<Poller>(
+        [thread_begins = std::move(thread_begins)] {
+          sigset_t all;
+          sigfillset(&all);
+          pthread_sigmask(SIG_BLOCK, &all, nullptr);
+          thread_begins();
+        },
+        [ring] { ring->set(format::kHeartbeat, now_ns()); });
+    ring_.store(ring, std::memory_order_release);
+    return true;
+  }
+
+  // Nothing is launched any more. Operations in flight still find their record; what the poller looked after has no end.
+  void close() {
+    off.store(true);
+    if (Ring* ring = this->ring()) {
+      poller_->stop();
+      ring->set(format::kClosed, now_ns());
+    }
+    leave();
+  }
+
+  // Whoever has entered, after making sure that the session is still the current one, may use all of it until it leaves.
+  void enter() { users_.fetch_add(1); }
+
+  void leave() {
+    if (users_.fetch_sub(1) != 1 || cleared_.exchange(true)) return;
+    if (Ring* ring = this->ring()) {
+      poller_.reset();
+      delete ring;
+      munmap(base_, size_);
+    }
+    for (auto& bucket : groups_) {
+      for (Group* group = bucket.load(); group != nullptr;) delete std::exchange(group, group->next);
+    }
+  }
+
+  // A fault of ours: switch off, count it, say it once. Training goes on.
+  void fault(const char* doing, const char* what) {
+    if (off.exchange(true)) return;
+    if (Ring* ring = this->ring()) ring->add(format::kDropped, 1);
+    const char* rank = getenv("RANK");
+    dprintf(STDERR_FILENO, "commwatch: probe switched off in rank %s: %s: %s\n", rank != nullptr ? rank : "?", doing, what);
+  }
+
+  Ring* ring() const { return ring_.load(std::memory_order_acquire); }
+  Poller& poller() { return *poller_; }
+
+  // -- groups
+
+  Group* find(const void* address, const std::string& name) const {
+    for (Group* group = bucket_of(address).load(std::memory_order_acquire); group != nullptr; group = group->next) {
+      if (group->address == address && !group->stale.load(std::memory_order_relaxed) && group->name == name) return group;
+    }
+    return nullptr;
+  }
+
+  // Publish a group that is complete. Where another thread was faster, its group: give it that one's counters.
+  Group* add(std::unique_ptr<Group> group) {
+    const std::lock_guard<std::mutex> lock(adding_);
+    if (Group* other = find(group->address, group->name)) return other;
+    auto& bucket = bucket_of(group->address);
+    group->next = bucket.load(std::memory_order_relaxed);
+    bucket.store(group.get(), std::memory_order_release);
+    return group.release();
+  }
+
+  // A group of that name has been made: what had it before is another one.
+  void forget(const std::string& name) {
+    const std::lock_guard<std::mutex> lock(adding_);
+    for (auto& bucket : groups_) {
+      for (Group* group = bucket.load(std::memory_order_relaxed); group != nullptr; group = group->next) {
+        if (group->name == name) group->stale.store(true, std::memory_order_relaxed);
+      }
+    }
+  }
+
+  // -- what a step brought
+
+  void mark(Record record) {
+    Ring* ring = this->ring();
+    if (ring == nullptr || off.load(std::memory_order_relaxed)) return;
+    clockid_t clock;
+    if (pthread_getcpuclockid(pthread_self(), &clock) == 0) exposure.watch(clock);
+    const int64_t exposed = exposure.take(record.end_ns);
+    if (exposed != Exposure::kUnknown) {
+      record.flags |= format::kExposed;
+      record.size_bytes = static_cast<uint64_t>(exposed);
+    }
+    record.aux = static_cast<uint16_t>(ring->in_flight_now());
+    ring->write(record);
+  }
+
+  void spent(uint64_t cost_ns) {
+    if (Ring* ring = this->ring()) ring->add(format::kProbeNs, cost_ns);
+  }
+
+  const Python python;
+  const bool poll_devices;
+  std::atomic<bool> off{false};
+  Exposure exposure;
+  Few<int, std::atomic<uint8_t>> dtypes;
+
+ private:
+  static constexpr size_t kBuckets = 64;
+
+  std::atomic<Group*>& bucket_of(const void* address) { return groups_[reinterpret_cast<uintptr_t>(address) / 64 % kBuckets]; }
+  const std::atomic<Group*>& bucket_of(const void* address) const {
+    return groups_[reinterpret_cast<uintptr_t>(address) / 64 % kBuckets];
+  }
+
+  std::atomic<Ring*> ring_{nullptr};
+  std::unique_ptr<Poller> poller_;
+  char* base_ = nullptr;
+  size_t size_ = 0;
+  std::atomic<int64_t> users_{1};
+  std::atomic<bool> cleared_{false};
+  std::mutex adding_;
+  std::atomic<Group*> groups_[kBuckets] = {};
+};
+
+// One operation between its launch and its record. Whoever lets go of it last without having seen its end makes it one
+// without a duration.
+class Flight {
+ public:
+  // head: op, dtype, group, peer, tag, size, launch, seq and flags of the record to come.
+  Flight(Session& session, Queue& queue, bool p2p, bool on_cpu, const Record& head)
+      : on_cpu(on_cpu), session_(session), ring_(*session.ring()), queue_(queue), p2p_(p2p), record_(head), slot_(ring_.begin(head)) {
+    session.enter();
+  }
+
+  Flight(const Flight&) = delete;
+  Flight& operator=(const Flight&) = delete;
+
+  ~Flight() {
+    finish(now_ns(), format::kByNone, format::kUntimed);
+    session_.leave();
+  }
+
+  // The operation goes on after its call: count it as in flight for the exposed time.
+  void watch(uint64_t now) {
+    if (!watched_.exchange(true)) session_.exposure.begin(now);
+  }
+
+  // A thread begins to wait for it, where only the wait tells the end.
+  void wait_begins() {
+    const uint64_t now = now_ns();
+    uint64_t nobody = 0;
+    if (!blocked_since_.compare_exchange_strong(nobody, now)) return;
+    if (!done_.load()) ring_.blocked(slot_, now);
+    watch(now);
+  }
+
+  void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0) {
+    if (done_.exchange(true)) return;
+    ring_.end(slot_);
+    const bool untimed = (flag & format::kUntimed) != 0;
+    if (watched_.load()) {
+      session_.exposure.end(end_ns);
+    } else if (!p2p_ && !untimed) {
+      session_.exposure.in_call(record_.launch_ns, end_ns);
+    }
+    const uint64_t blocked = blocked_since_.load();
+    if (blocked != 0 && p2p_) record_.waited_us = static_cast<uint32_t>(std::min<uint64_t>((end_ns - blocked) / 1000, UINT32_MAX));
+    const uint64_t previous = untimed ? queue_.last_end_ns.load(std::memory_order_relaxed) : queue_.ended(end_ns);
+    record_.start_ns = std::max(record_.launch_ns, std::min(previous, end_ns));
+    record_.end_ns = end_ns;
+    record_.flags |= flag;
+    record_.timing = timing;
+    ring_.write(record_);
+  }
+
+  bool done() const { return done_.load(); }
+  bool p2p() const { return p2p_; }
+
+  const bool on_cpu;
+
+ private:
+  Session& session_;
+  Ring& ring_;
+  Queue& queue_;
+  const bool p2p_;
+  Record record_;
+  const int slot_;
+  std::atomic<bool> done_{false};
+  std::atomic<bool> watched_{false};
+  std::atomic<uint64_t> blocked_since_{0};
+};
+
+}  // namespace commwatch

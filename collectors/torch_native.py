@@ -1,0 +1,90 @@
+"""The native hook as the probe uses it: C++ records, Python makes the ring and gives names their numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from commwatch.collectors import events as ev
+from commwatch.collectors import ring
+from commwatch.collectors.native.library import ADD_GROUP, ADD_NAME, OPEN, Library
+from commwatch.collectors.torch_ops import c10d_ops
+from commwatch.collectors.torch_probe import Probe
+
+#: Libraries whose kernels are in the dispatcher, by path: they stay there, and pass everything on while nothing records.
+_hooked: dict[str, Library] = {}
+
+
+class NativeProbe(Probe):
+    """The probe with the hook in C++."""
+
+    hook = "native"
+
+    def __init__(self, env: Mapping[str, str], library: Library) -> None:
+        super().__init__(env)
+        self._library = library
+        #: Kept, because C++ calls them.
+        self._callbacks = (
+            OPEN(self._guarded(self._open)),
+            ADD_GROUP(self._guarded(self._add_group)),
+            ADD_NAME(self._guarded(lambda name: self.dtype_code(name.decode()))),
+            ADD_NAME(self._guarded(lambda name: self.op_code(name.decode()))),
+        )
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            try:
+                return function(*args)
+            except Exception as error:
+                self._library.switch_off()
+                self.fault(error, "at the first operation of its kind")
+                return 0
+
+        return call
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def _put_in(self) -> None:
+        if not _hooked:
+            for op in c10d_ops():
+                places = (-1 if at is None else at for at in (op.group_at, op.async_at, op.peer_at, op.tag_at))
+                code = ev.OP_CODE.get(op.op, 0)
+                about = (op.name.encode(), op.op.encode(), code, op.is_p2p, op.measure, op.arguments, *places)
+                if not self._library.hook(*about):
+                    raise RuntimeError(f"cannot hook c10d::{op.name}")
+            _hooked[str(self._library.path)] = self._library
+        clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+        self._library.install(*self._callbacks, clock, self.timing == "poll")
+        self.groups.on_made = lambda name: self._library.forget_group(name.encode())
+
+    def _take_out(self) -> None:
+        self.groups.on_made = None
+        self._library.uninstall()
+
+    def _make_ring(self, *about: Any) -> None:
+        made = ring.RingFile(*about)
+        if not self._library.attach(made.fd, made.slots):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(made.path))
+        self.ring = made
+
+    # -- called from C++ ----------------------------------------------------------------------
+
+    def _open(self) -> int:
+        return int(self.open_ring())
+
+    def _add_group(self, handle: int, address: int, name: bytes, description: bytes, size: int) -> None:
+        pg = self.groups.named(name.decode())
+        group = self.stranger(name.decode(), description.decode(), size) if pg is None else self.group_of(pg)
+        ranks = group.ranks or ()
+        array = (ctypes.c_int32 * len(ranks))(*ranks)
+        self._library.describe_group(handle, group.small_id, group.size, group.aligned, array, len(ranks))
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _write_mark(self, optimizer: int, number: int, began: int, ended: int) -> None:
+        self._library.mark(optimizer, number, began, ended)

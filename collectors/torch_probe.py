@@ -1,0 +1,185 @@
+"""What the probe does whichever hook it has: its ring, its names, its step marks, its faults."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from commwatch.collectors import events as ev
+from commwatch.collectors import identity, ring
+from commwatch.collectors.torch_groups import Group, Groups
+from commwatch.collectors.torch_steps import StepHooks
+
+
+class Probe(ABC):
+    """Everything the probe keeps in one trainer process. Nothing in it raises into training."""
+
+    #: As the ring's header calls it.
+    hook: ClassVar[str]
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+        self.off = False
+        self.ring: ring.RingFile | None = None
+        self.timing = env.get("COMMWATCH_TIMING", "auto")
+        self.groups = Groups(identity.job_id(env), identity.restart_count(env))
+        self.steps = StepHooks(self._mark)
+        #: Said by the first rank once it records.
+        self.remark = ""
+        self._making = threading.RLock()  # a signal handler may communicate in the middle of it
+        self._dtypes: dict[str, int] = {}
+        self._ops: dict[str, int] = dict(ev.OP_CODE)
+        self._marks = 0
+        self._said = False
+        self._installed = False
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Put the hooks in."""
+        self._installed = True
+        self._put_in()
+        self.groups.watch()
+        self.steps.install()
+        atexit.register(self.uninstall)
+
+    def uninstall(self) -> None:
+        """Take the hooks out again; operations in flight still find their record."""
+        if not self._installed:
+            return
+        self._installed = False
+        self.steps.uninstall()
+        self.groups.unwatch()
+        self._take_out()
+        atexit.unregister(self.uninstall)
+
+    @abstractmethod
+    def _put_in(self) -> None:
+        """Hook the operators."""
+
+    @abstractmethod
+    def _take_out(self) -> None:
+        """Undo ``_put_in``, and say in the ring that this is the end."""
+
+    def abandon(self) -> None:
+        """In a forked child (DataLoader worker): the mapping is inherited, and is the parent's to write."""
+        self.off = True
+        self.ring = None
+
+    def fault(self, error: BaseException, doing: str) -> None:
+        """Our own failure: switch off, count it, say it once. Training goes on."""
+        self.off = True
+        if self.ring is not None:
+            self.ring.counters[ring.DROPPED] += 1
+        self.say(f"probe switched off in rank {self.env.get('RANK', '?')}: {doing}: {type(error).__name__}: {error}")
+
+    def say(self, text: str) -> None:
+        """One line to standard error, once in the life of the process."""
+        if not self._said:
+            self._said = True
+            print(f"commwatch: {text}", file=sys.stderr, flush=True)
+
+    # -- ring ---------------------------------------------------------------------------------
+
+    def open_ring(self) -> bool:
+        """Make the ring at the first operation; no room or no rights switch the probe off."""
+        with self._making:
+            if self.ring is None and not self.off:
+                try:
+                    self._make_ring(*self._about_ring())
+                except OSError as error:
+                    self.off = True
+                    where = error.filename or identity.run_dir(self.env)
+                    self.say(f"not recording this run: {error.strerror or error} ({where})")
+                else:
+                    if self.remark and dist.get_rank() == 0:
+                        print(f"commwatch: {self.remark}", file=sys.stderr, flush=True)
+            return self.ring is not None
+
+    def _about_ring(self) -> tuple[Any, ...]:
+        """Path, identity, slots and mode of the ring to be made."""
+        directory = identity.run_dir(self.env)
+        identity.make_private_dir(directory, self.env)
+        mode = identity.make_private_dir(directory / "rings", self.env)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook, timing=self.timing)
+        path = identity.ring_path(directory / "rings", who["job"], who["restart"], rank)
+        asked = self.env.get("COMMWATCH_SLOTS", "")
+        slots = int(asked) if asked.isdecimal() and int(asked) >= 2 * ring.MARGIN else ring.DEFAULT_SLOTS
+        return path, who, slots, mode
+
+    @abstractmethod
+    def _make_ring(self, *about: Any) -> None:
+        """Make ``self.ring`` and start what goes with it; may raise ``OSError``."""
+
+    # -- names --------------------------------------------------------------------------------
+
+    def group_of(self, pg: Any) -> Group:
+        """The group as the ring knows it; a new one gets its number."""
+        with self._making:
+            group = self.groups.known.get(id(pg))
+            if group is None or group.ref() is not pg:
+                group, entry = self.groups.add(pg)
+                group.small_id = self._intern("group", group.small_id, entry, ev.NO_GROUP)
+            return group
+
+    def stranger(self, name: str, description: str, size: int) -> Group:
+        """A group that ``torch.distributed`` does not know: counted under its name, never joined."""
+        with self._making:
+            group, entry = self.groups.add_stranger(name, description, size)
+            if entry is not None:
+                group.small_id = self._intern("group", group.small_id, entry, ev.NO_GROUP)
+            return group
+
+    def dtype_code(self, name: str) -> int:
+        """The number of a dtype in the ring."""
+        with self._making:
+            if name not in self._dtypes:
+                self._dtypes[name] = self._intern("dtype", len(self._dtypes) + 1, {"name": name}, ev.NO_DTYPE)
+            return self._dtypes[name]
+
+    def op_code(self, name: str) -> int:
+        """The number of an operation in the ring."""
+        with self._making:
+            if name not in self._ops:
+                code = min(ev.FIRST_UNKNOWN_OP + len(self._ops) - len(ev.OPS), ev.LAST_UNKNOWN_OP)
+                self._ops[name] = self._intern("op", code, {"name": name}, ev.LAST_UNKNOWN_OP)
+            return self._ops[name]
+
+    def _intern(self, kind: str, code: int, entry: dict[str, Any], otherwise: int) -> int:
+        """Give ``entry`` the number ``code`` in the names file; ``otherwise`` where the disk is full."""
+        if self.ring is None or code >= otherwise > 0:
+            return otherwise
+        try:
+            self.ring.name({kind: code, **entry})
+        except OSError:
+            return otherwise
+        return code
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _mark(self, optimizer: int, began: int, ended: int) -> None:
+        """A step mark: one optimizer call has ended, or the user said so (``optimizer`` -1)."""
+        if self.off or self.ring is None:
+            return
+        try:
+            self._write_mark(optimizer, self._marks & ring.STAMP_MASK, began, ended)
+            self._marks += 1
+        except Exception as error:
+            self.fault(error, "at a step mark")
+
+    @abstractmethod
+    def _write_mark(self, optimizer: int, number: int, began: int, ended: int) -> None:
+        """Write the record of a step mark."""
+
+    def mark_now(self) -> None:
+        """The user's own step mark."""
+        self.steps.explicit(time.monotonic_ns())

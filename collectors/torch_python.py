@@ -1,0 +1,266 @@
+"""The Python hook: a Python kernel for every operator of the ``c10d`` namespace. What there is without a compiler.
+
+The same operations and records as the native hook, at a price: every operation and every completion takes the GIL.
+
+The end of an operation is seen, in this order of preference (the record says which):
+
+- ``future``: a callback on the future of its Work, in the backend's own thread (CPU backends);
+- ``wait``: ``Work.wait`` (or ``wait_tensor``) returned. Gloo's send, recv and reduce_scatter report nothing else;
+- ``poll``: ``Work.is_completed`` became true, looked at every few milliseconds by one thread;
+- ``call``: the call itself blocked until the end (``monitored_barrier``).
+
+On CUDA the future is ready when the kernel is queued, and a query from any thread breaks a CUDA graph capture
+in another. So there operations are counted and have no duration, unless ``COMMWATCH_TIMING=poll`` asks for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from commwatch.collectors import events as ev
+from commwatch.collectors import ring
+from commwatch.collectors.c10d_table import Measure
+from commwatch.collectors.exposure import Exposure
+from commwatch.collectors.native.library import COST_SAMPLE
+from commwatch.collectors.torch_groups import Group
+from commwatch.collectors.torch_ops import MEASURES, C10dOp, c10d_ops
+from commwatch.collectors.torch_pending import Flight, Pending
+from commwatch.collectors.torch_probe import Probe
+
+_AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+_now = time.monotonic_ns
+
+
+def _on_cpu(what: Any) -> bool:
+    while isinstance(what, (list, tuple)) and what:
+        what = what[0]
+    return bool(what.is_cpu) if isinstance(what, torch.Tensor) else True
+
+
+class PythonProbe(Probe):
+    """The probe with the hook in Python."""
+
+    hook = "python"
+    ring: ring.RingWriter | None
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        super().__init__(env)
+        self.exposure = Exposure()
+        self.pending = Pending(self.finish, self._wait_begins)
+        self._library: torch.library.Library | None = None
+        self._torch_dtypes: dict[torch.dtype, int] = {}
+        self._cost = 0
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def _put_in(self) -> None:
+        self._library = torch.library.Library("c10d", "IMPL")
+        for op in c10d_ops():
+            self._library.impl(op.name, self._kernel(op), "BackendSelect", with_keyset=True)
+        self.pending.watch_waits()
+
+    def _take_out(self) -> None:
+        self.pending.unwatch_waits()
+        if self._library is not None:
+            self._library._destroy()
+        self._stop.set()
+        self.pending.wake()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        if self.ring is not None and not self.off:
+            self.pending.give_up()
+            self.ring.close(_now())
+
+    def _make_ring(self, *about: Any) -> None:
+        self.ring = ring.RingWriter(*about)
+        self._thread = threading.Thread(target=self._watch, name="commwatch", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        """The probe's one thread: the heartbeat, and the operations nobody reports the end of."""
+        while not self._stop.is_set() and self.ring is not None:
+            self.ring.counters[ring.HEARTBEAT] = _now()
+            try:
+                self.pending.poll()
+            except Exception as error:
+                self.fault(error, "looking for ended operations")
+            self.pending.sleep()
+
+    # -- one operation ------------------------------------------------------------------------
+
+    def _kernel(self, op: C10dOp) -> Callable[..., Any]:
+        """The kernel of one operator: note the launch, let the call through, see to its end."""
+        redispatch, launch, follow, finish = op.redispatch, self._launcher(op), self._follow, self.finish
+
+        def kernel(keyset: Any, *args: Any) -> Any:
+            flight = launch(args)
+            try:
+                out = redispatch(keyset & _AFTER, *args)
+            except BaseException:
+                if flight is not None:
+                    finish(flight, _now(), ev.BY_CALL, ev.FAILED)
+                raise
+            if flight is not None:
+                follow(flight, out, args)
+            return out
+
+        return kernel
+
+    def _launcher(self, op: C10dOp) -> Callable[[Sequence[Any]], Flight | None]:
+        """Build what notes the launch of an operation; it returns ``None`` where the probe is off."""
+        group_at, async_at, peer_at, tag_at, is_p2p = op.group_at, op.async_at, op.peer_at, op.tag_at, op.is_p2p
+        name, known, codes, unbox = op.op, self.groups.known, self._ops, ProcessGroup.unbox
+
+        def launch(args: Sequence[Any]) -> Flight | None:
+            if self.off:
+                return None
+            try:
+                if self.ring is None and not self.open_ring():
+                    return None
+                writer = self.ring
+                assert writer is not None
+                now = _now()
+                pg = unbox(args[group_at])
+                group = known.get(id(pg))
+                if group is None or group.ref() is not pg:
+                    group = self.group_of(pg)
+                flags, size, dtype, on_cpu = self._measure(op, args, group)
+                # Trailing arguments that have their default (async_op=True) do not arrive; p2p has no such argument.
+                if async_at is not None and (len(args) <= async_at or args[async_at]):
+                    flags |= ev.ASYNC
+                peer = group.global_rank(args[peer_at]) if peer_at is not None else -1
+                if is_p2p:
+                    tag = args[tag_at] if tag_at is not None else 0
+                    queue, seq = (name, peer), group.p2p[name, peer, tag]()
+                else:
+                    queue, seq, tag = None, group.next_seq(), 0
+                code = codes.get(name) or self.op_code(name)
+                head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
+                return Flight(head, now, flags, group, queue, writer.begin(*head, 0, 0, 0, flags, 0, 0), on_cpu)
+            except Exception as error:
+                self.fault(error, f"at the launch of {name}")
+                return None
+
+        return launch
+
+    def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, bool]:
+        """Flags, size in bytes, dtype id of an operation, and whether its tensors are on the CPU."""
+        flags = 0 if group.aligned else ev.UNALIGNED
+        if op.measure is Measure.NONE:
+            return flags | ev.NO_SIZE, 0, ev.NO_DTYPE, _on_cpu(args[0])
+        tensors, factor = MEASURES[op.measure](args, group.size)
+        if not tensors:
+            return flags, 0, ev.NO_DTYPE, True
+        first = tensors[0]
+        dtype = self._torch_dtypes.get(first.dtype) or self._add_dtype(first.dtype)
+        on_cpu = first.is_cpu
+        if not on_cpu:
+            self.exposure.known = False
+        try:
+            size = first.nbytes if len(tensors) == 1 else sum([tensor.nbytes for tensor in tensors])
+        except (RuntimeError, NotImplementedError):  # sparse: its bytes are not in one place
+            return flags | ev.NO_SIZE, 0, dtype, on_cpu
+        return flags, size * factor, dtype, on_cpu
+
+    def _add_dtype(self, dtype: torch.dtype) -> int:
+        code = self._torch_dtypes[dtype] = self.dtype_code(str(dtype).removeprefix("torch."))
+        return code
+
+    def _follow(self, flight: Flight, out: Any, args: Sequence[Any]) -> None:
+        """After the launch: arrange that the end is seen, without keeping anything of the user's past it."""
+        try:
+            sampled = _now() if flight.head[-1] % COST_SAMPLE == 0 else 0
+            work = out[-1] if isinstance(out, tuple) else out
+            if work is None:
+                self.finish(flight, _now(), ev.BY_CALL)
+                return
+            work = Work.unbox(work)
+            if flight.on_cpu:
+                try:
+                    future = work.get_future()
+                except RuntimeError:  # this Work has none
+                    if flight.queue is None:
+                        flight.watched = True
+                        self.exposure.begin(flight, _now())
+                    self.pending.add(flight, work, args)
+                else:
+                    if not future.done():
+                        flight.watched = True
+                        self.exposure.begin(flight, _now())
+                    future.add_done_callback(partial(self._done, flight))
+            elif self.timing == "poll" and not torch.cuda.is_current_stream_capturing():
+                self.pending.add(flight, work, args)
+            else:
+                self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
+            if sampled and self.ring is not None:
+                self._cost += 2 * (_now() - sampled) * COST_SAMPLE  # the launch costs about as much again
+                self.ring.counters[ring.PROBE_NS] = self._cost
+        except Exception as error:
+            self.fault(error, "following an operation")
+
+    def _done(self, flight: Flight, future: Any) -> None:
+        end = _now()
+        try:
+            future.value()
+        except Exception:  # the operation failed; its owner learns that from its own wait
+            self.finish(flight, end, ev.BY_FUTURE, ev.FAILED)
+        else:
+            self.finish(flight, end, ev.BY_FUTURE)
+
+    def _wait_begins(self, flight: Flight) -> None:
+        """A thread begins to wait for an operation whose end shows only there."""
+        try:
+            flight.blocked_since = _now()
+            if self.ring is not None:
+                self.ring.blocked(flight.slot, flight.blocked_since)
+            if not flight.watched:
+                flight.watched = True
+                self.exposure.begin(flight, flight.blocked_since)
+        except Exception as error:
+            self.fault(error, "at the begin of a wait")
+
+    def finish(self, flight: Flight, end: int, timing: int, flag: int = 0) -> None:
+        """Write the record of an operation, once; never raises."""
+        try:
+            writer = self.ring
+            if flight.done or writer is None:
+                return
+            flight.done = True
+            flight.work = None
+            writer.end(flight.slot)
+            queue, blocked = flight.queue, flight.blocked_since
+            if flight.watched:
+                self.exposure.end(flight, end)
+            elif queue is None and not flag & ev.UNTIMED:
+                self.exposure.in_call(flight.launch, end)
+            waited = min((end - blocked) // 1000, ring.STAMP_MASK) if blocked and queue is not None else 0
+            last_end = flight.group.last_end
+            previous = last_end.get(queue, 0)
+            start = max(flight.launch, min(previous, end))
+            if end > previous and not flag & ev.UNTIMED:
+                last_end[queue] = end
+            writer.write(*flight.head, waited, start, end, flight.flags | flag, timing, 0)
+        except Exception as error:
+            self.fault(error, "writing a record")
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _write_mark(self, optimizer: int, number: int, began: int, ended: int) -> None:
+        if self.ring is None:
+            return
+        self.exposure.watch(threading.get_ident())
+        exposed = self.exposure.take(ended)
+        flags = 0 if exposed is None else ev.EXPOSED
+        in_flight = min(self.ring.in_flight_now, 0xFFFF)
+        self.ring.write(
+            ev.STEP_MARK, 0, 0, optimizer, 0, exposed or 0, began, number, 0, began, ended, flags, 0, in_flight
+        )

@@ -1,0 +1,39 @@
+"""What all tests share with pytest: which hook a job has, and where the native one is built."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import clean_env
+
+#: Kept between runs; what is built is named for its source, so nothing old is ever taken.
+CACHE = Path(__file__).parents[1] / ".stamps" / "cache"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache() -> None:
+    os.environ["XDG_CACHE_HOME"] = str(CACHE)
+
+
+@pytest.fixture(scope="session")
+def native(_own_cache: None) -> Path:
+    """The native hook, built."""
+    command = [sys.executable, "-m", "commwatch.collectors.native.build", "build"]
+    built = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=1000, check=False)
+    assert built.returncode == 0, built.stderr
+    return Path(built.stdout.strip())
+
+
+@pytest.fixture(params=["native", "python"])
+def hook(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The hook that the jobs of this test have; one test suite for both."""
+    name: str = request.param
+    if name == "native":
+        request.getfixturevalue("native")
+    monkeypatch.setenv("TESTED_HOOK", name)
+    return name
