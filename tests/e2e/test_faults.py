@@ -14,7 +14,6 @@ import pytest
 from tests.e2e.torchjob import JOBS, digest, read_rings, results, run_job, torchrun
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, free_port, needs, wait_for
 
-
 pytestmark = pytest.mark.usefixtures("hook")
 
 
