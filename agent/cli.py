@@ -101,6 +101,18 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="for programs")
     form.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
     report.set_defaults(command=_report)
+
+    native = commands.add_parser(
+        "native",
+        help="the native hook: build it, see what there is, remove it",
+        description="The hook in C++, which costs the training next to nothing. It is built once for a version of torch, "
+        "in an image with `build`, else by the first `run`. Without it the hook is Python's.",
+    )
+    native.add_argument("verb", choices=("build", "status", "clean"))
+    native.add_argument("--python", default=sys.executable, help="the trainer's Python, if not this one")
+    native.add_argument("--force", action="store_true", help="build: also where it has been built")
+    native.add_argument("--json", action="store_true", help="status: for programs")
+    native.set_defaults(command=_native, dir=None, state=None, config=None, host=None, port=None)
     return parser
 
 
@@ -114,6 +126,16 @@ def _run(config: Config, arguments: argparse.Namespace) -> int:
         return run(config, settings_file(arguments.config), command, os.environ, _again(arguments))
     except CommandNotFound as error:
         raise UsageError(str(error)) from None
+
+
+def _native(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.native import call
+
+    flags = [f"--{name}" for name in ("force", "json") if getattr(arguments, name)]
+    try:
+        return call(arguments.python, [arguments.verb, *flags], os.environ)
+    except OSError as error:
+        raise UsageError(f"native: cannot run {arguments.python}: {error.strerror}") from None
 
 
 def _again(arguments: argparse.Namespace) -> str:

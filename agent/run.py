@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commwatch import report
+from commwatch import native, report
 from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir, ring_prefix
 from commwatch.config import Config
 from commwatch.daemon import answering, wait_until
@@ -70,7 +70,7 @@ def run(config: Config, file: Path | None, command: list[str], env: Mapping[str,
     with _Signals() as signals:
         try:
             agent = _find_agent(config) or _start_agent(config, file)
-            probe = {} if agent is None else {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory)}
+            probe = {} if agent is None else _probe(agent, command, env)
             history = None if agent is None else agent.history
             code = _run_job(command, {**env, "COMMWATCH_JOB": job, **probe}, job, history, signals)
             if agent is not None:
@@ -85,6 +85,11 @@ def run(config: Config, file: Path | None, command: list[str], env: Mapping[str,
         opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
         _report(history, job, f"{opens} {job}")
     return code
+
+
+def _probe(agent: _JobAgent, command: list[str], env: Mapping[str, str]) -> dict[str, str]:
+    """What switches the probe on in the job."""
+    return {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory), **native.prepare(command, env)}
 
 
 def _new_job_id(command: list[str]) -> str:

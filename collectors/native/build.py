@@ -263,8 +263,9 @@ def main(argv: list[str] | None = None) -> int:
             return AVAILABLE
         path = ensure(os.environ, force=arguments.force, patient=arguments.verb == "build")
     except NotAvailable as error:
-        hint = "; commwatch native status has what it said" if isinstance(error, BuildFailed) and error.output else ""
-        print(f"commwatch: no native hook: {error}{hint}", file=sys.stderr)
+        hint = "; `commwatch native status` has what it said" if isinstance(error, BuildFailed) and error.output else ""
+        instead = ", using the Python one" if arguments.verb == "ensure" else ""
+        print(f"commwatch: no native hook{instead}: {error}{hint}", file=sys.stderr)
         return MISSING
     if arguments.verb == "build":
         print(path)
