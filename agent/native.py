@@ -59,6 +59,7 @@ def trainer_python(job: list[str], env: Mapping[str, str]) -> str | None:
     found = shutil.which(job[0], path=env.get("PATH"))
     if found is None:
         return None
+    found = str(Path(found).absolute())
     if _PYTHON.match(Path(found).name):
         return found
     try:

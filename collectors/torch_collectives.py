@@ -39,7 +39,8 @@ def _make(env: Mapping[str, str]) -> Probe | None:
         return NativeProbe(env, library.load(env))
     except library.NotAvailable as missing:
         if asked == "native":  # whoever asks for it does not want to pay for the other
-            print(f"commwatch: probe not loaded: no native hook: {missing}", file=sys.stderr, flush=True)
+            if env.get("RANK", "0") == "0":
+                print(f"commwatch: probe not loaded: no native hook: {missing}", file=sys.stderr, flush=True)
             return None
         probe = PythonProbe(env)
         probe.remark = f"using the Python hook, the native one costs less: {missing}"

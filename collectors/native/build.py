@@ -222,13 +222,21 @@ def status(env: Mapping[str, str]) -> dict[str, Any]:
         found["failure"] = None if failure is None else {name: failure[name] for name in ("message", "output")}
         path, manifest = library.find(env, facts)
     except NotAvailable as error:
-        return {**found, "reason": str(error)}
+        return {**found, "reason": str(error), "obstacle": _obstacle(env)}
     return {
         **found,
         "available": True,
         "library": str(path),
         **{k: manifest[k] for k in ("recipe", "built_at", "built_s")},
     }
+
+
+def _obstacle(env: Mapping[str, str]) -> str | None:
+    try:
+        compiler(env)
+    except BuildFailed as error:
+        return str(error)
+    return None
 
 
 def _print_status(found: dict[str, Any]) -> None:
@@ -239,6 +247,8 @@ def _print_status(found: dict[str, Any]) -> None:
         print(f"  library   {found['library']}\n  compiler  {made['version'] or made['compiler']}{flags}")
         return
     print(f"no native hook: {found['reason']}\n  the Python hook is used instead")
+    if found["obstacle"]:
+        print(f"  it cannot be built: {found['obstacle']}")
     if found.get("failure"):
         print(f"the last build failed: {found['failure']['message']}\n{found['failure']['output'].rstrip()}")
 

@@ -24,7 +24,9 @@ CALLS = 5
 def main(path: str, key: str) -> None:
     """Record a few collectives of the fake backend, and read them."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    probe = NativeProbe({**os.environ, "COMMWATCH_JOB": "trial"}, Library(Path(path), key))
+    probe = NativeProbe(
+        {"COMMWATCH_DIR": os.environ["COMMWATCH_DIR"], "COMMWATCH_JOB": "trial"}, Library(Path(path), key)
+    )
     probe.install()
     tensor = torch.ones(16)
     for _ in range(CALLS):

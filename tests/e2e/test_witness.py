@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from commwatch.collectors import events as ev
 from tests.e2e.torchjob import RankRecords, read_rings, results, run_job
 
 DTYPES = {
@@ -27,8 +28,6 @@ DTYPES = {
     "Byte": ("uint8", 1),
     "Int": ("int32", 4),
 }
-pytestmark = pytest.mark.usefixtures("hook")
-
 WORKLOADS = [
     "plain",
     "asynchronous",
@@ -89,27 +88,52 @@ def with_reduce_scatter(ours: list[Seen], theirs: list[Seen]) -> list[Seen]:
     return told + left
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_witness(workload: str, tmp_path: Path) -> None:
-    """The probe sees the same collectives as the Flight Recorder: op, dtype, size, order, on every rank and group."""
-    output = run_job(tmp_path, "witness.py", workload, TORCH_FR_BUFFER_SIZE="20000")
-    ranks = read_rings(tmp_path)
-    assert [rank.rank for rank in ranks] == [0, 1]
-    for rank, entries in zip(ranks, results(output), strict=True):
-        ours = probed(rank)
-        theirs = recorded(entries, {group["name"]: group["size"] for group in rank.groups.values()})
-        # The script's last barrier comes after the recorder was asked.
-        last = ours["0"].pop()
-        assert last[0] == "barrier"
-        for group, seen in ours.items():
-            assert with_reduce_scatter(seen, theirs[group]) == seen
-        assert set(theirs) <= set(ours)
-        assert all(record.end_ns >= record.start_ns >= record.launch_ns > 0 for record in rank.operations)
-        # The wait of a functional reduce_scatter is hooked after the first one, outside of the trainer's way.
-        untimed = [rank.op(r) for r in rank.operations if r.timing == 0]
-        assert untimed in ([], ["reduce_scatter"]) if workload == "functional" else untimed == []
+    """Either hook sees the collectives the Flight Recorder sees: op, dtype, size, order, on every rank and group.
+
+    And the two write the same records, field by field, but for times and how the end was seen.
+    """
+    seen = {}
+    for hook in ("native", "python"):
+        env = {"COMMWATCH_HOOK": hook, "COMMWATCH_JOB": "witness", "TORCH_FR_BUFFER_SIZE": "20000"}
+        output = run_job(tmp_path / hook, "witness.py", workload, **env)
+        ranks = seen[hook] = read_rings(tmp_path / hook)
+        assert [(rank.rank, rank.identity["hook"]) for rank in ranks] == [(0, hook), (1, hook)]
+        for rank, entries in zip(ranks, results(output), strict=True):
+            check_against_recorder(rank, entries)
+            # The Python hook hooks the wait of a functional reduce_scatter after the first one, out of the trainer's way.
+            untimed = [rank.op(r) for r in rank.operations if r.timing == 0]
+            allowed = [["reduce_scatter"]] if (workload, hook) == ("functional", "python") else []
+            assert untimed in ([], *allowed)
+    for native, python in zip(seen["native"], seen["python"], strict=True):
+        assert (native.groups, native.dtypes, native.ops) == (python.groups, python.dtypes, python.ops)
+        assert without_times(native) == without_times(python)
 
 
+def check_against_recorder(rank: RankRecords, entries: list[dict[str, Any]]) -> None:
+    """The records of a rank are what the recorder saw there."""
+    ours = probed(rank)
+    theirs = recorded(entries, {group["name"]: group["size"] for group in rank.groups.values()})
+    # The script's last barrier comes after the recorder was asked.
+    last = ours["0"].pop()
+    assert last[0] == "barrier"
+    for group, seen in ours.items():
+        assert with_reduce_scatter(seen, theirs[group]) == seen
+    assert set(theirs) <= set(ours)
+    assert all(record.end_ns >= record.start_ns >= record.launch_ns > 0 for record in rank.operations)
+
+
+def without_times(rank: RankRecords) -> list[tuple[int, ...]]:
+    """All of a rank's records that does not depend on when things happened, in order of their numbers."""
+    return sorted(
+        (r.op, r.dtype, r.group, r.peer, r.tag, r.size_bytes if r.op else 0, r.seq, r.flags & ~ev.UNTIMED)
+        for r in rank.records
+    )
+
+
+@pytest.mark.usefixtures("hook")
 def test_point_to_point(tmp_path: Path) -> None:
     """Sends and receives carry peer, tag, their own numbering and size; the recorder does not see them on Gloo."""
     run_job(tmp_path, "witness.py", "point_to_point")
@@ -122,6 +146,7 @@ def test_point_to_point(tmp_path: Path) -> None:
     assert [(r.peer, r.tag, r.seq) for r in second.of("recv")] == [(0, 0, 0), (0, 7, 0), (-1, 0, 0)]
 
 
+@pytest.mark.usefixtures("hook")
 def test_monitored_barrier(tmp_path: Path) -> None:
     """A monitored barrier, which the recorder leaves out on Gloo, is seen, and its end known from the call itself."""
     run_job(tmp_path, "witness.py", "plain")
