@@ -259,11 +259,16 @@ def free_port() -> int:
 
 
 def clean_env(**more: str) -> dict[str, str]:
-    """This environment without settings of ours or of a launcher, but for the hook that the test is about."""
+    """This environment without settings of ours or of a launcher; the hook is the one that the test is about."""
     ours = ("COMMWATCH", "TORCHELASTIC", "SLURM", "RAY_", "XDG_STATE_HOME")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    tested = {"COMMWATCH_HOOK": env["TESTED_HOOK"]} if "TESTED_HOOK" in env else {}
-    return {**env, **tested, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
+    return {
+        **env,
+        "COMMWATCH_HOOK": env.get("TESTED_HOOK", "python"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **more,
+    }
 
 
 def commwatch(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:

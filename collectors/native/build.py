@@ -274,7 +274,8 @@ def main(argv: list[str] | None = None) -> int:
         path = ensure(os.environ, force=arguments.force, patient=arguments.verb == "build")
     except NotAvailable as error:
         hint = "; `commwatch native status` has what it said" if isinstance(error, BuildFailed) and error.output else ""
-        instead = ", using the Python one" if arguments.verb == "ensure" else ""
+        falls_back = arguments.verb == "ensure" and os.environ.get("COMMWATCH_HOOK") != "native"
+        instead = ", using the Python one" if falls_back else ""
         print(f"commwatch: no native hook{instead}: {error}{hint}", file=sys.stderr)
         return MISSING
     if arguments.verb == "build":

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,22 @@ from tests.helpers import clean_env, commwatch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(tmp_path: Path, script: str, ranks: int) -> dict[str, Any]:
-    """Run an example under ``commwatch run`` and read its report."""
+def run(tmp_path: Path, script: str, ranks: int, **env: str) -> dict[str, Any]:
+    """Run an example under ``commwatch run`` and read its report; what was said stands in it under ``said``."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = commwatch("run", "--dir", tmp_path, "--port", "0", "--", *torchrun, EXAMPLES / script, "--steps", "10")
+    done = commwatch(
+        "run",
+        "--dir",
+        tmp_path,
+        "--port",
+        "0",
+        "--",
+        *torchrun,
+        EXAMPLES / script,
+        "--steps",
+        "10",
+        env=clean_env(**env),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "step 10: loss" in done.stdout
     assert "commwatch report" not in done.stdout
@@ -32,7 +45,7 @@ def run(tmp_path: Path, script: str, ranks: int) -> dict[str, Any]:
     assert all(0 < (rank["exposed_share"] or 0) <= rank["comm_share"] <= 1 for rank in report["ranks"])
     assert report["lost"] == 0
     assert not list(tmp_path.glob("run-*"))
-    return report  # type: ignore[no-any-return]
+    return {**report, "said": done.stderr}
 
 
 def rows(report: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -53,6 +66,39 @@ def test_ddp(tmp_path: Path) -> None:
     assert row["bytes"] == 2 * 10 * gradients
     assert row["busbw"] == pytest.approx(row["algbw"])
     assert row["untimed"] == row["failed"] == 0
+
+
+def test_hook_by_default(tmp_path: Path, native: Path) -> None:
+    """Where the native hook has been built, or can be, a job has it without a word."""
+    report = run(tmp_path, "train_ddp.py", 2, COMMWATCH_HOOK="auto")
+    assert report["hooks"] == ["native"]
+    assert "hook," not in report["said"]
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    """Without a compiler a job has the Python hook, and that is said once, by whatever rank or launcher."""
+    (tmp_path / "bin").mkdir()
+    for program in ("sh", "uname"):
+        (tmp_path / "bin" / program).symlink_to(str(shutil.which(program)))
+    env = {
+        "PATH": str(tmp_path / "bin"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "COMMWATCH_HOOK": "auto",
+        "CXX": "",
+    }
+    report = run(tmp_path / "run", "train_ddp.py", 2, **env)
+    assert report["hooks"] == ["python"]
+    told = [line for line in report["said"].splitlines() if "native" in line]
+    assert told == ["commwatch: no native hook, using the Python one: no C++ compiler on PATH (c++, g++, clang++)"]
+    # Without `commwatch run`, the first rank says it.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    probe = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "run"), **env)
+    command = [*torchrun, str(EXAMPLES / "train_ddp.py"), "--steps", "10"]
+    done = subprocess.run(command, env=probe, capture_output=True, text=True, check=False)
+    assert "step 10: loss" in done.stdout
+    told = [line for line in done.stderr.splitlines() if "native" in line]
+    assert len(told) == 1
+    assert told[0].startswith("commwatch: using the Python hook, the native one costs less: it has not been built")
 
 
 def test_fsdp(tmp_path: Path) -> None:

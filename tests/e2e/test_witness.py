@@ -97,8 +97,14 @@ def test_witness(workload: str, tmp_path: Path) -> None:
     """
     seen = {}
     for hook in ("native", "python"):
-        env = {"COMMWATCH_HOOK": hook, "COMMWATCH_JOB": "witness", "TORCH_FR_BUFFER_SIZE": "20000"}
-        output = run_job(tmp_path / hook, "witness.py", workload, **env)
+        output = run_job(
+            tmp_path / hook,
+            "witness.py",
+            workload,
+            COMMWATCH_HOOK=hook,
+            COMMWATCH_JOB="witness",
+            TORCH_FR_BUFFER_SIZE="20000",
+        )
         ranks = seen[hook] = read_rings(tmp_path / hook)
         assert [(rank.rank, rank.identity["hook"]) for rank in ranks] == [(0, hook), (1, hook)]
         for rank, entries in zip(ranks, results(output), strict=True):
