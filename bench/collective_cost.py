@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import commwatch
 from bench.common import OPS_PER_STEP, emit, scratch
-from commwatch.collectors import torch_collectives
+from commwatch.collectors import torch_collectives, torch_native
 from commwatch.collectors.ring import CURSOR, RingReader
 
 ROUNDS = 60
@@ -57,9 +57,9 @@ def plain_us() -> float:
 
 
 @contextmanager
-def probe() -> Iterator[None]:
-    """The probe, its ring made; at the end, that it has recorded every call."""
-    commwatch.install()
+def probe(hook: str) -> Iterator[None]:
+    """The probe, its ring made; at the end, that it has recorded every call, and is gone without a trace."""
+    assert torch_collectives.install({**os.environ, "COMMWATCH_HOOK": hook}), f"no {hook} hook"
     try:
         dist.all_reduce(torch.ones(1))
         path = torch_collectives.ring_file()
@@ -67,6 +67,7 @@ def probe() -> Iterator[None]:
         yield
     finally:
         commwatch.uninstall()
+        torch_native.unhook()
     ring = RingReader(path)
     expected = 1 + WARM_UP + CALLS
     assert ring.counter(CURSOR) == expected, f"{ring.counter(CURSOR)} records of {expected} calls"
@@ -74,9 +75,9 @@ def probe() -> Iterator[None]:
     path.unlink()
 
 
-def probed_us() -> float:
+def probed_us(hook: str) -> float:
     """With our probe."""
-    with probe():
+    with probe(hook):
         return per_call_us(dist.all_reduce)
 
 
@@ -123,7 +124,9 @@ def one_round(deepspeed: DeepSpeed | None) -> dict[str, float]:
     """Every arm once; added µs a call."""
     gc.collect()
     plain = plain_us()
-    figures = {"plain_us": plain, "python_us": probed_us() - plain, "noise_us": plain_us() - plain}
+    figures = {"plain_us": plain, "noise_us": plain_us() - plain}
+    for hook in ("native", "python"):
+        figures[f"{hook}_us"] = probed_us(hook) - plain
     recording, figures["profiler_read_us"] = profiled_us()
     figures["profiler_us"] = recording - plain
     if deepspeed is not None:
@@ -142,7 +145,7 @@ def main() -> None:
         print(f"without DeepSpeed: {error}", file=sys.stderr)
         deepspeed = None
     with scratch(in_memory=True) as directory:
-        os.environ.update(COMMWATCH_DIR=str(directory), COMMWATCH_HOOK="python")
+        os.environ["COMMWATCH_DIR"] = str(directory)
         one_round(deepspeed)
         rounds = [one_round(deepspeed) for _ in range(ROUNDS)]
     figures = {name: median(r[name] for r in rounds) for name in rounds[0]}

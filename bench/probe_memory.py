@@ -20,6 +20,7 @@ import torch.distributed as dist
 from bench.common import emit, last_json, memory_mb, scratch
 
 RUNS = 5
+PLAIN, *_ = ARMS = ("plain", "native", "python")
 #: More than the ring has slots.
 CALLS = 20_000
 
@@ -42,28 +43,28 @@ def check() -> None:
     assert written >= CALLS > reader.slots, f"{written} records of {CALLS} calls in {reader.slots} slots"
 
 
-def train(directory: Path, with_probe: bool) -> None:
+def train(directory: Path, arm: str) -> None:
     """A trainer: prints its memory after its collectives."""
     torch.set_num_threads(1)
-    if with_probe:
+    if arm != PLAIN:
         install()
     dist.init_process_group("gloo", init_method=f"file://{directory / 'store'}", rank=0, world_size=1)
     buffer = torch.ones(1024)
     for _ in range(CALLS):
         dist.all_reduce(buffer)
     memory = memory_mb()
-    if with_probe:
+    if arm != PLAIN:
         check()
     emit({"memory_mb": memory})
     # Not by the interpreter's way out: torch 2.13 with Gloo sometimes aborts there, with no tool at all.
     os._exit(0)
 
 
-def trainer_mb(with_probe: bool) -> float:
+def trainer_mb(arm: str) -> float:
     """Memory of one trainer."""
     with scratch(in_memory=True) as directory:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "COMMWATCH_DIR": str(directory), "COMMWATCH_HOOK": "python"}
-        command = [sys.executable, __file__, str(directory), "probe" if with_probe else "plain"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "COMMWATCH_DIR": str(directory), "COMMWATCH_HOOK": arm}
+        command = [sys.executable, __file__, str(directory), arm]
         result = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     return float(last_json(result.stdout)["memory_mb"])
 
@@ -71,11 +72,12 @@ def trainer_mb(with_probe: bool) -> float:
 def main() -> None:
     """Measure and print; with a directory and an arm as arguments, be that trainer."""
     if len(sys.argv) > 1:
-        train(Path(sys.argv[1]), sys.argv[2] == "probe")
-    runs = [(trainer_mb(with_probe=False), trainer_mb(with_probe=True)) for _ in range(RUNS)]
-    plain, probed = (median(arm) for arm in zip(*runs, strict=True))
-    spread = max(plain for plain, _ in runs) - min(plain for plain, _ in runs)
-    emit({"plain_mb": plain, "probe_mb": probed - plain, "noise_mb": spread, "runs": RUNS, "calls": CALLS})
+        train(Path(sys.argv[1]), sys.argv[2])
+    runs = [{arm: trainer_mb(arm) for arm in ARMS} for _ in range(RUNS)]
+    figures = {arm: median(run[arm] for run in runs) for arm in ARMS}
+    spread = max(run[PLAIN] for run in runs) - min(run[PLAIN] for run in runs)
+    added = {f"{arm}_mb": figures[arm] - figures[PLAIN] for arm in ARMS if arm != PLAIN}
+    emit({**added, "plain_mb": figures[PLAIN], "noise_mb": spread, "runs": RUNS, "calls": CALLS})
 
 
 if __name__ == "__main__":

@@ -20,4 +20,5 @@ tar -C "$root" --exclude='./.*' --exclude=./build --exclude=./dist --exclude='./
 
 # The benchmarks read no settings of ours, or of a launcher, from the environment.
 for name in $(env | sed -n 's/^\(COMMWATCH[A-Z_]*\|TORCHELASTIC_[A-Z_]*\|SLURM_[A-Z_]*\)=.*/\1/p'); do unset "$name"; done
+"$venv/bin/commwatch" native build > /dev/null
 OMP_NUM_THREADS=1 "$python" "$root/bench/table.py" "$@"

@@ -1,9 +1,9 @@
-"""What the probe makes of a training step: wall time and CPU time of a step with 200 all_reduces on two Gloo ranks.
+"""What the probe makes of a training step: wall time and CPU time of a step on two Gloo ranks that keep two cores busy.
 
-DistributedDataParallel over 200 parameters, each a bucket of its own. Blocks of steps without a tool, with the
-probe, without again and under torch.profiler follow one another, shuffled anew in each round; the figures are medians
-over the rounds of each block's ratio to the mean of the two without, whose own ratio is the noise floor. Wall time is
-the slower rank's, CPU time that of both, all threads included.
+DistributedDataParallel in two sizes: with 24 small buckets, and with 200 parameters, each a bucket of its own. Blocks of
+steps without a tool, with either hook, without again and under torch.profiler follow one another, shuffled anew in each
+round; the figures are medians over the rounds of each block's ratio to the mean of the two without, whose own ratio is
+the noise floor. Wall time is the slower rank's, CPU time that of both, all threads included.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -28,16 +28,32 @@ from torch.profiler import ProfilerActivity, profile
 
 import commwatch
 from bench.common import OPS_PER_STEP, emit, last_json, own_cpu_s, scratch
-from commwatch.collectors import torch_collectives
+from commwatch.collectors import torch_collectives, torch_native
 from commwatch.collectors.events import OP_CODE, RECORD
 from commwatch.collectors.ring import RingReader
 
 RANKS = 2
-ROUNDS = 24
-STEPS = 5
+ROUNDS = 40
 WARM_UP = 2
-WIDTH, BATCH = 96, 192
-PLAIN, PROBE, AGAIN, PROFILER = ARMS = ("plain", "python", "again", "profiler")
+PLAIN, NATIVE, PYTHON, AGAIN, PROFILER = ARMS = ("plain", "native", "python", "again", "profiler")
+PROBES = (NATIVE, PYTHON)
+
+
+class Workload(NamedTuple):
+    """A model, and how many of its steps make a block."""
+
+    layers: int
+    width: int
+    batch: int
+    bucket_mb: float
+    ops_per_step: int
+    steps: int
+
+
+WORKLOADS = {
+    "small": Workload(layers=24, width=256, batch=64, bucket_mb=0.25, ops_per_step=24, steps=10),
+    "many": Workload(layers=100, width=96, batch=192, bucket_mb=1e-6, ops_per_step=OPS_PER_STEP, steps=5),
+}
 
 Block = tuple[float, float]
 
@@ -45,12 +61,14 @@ Block = tuple[float, float]
 class Trainer:
     """One rank's model, and its steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, workload: Workload) -> None:
         torch.manual_seed(0)
-        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(OPS_PER_STEP // 2)]
-        self._model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1e-6)
+        self.workload = workload
+        layers = [nn.Linear(workload.width, workload.width) for _ in range(workload.layers)]
+        model = nn.Sequential(*layers)
+        self._model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=workload.bucket_mb)
         self._optimizer = torch.optim.SGD(self._model.parameters(), 1e-4)
-        self._input = torch.randn(BATCH, WIDTH)
+        self._input = torch.randn(workload.batch, workload.width)
 
     def steps(self, count: int) -> None:
         """Train that many steps."""
@@ -62,37 +80,39 @@ class Trainer:
 
 
 @contextmanager
-def probe() -> Iterator[None]:
-    """The probe; at the end, that it has recorded every all_reduce."""
-    commwatch.install()
+def probe(hook: str, expected: int) -> Iterator[None]:
+    """The probe; at the end, that it has recorded every all_reduce, and is gone without a trace."""
+    assert torch_collectives.install({**os.environ, "COMMWATCH_HOOK": hook}), f"no {hook} hook"
     try:
         yield
         path = torch_collectives.ring_file()
     finally:
         commwatch.uninstall()
+        torch_native.unhook()
     assert path is not None, "the probe is off"
     ring = RingReader(path)
     seen = sum(fields[1] == OP_CODE["all_reduce"] for fields in RECORD.iter_unpack(ring.drain(final=True).records))
     ring.close()
     path.unlink()
-    assert seen == (WARM_UP + STEPS) * OPS_PER_STEP, f"{seen} all_reduces in {WARM_UP + STEPS} steps"
+    assert seen == expected, f"{seen} all_reduces, not {expected}"
 
 
-def tool_of(arm: str) -> AbstractContextManager[Any]:
+def tool_of(arm: str, workload: Workload) -> AbstractContextManager[Any]:
     """What an arm has switched on."""
-    if arm == PROBE:
-        return probe()
+    if arm in PROBES:
+        return probe(arm, (WARM_UP + workload.steps) * workload.ops_per_step)
     return profile(activities=[ProfilerActivity.CPU]) if arm == PROFILER else nullcontext()
 
 
 def block(trainer: Trainer, arm: str) -> Block:
     """Wall and CPU seconds of a step in this rank."""
-    with tool_of(arm):
+    steps = trainer.workload.steps
+    with tool_of(arm, trainer.workload):
         trainer.steps(WARM_UP)
         dist.barrier()
         begin, cpu = time.perf_counter(), own_cpu_s()
-        trainer.steps(STEPS)
-        measured = (time.perf_counter() - begin) / STEPS, (own_cpu_s() - cpu) / STEPS
+        trainer.steps(steps)
+        measured = (time.perf_counter() - begin) / steps, (own_cpu_s() - cpu) / steps
         dist.barrier()
     return measured
 
@@ -101,45 +121,47 @@ def train(rank: int, store: Path) -> None:
     """One rank: every arm in every round; prints its blocks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    trainer = Trainer()
-    trainer.steps(20)
-    rounds = []
-    for n in range(ROUNDS):
+    rounds: dict[str, list[dict[str, Block]]] = {}
+    for name, workload in WORKLOADS.items():
+        trainer = Trainer(workload)
+        trainer.steps(20)
         # Shuffled, for all ranks alike: no arm always comes after the same other one.
-        order = random.Random(n).sample(ARMS, len(ARMS))  # noqa: S311
-        rounds.append({arm: block(trainer, arm) for arm in order})
-    emit({"rounds": rounds})
+        orders = [random.Random(n).sample(ARMS, len(ARMS)) for n in range(ROUNDS)]  # noqa: S311
+        rounds[name] = [{arm: block(trainer, arm) for arm in order} for order in orders]
+    emit(rounds)
     # Not by the interpreter's way out: torch 2.13 with Gloo sometimes aborts there, with no tool at all.
     os._exit(0)
 
 
-def both_ranks(directory: Path) -> list[list[dict[str, Block]]]:
-    """Run the two ranks; each one's rounds."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COMMWATCH_DIR": str(directory / "run"), "COMMWATCH_HOOK": "python"}
+def both_ranks(directory: Path) -> list[dict[str, list[dict[str, Block]]]]:
+    """Run the two ranks; each one's rounds, by workload."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COMMWATCH_DIR": str(directory / "run")}
     command = [sys.executable, __file__, str(directory / "store")]
     ranks = [
         subprocess.Popen([*command, str(r)], env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, text=True)
         for r in range(RANKS)
     ]
     try:
-        outputs = [rank.communicate(timeout=400)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=580)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    return [last_json(output)["rounds"] for output in outputs]
+    return [last_json(output) for output in outputs]
 
 
-def compare(ranks: list[list[dict[str, Block]]]) -> dict[str, float]:
+def compare(ranks: list[list[dict[str, Block]]], ops_per_step: int) -> dict[str, float]:
     """Medians over the rounds."""
     wall = [{arm: max(rank[arm][0] for rank in rank_round) for arm in ARMS} for rank_round in zip(*ranks, strict=True)]
     cpu = [{arm: sum(rank[arm][1] for rank in rank_round) for arm in ARMS} for rank_round in zip(*ranks, strict=True)]
     figures = {"wall_ms": 1e3 * median(r[PLAIN] for r in wall), "cpu_ms": 1e3 * median(r[PLAIN] for r in cpu)}
     for kind, rounds in (("wall", wall), ("cpu", cpu)):
         figures[f"{AGAIN}_{kind}_ratio"] = median(r[AGAIN] / r[PLAIN] for r in rounds)
-        for arm in (PROBE, PROFILER):
+        for arm in (*PROBES, PROFILER):
             figures[f"{arm}_{kind}_ratio"] = median(r[arm] / without(r) for r in rounds)
-    added = [(r[PROBE] - without(r)) / (RANKS * OPS_PER_STEP) for r in cpu]
-    return {**figures, "python_cpu_us_per_op": 1e6 * median(added)}
+    for arm in PROBES:
+        added = [(r[arm] - without(r)) / (RANKS * ops_per_step) for r in cpu]
+        figures[f"{arm}_cpu_us_per_op"] = 1e6 * median(added)
+    return figures
 
 
 def without(block_of: dict[str, float]) -> float:
@@ -151,9 +173,13 @@ def main() -> None:
     """Measure and print; with a store and a rank as arguments, be that rank."""
     if len(sys.argv) > 1:
         train(int(sys.argv[2]), Path(sys.argv[1]))
+    results = {}
     with scratch(in_memory=True) as directory:
         ranks = both_ranks(directory)
-    emit({**compare(ranks), "rounds": ROUNDS, "steps": STEPS, "ops_per_step": OPS_PER_STEP})
+    for name, workload in WORKLOADS.items():
+        figures = compare([rank[name] for rank in ranks], workload.ops_per_step)
+        results[name] = {**figures, "rounds": ROUNDS, **workload._asdict()}
+    emit(results)
 
 
 if __name__ == "__main__":
