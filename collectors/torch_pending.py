@@ -1,4 +1,6 @@
-"""Operations whose end nobody reports: found when a wait for them returns, or by looking.
+"""Operations whose end nobody reports, or that have somebody standing in a wait for them: ended when that returns.
+
+What a blocking call waits for needs no callback, which would take the GIL in the backend's thread to say the same.
 
 A Work is held only while somebody else holds it too (or until it completes): once the reference here is the
 last one in Python, it is let go. A send or recv then has no observable end; a collective still has
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +27,8 @@ _POLL_FIRST_S, _POLL_SLOWEST_S = 0.002, 0.05
 #: References to a Work that only we hold: the flight's attribute and the argument of getrefcount.
 _ONLY_OURS = 2
 _SURELY_HANDED_OVER_NS = 1_000_000_000
+#: A blocking call begins its wait right after the launch.
+_SURELY_WAITING_NS = 50_000_000
 #: Operations kept without their Work, for wait_tensor to claim.
 _MOST_UNCLAIMED = 256
 
@@ -35,6 +40,7 @@ class Flight:
         "blocked_since",
         "done",
         "flags",
+        "future",
         "group",
         "head",
         "launch",
@@ -73,6 +79,7 @@ class Flight:
         self.blocked_since = 0
         #: Held while pending, and addresses of the memory its result goes to.
         self.work: Any = None
+        self.future: Any = None
         self.outputs: tuple[int, ...] = ()
 
 
@@ -90,9 +97,27 @@ class Pending:
         self._by_memory: dict[int, Flight] = {}
         self._wake = threading.Event()
         self._pause = _HEARTBEAT_S
+        #: A blocking call has been taken in since the last look. It does not wake the thread, so that looks again soon.
+        self._blocking = False
         self._original: Any = None
         self._library: torch.library.Library | None = None
-        self._expects_wait_tensor = False
+
+    def add_blocking(self, flight: Flight, work: Any, future: Any) -> None:
+        """Take in an operation whose caller will wait for it at once."""
+        flight.work, flight.future = work, future
+        self._by_work[id(work)] = flight
+        self._blocking = True
+
+    def ended(self, flight: Flight, timing: int, future: Any) -> None:
+        """Its future is ready."""
+        end = time.monotonic_ns()
+        try:
+            future.value()
+        except Exception as error:  # the operation failed; its owner learns that from its own wait
+            error.__traceback__ = error.__context__ = None  # a future may keep it; our callers' frames must not be kept along
+            self._finish(flight, end, timing, ev.FAILED)
+        else:
+            self._finish(flight, end, timing, 0)
 
     def add(self, flight: Flight, work: Any, args: Sequence[Any]) -> None:
         """Take in an operation just launched."""
@@ -105,7 +130,9 @@ class Pending:
 
     def sleep(self) -> None:
         """Until there may be something to do: a heartbeat's time, less while operations are pending."""
-        if self._wake.wait(self._pause if self._by_work else _HEARTBEAT_S):
+        pause = self._pause if self._by_work else _POLL_SLOWEST_S if self._blocking else _HEARTBEAT_S
+        self._blocking = False
+        if self._wake.wait(pause):
             self._wake.clear()
         self._pause = min(self._pause * 2, _POLL_SLOWEST_S)
 
@@ -115,13 +142,17 @@ class Pending:
 
     def poll(self) -> None:
         """Finish what has completed, let go of what nobody else holds."""
-        if self._expects_wait_tensor and self._library is None:
-            self._hook_wait_tensor()  # here, in our own thread: making a library takes milliseconds
         now = time.monotonic_ns()
         for key, flight in list(self._by_work.items()):
             work = flight.work
             if flight.done or work is None:
                 self._by_work.pop(key, None)
+                continue
+            future = flight.future
+            if future is not None:
+                # Its caller has not come to wait by now, or waits in C++.
+                if now - flight.launch > _SURELY_WAITING_NS and future.done() and self._by_work.pop(key, None):
+                    self.ended(flight, ev.BY_POLL, future)
                 continue
             try:
                 completed = work.is_completed()
@@ -153,7 +184,11 @@ class Pending:
     def give_up(self) -> None:
         """Finish everything that is left: the probe goes."""
         for flight in [*self._by_work.values(), *self._by_memory.values()]:
-            self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
+            if flight.future is not None:
+                flight.future.add_done_callback(partial(self.ended, flight, ev.BY_FUTURE))
+                flight.work = flight.future = None
+            else:
+                self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
         self._by_work.clear()
         self._by_memory.clear()
 
@@ -173,8 +208,11 @@ class Pending:
         wait.__doc__ = original.__doc__
         wait._torchdynamo_disable = True  # type: ignore[attr-defined]
         Work.wait = wait  # type: ignore[method-assign, assignment]
+        self._hook_wait_tensor()
 
     def _waited(self, flight: Flight, key: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if flight.future is not None:
+            return self._blocked(flight, flight.future, key, original, *args, **kwargs)
         self._wait_begins(flight)
         try:
             result = original(*args, **kwargs)
@@ -183,6 +221,18 @@ class Pending:
             raise
         self._end(key, flight, ev.BY_WAIT)
         return result
+
+    def _blocked(self, flight: Flight, future: Any, key: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._by_work.pop(key, None) is None:  # the probe's thread has just ended it
+            return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if future.done():
+                self.ended(flight, ev.BY_FUTURE, future)
+            else:  # the wait has run out of time
+                flight.work = flight.future = None
+                future.add_done_callback(partial(self.ended, flight, ev.BY_FUTURE))
 
     def unwatch_waits(self) -> None:
         """Put back what ``watch_waits`` replaced."""
@@ -193,13 +243,7 @@ class Pending:
             self._library = None
 
     def _expect_wait_tensor(self, flight: Flight, outputs: Any) -> None:
-        """Functional collectives wait in C++, through ``wait_tensor``: hooked once there is need to.
-
-        The operations until then, a few at most, have no observable end.
-        """
-        self._expects_wait_tensor = True
-        if self._library is None:
-            return
+        """Functional collectives wait in C++, through ``wait_tensor``, which knows no Work."""
         tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
         flight.outputs = tuple(t.untyped_storage().data_ptr() for t in tensors if isinstance(t, torch.Tensor))
         given_up = [self._by_memory.pop(memory) for memory in flight.outputs if memory in self._by_memory]

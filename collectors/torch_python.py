@@ -4,7 +4,8 @@ The same operations and records as the native hook, at a price: every operation 
 
 The end of an operation is seen, in this order of preference (the record says which):
 
-- ``future``: a callback on the future of its Work, in the backend's own thread (CPU backends);
+- ``future``: the future of its Work became ready (CPU backends). A blocking call sees that when its own ``Work.wait``
+  returns, an asynchronous one by a callback in the backend's own thread;
 - ``wait``: ``Work.wait`` (or ``wait_tensor``) returned. Gloo's send, recv and reduce_scatter report nothing else;
 - ``poll``: ``Work.is_completed`` became true, looked at every few milliseconds by one thread;
 - ``call``: the call itself blocked until the end (``monitored_barrier``).
@@ -183,6 +184,9 @@ class PythonProbe(Probe):
             if work is None:
                 self.finish(flight, _now(), ev.BY_CALL)
                 return
+            if not isinstance(work, torch.ScriptObject):  # an operator we do not know, and whose end nothing tells
+                self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
+                return
             work = Work.unbox(work)
             if flight.on_cpu:
                 try:
@@ -193,10 +197,7 @@ class PythonProbe(Probe):
                         self.exposure.begin(flight, _now())
                     self.pending.add(flight, work, args)
                 else:
-                    if not future.done():
-                        flight.watched = True
-                        self.exposure.begin(flight, _now())
-                    future.add_done_callback(partial(self._done, flight))
+                    self._follow_future(flight, work, future)
             elif self.timing == "poll" and not torch.cuda.is_current_stream_capturing():
                 self.pending.add(flight, work, args)
             else:
@@ -207,18 +208,22 @@ class PythonProbe(Probe):
         except Exception as error:
             self.fault(error, "following an operation")
 
-    def _done(self, flight: Flight, future: Any) -> None:
-        end = _now()
-        try:
-            future.value()
-        except Exception:  # the operation failed; its owner learns that from its own wait
-            self.finish(flight, end, ev.BY_FUTURE, ev.FAILED)
+    def _follow_future(self, flight: Flight, work: Any, future: Any) -> None:
+        if future.done():
+            self.pending.ended(flight, ev.BY_FUTURE, future)
+            return
+        flight.watched = True
+        self.exposure.begin(flight, _now())
+        if flight.flags & ev.ASYNC:
+            future.add_done_callback(partial(self.pending.ended, flight, ev.BY_FUTURE))
         else:
-            self.finish(flight, end, ev.BY_FUTURE)
+            self.pending.add_blocking(flight, work, future)
 
     def _wait_begins(self, flight: Flight) -> None:
         """A thread begins to wait for an operation whose end shows only there."""
         try:
+            if flight.done:
+                return
             flight.blocked_since = _now()
             if self.ring is not None:
                 self.ring.blocked(flight.slot, flight.blocked_since)
@@ -235,7 +240,7 @@ class PythonProbe(Probe):
             if flight.done or writer is None:
                 return
             flight.done = True
-            flight.work = None
+            flight.work = flight.future = None
             writer.end(flight.slot)
             queue, blocked = flight.queue, flight.blocked_since
             if flight.watched:

@@ -1,0 +1,120 @@
+"""The Python hook's blocking calls: their own wait tells the end, and nothing is held past it."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from typing import Any
+
+import pytest
+from torch.futures import Future
+
+from commwatch.collectors import events as ev
+from commwatch.collectors.torch_groups import Group
+from commwatch.collectors.torch_pending import Flight, Pending
+
+MS = 1_000_000
+Ended = list[tuple[Flight, int, int, int]]
+
+
+class Handle:
+    """A handle, as far as ``Pending`` looks at it."""
+
+    def __init__(self, future: Future[Any], failure: str = "") -> None:
+        self._future, self._failure = future, failure
+
+    def wait(self) -> bool:
+        """Ends the operation, or runs out of time."""
+        if self._failure == "timeout":
+            raise RuntimeError("timed out")
+        if self._failure:
+            self._future.set_exception(RuntimeError(self._failure))
+            raise RuntimeError(self._failure)
+        self._future.set_result(None)
+        return True
+
+
+@pytest.fixture
+def ended() -> Ended:
+    """What has been seen to end."""
+    return []
+
+
+@pytest.fixture
+def pending(ended: Ended) -> Pending:
+    """One that lets go of what has ended as the probe does."""
+
+    def finish(flight: Flight, end: int, timing: int, flag: int) -> None:
+        flight.done, flight.work, flight.future = True, None, None
+        ended.append((flight, end, timing, flag))
+
+    return Pending(finish, lambda _: None)
+
+
+def launched(pending: Pending, failure: str = "", ago_ns: int = 0) -> tuple[Handle, Future[Any]]:
+    """A blocking call that was launched so long ago."""
+    future = Future[Any]()
+    handle = Handle(future, failure)
+    group = Group(lambda: None, 2, (0, 1), "id", aligned=True)
+    flight = Flight((), time.monotonic_ns() - ago_ns, 0, group, None, -1, True)
+    pending.add_blocking(flight, handle, future)
+    return handle, future
+
+
+def wait(pending: Pending, handle: Handle) -> Any:
+    """The wait as the user's call makes it."""
+    return pending._waited(pending._by_work[id(handle)], id(handle), Handle.wait, handle)
+
+
+@pytest.mark.parametrize(("failure", "flag"), [("", 0), ("peer is gone", ev.FAILED)])
+def test_the_wait_tells(failure: str, flag: int, pending: Pending, ended: Ended) -> None:
+    """The return of the wait is the end, well or badly; the Work is let go of at once."""
+    handle, _ = launched(pending, failure)
+    before = time.monotonic_ns()
+    if failure:
+        with pytest.raises(RuntimeError, match=failure):
+            wait(pending, handle)
+    else:
+        assert wait(pending, handle) is True
+    ((_, end, timing, flagged),) = ended
+    assert before <= end <= time.monotonic_ns()
+    assert (timing, flagged) == (ev.BY_FUTURE, flag)
+    held = weakref.ref(handle)
+    del handle
+    gc.collect()  # the exception's own frames
+    assert held() is None
+
+
+def test_a_wait_that_runs_out_of_time(pending: Pending, ended: Ended) -> None:
+    """The operation goes on, nobody holds its Work, and its end is still seen when it comes."""
+    handle, future = launched(pending, "timeout")
+    with pytest.raises(RuntimeError, match="timed out"):
+        wait(pending, handle)
+    assert ended == []
+    held = weakref.ref(handle)
+    del handle
+    gc.collect()
+    assert held() is None
+    future.set_result(None)
+    assert [(timing, flag) for _, _, timing, flag in ended] == [(ev.BY_FUTURE, 0)]
+
+
+@pytest.mark.parametrize(("ago_ns", "expected"), [(0, []), (100 * MS, [ev.BY_POLL])])
+def test_nobody_waits(ago_ns: int, expected: list[int], pending: Pending, ended: Ended) -> None:
+    """A call whose caller waits elsewhere is found by looking, but not before its wait could have begun."""
+    _, future = launched(pending, ago_ns=ago_ns)
+    future.set_result(None)
+    pending.poll()
+    assert [timing for _, _, timing, _ in ended] == expected
+
+
+def test_given_up(pending: Pending, ended: Ended) -> None:
+    """When the probe goes, what is in flight is held no longer and still finds its end."""
+    handle, future = launched(pending)
+    pending.give_up()
+    held = weakref.ref(handle)
+    del handle
+    assert (ended, held()) == ([], None)
+    future.set_result(None)
+    assert [timing for _, _, timing, _ in ended] == [ev.BY_FUTURE]
