@@ -76,6 +76,7 @@ class RingFile:
         size = RECORDS_AT + slots * RECORD_SIZE
         hidden = path.with_name(f".{path.name}.new")
         self.path, self.slots = path, slots
+        self.fd = self._names = -1
         self._names_path = path.with_suffix(".names")
         #: Stays open: closing any descriptor of the file would give up the lock.
         self.fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -91,7 +92,7 @@ class RingFile:
             os.fchmod(self._names, mode)
             hidden.rename(path)
         except OSError:
-            os.close(self.fd)
+            self.release()
             for left in (hidden, self._names_path):
                 with contextlib.suppress(OSError):
                     left.unlink()
@@ -112,6 +113,16 @@ class RingFile:
     def close(self, now_ns: int) -> None:
         """Say that the trainer has ended properly. The mapping stays: late completions still find it."""
         self.counters[CLOSED] = now_ns
+
+    def release(self) -> None:
+        """Give up the descriptors, and the lock with them: nothing will be written any more."""
+        for fd in (self.fd, self._names):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self._names = -1
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class RingWriter(RingFile):
@@ -252,20 +263,23 @@ class RingReader:
             cursor = max((n + 1 for n in range(cursor, cursor + MARGIN) if self._is_whole(n)), default=cursor)
         oldest = max(first, cursor - self.slots)
         upto = min(cursor + MARGIN, oldest + self.slots, oldest + limit)
-        copy = self._copy(oldest, upto)
+        # A writer begins a record with its first word, and so does a copy: one that was half written when the copy came
+        # to it can be complete when the copy leaves it. So the last words come from a copy that is made before.
+        before, copy = self._copy(oldest, upto), self._copy(oldest, upto)
         # Whatever a writer may have begun to overwrite while we copied is not to be trusted.
         margin = 0 if final else MARGIN
         trusted = min(max(oldest, max(self._counters[CURSOR], cursor if final else 0) + margin - self.slots), upto)
-        taken, end = self._whole(copy[(trusted - oldest) * RECORD_SIZE :], trusted, cursor, final)
+        skipped = (trusted - oldest) * RECORD_SIZE
+        taken, end = self._whole(before[skipped:], copy[skipped:], trusted, cursor, final)
         read = len(taken) // RECORD_SIZE
         self.next_n = end
         return Drained(taken, read, end - first - read)
 
-    def _whole(self, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
+    def _whole(self, before: bytes, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
         """The whole records of ``copy``, whose first is number ``first``, and the number to go on from."""
-        total = len(copy) // RECORD_SIZE
-        words = memoryview(copy).cast("I")
-        heads, tails = words[:: RECORD_SIZE // 4].tolist(), words[RECORD_SIZE // 4 - 1 :: RECORD_SIZE // 4].tolist()
+        total, words = len(copy) // RECORD_SIZE, RECORD_SIZE // 4
+        heads = memoryview(copy).cast("I")[::words].tolist()
+        tails = memoryview(before).cast("I")[words - 1 :: words].tolist()
         expected = [(first + i + 1) & STAMP_MASK for i in range(total)]
         if heads == tails == expected:
             return copy, first + total

@@ -18,6 +18,8 @@ from commwatch.collectors.torch_probe import Probe
 
 #: Libraries whose kernels are in the dispatcher, by path: they stay there, and pass everything on while nothing records.
 _hooked: dict[str, Library] = {}
+#: Probes that C++ may still call, and whose rings it may still write to: kept until nobody is in their session.
+_in_use: list[tuple[int, NativeProbe]] = []
 
 
 class NativeProbe(Probe):
@@ -28,6 +30,7 @@ class NativeProbe(Probe):
     def __init__(self, env: Mapping[str, str], library: Library) -> None:
         super().__init__(env)
         self._library = library
+        self._session = 0
         #: Kept, because C++ calls them.
         self._callbacks = (
             OPEN(self._guarded(self._open)),
@@ -59,7 +62,9 @@ class NativeProbe(Probe):
                     raise RuntimeError(f"cannot hook c10d::{op.name}")
             _hooked[str(self._library.path)] = self._library
         clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
-        self._library.install(*self._callbacks, clock, self.timing == "poll")
+        session = self._library.install(*self._callbacks, clock, self.timing == "poll")
+        _in_use[:] = [(other, probe) for other, probe in _in_use if not probe._library.over(other)]
+        _in_use.append((session, self))
         self.groups.on_made = lambda name: self._library.forget_group(name.encode())
 
     def _take_out(self) -> None:
@@ -68,13 +73,14 @@ class NativeProbe(Probe):
 
     def _make_ring(self, *about: Any) -> None:
         made = ring.RingFile(*about)
-        if not self._library.attach(made.fd, made.slots):
+        if not self._library.attach(self._session, made.fd, made.slots):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(made.path))
         self.ring = made
 
     # -- called from C++ ----------------------------------------------------------------------
 
-    def _open(self) -> int:
+    def _open(self, session: int) -> int:
+        self._session = session
         return int(self.open_ring())
 
     def _add_group(self, handle: int, address: int, name: bytes, description: bytes, size: int) -> None:

@@ -114,7 +114,9 @@ class Pending:
         try:
             future.value()
         except Exception as error:  # the operation failed; its owner learns that from its own wait
-            error.__traceback__ = error.__context__ = None  # a future may keep it; our callers' frames must not be kept along
+            error.__traceback__ = error.__context__ = (
+                None  # a future may keep it; our callers' frames must not be kept along
+            )
             self._finish(flight, end, timing, ev.FAILED)
         else:
             self._finish(flight, end, timing, 0)
@@ -245,7 +247,8 @@ class Pending:
     def _expect_wait_tensor(self, flight: Flight, outputs: Any) -> None:
         """Functional collectives wait in C++, through ``wait_tensor``, which knows no Work."""
         tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
-        flight.outputs = tuple(t.untyped_storage().data_ptr() for t in tensors if isinstance(t, torch.Tensor))
+        strided = (t for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided)
+        flight.outputs = tuple(t.untyped_storage().data_ptr() for t in strided)
         given_up = [self._by_memory.pop(memory) for memory in flight.outputs if memory in self._by_memory]
         for memory in flight.outputs:
             self._by_memory[memory] = flight

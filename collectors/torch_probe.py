@@ -92,7 +92,7 @@ class Probe(ABC):
     def open_ring(self) -> bool:
         """Make the ring at the first operation; no room or no rights switch the probe off."""
         with self._making:
-            if self.ring is None and not self.off:
+            if self.ring is None and not self.off and self._installed:
                 try:
                     self._make_ring(*self._about_ring())
                 except OSError as error:

@@ -340,7 +340,7 @@ def _answers(running: RunningAgent) -> bool:
 
 def end_rank(writer: RingWriter) -> None:
     """What the kernel does when a trainer's process is gone: its lock on the ring falls."""
-    os.close(writer.fd)
+    writer.release()
 
 
 def needs(available: object, what: str) -> None:

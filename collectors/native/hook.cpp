@@ -135,7 +135,7 @@ class WatchedWork : public c10d::Work {
   bool isCompleted() override {
     const bool completed = work_->isCompleted();
     if (completed && !flight_->done()) {
-      flight_->finish(now_ns(), format::kByPoll, work_->isSuccess() ? 0 : format::kFailed);
+      flight_->finish(now_ns(), format::kByPoll, work_->exception() ? format::kFailed : 0);
     }
     return completed;
   }
@@ -197,7 +197,8 @@ void follow_by_looking(Session& session, c10::intrusive_ptr<c10d::Work> work, st
   session.poller().add([work = std::move(work), flight = std::move(flight)] {
     try {
       if (!work->isCompleted()) return false;
-      flight->finish(now_ns(), format::kByPoll, work->isSuccess() ? 0 : format::kFailed);
+      // Not isSuccess(), which NCCL's Work no longer has: it throws.
+      flight->finish(now_ns(), format::kByPoll, work->exception() ? format::kFailed : 0);
     } catch (...) {  // the operation failed; its owner learns that from its own wait
       flight->finish(now_ns(), format::kByPoll, format::kFailed);
     }
@@ -309,7 +310,7 @@ struct Kernel : c10::OperatorKernel {
   }
 
   Launched launch(Session& session, const Stack& stack) {
-    if (session.ring() == nullptr && session.python.open() == 0) {
+    if (session.ring() == nullptr && session.python.open(&session) == 0) {
       session.off.store(true);  // Python has said why
       return {};
     }
@@ -417,18 +418,22 @@ COMMWATCH_API void cw_unhook() {
   library = nullptr;
 }
 
-// Begin to record. training_thread: its CPU clock.
-COMMWATCH_API void cw_install(int (*open)(), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
+// Begin to record. training_thread: its CPU clock. Returns the session.
+COMMWATCH_API void* cw_install(int (*open)(void*), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
                               int (*add_op)(const char*), int training_thread, int poll_devices) {
-  static const int forked = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+  static const int forked = pthread_atfork(nullptr, nullptr, [] {
+    current.store(nullptr);
+    forks.fetch_add(1);
+  });
   (void)forked;
-  current.store(new Session(Python{open, add_group, add_dtype, add_op}, training_thread, poll_devices != 0));
+  auto* session = new Session(Python{open, add_group, add_dtype, add_op}, training_thread, poll_devices != 0);
+  current.store(session);
+  return session;
 }
 
-// Within `open`: here is the ring. 0: it cannot be mapped.
-COMMWATCH_API int cw_attach(int fd, uint64_t slots) {
-  Session* const session = current.load();
-  if (session == nullptr) return 0;
+// Within `open` of that session, which another may have followed meanwhile: here is the ring. 0: it cannot be mapped.
+COMMWATCH_API int cw_attach(void* opening, int fd, uint64_t slots) {
+  auto* const session = static_cast<Session*>(opening);
   if (session->ring() != nullptr) return 1;
   try {
     const bool poll_devices = session->poll_devices;
@@ -471,6 +476,9 @@ COMMWATCH_API void cw_switch_off() {
   const Entered entered;
   if (entered.get() != nullptr) entered.get()->off.store(true);
 }
+
+// After cw_uninstall: whether the last operation has left, so that the functions given to cw_install are called no more.
+COMMWATCH_API int cw_over(const void* session) { return static_cast<const Session*>(session)->over() ? 1 : 0; }
 
 // Stop recording. Not with the GIL held: the poller may need it to let go of a tensor.
 COMMWATCH_API void cw_uninstall() {

@@ -171,7 +171,7 @@ def load(env: Mapping[str, str]) -> Library:
 
 
 #: Calls from C++ when only Python can help; ctypes takes the GIL for them.
-OPEN = ctypes.CFUNCTYPE(ctypes.c_int)
+OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 ADD_GROUP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
 ADD_NAME = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 
@@ -199,8 +199,11 @@ class Library:
         self.unhook = quick.cw_unhook
         self.install = quick.cw_install
         self.install.argtypes = [OPEN, ADD_GROUP, ADD_NAME, ADD_NAME, ctypes.c_int, ctypes.c_int]
+        self.install.restype = ctypes.c_void_p
+        self.over = quick.cw_over
+        self.over.argtypes = [ctypes.c_void_p]
         self.attach = quick.cw_attach
-        self.attach.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        self.attach.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
         self.describe_group = quick.cw_describe_group
         self.describe_group.argtypes = [
             ctypes.c_void_p,

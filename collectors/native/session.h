@@ -109,9 +109,12 @@ struct Group {
   Group* next = nullptr;
 };
 
+// How many forks lie between this process and the one that loaded the library.
+inline std::atomic<uint32_t> forks{0};
+
 // What only the Python side can do: make the ring, and give names their numbers. Called with no lock held.
 struct Python {
-  int (*open)() = nullptr;
+  int (*open)(void* session) = nullptr;
   void (*add_group)(void* group, const void* address, const char* name, const char* description, int size) = nullptr;
   int (*add_dtype)(const char* name) = nullptr;
   int (*add_op)(const char* name) = nullptr;
@@ -142,7 +145,8 @@ class Session {
           thread_begins();
         },
         [ring] { ring->set(format::kHeartbeat, now_ns()); });
-    ring_.store(ring, std::memory_order_release);
+    ring_.store(ring);
+    if (off.load()) ring->set(format::kClosed, now_ns());  // `close` has come and gone meanwhile, and has not seen the ring
     return true;
   }
 
@@ -155,6 +159,9 @@ class Session {
     }
     leave();
   }
+
+  // Nobody is in it any more, nor will be: it calls no function of Python's and writes into no ring.
+  bool over() const { return cleared_.load(); }
 
   // Whoever has entered, after making sure that the session is still the current one, may use all of it until it leaves.
   void enter() { users_.fetch_add(1); }
@@ -275,11 +282,14 @@ class Flight {
 
   // The operation goes on after its call: count it as in flight for the exposed time.
   void watch(uint64_t now) {
-    if (!watched_.exchange(true)) session_.exposure.begin(now);
+    if (watched_.exchange(true)) return;
+    session_.exposure.begin(now);
+    if (done_.load()) unwatch(now);  // it has ended meanwhile, and did not see this
   }
 
   // A thread begins to wait for it, where only the wait tells the end.
   void wait_begins() {
+    if (done_.load() || inherited()) return;
     const uint64_t now = now_ns();
     uint64_t nobody = 0;
     if (!blocked_since_.compare_exchange_strong(nobody, now)) return;
@@ -288,14 +298,10 @@ class Flight {
   }
 
   void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0) {
-    if (done_.exchange(true)) return;
+    if (inherited() || done_.exchange(true)) return;
     ring_.end(slot_);
     const bool untimed = (flag & format::kUntimed) != 0;
-    if (watched_.load()) {
-      session_.exposure.end(end_ns);
-    } else if (!p2p_ && !untimed) {
-      session_.exposure.in_call(record_.launch_ns, end_ns);
-    }
+    if (!unwatch(end_ns) && !p2p_ && !untimed) session_.exposure.in_call(record_.launch_ns, end_ns);
     const uint64_t blocked = blocked_since_.load();
     if (blocked != 0 && p2p_) record_.waited_us = static_cast<uint32_t>(std::min<uint64_t>((end_ns - blocked) / 1000, UINT32_MAX));
     const uint64_t previous = untimed ? queue_.last_end_ns.load(std::memory_order_relaxed) : queue_.ended(end_ns);
@@ -312,12 +318,22 @@ class Flight {
   const bool on_cpu;
 
  private:
+  bool unwatch(uint64_t now) {
+    if (!watched_.exchange(false)) return false;
+    session_.exposure.end(now);
+    return true;
+  }
+
+  // In a forked child: the ring is the parent's, and the operation too.
+  bool inherited() const { return life_ != forks.load(std::memory_order_relaxed); }
+
   Session& session_;
   Ring& ring_;
   Queue& queue_;
   const bool p2p_;
   Record record_;
   const int slot_;
+  const uint32_t life_ = forks.load(std::memory_order_relaxed);
   std::atomic<bool> done_{false};
   std::atomic<bool> watched_{false};
   std::atomic<uint64_t> blocked_since_{0};

@@ -150,6 +150,25 @@ def test_torn_last_record(pair: tuple[RingWriter, RingReader]) -> None:
     assert numbers(reader.drain(final=True).records) == list(range(19))
 
 
+def test_record_completed_while_it_is_copied(
+    pair: tuple[RingWriter, RingReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of which a copy took the begin half-written and the end complete is read as it is in the end."""
+    writer, reader = pair
+    write(writer, 0, 3)
+    copy, copies = reader._copy, []
+
+    def slow(first: int, upto: int) -> bytes:
+        copies.append(bytearray(copy(first, upto)))
+        if len(copies) == 1:
+            half = 2 * ev.RECORD_SIZE
+            copies[0][half + 4 : half + ev.RECORD_SIZE - 4] = bytes(ev.RECORD_SIZE - 8)
+        return bytes(copies[-1])
+
+    monkeypatch.setattr(reader, "_copy", slow)
+    assert numbers(reader.drain().records) == [0, 1, 2]
+
+
 def test_torn_record_in_a_live_ring(pair: tuple[RingWriter, RingReader]) -> None:
     """A half-written record in a live ring is waited for, and read in its place once it is whole."""
     writer, reader = pair

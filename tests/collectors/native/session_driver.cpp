@@ -1,0 +1,383 @@
+// The parts with a life: the poller and what it looks at, a session with its groups and flights.
+#include <fcntl.h>
+#include <sys/wait.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "check.h"
+#include "poller.h"
+#include "session.h"
+
+namespace {
+
+using namespace commwatch;
+
+// -- poller
+
+// Looks that count how often they are called, and how many of them were destroyed.
+struct Looks {
+  std::atomic<int> made{0}, calls{0}, destroyed{0};
+
+  // Over after so many calls; 0: never.
+  Poller::Look look(int calls_left) {
+    made.fetch_add(1);
+    std::shared_ptr<int> left(new int(calls_left), [this](int* over) {
+      delete over;
+      destroyed.fetch_add(1);
+    });
+    return [this, left = std::move(left)] {
+      calls.fetch_add(1);
+      return --*left == 0;
+    };
+  }
+};
+
+void nothing() {}
+
+void test_looks_end() {
+  constexpr int kLooks = 500, kMostCalls = 4;
+  Looks looks;
+  std::atomic<int> expected{0};
+  Poller poller(nothing, nothing);
+  in_threads(kThreads, [&](int) {
+    for (int i = 0; i < kLooks; ++i) {
+      expected.fetch_add(1 + i % kMostCalls);
+      poller.add(looks.look(1 + i % kMostCalls));
+    }
+  });
+  wait_until([&] { return looks.destroyed.load() == kThreads * kLooks; }, "poller: every look comes to its end");
+  CHECK(looks.calls.load() == expected.load(), "poller: nothing is looked at once it is over");
+}
+
+void test_stop() {
+  Looks looks;
+  Poller poller(nothing, nothing);
+  for (int i = 0; i < 100; ++i) poller.add(looks.look(0));
+  wait_until([&] { return looks.calls.load() > 0; }, "poller: looks at what is pending");
+  poller.stop();
+  CHECK(looks.destroyed.load() == 100, "poller: stopping drops what is pending");
+  poller.add(looks.look(1));
+  CHECK(looks.destroyed.load() == 101, "poller: what comes after the stop is dropped at once");
+}
+
+void test_stop_while_adding() {
+  for (int round = 0; round < 50; ++round) {
+    Looks looks;
+    auto poller = std::make_unique<Poller>(nothing, nothing);
+    in_threads(kThreads + 1, [&](int thread) {
+      if (thread == kThreads) return poller->stop();
+      for (int i = 0; i < 20 + round; ++i) poller->add(looks.look(i % 3));
+    });
+    CHECK(looks.destroyed.load() == looks.made.load(), "poller: stopped while threads add, it drops everything once");
+    poller.reset();
+  }
+}
+
+void test_wake() {
+  std::atomic<int> began{0}, beats{0};
+  Poller poller([&] { began.fetch_add(1); }, [&] { beats.fetch_add(1); });
+  wait_until([&] { return beats.load() >= 2; }, "poller: the heart beats while nothing is pending");
+  CHECK(began.load() == 1, "poller: begins once");
+  // Whoever is not woken comes at the next beat, and then always beats first.
+  int woken = 0;
+  for (int i = 0; i < 5; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    const int before = beats.load();
+    std::atomic<int> seen{-1};
+    poller.add([&] {
+      seen.store(beats.load());
+      return true;
+    });
+    wait_until([&] { return seen.load() >= 0; }, "poller: a look comes to its turn");
+    woken += seen.load() == before;
+  }
+  CHECK(woken > 0, "poller: adding wakes it");
+}
+
+// -- session
+
+// A session with a ring of its own, in memory that has a name.
+class Life {
+ public:
+  explicit Life(const char* name, uint64_t slots = 4096) : name_(std::string("/memfd:") + name), slots_(slots) {
+    clockid_t clock;
+    pthread_getcpuclockid(pthread_self(), &clock);
+    session = std::make_unique<Session>(Python{}, clock, false);
+    const int fd = memfd_create(name, MFD_CLOEXEC);
+    CHECK(ftruncate(fd, static_cast<off_t>(size())) == 0, "session: there is memory");
+    CHECK(session->attach(fd, slots, [] {}), "session: the ring can be mapped");
+    file_ = static_cast<char*>(mmap(nullptr, size(), PROT_READ, MAP_SHARED, fd, 0));
+    fd_ = fd;
+  }
+  ~Life() {
+    munmap(file_, size());
+    close(fd_);
+  }
+  // How often the file is mapped, this reader's left out.
+  int mapped() const {
+    FILE* maps = fopen("/proc/self/maps", "r");
+    char line[4096];
+    int found = -1;
+    while (fgets(line, sizeof line, maps) != nullptr) found += strstr(line, name_.c_str()) != nullptr;
+    fclose(maps);
+    return found;
+  }
+  uint64_t counter(int index) const {
+    return __atomic_load_n(reinterpret_cast<uint64_t*>(file_ + format::kCountersAt) + index, __ATOMIC_ACQUIRE);
+  }
+  Record record(uint64_t n) const {
+    Record record;
+    memcpy(&record, file_ + format::kRecordsAt + n * format::kRecordSize, sizeof record);
+    CHECK(record.stamp == n + 1 && record.stamp2 == n + 1, "session: a record is whole");
+    return record;
+  }
+  Record in_flight_record(int slot) const {
+    Record record;
+    memcpy(&record, file_ + format::kInFlightAt + slot * format::kRecordSize, sizeof record);
+    return record;
+  }
+  int in_flight() const { return session->ring()->in_flight_now(); }
+  std::unique_ptr<Session> session;
+
+ private:
+  size_t size() const { return format::kRecordsAt + slots_ * format::kRecordSize; }
+  const std::string name_;
+  const uint64_t slots_;
+  char* file_ = nullptr;
+  int fd_ = -1;
+};
+
+Record head(uint64_t launch_ns, uint32_t seq = 0) {
+  Record record;
+  record.op = 1;
+  record.launch_ns = launch_ns;
+  record.seq = seq;
+  return record;
+}
+
+std::shared_ptr<Flight> launch(Session& session, Queue& queue, uint64_t at, bool p2p = false) {
+  return std::make_shared<Flight>(session, queue, p2p, true, head(at));
+}
+
+void test_groups() {
+  Life life("groups");
+  Session& session = *life.session;
+  const std::vector<char> addresses(4096);
+  constexpr int kGroups = 40, kRounds = 500;
+  std::vector<std::map<int, Group*>> seen(kThreads);
+  Meeting all(kThreads);
+  in_threads(kThreads, [&](int thread) {
+    for (int i = 0; i < kGroups * kRounds; ++i) {
+      const int which = i % kGroups;
+      if (i < kGroups) all.meet();  // everybody asks first
+      const void* address = &addresses[which / 2 * 64];  // two names for each address
+      const std::string name = std::to_string(which);
+      Group* group = session.find(address, name);
+      if (group == nullptr) group = session.add(std::make_unique<Group>(address, name));
+      CHECK(group->address == address && group->name == name, "groups: what is found is what was asked for");
+      group->next_seq.fetch_add(1);
+      Group*& known = seen[thread][which];
+      CHECK(known == nullptr || known == group, "groups: a group stays itself");
+      known = group;
+    }
+  });
+  for (int which = 0; which < kGroups; ++which) {
+    for (int thread = 1; thread < kThreads; ++thread) CHECK(seen[thread][which] == seen[0][which], "groups: one for all threads");
+    CHECK(seen[0][which]->next_seq.load() == uint32_t{kThreads} * kRounds, "groups: all count in the same");
+  }
+  session.forget("3");
+  CHECK(session.find(&addresses[64], "3") == nullptr && session.find(&addresses[64], "2") == seen[0][2], "groups: one is forgotten by name");
+  CHECK(session.add(std::make_unique<Group>(&addresses[64], "3")) != seen[0][3], "groups: what is made anew is another");
+  in_threads(kThreads, [&](int thread) {
+    for (int i = 0; i < 300; ++i) {
+      if (thread == 0) session.forget("new");
+      if (session.find(&addresses[0], "new") == nullptr) session.add(std::make_unique<Group>(&addresses[0], "new"));
+    }
+  });
+  session.close();
+}
+
+// 8 threads launch; each flight is ended by another thread, by the poller, by nobody, or by several at once.
+void test_flights() {
+  constexpr int kFlights = 400;
+  Life life("flights");
+  Session& session = *life.session;
+  Queue queue;
+  std::vector<std::vector<std::shared_ptr<Flight>>> handed(kThreads);
+  Meeting all(kThreads);
+  in_threads(kThreads, [&](int thread) {
+    for (int i = 0; i < kFlights; ++i) {
+      auto flight = launch(session, queue, now_ns(), i % 2 == 1);
+      if (i % 3 == 0) flight->watch(now_ns());
+      if (i % 4 == 0) {
+        handed[thread].push_back(flight);
+      } else if (i % 4 == 1) {
+        session.poller().add([flight, looks = 0]() mutable {
+          if (++looks < 3) return false;
+          flight->finish(now_ns(), format::kByPoll);
+          return true;
+        });
+      } else if (i % 4 == 2) {
+        flight->wait_begins();
+        flight->finish(now_ns(), format::kByWait, i % 8 == 2 ? format::kFailed : 0);
+      }
+    }
+    all.meet();
+    for (auto& flight : handed[(thread + 1) % kThreads]) flight->finish(now_ns(), format::kByFuture);
+    for (auto& flight : handed[(thread + 2) % kThreads]) flight->finish(now_ns(), format::kByWait, format::kFailed);
+  });
+  handed.clear();
+  wait_until([&] { return life.counter(format::kCursor) == uint64_t{kThreads} * kFlights; }, "flights: each makes a record");
+  wait_until([&] { return life.in_flight() == 0; }, "flights: none is in flight at the end");
+  std::map<std::pair<int, int>, int> ends;
+  for (int n = 0; n < kThreads * kFlights; ++n) {
+    const Record record = life.record(n);
+    CHECK(record.launch_ns <= record.start_ns && record.start_ns <= record.end_ns, "flights: launch, start and end follow");
+    ++ends[{record.timing, record.flags & format::kUntimed}];
+  }
+  constexpr int kQuarter = kThreads * kFlights / 4;
+  CHECK((ends[{format::kByPoll, 0}] == kQuarter), "flights: the poller ends its own");
+  CHECK((ends[{format::kByNone, format::kUntimed}] == kQuarter), "flights: what nobody saw end has no duration");
+  CHECK((ends[{format::kByFuture, 0}] + ends[{format::kByWait, 0}] == 2 * kQuarter), "flights: whoever is first ends it");
+  session.exposure.take(now_ns());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(session.exposure.take(now_ns()) == 0, "flights: the exposed time has an end for each begin");
+  session.close();
+}
+
+void test_wait_after_the_end() {
+  Life life("wait");
+  Queue queue;
+  auto flight = launch(*life.session, queue, now_ns(), true);
+  flight->finish(now_ns(), format::kByPoll);
+  auto next = launch(*life.session, queue, now_ns(), true);  // in the same slot of the table
+  flight->wait_begins();
+  CHECK((life.in_flight_record(0).flags & format::kBlocked) == 0, "wait: one for what is over does not block what has its place");
+  next.reset();
+  life.session->exposure.take(now_ns());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(life.session->exposure.take(now_ns()) == 0, "wait: one for what is over does not count as in flight");
+  flight.reset();
+  // Many times, so that the end and the wait fall together.
+  for (int round = 0; round < 2000; ++round) {
+    auto racing = launch(*life.session, queue, now_ns(), true);
+    in_threads(2, [&](int thread) { thread == 0 ? racing->wait_begins() : racing->finish(now_ns(), format::kByPoll); });
+  }
+  life.session->exposure.take(now_ns());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(life.session->exposure.take(now_ns()) == 0, "wait: one that begins as the operation ends does not stay in flight");
+  life.session->close();
+}
+
+void test_starts() {
+  Life life("starts");
+  Queue queue;
+  auto first = launch(*life.session, queue, 100), second = launch(*life.session, queue, 150), third = launch(*life.session, queue, 160);
+  first->finish(200, format::kByFuture);
+  second->finish(300, format::kByFuture);
+  third.reset();  // nobody saw its end
+  launch(*life.session, queue, 250)->finish(350, format::kByFuture);
+  launch(*life.session, queue, 400)->finish(500, format::kByFuture);
+  launch(*life.session, queue, 410)->finish(450, format::kByFuture);  // overtook the one before
+  launch(*life.session, queue, 420)->finish(600, format::kByFuture);
+  const uint64_t expected[] = {100, 200, 160, 300, 400, 450, 500};
+  for (int n = 0; n < 7; ++n) {
+    if (n != 2) CHECK(life.record(n).start_ns == expected[n], "start: the later of launch and the end of the one before");
+  }
+  CHECK(life.record(2).flags == format::kUntimed && life.record(2).start_ns >= 300, "start: without an end, nothing moves it");
+  first.reset();
+  second.reset();
+  life.session->close();
+}
+
+void test_close() {
+  Life life("close");
+  Session& session = *life.session;
+  Queue queue;
+  std::vector<std::shared_ptr<Flight>> flights;
+  for (int i = 0; i < 100; ++i) flights.push_back(launch(session, queue, now_ns()));
+  session.poller().add([flight = launch(session, queue, now_ns())] { return false; });
+  session.close();
+  CHECK(life.counter(format::kClosed) > 0, "close: the ring says so");
+  CHECK(life.counter(format::kCursor) == 1 && life.record(0).flags == format::kUntimed, "close: what the poller looked after has no end");
+  CHECK(life.mapped() == 1, "close: the mapping stays while anything is in flight");
+  in_threads(kThreads, [&](int thread) {
+    for (size_t i = thread; i < flights.size(); i += kThreads) {
+      if (i % 2 == 0) flights[i]->finish(now_ns(), format::kByFuture);
+      flights[i].reset();
+    }
+  });
+  CHECK(life.mapped() == 0, "close: the last one in flight takes the mapping with it");
+  CHECK(life.counter(format::kCursor) == 101, "close: those in flight still find their record");
+}
+
+// Threads enter and launch while the session is closed, as the hook does it.
+void test_close_while_launching() {
+  for (int round = 0; round < 100; ++round) {
+    Life life("racing");
+    std::atomic<Session*> current{life.session.get()};
+    std::atomic<uint64_t> launched{0};
+    in_threads(kThreads + 1, [&](int thread) {
+      if (thread == kThreads) {
+        while (round % 2 == 1 && launched.load() < 50) sched_yield();
+        return current.exchange(nullptr)->close();
+      }
+      for (int i = 0; i < 100; ++i) {
+        Session* session = life.session.get();
+        session->enter();
+        if (current.load() == session) {
+          Group* group = session->find(&current, "g");
+          if (group == nullptr) group = session->add(std::make_unique<Group>(&current, "g"));
+          auto flight = launch(*session, group->peers[PeerKey{1, i % 3}], now_ns());
+          launched.fetch_add(1);
+          if (i % 3 == 0) session->poller().add([flight] { return true; });
+          if (i % 3 == 1) flight->finish(now_ns(), format::kByFuture);
+        }
+        session->leave();
+      }
+    });
+    CHECK(life.mapped() == 0, "close: once all have left, the mapping is gone");
+    CHECK(life.counter(format::kCursor) == launched.load(), "close: whoever launched has a record");
+  }
+}
+
+void test_fork() {
+  Life life("fork");
+  Queue queue;
+  auto flight = launch(*life.session, queue, now_ns());
+  const pid_t child = fork();
+  if (child == 0) {
+    forks.fetch_add(1);  // as the hook does, by pthread_atfork
+    flight->wait_begins();
+    flight.reset();
+    _Exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(status == 0, "fork: a child can let go of what it inherited");
+  CHECK(life.counter(format::kCursor) == 0 && life.in_flight() == 1, "fork: a child writes nothing");
+  flight.reset();
+  CHECK(life.counter(format::kCursor) == 1, "fork: the parent goes on");
+  life.session->close();
+}
+
+}  // namespace
+
+void test_poller() {
+  test_looks_end();
+  test_stop();
+  test_stop_while_adding();
+  test_wake();
+}
+
+void test_session() {
+  test_starts();
+  test_groups();
+  test_flights();
+  test_wait_after_the_end();
+  test_close();
+  test_close_while_launching();
+  test_fork();
+}
