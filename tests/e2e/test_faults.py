@@ -14,8 +14,6 @@ import pytest
 from tests.e2e.torchjob import JOBS, digest, read_rings, results, run_job, torchrun
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, free_port, needs, wait_for
 
-pytestmark = pytest.mark.usefixtures("hook")
-
 
 def start_job(directory: Path, script: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
     """A watched job in the background; its standard output is kept."""
@@ -91,6 +89,7 @@ def test_agent_killed(tmp_path: Path) -> None:
         assert (all_reduces(running), lost(running)) == ({0: count, 1: count}, 0)
 
 
+@pytest.mark.usefixtures("hook")
 @pytest.mark.parametrize("both", [False, True])
 def test_trainer_killed(both: bool, tmp_path: Path) -> None:
     """What a killed rank had recorded is kept, also when the agent died with it; it is gone, not ended."""
@@ -119,6 +118,7 @@ def _check_killed(running: RunningAgent) -> None:
     assert lost(running) == 0
 
 
+@pytest.mark.usefixtures("hook")
 def test_overrun_is_counted(tmp_path: Path) -> None:
     """Records overwritten before an agent came are counted exactly: read + lost = written."""
     output = run_job(tmp_path, "ops.py", "1000", COMMWATCH_SLOTS="256")
@@ -131,6 +131,7 @@ def test_overrun_is_counted(tmp_path: Path) -> None:
     assert agent_.jobs()[0].lost == sum(rank.lost for rank in ranks)
 
 
+@pytest.mark.usefixtures("hook")
 def test_awkward_trainer(tmp_path: Path) -> None:
     """Forked workers, operations that raise, threads on several groups, an uninstall with works in flight: all harmless."""
     output = run_job(tmp_path, "awkward.py")
@@ -153,6 +154,7 @@ def test_awkward_trainer(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.usefixtures("hook")
 def test_kill_switch(tmp_path: Path) -> None:
     """COMMWATCH_DISABLE=1 wins over COMMWATCH=1 and over a call of install()."""
     run_job(tmp_path / "run", "install_late.py", COMMWATCH_DISABLE="1", EXPECT_OFF="1")
@@ -221,6 +223,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(where)], check=True)
 
 
+@pytest.mark.usefixtures("hook")
 def test_no_room(tiny: Path) -> None:
     """A full memory file system switches the probe off, said once a rank; no SIGBUS, training goes on."""
     job = start_job(tiny, "ops.py", "50")
@@ -230,6 +233,7 @@ def test_no_room(tiny: Path) -> None:
     assert not list(tiny.glob("rings/*"))
 
 
+@pytest.mark.usefixtures("hook")
 def test_unusable_run_directory(tmp_path: Path) -> None:
     """A run directory that cannot be made is said once a rank, and training goes on."""
     (tmp_path / "file").write_text("")
