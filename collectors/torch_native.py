@@ -59,6 +59,7 @@ class NativeProbe(Probe):
                 code = ev.OP_CODE.get(op.op, 0)
                 about = (op.name.encode(), op.op.encode(), code, op.is_p2p, op.measure, op.arguments, *places)
                 if not self._library.hook(*about):
+                    self._library.unhook()
                     raise RuntimeError(f"cannot hook c10d::{op.name}")
             _hooked[str(self._library.path)] = self._library
         clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)

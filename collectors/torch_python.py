@@ -166,10 +166,11 @@ class PythonProbe(Probe):
         on_cpu = first.is_cpu
         if not on_cpu:
             self.exposure.known = False
-        try:
-            size = first.nbytes if len(tensors) == 1 else sum([tensor.nbytes for tensor in tensors])
-        except (RuntimeError, NotImplementedError):  # sparse: its bytes are not in one place
+        single = len(tensors) == 1
+        strided = first.layout is torch.strided if single else all(t.layout is torch.strided for t in tensors)
+        if not strided:  # sparse: its bytes are not in one place
             return flags | ev.NO_SIZE, 0, dtype, on_cpu
+        size = first.nbytes if single else sum([tensor.nbytes for tensor in tensors])
         return flags, size * factor, dtype, on_cpu
 
     def _add_dtype(self, dtype: torch.dtype) -> int:

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <cxxabi.h>
 #include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -254,11 +255,13 @@ bool is_capturing(const at::Device& device) {
 // -- one operation
 
 Group* group_of(Session& session, const IValue& argument) {
-  const auto process_group = argument.toCustomClass<c10d::ProcessGroup>();
-  const std::string& name = process_group->getGroupName();
-  if (Group* known = session.find(process_group.get(), name)) return known;
-  auto group = std::make_unique<Group>(process_group.get(), name);
-  session.python.add_group(group.get(), group->address, name.c_str(), process_group->getGroupDesc().c_str(), process_group->getSize());
+  // What toCustomClass does, but for checking the type, which the operator's schema has done.
+  const auto held = argument.toObjectRef().getSlot(0).toCapsule();
+  const auto& process_group = static_cast<const c10d::ProcessGroup&>(*held);
+  const std::string& name = process_group.getGroupName();
+  if (Group* known = session.find(&process_group, name)) return known;
+  auto group = std::make_unique<Group>(&process_group, name);
+  session.python.add_group(group.get(), group->address, name.c_str(), process_group.getGroupDesc().c_str(), process_group.getSize());
   return session.add(std::move(group));
 }
 
@@ -287,6 +290,8 @@ struct Kernel : c10::OperatorKernel {
     if (session != nullptr && !session->off.load(std::memory_order_relaxed)) {
       try {
         launched = launch(*session, *stack);
+      } catch (const abi::__forced_unwind&) {  // Python ends this thread, for the interpreter is going
+        throw;
       } catch (const std::exception& error) {
         session->fault(op.name.c_str(), error.what());
       } catch (...) {

@@ -291,12 +291,13 @@ def test_works_that_have_to_be_looked_at(hook: str, lazy_backend: Path, tmp_path
 
 
 def test_works_of_python(hook: str, tmp_path: Path) -> None:
-    """A Work written in Python arrives unchanged at the user; the native hook does not touch it."""
+    """A Work written in Python arrives unchanged at the user; the native hook does not touch it. Sparse has no size."""
     works, looks = said(alone(tmp_path, "python_works.py"))
     assert works == [["MyWork", 0, True, True, 2], ["MyWork", 0, True, True, 2], True]
     (rank,) = read_rings(tmp_path)
     # What a group written in Python does passes no dispatcher.
     (record,) = rank.operations
+    assert record.flags & ev.NO_SIZE
     if hook == "native":
         assert looks == 0
         assert record.flags & ev.UNTIMED
