@@ -1,19 +1,19 @@
 """What the probe makes of a training step: wall time and CPU time of a step on two Gloo ranks that keep two cores busy.
 
 DistributedDataParallel in two sizes: with 24 small buckets, and with 200 parameters, each a bucket of its own. Blocks of
-steps without a tool, with either hook, without again and under torch.profiler follow one another, shuffled anew in each
-round; the figures are medians over the rounds of each block's ratio to the mean of the two without, whose own ratio is
+steps without a tool, with either hook, without again and under torch.profiler follow one another, in balanced order; the
+figures are medians over the rounds of each block's ratio to the mean of the two without, whose own ratio is
 the noise floor. Wall time is the slower rank's, CPU time that of both, all threads included.
 """
 
 from __future__ import annotations
 
+import gc
 import os
-import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
@@ -34,7 +34,7 @@ from commwatch.collectors.ring import RingReader
 
 RANKS = 2
 ROUNDS = 40
-WARM_UP = 2
+WARM_UP = 3
 PLAIN, NATIVE, PYTHON, AGAIN, PROFILER = ARMS = ("plain", "native", "python", "again", "profiler")
 PROBES = (NATIVE, PYTHON)
 
@@ -104,9 +104,19 @@ def tool_of(arm: str, workload: Workload) -> AbstractContextManager[Any]:
     return profile(activities=[ProfilerActivity.CPU]) if arm == PROFILER else nullcontext()
 
 
+def balanced(arms: Sequence[str]) -> list[list[str]]:
+    """Orders in which each arm stands equally often in each place, and after each other arm (E. J. Williams, 1949)."""
+    n = len(arms)
+    zigzag = [(place + 1) // 2 if place % 2 else -place // 2 for place in range(n)]
+    squares = [[[arms[(at + shift) % n] for at in zigzag] for shift in range(n)]]
+    squares.append([order[::-1] for order in squares[0]])
+    return [order for square in squares for order in square]
+
+
 def block(trainer: Trainer, arm: str) -> Block:
     """Wall and CPU seconds of a step in this rank."""
     steps = trainer.workload.steps
+    gc.collect()  # what the arm before has left
     with tool_of(arm, trainer.workload):
         trainer.steps(WARM_UP)
         dist.barrier()
@@ -125,9 +135,8 @@ def train(rank: int, store: Path) -> None:
     for name, workload in WORKLOADS.items():
         trainer = Trainer(workload)
         trainer.steps(20)
-        # Shuffled, for all ranks alike: no arm always comes after the same other one.
-        orders = [random.Random(n).sample(ARMS, len(ARMS)) for n in range(ROUNDS)]  # noqa: S311
-        rounds[name] = [{arm: block(trainer, arm) for arm in order} for order in orders]
+        orders = balanced(ARMS)
+        rounds[name] = [{arm: block(trainer, arm) for arm in orders[n % len(orders)]} for n in range(ROUNDS)]
     emit(rounds)
     # Not by the interpreter's way out: torch 2.13 with Gloo sometimes aborts there, with no tool at all.
     os._exit(0)
