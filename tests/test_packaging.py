@@ -20,7 +20,15 @@ from tests.helpers import PATIENCE_S, clean_env, wait_for
 TREE = Path(__file__).parents[1]
 FOLDERS = {"agent": "commwatch", **{name: f"commwatch/{name}" for name in ("collectors", "alerts", "dashboards")}}
 #: What runs inside the trainer.
-IN_THE_TRAINER = ("torch_*.py", "ring.py", "events.py", "identity.py", "exposure.py")
+IN_THE_TRAINER = (
+    "torch_*.py",
+    "ring.py",
+    "events.py",
+    "identity.py",
+    "exposure.py",
+    "c10d_table.py",
+    "native/library.py",
+)
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -75,7 +83,7 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 def test_wheel_has_every_file(built: tuple[Path, Path]) -> None:
     """Every module and data file of the four folders is in the wheel, and nothing beside the one package."""
     inside = set(zipfile.ZipFile(built[1]).namelist())
-    shipped = (".py", ".json", ".yaml", ".css", ".html", ".js")
+    shipped = (".py", ".json", ".yaml", ".css", ".html", ".js", ".cpp", ".h")
     expected = {
         f"{FOLDERS[folder]}/{rest}"
         for folder, _, rest in (name.partition("/") for name in listed())
@@ -160,7 +168,7 @@ def _within(name: str, packages: tuple[str, ...]) -> bool:
 def test_trainer_needs_only_torch() -> None:
     """What runs inside the trainer imports the standard library, torch and its own neighbours, nothing else."""
     files = [file for pattern in IN_THE_TRAINER for file in (TREE / "collectors").glob(pattern)]
-    assert len(files) >= 9
+    assert len(files) >= 13
     allowed = (*sys.stdlib_module_names, "torch", "commwatch.collectors")
     foreign = {file.name: [name for name in _imports(file) if not _within(name, allowed)] for file in files}
     assert {name: found for name, found in foreign.items() if found} == {}
