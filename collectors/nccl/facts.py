@@ -1,0 +1,374 @@
+"""What a message says, as values. A field that the message's form does not have is ``None``.
+
+Names are NCCL's own (``nranks``, ``busId`` as ``bus_id``). Ranks are ranks in the communicator, not in the job.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Version(NamedTuple):
+    """The version of the library."""
+
+    library: str
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+    #: Followed by the CUDA or HIP it was built for: the library's own line, not a quotation.
+    own: bool = True
+
+
+class Build(NamedTuple):
+    """What else a version block says: ``hip`` or ``rocm``."""
+
+    what: str
+    version: str
+
+
+class Rccl(NamedTuple):
+    """Words that only RCCL uses."""
+
+
+class Driver(NamedTuple):
+    """``cudaDriverVersion``."""
+
+    version: int
+
+
+class Interfaces(NamedTuple):
+    """Interfaces of the bootstrap (``Bootstrap``) or of the socket transport (``NET/Socket``)."""
+
+    use: str
+    names: tuple[str, ...]
+
+
+class Hca(NamedTuple):
+    """One device of ``NET/IB : Using``; ``index`` is the N of ``via NET/IB/N``, shared by the ports of a merged one."""
+
+    index: int
+    device: str
+    port: int
+    link: str
+
+
+class Hcas(NamedTuple):
+    """The devices of ``NET/IB : Using``."""
+
+    devices: tuple[Hca, ...]
+
+
+class NoHca(NamedTuple):
+    """``NET/IB : No device found``, or no verbs library: ``why`` is the text."""
+
+    why: str
+
+
+class Network(NamedTuple):
+    """``Using network``."""
+
+    name: str
+
+
+class Provider(NamedTuple):
+    """libfabric's provider."""
+
+    name: str
+
+
+class GdrHca(NamedTuple):
+    """Whether GPUDirect RDMA works with an HCA."""
+
+    enabled: bool
+    hca: str
+
+
+class GdrGpu(NamedTuple):
+    """Whether GPUDirect RDMA is used between a GPU and an HCA, by their distance."""
+
+    enabled: bool
+    gpu: str
+    hca: str
+    #: As printed; empty where the form has none.
+    why: str
+
+
+class Env(NamedTuple):
+    """A setting that NCCL has read."""
+
+    name: str
+    value: str
+
+
+class Init(NamedTuple):
+    """A communicator's init begins (``start``) or is complete."""
+
+    start: bool
+    comm: str | None = None
+    rank: int | None = None
+    nranks: int | None = None
+    cuda_dev: int | None = None
+    nvml_dev: int | None = None
+    bus_id: str | None = None
+    parent: str | None = None
+    #: How many communicators its parent has had.
+    child: int | None = None
+    color: int | None = None
+    key: int | None = None
+    comm_id: str | None = None
+
+
+class End(NamedTuple):
+    """A communicator's end: ``Destroy``, ``Abort`` or ``Revoke``."""
+
+    how: str
+    comm: str | None = None
+    rank: int | None = None
+    nranks: int | None = None
+
+
+class InitTime(NamedTuple):
+    """Where the time of an init went."""
+
+    rank: int
+    nranks: int
+    total_s: float
+
+
+class Layout(NamedTuple):
+    """How many nodes a communicator has."""
+
+    nranks: int
+    nnodes: int
+    local_ranks: int
+
+
+class Ring(NamedTuple):
+    """Order of the ranks in a channel, as printed: long ones are cut."""
+
+    channel: int
+    of: int
+    order: tuple[int, ...]
+
+
+class Neighbours(NamedTuple):
+    """A rank's place in the ring of a channel."""
+
+    channel: int
+    previous: int
+    rank: int
+    following: int
+
+
+class Trees(NamedTuple):
+    """A rank's places in the trees of all channels, as printed."""
+
+    text: str
+    comm: str | None = None
+
+
+class Channels(NamedTuple):
+    """Channel counts of a communicator."""
+
+    coll: int
+    collnet: int | None
+    nvls: int | None
+    p2p: int
+    p2p_per_peer: int
+
+
+class Connected(NamedTuple):
+    """All ``rings``, all ``trees``, the ``NVLS tree``, or another algorithm's channels are connected."""
+
+    what: str
+
+
+class Via(NamedTuple):
+    """A connection between two ranks. ``kind`` is ``P2P/IPC``, ``SHM``, ``NET/IB``, ..."""
+
+    src: int
+    dst: int
+    #: ``send`` or ``receive`` where the form says it (NET: both ends print), else empty (the sender prints).
+    direction: str
+    kind: str
+    device: str | None = None
+    gdr: bool = False
+    #: RCCL appends the communicator.
+    comm: str | None = None
+
+
+class CollNetVia(NamedTuple):
+    """A rank's connection to the CollNet."""
+
+    rank: int
+    direction: str
+    net: str
+    gdr: bool
+
+
+class Nvls(NamedTuple):
+    """Whether the device can do NVLink SHARP."""
+
+    available: bool
+    device: int
+
+
+class NvlsUsed(NamedTuple):
+    """A communicator has NVLS buffers."""
+
+
+class System(NamedTuple):
+    """Head of the topology dump, in GB/s."""
+
+    max_bw: float
+    total_bw: float | None
+
+
+class Pattern(NamedTuple):
+    """A graph that was found: bandwidths in GB/s, path types ``NVL`` .. ``SYS``."""
+
+    text: str
+    pattern: int
+    nchannels: int
+    bw_intra: float
+    bw_inter: float
+    type_intra: str | None
+    type_inter: str | None
+
+
+class Paths(NamedTuple):
+    """Paths from a GPU to those of its node: (GPU, type of the path)."""
+
+    gpu: str
+    to: tuple[tuple[str, str], ...]
+
+
+class Algo(NamedTuple):
+    """The tuner's choice for a size."""
+
+    collective: str | None
+    bytes: int
+    algo: str
+    proto: str
+    channel_lo: int | None
+    channel_hi: int | None
+
+
+class Kernel(NamedTuple):
+    """The tuner's choice of a symmetric kernel or a copy engine."""
+
+    collective: str
+    kind: str
+    bytes: int
+    choice: str
+
+
+class Coll(NamedTuple):
+    """A collective was called; ``datatype`` and ``op`` are NCCL's numbers."""
+
+    name: str
+    count: int
+    datatype: int
+    op: int
+    root: int
+    nranks: int | None
+
+
+class Call(NamedTuple):
+    """A public function was called (``NCCL CALL``)."""
+
+    function: str
+
+
+class Trail(NamedTuple):
+    """``file:line -> n``: an error on its way up; ``code`` is an ncclResult_t."""
+
+    place: str
+    code: int
+
+
+class Retry(NamedTuple):
+    """A connection that is tried again."""
+
+    error: str
+
+
+class CudaFailure(NamedTuple):
+    """A CUDA or HIP error at INFO level."""
+
+    text: str
+
+
+class RasDead(NamedTuple):
+    """RAS has lost a peer."""
+
+    text: str
+
+
+class Watchdog(NamedTuple):
+    """PyTorch's watchdog has found a collective past its time-out."""
+
+    rank: int
+    seq: int | None
+    op: str
+    numel_in: int | None
+    numel_out: int | None
+    timeout_ms: int | None
+    ran_ms: int
+
+
+class Progress(NamedTuple):
+    """What PyTorch says of a rank after a time-out; -1: nothing ever."""
+
+    rank: int
+    enqueued: int
+    completed: int
+
+
+class Desync(NamedTuple):
+    """A line of PyTorch's report on ranks that do not do the same."""
+
+    text: str
+
+
+Fact = (
+    Version
+    | Build
+    | Rccl
+    | Driver
+    | Interfaces
+    | Hcas
+    | NoHca
+    | Network
+    | Provider
+    | GdrHca
+    | GdrGpu
+    | Env
+    | Init
+    | End
+    | InitTime
+    | Layout
+    | Ring
+    | Neighbours
+    | Trees
+    | Channels
+    | Connected
+    | Via
+    | CollNetVia
+    | Nvls
+    | NvlsUsed
+    | System
+    | Pattern
+    | Paths
+    | Algo
+    | Kernel
+    | Coll
+    | Call
+    | Trail
+    | Retry
+    | CudaFailure
+    | RasDead
+    | Watchdog
+    | Progress
+    | Desync
+)
