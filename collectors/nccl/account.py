@@ -20,61 +20,30 @@ _SAMPLES = 20
 
 _F = TypeVar("_F", bound=f.Fact)
 #: What belongs to one communicator rather than to its process.
-_OF_COMMUNICATOR = (
-    f.Via,
-    f.CollNetVia,
-    f.Ring,
-    f.Neighbours,
-    f.Trees,
-    f.Channels,
-    f.Connected,
-    f.Layout,
-    f.Pattern,
-    f.NvlsUsed,
+_OF_COMMUNICATOR: frozenset[type] = frozenset(
+    (f.Via, f.CollNetVia, f.Ring, f.Neighbours, f.Trees, f.Channels, f.Connected, f.Layout, f.Pattern, f.NvlsUsed)
 )
 
+#: What text that is no message of NCCL's can look like by chance.
+_HEADED = (f.Trail, f.Call, f.CudaFailure, f.Retry)
 
-@dataclass
+
 class Seen:
     """Where something stood first, and how often it was said."""
 
-    source: str
-    number: int
-    line: str
-    lines: int = 1
+    __slots__ = ("line", "lines", "number", "source")
+
+    def __init__(self, source: str, number: int, line: str) -> None:
+        self.source, self.number, self.line = source, number, line
+        self.lines = 1
 
 
-class Facts:
-    """Distinct facts by type. (By type, too, because tuples of different types can be equal.)"""
-
-    def __init__(self) -> None:
-        self._of: dict[type, dict[Any, Seen]] = {}
+class Facts(dict[type, dict[Any, Seen]]):
+    """Distinct facts, each with where it stood first; by type, because tuples of different types can be equal."""
 
     def of(self, kind: type[_F]) -> dict[_F, Seen]:
-        """The facts of one type, each with where it stood."""
-        return self._of.get(kind, {})
-
-    def __iter__(self) -> Iterator[tuple[f.Fact, Seen]]:
-        for found in self._of.values():
-            yield from found.items()
-
-    def find(self, fact: f.Fact) -> Seen | None:
-        """Where ``fact`` was seen."""
-        return self._of.get(type(fact), {}).get(fact)
-
-    def put(self, fact: f.Fact, seen: Seen) -> None:
-        """A fact that is new here."""
-        self._of.setdefault(type(fact), {})[fact] = seen
-
-    def move_to(self, other: Facts) -> None:
-        """Give everything to ``other``."""
-        for fact, seen in self:
-            known = other.find(fact)
-            if known is None:
-                other.put(fact, seen)
-            else:
-                known.lines += seen.lines
-        self._of.clear()
+        """The facts of one type."""
+        return self.get(kind, {})
 
 
 @dataclass
@@ -139,12 +108,13 @@ class Account:
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
         """Take one physical line, without its ``\\n``; returns the warnings in it."""
-        self.n_lines += 1
+        if (source, number) != self._where[:2]:  # not another piece of the same
+            self.n_lines += 1
         self.n_crlf += line.endswith("\r")
         line = clean(line)
+        self._where = (source, number, line)
         if not line:
             return []
-        self._where = (source, number, line)
         messages = parse_line(line, self._hosts)
         if len(messages) > 1:
             self.n_crowded += sum(message.level in ("INFO", "WARN", "CALL") for message in messages) > 1
@@ -152,30 +122,36 @@ class Account:
         warned = []
         for message in messages:
             facts = read(message.text)
-            if message.level:
-                self._count(message, bool(facts))
-                if message.level == "WARN":
-                    warned.append(self._warn(message))
+            life = self._count(message, bool(facts)) if message.level else None
+            if message.level == "WARN":
+                warned.append(self._warn(message))
             for fact in facts:
-                if message.level or not _needs_head(fact):
-                    self._take(fact, message)
+                if life is not None:
+                    self._take(life, fact, message)
+                elif message.level or not _needs_head(fact):
+                    self._note(self.loose, fact)
         return warned
 
     # -- one message --------------------------------------------------------------------------
 
-    def _count(self, message: Message, known: bool) -> None:
-        self.levels[message.level] += 1
-        if message.prefix:
-            self.prefixes[message.prefix] += 1
-        if message.process is None:
-            self.torn += 1
-        elif message.process not in self.lives and self._has_room():
-            self.lives[message.process] = Life(message.process)
-            self._hosts.add(message.process.host)
-        if not known and message.level != "WARN" and not is_quiet(message.text):
+    def _count(self, message: Message, known: bool) -> Life | None:
+        """Count it; returns who said it."""
+        level, _, process, _, _, prefix = message
+        self.levels[level] += 1
+        if prefix:
+            self.prefixes[prefix] += 1
+        if not known and level != "WARN" and not is_quiet(message.text):
             self.unknown += 1
             if len(self.samples) < _SAMPLES:
                 self.samples.append(self._seen())
+        if process is None:
+            self.torn += 1
+            return None
+        life = self.lives.get(process)
+        if life is None and self._has_room():
+            life = self.lives[process] = Life(process)
+            self._hosts.add(process.host)
+        return life
 
     def _warn(self, message: Message) -> Warned:
         text = message.text.strip()
@@ -190,24 +166,19 @@ class Account:
             self.warnings[text] = warned
         return warned
 
-    def _take(self, fact: f.Fact, message: Message) -> None:
-        life = None if message.process is None else self.lives.get(message.process)
-        if life is None:
-            self._note(self.loose, fact)
-            return
-        if "rccl" in message.origin:
+    def _take(self, life: Life, fact: f.Fact, message: Message) -> None:
+        if message.origin and "rccl" in message.origin:
             self._note(life.facts, f.Rccl())
+        if type(fact) in _OF_COMMUNICATOR:
+            self._note(self._place(life, fact, message.tid), fact)
+            return
+        self._note(life.facts, fact)
         if isinstance(fact, f.Init):
             self._init(life, fact, message.tid)
-        elif isinstance(fact, _OF_COMMUNICATOR):
-            self._note(self._place(life, fact, message.tid), fact)
-        else:
-            if isinstance(fact, f.End) and fact.comm in life.by_comm:
-                life.by_comm.pop(fact.comm).ended = fact.how
-            self._note(life.facts, fact)
+        elif isinstance(fact, f.End) and fact.comm in life.by_comm:
+            life.by_comm.pop(fact.comm).ended = fact.how
 
     def _init(self, life: Life, fact: f.Init, tid: int) -> None:
-        self._note(life.facts, fact)
         life.says_start |= fact.start
         if fact.rank is None or fact.comm is None:
             return
@@ -221,22 +192,28 @@ class Account:
         life.current[tid] = member
         pending = life.pending.pop(tid, None)
         if member.complete and pending is not None:
-            for known, seen in pending:
-                (member.facts if _fits(known, member.init) else life.facts).put(known, seen)
+            for kind, found in pending.items():
+                for known, seen in found.items():
+                    (member.facts if _fits(known, member.init) else life.facts).setdefault(kind, {})[known] = seen
 
     def _place(self, life: Life, fact: f.Fact, tid: int) -> Facts:
         """Where a communicator's fact goes: to the one the line names, or that its thread is making or has made last."""
-        member = life.by_comm.get(getattr(fact, "comm", None) or "") or life.current.get(tid)
-        if member is not None and (life.says_start or getattr(fact, "comm", None)):
+        comm = fact.comm if isinstance(fact, (f.Via, f.Trees)) else None
+        member = life.current.get(tid) if comm is None else life.by_comm.get(comm)
+        if member is not None and (life.says_start or comm is not None):
             return member.facts if _fits(fact, member.init) else life.facts
         return life.pending.setdefault(tid, Facts())
 
     def _note(self, facts: Facts, fact: f.Fact) -> None:
-        known = facts.find(fact)
+        kind = type(fact)
+        of = facts.get(kind)
+        if of is None:
+            of = facts[kind] = {}
+        known = of.get(fact)
         if known is not None:
             known.lines += 1
         elif self._has_room():
-            facts.put(fact, self._seen())
+            of[fact] = self._seen()
 
     def _seen(self) -> Seen:
         source, number, line = self._where
@@ -255,15 +232,6 @@ class Account:
     def members(self) -> list[Member]:
         """All ranks of all communicators, in the order of their inits within each process."""
         return [member for life in self.lives.values() for member in life.members]
-
-    def everything(self) -> Iterator[tuple[Process | None, f.Fact, Seen]]:
-        """All facts of all processes, and of nobody in particular."""
-        for life in self.lives.values():
-            for facts in (life.facts, *life.pending.values(), *(member.facts for member in life.members)):
-                for fact, seen in facts:
-                    yield life.process, fact, seen
-        for fact, seen in self.loose:
-            yield None, fact, seen
 
     def of(self, kind: type[_F]) -> Iterator[tuple[Process | None, _F, Seen]]:
         """All facts of one type."""
@@ -286,7 +254,5 @@ def _fits(fact: f.Fact, init: f.Init) -> bool:
 
 
 def _needs_head(fact: f.Fact) -> bool:
-    """Whether text that no NCCL message holds can look like this by chance."""
-    return isinstance(fact, (f.Trail, f.Call, f.CudaFailure, f.Retry)) or (
-        isinstance(fact, f.Env) and "CCL_" not in fact.name
-    )
+    """Whether text without a message's head may look like this by chance."""
+    return isinstance(fact, _HEADED) or (isinstance(fact, f.Env) and "CCL_" not in fact.name)

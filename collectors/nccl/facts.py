@@ -44,9 +44,9 @@ class Interfaces(NamedTuple):
 
 
 class Hca(NamedTuple):
-    """One device of ``NET/IB : Using``; ``index`` is the N of ``via NET/IB/N``, shared by the ports of a merged one."""
+    """One device of ``NET/IB : Using``; ``number`` is the N of ``via NET/IB/N``, shared by the ports of a merged one."""
 
-    index: int
+    number: int
     device: str
     port: int
     link: str
@@ -264,10 +264,10 @@ class Kernel(NamedTuple):
 
 
 class Coll(NamedTuple):
-    """A collective was called; ``datatype`` and ``op`` are NCCL's numbers."""
+    """A collective was called; ``datatype`` and ``op`` are NCCL's numbers, ``elements`` is its count."""
 
     name: str
-    count: int
+    elements: int
     datatype: int
     op: int
     root: int

@@ -7,7 +7,7 @@ matches only where all that its fact needs is whole. ``docs/nccl.md`` says which
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, get_type_hints
 
@@ -45,9 +45,12 @@ def _made(needle: str, pattern: str, make: Callable[[re.Match[str]], f.Fact | No
 # -- forms that need more than their groups -------------------------------------------------------
 
 
+_SHARED = {"direct shared memory": "SHM"}
+
+
 def _via(match: re.Match[str]) -> f.Fact:
     src, dst, direction, fixed, net, device, gdr, comm = match.groups()
-    kind = f"NET/{net}" if net is not None else "SHM" if fixed.lower().startswith(("shm", "direct shared")) else fixed
+    kind = f"NET/{net}" if net is not None else _SHARED.get(fixed, fixed)
     return f.Via(int(src), int(dst), direction or "", kind, device, gdr is not None, comm)
 
 
@@ -140,11 +143,13 @@ FORMS: tuple[Form, ...] = (
         r"(?P<p2p>\d+) p2p channels, (?P<p2p_per_peer>\d+) p2p channels per peer",
         f.Channels,
     ),
-    _made("Connected ", r"Connected (all rings|all trees|NVLS tree|binomial trees|CollNet)", lambda m: f.Connected(m[1])),
+    _made(
+        "Connected ", r"Connected (all rings|all trees|NVLS tree|binomial trees|CollNet)", lambda m: f.Connected(m[1])
+    ),
     # calls and choices
     _form(
         "opCount",
-        r"(?P<name>[A-Z]\w*): opCount [0-9a-f]+ sendbuff \S+ recvbuff \S+ count (?P<count>\d+) datatype (?P<datatype>\d+) "
+        r"(?P<name>[A-Z]\w*): opCount [0-9a-f]+ sendbuff \S+ recvbuff \S+ count (?P<elements>\d+) datatype (?P<datatype>\d+) "
         r"op (?P<op>\d+) root (?P<root>-?\d+) comm \S+(?: \[nranks=(?P<nranks>\d+)\])?",
         f.Coll,
     ),
@@ -164,10 +169,20 @@ FORMS: tuple[Form, ...] = (
     _form("- Init START", _INIT + r"START", f.Init, start=True),
     _form("COMPLETE", _INIT + r"COMPLETE", f.Init, start=False),
     _form("COMPLETE", rf"(?:{_COMM}[^:]*?)?- (?P<how>Destroy|Abort|Revoke) COMPLETE", f.End),
-    _form("nNodes ", r"rank \d+ nRanks (?P<nranks>\d+) nNodes (?P<nnodes>\d+) localRanks (?P<local_ranks>\d+)", f.Layout),
-    _form("Init timings", r"Init timings.*?: rank (?P<rank>\d+) nranks (?P<nranks>\d+) total (?P<total_s>[\d.]+)", f.InitTime),
+    _form(
+        "nNodes ", r"rank \d+ nRanks (?P<nranks>\d+) nNodes (?P<nnodes>\d+) localRanks (?P<local_ranks>\d+)", f.Layout
+    ),
+    _form(
+        "Init timings",
+        r"Init timings.*?: rank (?P<rank>\d+) nranks (?P<nranks>\d+) total (?P<total_s>[\d.]+)",
+        f.InitTime,
+    ),
     # versions
-    _form("RCCL version", r"(?P<library>RCCL) version ?:? ?(?P<version>\d+\.\d+\.\d+)(?:[^\s+]*\+hip(?P<hip>\d[\d.]*))?", f.Version),
+    _form(
+        "RCCL version",
+        r"(?P<library>RCCL) version ?:? ?(?P<version>\d+\.\d+\.\d+)(?:[^\s+]*\+hip(?P<hip>\d[\d.]*))?",
+        f.Version,
+    ),
     _made(
         "NCCL version",
         r"\b(NCCL) version (\d+\.\d+\.\d+[0-9A-Za-z.-]*)(?:\+cuda(\d+\.\d+))?",
@@ -216,9 +231,17 @@ FORMS: tuple[Form, ...] = (
     _made("-> ", r"([\w./-]+\.(?:cc|cu|cpp|h|cuh):\d+)(?: \([^()]*\))? -> (\d+)\b", lambda m: f.Trail(m[1], int(m[2]))),
     _made("retrying", r"(?:Call to )?connect (?:to \S+ )?returned (.*?), retrying", lambda m: f.Retry(m[1])),
     _made(" failure", r"(?:Cuda|HIP) failure (?:\d+ )?'([^']*)'", lambda m: f.CudaFailure(m[1])),
-    _made("RAS", r"RAS (declaring peer .* as DEAD.*|(?:\w|-)+ timeout (?:warning|error).*)", lambda m: f.RasDead(m[1].strip())),
+    _made(
+        "RAS",
+        r"RAS (declaring peer .* as DEAD.*|(?:\w|-)+ timeout (?:warning|error).*)",
+        lambda m: f.RasDead(m[1].strip()),
+    ),
     # PyTorch
-    _made("Watchdog", r"Rank (\d+)\] Watchdog caught collective operation timeout: WorkNCCL\((.*?)\) ran for (\d+) milliseconds", _watchdog),
+    _made(
+        "Watchdog",
+        r"Rank (\d+)\] Watchdog caught collective operation timeout: WorkNCCL\((.*?)\) ran for (\d+) milliseconds",
+        _watchdog,
+    ),
     _made(
         "ast enqueued",
         r"Rank (\d+)\].*?[Ll]ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)",

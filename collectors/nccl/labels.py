@@ -51,7 +51,8 @@ def _versions(account: Account) -> dict[str, Any]:
     is_rccl = (
         any(fact.library == "RCCL" for _, fact, _ in versions)
         or any(True for _ in account.of(f.Rccl))
-        or any(fact.comm for kind in (f.Via, f.Trees) for _, fact, _ in account.of(kind))
+        or any(via.comm for _, via, _ in account.of(f.Via))
+        or any(trees.comm for _, trees, _ in account.of(f.Trees))
     )
     says_any = bool(account.levels["INFO"] + account.levels["WARN"] + account.levels["CALL"] or versions)
     hip = {fact.hip for _, fact, _ in versions} | {fact.version for _, fact, _ in builds if fact.what == "HIP"}
@@ -75,7 +76,13 @@ def _communicators(account: Account) -> dict[str, Any]:
         if init.rank is None or init.nranks is None:
             continue
         key = (init.comm_id, init.nranks)
-        empty = {"comm_id": init.comm_id, "nranks": init.nranks, "ranks_seen": set(), "init_start": 0, "init_complete": 0}
+        empty: dict[str, Any] = {
+            "comm_id": init.comm_id,
+            "nranks": init.nranks,
+            "ranks_seen": set(),
+            "init_start": 0,
+            "init_complete": 0,
+        }
         comm = comms.setdefault(key, empty)
         comm["ranks_seen"].add(init.rank)
         comm["init_start" if init.start else "init_complete"] += seen.lines
@@ -120,8 +127,8 @@ def _transports(account: Account) -> dict[str, Any]:
         if via.kind.startswith("NET/"):
             gdr[via.gdr] += seen.lines
     collnet = 0
-    for _, via, seen in account.of(f.CollNetVia):
-        lines[f"COLLNET/{via.net}"] += seen.lines
+    for _, coll, seen in account.of(f.CollNetVia):
+        lines[f"COLLNET/{coll.net}"] += seen.lines
         collnet += seen.lines
     nvls = {True: 0, False: 0}
     for _, fact, seen in account.of(f.Nvls):
@@ -149,7 +156,8 @@ def _channels(account: Account) -> dict[str, Any]:
         "channels": sorted({ring.of for ring, _ in rings}),
         "ring_lines": sum(lines for _, lines in rings),
         "rings": [
-            {"channel": ring.channel, "of": ring.of, "order": list(ring.order)} for ring in {ring: None for ring, _ in rings}
+            {"channel": ring.channel, "of": ring.of, "order": list(ring.order)}
+            for ring in {ring: None for ring, _ in rings}
         ],
         "channel_counts": [_given(fact._asdict()) for fact in counts],
         "trees_lines": sum(seen.lines for _, _, seen in account.of(f.Trees)),
@@ -173,7 +181,9 @@ def _choices(account: Account) -> dict[str, Any]:
         patterns[pattern.text] += seen.lines
     return {
         "algo_proto": algos,
-        "collectives": counted(f.Coll),
+        "collectives": [
+            {"count" if key == "elements" else key: value for key, value in entry.items()} for entry in counted(f.Coll)
+        ],
         "topology": counted(f.System),
         "graph_patterns": [{"text": text, "lines": lines} for text, lines in patterns.items()],
     }

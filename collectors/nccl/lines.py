@@ -1,0 +1,47 @@
+"""Bytes to physical lines, whatever the bytes are: bounded in memory, cut anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+#: A longer line is taken in pieces of this size (a progress bar may write for hours without a newline).
+MOST_BYTES = 65_536
+_BLOCK = 1 << 20
+
+
+class Lines:
+    """Cuts a stream into lines; what has no newline yet waits for it."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._number = 1
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
+        """Line number (from 1) and text without its newline, of each line that ``data`` completes."""
+        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        if newline:
+            for line in whole.split(b"\n"):
+                yield from self._pieces(line)
+                self._number += 1
+        while len(self._rest) > MOST_BYTES:
+            piece, self._rest = self._rest[:MOST_BYTES], self._rest[MOST_BYTES:]
+            yield self._number, piece.decode("utf-8", "replace")
+
+    def end(self) -> Iterator[tuple[int, str]]:
+        """What is left at the end of the stream."""
+        if self._rest:
+            yield self._number, self._rest.decode("utf-8", "replace")
+        self._rest = b""
+
+    def _pieces(self, line: bytes) -> Iterator[tuple[int, str]]:
+        for at in range(0, len(line) or 1, MOST_BYTES):
+            yield self._number, line[at : at + MOST_BYTES].decode("utf-8", "replace")
+
+
+def lines_of(stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    """All lines of a stream, a block at a time."""
+    lines = Lines()
+    while block := stream.read(_BLOCK):
+        yield from lines.feed(block)
+    yield from lines.end()
