@@ -103,6 +103,7 @@ class Account:
         #: Messages whose head was not whole, that no form fits (with a few samples), and facts there was no room for.
         self.torn = self.unknown = self.overflow = 0
         self.samples: list[Seen] = []
+        self.torn_samples: list[Seen] = []
         self._hosts: set[str] = set()
         self._where = ("", 0, "")
 
@@ -146,6 +147,8 @@ class Account:
                 self.samples.append(self._seen())
         if process is None:
             self.torn += 1
+            if len(self.torn_samples) < _SAMPLES:
+                self.torn_samples.append(self._seen())
             return None
         life = self.lives.get(process)
         if life is None and self._has_room():
@@ -199,10 +202,14 @@ class Account:
     def _place(self, life: Life, fact: f.Fact, tid: int) -> Facts:
         """Where a communicator's fact goes: to the one the line names, or that its thread is making or has made last."""
         comm = fact.comm if isinstance(fact, (f.Via, f.Trees)) else None
+        if not life.says_start and comm is None:
+            return life.pending.setdefault(tid, Facts())
         member = life.current.get(tid) if comm is None else life.by_comm.get(comm)
-        if member is not None and (life.says_start or comm is not None):
-            return member.facts if _fits(fact, member.init) else life.facts
-        return life.pending.setdefault(tid, Facts())
+        if member is None and comm is None:
+            # Connected at the first collective, by the thread that calls it.
+            fitting = [member for member in life.by_comm.values() if _fits(fact, member.init)]
+            member = fitting[0] if len(fitting) == 1 else None
+        return member.facts if member is not None and _fits(fact, member.init) else life.facts
 
     def _note(self, facts: Facts, fact: f.Fact) -> None:
         kind = type(fact)

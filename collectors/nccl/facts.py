@@ -325,6 +325,19 @@ class Progress(NamedTuple):
     completed: int
 
 
+class Speaks(NamedTuple):
+    """A rank of the job has written something (PyTorch marks the lines of each)."""
+
+    rank: int
+
+
+class Raised(NamedTuple):
+    """A rank ended with a Python exception."""
+
+    rank: int
+    error: str
+
+
 class Desync(NamedTuple):
     """A line of PyTorch's report on ranks that do not do the same."""
 
@@ -370,5 +383,7 @@ Fact = (
     | RasDead
     | Watchdog
     | Progress
+    | Speaks
+    | Raised
     | Desync
 )

@@ -247,6 +247,12 @@ FORMS: tuple[Form, ...] = (
         r"Rank (\d+)\].*?[Ll]ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)",
         lambda m: f.Progress(*map(int, m.groups())),
     ),
+    _made(
+        "rror",
+        r"\[rank(\d+)\]:\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b.*)",
+        lambda m: f.Raised(int(m[1]), m[2].strip()[:200]),
+    ),
+    _form("[rank", r"\[rank(?P<rank>\d+)\]:", f.Speaks),
     _made("lagging ranks", r"(ranks \[[^\]]*\] are the lagging ranks.*)", lambda m: f.Desync(m[1].strip())),
     _made(
         "collective #",

@@ -1,0 +1,157 @@
+"""Communicators out of an account: the ranks that belong together, where they run and how they reach each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from commwatch.collectors.nccl import facts as f
+from commwatch.collectors.nccl.account import Account, Member, Seen
+
+_F = TypeVar("_F", bound=f.Fact)
+
+
+class Link(NamedTuple):
+    """How one rank reaches another."""
+
+    src: int
+    dst: int
+    #: ``P2P/IPC``, ``SHM``, ``NET/IB``, ...
+    transport: str
+    device: str | None
+    gdr: bool
+
+
+@dataclass
+class Communicator:
+    """The ranks of one communicator that the log shows.
+
+    Before 2.16 messages do not say which communicator they are of: all of one size are then one entry here (``pooled``),
+    and what would need to tell them apart is not known.
+    """
+
+    comm_id: str | None
+    nranks: int
+    pooled: bool
+    parent: Communicator | None = None
+    color: int | None = None
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """As people can find it in the log."""
+        if self.comm_id is not None:
+            return f"communicator {self.comm_id} ({self.nranks} ranks)"
+        if self.parent is not None:
+            return f"split of {self.parent.comm_id or 'a communicator'}, color {self.color} ({self.nranks} ranks)"
+        return f"communicators of {self.nranks} rank{'s' * (self.nranks != 1)}"
+
+    @property
+    def ranks(self) -> set[int]:
+        """The ranks in sight."""
+        return {member.init.rank for member in self.members if member.init.rank is not None}
+
+    @property
+    def complete(self) -> bool:
+        """Whether its init has been completed: all ranks are past the last barrier of it once one is."""
+        return any(member.complete for member in self.members)
+
+    @property
+    def hosts(self) -> dict[str, list[int]]:
+        """Ranks by host; empty where communicators are pooled and a rank was seen on several."""
+        of: dict[int, str] = {}
+        for member in self.members:
+            if (
+                member.init.rank is not None
+                and of.setdefault(member.init.rank, member.process.host) != member.process.host
+            ):
+                return {}
+        by_host: dict[str, list[int]] = {}
+        for rank in sorted(of):
+            by_host.setdefault(of[rank], []).append(rank)
+        return by_host
+
+    def of(self, kind: type[_F]) -> Iterator[tuple[Member, _F, Seen]]:
+        """What its members said of it."""
+        for member in self.members:
+            for fact, seen in member.facts.of(kind).items():
+                yield member, fact, seen
+
+    @property
+    def layout(self) -> f.Layout | None:
+        """Ranks and nodes, as NCCL says."""
+        return next((layout for _, layout, _ in self.of(f.Layout)), None)
+
+    @property
+    def channels(self) -> f.Channels | None:
+        """Channel counts."""
+        return next((channels for _, channels, _ in self.of(f.Channels)), None)
+
+    def links(self) -> dict[Link, int]:
+        """Connections -> on how many channels; both ends print those over the network: the sender counts."""
+        links: Counter[Link] = Counter()
+        receiving: Counter[Link] = Counter()
+        for _, via, seen in self.of(f.Via):
+            link = Link(via.src, via.dst, via.kind, via.device, via.gdr)
+            (receiving if via.direction == "receive" else links)[link] += seen.lines
+        # Where only the receiver is in sight, it has to do.
+        sending = {link[:3] for link in links}
+        return {**links, **{link: lines for link, lines in receiving.items() if link[:3] not in sending}}
+
+    def transports(self) -> dict[str, int]:
+        """Channel connections by transport."""
+        found: Counter[str] = Counter()
+        for link, lines in self.links().items():
+            found[link.transport] += lines
+        for _, via, seen in self.of(f.CollNetVia):
+            if via.direction == "send":
+                found[f"COLLNET/{via.net}"] += seen.lines
+        if any(True for _ in self.of(f.NvlsUsed)):
+            counts = self.channels
+            found["NVLS"] = (counts.nvls or 0) * len(self.ranks) if counts is not None else 0
+        return {transport: lines for transport, lines in found.items() if lines}
+
+    def rings(self) -> dict[int, tuple[int, ...]]:
+        """Order of the ranks by channel, as rank 0 printed it."""
+        return {ring.channel: ring.order for _, ring, _ in self.of(f.Ring)}
+
+
+def communicators(account: Account) -> list[Communicator]:
+    """All communicators of the log, in the order in which they began."""
+    found: dict[tuple[object, ...], Communicator] = {}
+    of: dict[int, Communicator] = {}
+    for life in account.lives.values():
+        at: dict[str, Member] = {}
+        for member in life.members:
+            parent = at.get(member.init.parent or "")
+            of[id(member)] = _join(found, member, None if parent is None else of[id(parent)])
+            at[member.init.comm or ""] = member
+    return list(found.values())
+
+
+def _join(found: dict[tuple[object, ...], Communicator], member: Member, parent: Communicator | None) -> Communicator:
+    init = member.init
+    assert init.nranks is not None  # a member has a rank and a size
+    if init.comm_id is not None:
+        key: tuple[object, ...] = (init.comm_id, init.nranks)
+    elif parent is not None:
+        key = (id(parent), init.child, init.color, init.nranks)
+    else:
+        key = (init.nranks,)
+    if key not in found:
+        found[key] = Communicator(init.comm_id, init.nranks, len(key) == 1, parent, init.color)
+    found[key].members.append(member)
+    return found[key]
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Whole numbers for people: ``0-3, 7``."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)

@@ -1,0 +1,353 @@
+"""The one table of findings: what is looked for, how bad it is, what it means, what to do. A new one is one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from commwatch.collectors.nccl import failures, slowness
+from commwatch.collectors.nccl.account import Account
+from commwatch.collectors.nccl.evidence import Check, Log
+
+#: Most lines that are shown for one finding.
+MOST_EVIDENCE = 5
+SEVERITIES = ("error", "warning", "info")
+
+
+class Rule(NamedTuple):
+    """One kind of finding."""
+
+    name: str
+    severity: str
+    title: str
+    #: What it means for the job, and what to do about it.
+    means: str
+    do: str
+    check: Check
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line that shows it."""
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a person should know about this log."""
+
+    name: str
+    severity: str
+    title: str
+    #: What exactly was found here.
+    says: str
+    means: str
+    do: str
+    evidence: list[Evidence]
+
+
+RULES: tuple[Rule, ...] = (
+    # -- errors -----------------------------------------------------------------------------------
+    Rule(
+        "watchdog_timeout",
+        "error",
+        "a collective timed out",
+        "PyTorch's watchdog gave the job up: some rank never came to this collective, or the network lost it.",
+        "Find what the suspected rank did instead (its stack, its data loader, an exception); raise the time-out only if "
+        "it had a reason to be late.",
+        failures.watchdogs,
+    ),
+    Rule(
+        "init_incomplete",
+        "error",
+        "a communicator's init never ended",
+        "All ranks have to meet in it; it hangs until the last has come.",
+        "Look at the missing ranks: not started, crashed, another world size or NCCL_COMM_ID, or a firewall between "
+        "the nodes' interfaces (NCCL_SOCKET_IFNAME).",
+        failures.inits_incomplete,
+    ),
+    Rule(
+        "version_mismatch",
+        "error",
+        "ranks have different NCCL versions",
+        "Different versions do not agree on protocols and may hang or crash.",
+        "Use one image or environment on all nodes; look for a second libnccl in LD_LIBRARY_PATH.",
+        failures.versions_differ,
+    ),
+    Rule(
+        "connection_refused",
+        "error",
+        "a connection could not be made",
+        "The peer's process is not there, or the network does not let the two meet.",
+        "See whether the peer died first; else check firewalls, routes and NCCL_SOCKET_IFNAME on both sides.",
+        failures.of_class("connection_refused"),
+    ),
+    Rule(
+        "ib_completion_error",
+        "error",
+        "a transfer over InfiniBand or RoCE failed",
+        "The communicator is broken from here on.",
+        "Status 12: look at the peer first (crashed?), then at the link (ibstat, error counters), at NCCL_IB_GID_INDEX and "
+        "lossless settings on RoCE, and only then raise NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT. Flush errors (5) follow another.",
+        failures.ib_errors,
+    ),
+    Rule(
+        "ib_async_event",
+        "error",
+        "the network card reported an event",
+        "A port went down, a queue broke, or its addresses changed.",
+        "See dmesg and the switch's log of that port at that time; replace the cable or card if it comes again.",
+        failures.of_class("ib_async_event"),
+    ),
+    Rule(
+        "cuda_error",
+        "error",
+        "CUDA or HIP failed",
+        "A kernel or a driver call failed; NCCL is often only the first to notice.",
+        "Look for Xid errors in dmesg, run with CUDA_LAUNCH_BLOCKING=1 to find the kernel, check the memory in use.",
+        failures.of_class("cuda_error"),
+    ),
+    Rule(
+        "duplicate_gpu",
+        "error",
+        "two ranks use one GPU",
+        "NCCL refuses it.",
+        "Call torch.cuda.set_device(LOCAL_RANK) before the process group is made; check CUDA_VISIBLE_DEVICES.",
+        failures.of_class("duplicate_gpu"),
+    ),
+    Rule(
+        "mismatch",
+        "error",
+        "ranks do not call the same",
+        "A different collective, size or order on one rank: it hangs or corrupts data.",
+        "Look for a branch that depends on rank or data around the collective; run with TORCH_DISTRIBUTED_DEBUG=DETAIL.",
+        failures.mismatches,
+    ),
+    Rule(
+        "ras_dead_peer",
+        "error",
+        "NCCL has lost a peer",
+        "Its process or node does not answer any more.",
+        "Look at that node: out of memory, preempted, power, network.",
+        failures.ras_deaths,
+    ),
+    Rule(
+        "silent_failure",
+        "error",
+        "an error without a warning",
+        "NCCL gave up here and said no more than where.",
+        "The file tells the part: socket and bootstrap mean the network between the nodes, transport/net_ib the fabric.",
+        failures.silent_failures,
+    ),
+    Rule(
+        "system_error",
+        "error",
+        "a call to the system failed",
+        "A resource is missing or a library is broken.",
+        "Check limits in the job (ulimit -l and -n, /dev/shm) and that the devices are passed into the container.",
+        failures.of_class("system_error"),
+    ),
+    Rule(
+        "timeout",
+        "error",
+        "NCCL or a plug-in waited in vain",
+        "A peer or a service did not answer in time.",
+        "See what the peer did at that time; then the network between the two.",
+        failures.of_class("timeout"),
+    ),
+    # -- warnings ---------------------------------------------------------------------------------
+    Rule(
+        "socket_transport",
+        "warning",
+        "ranks talk over TCP sockets",
+        "Sockets reach a small part of what InfiniBand or RoCE do, and cost CPU.",
+        "Pass /dev/infiniband into the container, install the verbs library or the provider's plug-in, and check NCCL_IB_DISABLE, "
+        "NCCL_NET and NCCL_IB_HCA. With Ethernet only: NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD.",
+        slowness.sockets,
+    ),
+    Rule(
+        "network_inside_node",
+        "warning",
+        "ranks of one node talk over the network",
+        "They could reach each other over NVLink, PCIe or shared memory.",
+        "Remove NCCL_P2P_DISABLE, NCCL_SHM_DISABLE or NCCL_P2P_LEVEL=LOC; in containers share /dev/shm and the pid namespace.",
+        slowness.network_inside_node,
+    ),
+    Rule(
+        "gdr_off",
+        "warning",
+        "no GPUDirect RDMA",
+        "Each byte goes through host memory on its way to the network: less bandwidth, more latency and CPU.",
+        "Load nvidia-peermem (or use DMA-BUF: open driver, kernel 5.12+); where a distance is refused, put GPU and card on one PCIe "
+        "switch or allow it with NCCL_NET_GDR_LEVEL.",
+        slowness.gdr_off,
+    ),
+    Rule(
+        "shared_memory",
+        "warning",
+        "GPUs of one node meet in host memory",
+        "Peer-to-peer is off or not possible between them: about the speed of PCIe, shared.",
+        "Check NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, IOMMU/ACS settings, and nvidia-smi topo -p2p r.",
+        slowness.shared_memory,
+    ),
+    Rule(
+        "slow_path",
+        "warning",
+        "GPUs are far from each other",
+        "Data crosses PCIe or the link between CPUs where NVLink or a switch would do.",
+        "See nvidia-smi topo -m; choose GPUs that are linked, and check nvidia-smi nvlink -s for links that are down.",
+        slowness.slow_paths,
+    ),
+    Rule(
+        "uneven_ranks",
+        "warning",
+        "a rank is worse connected than its peers",
+        "The slowest rank sets the pace of all.",
+        "Compare that node with another: NVLinks down, a card in another slot, a port at lower speed.",
+        slowness.uneven_ranks,
+    ),
+    Rule(
+        "networks_differ",
+        "warning",
+        "ranks chose different networks",
+        "They cannot talk to each other over both, and hang or fall back.",
+        "Use the same plug-ins and NCCL_NET on all nodes.",
+        slowness.networks_differ,
+    ),
+    Rule(
+        "settings_differ",
+        "warning",
+        "a setting differs between ranks",
+        "Ranks that decide differently can hang or run at the pace of the worst.",
+        "Set it for the whole job in one place (the launcher's environment, /etc/nccl.conf on all nodes).",
+        slowness.settings_differ,
+    ),
+    Rule(
+        "devices_differ",
+        "warning",
+        "ranks have different network devices",
+        "A node with fewer cards slows all down; different interfaces may not reach each other.",
+        "Check the cards of the odd node (ibstat) and set NCCL_IB_HCA and NCCL_SOCKET_IFNAME explicitly.",
+        slowness.devices_differ,
+    ),
+    Rule(
+        "sharp_unused",
+        "warning",
+        "SHARP (CollNet) is not used",
+        "It was asked for, failed, and ordinary algorithms are used instead.",
+        "Check that the SHARP manager (sharp_am, sharpd) runs and has room for the job; else unset NCCL_COLLNET_ENABLE.",
+        slowness.sharp_unused,
+    ),
+    Rule(
+        "nvls_unused",
+        "warning",
+        "NVLink SHARP is not used",
+        "It was asked for; collectives inside the node run without the switch's help.",
+        "It needs Hopper or later behind NVSwitch and a running fabric manager; NCCL_DEBUG_SUBSYS=NVLS says more.",
+        slowness.nvls_unused,
+    ),
+    Rule(
+        "device_closed",
+        "warning",
+        "network cards cannot be opened",
+        "They are listed but not usable by this process, so NCCL goes without.",
+        "Pass /dev/infiniband into the container, and name the cards to use with NCCL_IB_HCA.",
+        failures.devices_closed,
+    ),
+    Rule(
+        "slow_init",
+        "warning",
+        "an init took long",
+        "Nothing is trained meanwhile; every new process group pays it again.",
+        "The Init timings line says which part: bootstrap means waiting for late ranks or a slow network.",
+        slowness.slow_inits,
+    ),
+    Rule(
+        "other_warning",
+        "warning",
+        "a warning of no known kind",
+        "NCCL thought it worth saying.",
+        "Read the line; NCCL's issue tracker often knows the text.",
+        failures.of_class("other"),
+    ),
+    # -- good to know -----------------------------------------------------------------------------
+    Rule(
+        "transport_disabled",
+        "info",
+        "a setting switches a transport off",
+        "Somebody wanted it so; it may be left over from a search for an error.",
+        "Try without it.",
+        slowness.disabled,
+    ),
+    Rule(
+        "hca_unused",
+        "info",
+        "no rank uses a network card",
+        "Bandwidth that is paid for lies idle, unless the card is for storage or management.",
+        "Check NCCL_IB_HCA and the placement of GPUs and cards (nvidia-smi topo -m).",
+        slowness.hcas_unused,
+    ),
+    Rule(
+        "peer_closed",
+        "info",
+        "a peer closed its connection",
+        "Usually a consequence: the peer failed or ended first.",
+        "Find the rank that failed first; its log has the reason.",
+        failures.peers_closed,
+    ),
+    Rule(
+        "connection_retried",
+        "info",
+        "connections had to be tried again",
+        "The peer was not listening yet; harmless unless it goes on.",
+        "If the init is slow as well, look at why the peer started late.",
+        slowness.retries,
+    ),
+    Rule(
+        "hint",
+        "info",
+        "NCCL gives advice",
+        "It runs, but not as it could.",
+        "Do as the line says.",
+        failures.hints,
+    ),
+    Rule(
+        "teardown_noise",
+        "info",
+        "service threads lost their peers",
+        "Normal when a job ends; a sign of a dead rank if training was still running.",
+        "Nothing, if it came at the end.",
+        failures.teardown,
+    ),
+    Rule(
+        "mixed_output",
+        "info",
+        "the debug output is damaged",
+        "Several processes write into one stream and cut each other's lines; what was whole has been read.",
+        "Give each process a file: NCCL_DEBUG_FILE=/path/%h.%p",
+        slowness.mixed_output,
+    ),
+)
+
+
+def findings(account: Account, rules: Iterable[Rule] = RULES) -> list[Finding]:
+    """What a person should know about the log, worst first."""
+    log = Log(account)
+    found = [
+        Finding(
+            rule.name,
+            rule.severity,
+            rule.title,
+            hit.says,
+            rule.means,
+            rule.do,
+            [Evidence(seen.source, seen.number, seen.line.strip()) for seen in hit.evidence[:MOST_EVIDENCE]],
+        )
+        for rule in rules
+        for hit in rule.check(log)
+    ]
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
