@@ -61,6 +61,8 @@ class RankBook:
         #: By group: how long others waited for this rank; number of its latest collective.
         self.lateness_ns: dict[int, int] = {}
         self.last_seq: dict[int, int] = {}
+        #: Where this rank's NCCL writes its debug output, if into a file.
+        self.nccl_log: str | None = None
         self.steps = StepTotals()
         self.new_steps: list[StepRecord] = []
         self.lost = 0
@@ -102,6 +104,8 @@ class RankBook:
                     self.dtypes[int(entry["dtype"])] = str(entry["name"])
                 elif "op" in entry:
                     self.ops[int(entry["op"])] = str(entry["name"])
+                elif "nccl_log" in entry:
+                    self.nccl_log = str(entry["nccl_log"])
             except (KeyError, TypeError, ValueError):
                 continue
 

@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 
+from commwatch.collectors.nccl.classes import CLASSES, OTHER
+from commwatch.nccl import NcclLogs, NcclMessage, Topology
 from commwatch.operations import Operation, Place, place_of
 from commwatch.problems import ERRORS, Problem
 from commwatch.summary import DIMENSIONS, Row
@@ -129,7 +131,14 @@ def _agent_of(request: Request) -> Agent:
     return agent
 
 
+def _logs_of(request: Request) -> NcclLogs:
+    logs = request.app.state.logs
+    assert isinstance(logs, NcclLogs)
+    return logs
+
+
 AgentOf = Annotated[Agent, Depends(_agent_of)]
+LogsOf = Annotated[NcclLogs, Depends(_logs_of)]
 
 
 def _job_exists(agent: Agent, job: str | None) -> None:
@@ -255,6 +264,35 @@ def groups(agent: AgentOf, job: JobFilter = None) -> list[GroupView]:
     """The process groups that were used."""
     _job_exists(agent, job)
     return agent.groups(job)
+
+
+@router.get("/topology")
+def topology(agent: AgentOf, logs: LogsOf, job: JobFilter = None) -> list[Topology]:
+    """What the NCCL logs of running jobs say: hosts, communicators, transports, choices, findings."""
+    if job is not None and not logs.knows(job):
+        _job_exists(agent, job)
+    return logs.topology(job)
+
+
+@router.get("/nccl/messages")
+def nccl_messages(
+    agent: AgentOf,
+    logs: LogsOf,
+    span: Span,
+    job: JobFilter = None,
+    message_class: Annotated[
+        str | None, Query(alias="class", description=f"One of {', '.join((*CLASSES, OTHER))}.")
+    ] = None,
+    limit: Limit = 100,
+) -> list[NcclMessage]:
+    """Warnings in the NCCL logs of running jobs, newest first."""
+    if message_class not in (None, *CLASSES, OTHER):
+        raise Problem(
+            HTTPStatus.BAD_REQUEST, f"class={message_class}: no such class; there are {', '.join((*CLASSES, OTHER))}"
+        )
+    if job is not None and not logs.knows(job):
+        _job_exists(agent, job)
+    return logs.messages(job, message_class, span.from_ns / 1e9, span.until_ns / 1e9, limit)
 
 
 def _csv(operations: list[Operation]) -> str:

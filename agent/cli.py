@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import logging
 import os
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from commwatch import __version__
 from commwatch.config import Config, ConfigError, load, settings_file
+from commwatch.debugging import LEVELS
 
 if TYPE_CHECKING:
     from commwatch.daemon import Daemon
@@ -75,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
         help="run a job and watch it: commwatch run -- torchrun ...",
         description="Run a job, watch it, report at the end.",
     )
+    run.add_argument(
+        "--nccl-debug",
+        choices=LEVELS,
+        default="warn",
+        help="NCCL_DEBUG of the job where it is not set (default: warn); info tells topology and choices, too",
+    )
     run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job")
     run.set_defaults(command=_run)
 
@@ -102,6 +110,16 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
     report.set_defaults(command=_report)
 
+    explain = commands.add_parser(
+        "explain",
+        help="say what NCCL_DEBUG output means",
+        description="Say what NCCL's and RCCL's debug output means: topology, choices, and what is wrong. "
+        "Exit code 1 if there are errors in it.",
+    )
+    explain.add_argument("logs", nargs="+", metavar="LOG", help="files, globs, - for standard input; gzip as well")
+    explain.add_argument("--json", action="store_true", help="for programs: all of it")
+    explain.set_defaults(command=_explain, dir=None, state=None, config=None, host=None, port=None)
+
     native = commands.add_parser(
         "native",
         help="the native hook: build it, see what there is, remove it",
@@ -123,7 +141,9 @@ def _run(config: Config, arguments: argparse.Namespace) -> int:
     if not command:
         raise UsageError("run: which job? commwatch run -- torchrun ...")
     try:
-        return run(config, settings_file(arguments.config), command, os.environ, _again(arguments))
+        return run(
+            config, settings_file(arguments.config), command, os.environ, _again(arguments), arguments.nccl_debug
+        )
     except CommandNotFound as error:
         raise UsageError(str(error)) from None
 
@@ -136,6 +156,16 @@ def _native(config: Config, arguments: argparse.Namespace) -> int:
         return call(arguments.python, [arguments.verb, *flags], os.environ)
     except OSError as error:
         raise UsageError(f"native: cannot run {arguments.python}: {error.strerror}") from None
+
+
+def _explain(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.explain import CannotRead, explain
+
+    gc.disable()  # nothing here makes cycles, and looking for them costs a tenth of the time
+    try:
+        return explain(arguments.logs, arguments.json)
+    except CannotRead as error:
+        raise UsageError(f"explain: {error}") from None
 
 
 def _again(arguments: argparse.Namespace) -> str:

@@ -27,6 +27,7 @@ from commwatch.collectors.registry import Collectors
 from commwatch.config import DEFAULT_PORT, Config
 from commwatch.intake import Intake
 from commwatch.metrics import Exporter
+from commwatch.nccl import NcclLogs, logs_of, remove_old
 from commwatch.store import StoreError, Writer
 from commwatch.views import Agent
 from commwatch.web import application
@@ -36,6 +37,8 @@ _TIDY_NS = 60_000_000_000
 #: Without a sign of life from the intake for so long the agent is not healthy.
 _STUCK_NS = 10_000_000_000
 _LOCK_S = 0.3
+#: Seconds between two looks at the NCCL logs.
+_LOGS_S = 0.5
 
 
 class CannotStart(Exception):
@@ -70,15 +73,21 @@ class Daemon:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{self.port}"
         registry = CollectorRegistry()
-        registry.register(Exporter(self._aggregate, self._lock, time.monotonic_ns, Collectors().collect))
+        self._nccl = NcclLogs(config.dir, self._aggregate, self._lock)
+        collectors = Collectors()
+        exporter = Exporter(
+            self._aggregate, self._lock, time.monotonic_ns, lambda: [*collectors.collect(), *self._nccl.readings()]
+        )
+        registry.register(exporter)
         agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns)
-        app = application(agent, registry, self._healthy, self._ready)
+        app = application(agent, self._nccl, registry, self._healthy, self._ready)
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
         )
         self._threads = [
             threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True),
             threading.Thread(target=self._work, name="intake", daemon=True),
+            threading.Thread(target=self._follow, name="nccl", daemon=True),
         ]
 
     def run(self) -> bool:
@@ -118,6 +127,7 @@ class Daemon:
                 if now - tidied > _TIDY_NS:
                     tidied = now
                     self._store.tidy(now, self.config.raw_bytes, int(self.config.keep_days * 86400e9))
+                    remove_old(logs_of(self.config.state), now / 1e9 - self.config.keep_days * 86400)
                 self._stop.wait(self.config.interval)
             self._tick()
         except BaseException:
@@ -125,6 +135,12 @@ class Daemon:
             self._failed = True
             self._stop.set()
             raise
+
+    def _follow(self) -> None:
+        """The thread of the NCCL logs."""
+        while not self._stop.wait(_LOGS_S):
+            self._nccl.tick()
+        self._nccl.close()
 
     def _tick(self) -> None:
         try:

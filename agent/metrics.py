@@ -104,6 +104,18 @@ METRICS = {
             _RANK,
         ),
         Spec("commwatch_network_bytes_total", "counter", "Bytes a network device has moved.", ("device", "direction")),
+        Spec(
+            "commwatch_nccl_messages_total",
+            "counter",
+            "Warnings in the NCCL logs of a job, and time-outs of PyTorch's watchdog.",
+            ("job_id", "class"),
+        ),
+        Spec(
+            "commwatch_nccl_channels",
+            "gauge",
+            "Channel connections that the ranks of this node have made, from NCCL's INFO log.",
+            ("job_id", "group", "transport"),
+        ),
         Spec("commwatch_job_info", "gauge", "Always 1; one per job in sight.", ("job_id", "world_size", "restart")),
         Spec("commwatch_rank_info", "gauge", "Always 1; where a rank runs.", ("job_id", "rank", "local_rank", "hook")),
         Spec(

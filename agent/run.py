@@ -18,16 +18,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commwatch import native, report
+from commwatch import debugging, explain, native, report
 from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir, ring_prefix
+from commwatch.collectors.nccl.account import Account
+from commwatch.collectors.nccl.findings import findings
 from commwatch.config import Config
 from commwatch.daemon import answering, wait_until
+from commwatch.nccl import LogRequest, logs_of
 from commwatch.store import StoreError
 from commwatch.views import Agent
 
 #: The agent is ready well within this, also on a busy machine; the job does not wait longer.
 _START_S = 30.0
 _DRAIN_S = 15.0
+#: NCCL logs that are read again for the end of the report, and findings shown there.
+_MOST_LOG_BYTES = 32 << 20
+_MOST_FINDINGS = 5
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
@@ -49,11 +55,14 @@ def say(text: str, end: str = "\n") -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def run(config: Config, file: Path | None, command: list[str], env: Mapping[str, str], report_command: str) -> int:
+def run(
+    config: Config, file: Path | None, command: list[str], env: Mapping[str, str], report_command: str, nccl_debug: str
+) -> int:
     """Run ``command`` as a watched job.
 
     Args:
         file: where the settings came from, for an agent of our own.
+        nccl_debug: level of NCCL's debug output where the user has set none (``debugging.LEVELS``).
         report_command: what opens a report again, but for the job's name.
 
     Returns:
@@ -64,6 +73,7 @@ def run(config: Config, file: Path | None, command: list[str], env: Mapping[str,
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
         raise CommandNotFound(f"run: no such command: {command[0]}")
+    began = time.time()
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
     job = job_id(env) if named else _new_job_id(command)
     agent = None
@@ -72,7 +82,10 @@ def run(config: Config, file: Path | None, command: list[str], env: Mapping[str,
             agent = _find_agent(config) or _start_agent(config, file)
             probe = {} if agent is None else _probe(agent, command, env)
             history = None if agent is None else agent.history
-            code = _run_job(command, {**env, "COMMWATCH_JOB": job, **probe}, job, history, signals)
+            nccl = debugging.Plan() if agent is None else _follow_nccl(agent, job, env, nccl_debug)
+            code = _run_job(
+                command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl.capture, job, history, signals
+            )
             if agent is not None:
                 wait_until(partial(agent.has_all_of, job), _DRAIN_S)
         except _Stopped as stopped:
@@ -84,7 +97,25 @@ def run(config: Config, file: Path | None, command: list[str], env: Mapping[str,
         elsewhere = history != config.history
         opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
         _report(history, job, f"{opens} {job}")
+        _explain(nccl, began)
     return code
+
+
+def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> debugging.Plan:
+    """Have NCCL's debug output written where the agent reads it."""
+    directory = logs_of(agent.history.parent) / ring_prefix(job).removesuffix(".r")
+    planned = debugging.plan(env, level, directory)
+    try:
+        if planned.directory is not None:
+            planned.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if planned.patterns:
+            agent.request = LogRequest(job, planned.patterns, time.time(), os.getpid()).write(agent.directory)
+    except OSError as error:
+        say(f"commwatch: no NCCL logs: {error.strerror or error} ({error.filename})")
+        return debugging.Plan()
+    if planned.remark:
+        say(f"commwatch: {planned.remark}")
+    return planned
 
 
 def _probe(agent: _JobAgent, command: list[str], env: Mapping[str, str]) -> dict[str, str]:
@@ -105,6 +136,8 @@ class _JobAgent:
     directory: Path
     history: Path
     process: subprocess.Popen[bytes] | None = None
+    #: What asks it to follow the job's NCCL logs.
+    request: Path | None = None
 
     def has_all_of(self, job: str) -> bool:
         """Whether the job's rings have gone into the history, or nobody is left to put them there."""
@@ -115,6 +148,8 @@ class _JobAgent:
     def end(self) -> None:
         """Let an agent of our own take what is left, and end it."""
         if self.process is None:
+            if self.request is not None:
+                self.request.unlink(missing_ok=True)
             return
         self.process.terminate()
         try:
@@ -162,11 +197,18 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     return agent
 
 
-def _run_job(command: list[str], env: Mapping[str, str], job: str, history: Path | None, signals: _Signals) -> int:
+def _run_job(
+    command: list[str], env: Mapping[str, str], capture: Path | None, job: str, history: Path | None, signals: _Signals
+) -> int:
+    captured = None if capture is None else debugging.Capture(capture)
+    stdout, stderr = (None, None) if captured is None else (captured.stdout, captured.stderr)
     try:
-        child = signals.child = subprocess.Popen(command, env=dict(env))
+        child = signals.child = subprocess.Popen(command, env=dict(env), stdout=stdout, stderr=stderr)
     except OSError as error:
         raise CommandNotFound(f"run: cannot run {command[0]}: {error.strerror}") from None
+    finally:
+        if captured is not None:
+            captured.started()
     progress = _Progress(history, job) if history is not None and _is_terminal() else None
     while True:
         try:
@@ -175,6 +217,8 @@ def _run_job(command: list[str], env: Mapping[str, str], job: str, history: Path
         except subprocess.TimeoutExpired:
             if progress is not None:
                 progress.show()
+    if captured is not None:
+        captured.finish()
     if progress is not None:
         progress.clear()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
@@ -249,6 +293,27 @@ class _Progress:
         """Take it away, and give the terminal its last line back."""
         if self._rows:
             say(f"\x1b7\x1b[r\x1b[{self._rows};1H\x1b[2K\x1b8", end="")
+
+
+def _explain(nccl: debugging.Plan, since: float) -> None:
+    """What NCCL's logs of the job say that a person should know."""
+    names = [path for path in explain.matching(nccl.patterns) if Path(path).stat().st_mtime >= since - 1]
+    if sum(Path(path).stat().st_size for path in names) > _MOST_LOG_BYTES:
+        say(f"commwatch: long NCCL logs: commwatch explain {shlex.join(nccl.patterns)}")
+        return
+    account = Account()
+    try:
+        explain.read(names, account)
+    except explain.CannotRead as error:
+        say(f"commwatch: {error}")
+    told = [finding for finding in findings(account) if finding.severity != "info"]
+    for finding in told[:_MOST_FINDINGS]:
+        say(f"commwatch: NCCL {finding.severity}: {finding.title}: {finding.says}")
+    if nccl.directory is not None:
+        with contextlib.suppress(OSError):
+            nccl.directory.rmdir()  # nothing was written
+    if told:
+        say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 
 
 def _report(history: Path, job: str, command: str) -> None:

@@ -14,17 +14,23 @@ from prometheus_client.exposition import choose_encoder
 
 from commwatch import __version__
 from commwatch.api import router
+from commwatch.nccl import NcclLogs
 from commwatch.pages import page, table
 from commwatch.problems import answer_problems
 from commwatch.views import Agent
 
 
 def application(
-    agent: Agent, registry: CollectorRegistry, healthy: Callable[[], str | None], ready: Callable[[], str | None]
+    agent: Agent,
+    logs: NcclLogs,
+    registry: CollectorRegistry,
+    healthy: Callable[[], str | None],
+    ready: Callable[[], str | None],
 ) -> FastAPI:
     """The whole web face of an agent.
 
     Args:
+        logs: the NCCL logs it follows.
         healthy: says why the agent is broken, ``None`` if it is not.
         ready: says why it cannot answer yet or properly, ``None`` if it can.
     """
@@ -36,6 +42,7 @@ def application(
         description="The communication of the training jobs on this node.",
     )
     app.state.agent = agent
+    app.state.logs = logs
     app.include_router(router)
     answer_problems(app)
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from commwatch.collectors import events as ev
 from commwatch.collectors import identity, ring
+from commwatch.collectors.nccl.debug import own_file
 from commwatch.collectors.torch_groups import Group, Groups
 from commwatch.collectors.torch_steps import StepHooks
 
@@ -100,6 +101,7 @@ class Probe(ABC):
                     where = error.filename or identity.run_dir(self.env)
                     self.say(f"not recording this run: {error.strerror or error} ({where})")
                 else:
+                    self._tell_log()
                     if self.remark and dist.get_rank() == 0:
                         print(f"commwatch: {self.remark}", file=sys.stderr, flush=True)
             return self.ring is not None
@@ -115,6 +117,12 @@ class Probe(ABC):
         asked = self.env.get("COMMWATCH_SLOTS", "")
         slots = int(asked) if asked.isdecimal() and int(asked) >= 2 * ring.MARGIN else ring.DEFAULT_SLOTS
         return path, who, slots, mode
+
+    def _tell_log(self) -> None:
+        """Leave word where this process's NCCL writes."""
+        path = own_file(self.env)
+        if path is not None and self.ring is not None:
+            self.ring.name({"nccl_log": path})
 
     @abstractmethod
     def _make_ring(self, *about: Any) -> None:

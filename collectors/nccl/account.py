@@ -108,7 +108,7 @@ class Account:
         self._where = ("", 0, "")
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
-        """Take one physical line, without its ``\\n``; returns the warnings in it."""
+        """Take one physical line, without its ``\\n``; returns the warnings in it, and the time-outs of PyTorch's watchdog."""
         if (source, number) != self._where[:2]:  # not another piece of the same
             self.n_lines += 1
         self.n_crlf += line.endswith("\r")
@@ -130,6 +130,8 @@ class Account:
                 if life is not None:
                     self._take(life, fact, message)
                 elif message.level or not _needs_head(fact):
+                    if isinstance(fact, f.Watchdog) and fact not in self.loose.of(f.Watchdog):
+                        warned.append(Warned(message.text.strip(), "timeout", None, self._seen()))
                     self._note(self.loose, fact)
         return warned
 

@@ -19,6 +19,8 @@ class Lines:
 
     def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
         """Line number (from 1) and text without its newline, of each line that ``data`` completes."""
+        if b"\0" in data:  # what a truncated file has where it was before
+            data = data.replace(b"\0", b"")
         whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
         if newline:
             for line in whole.split(b"\n"):

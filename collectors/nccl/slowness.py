@@ -166,9 +166,9 @@ def devices_differ(log: Log) -> Iterator[Hit]:
         said = "; ".join(f"{len(links)} HCAs ({who(users)})" for links, users in by_count.items())
         yield Hit(said, [next(iter(users.values())) for users in by_count.values()])
     by_name: dict[str, dict[Process | None, Seen]] = {}
-    for process, interfaces, seen in log.account.of(f.Interfaces):
+    for user, interfaces, seen in log.account.of(f.Interfaces):
         if interfaces.use == "Bootstrap":
-            by_name.setdefault(interfaces.names[0], {}).setdefault(process, seen)
+            by_name.setdefault(interfaces.names[0], {}).setdefault(user, seen)
     if len(by_name) > 1:
         said = "; ".join(f"{name} ({who(users)})" for name, users in sorted(by_name.items()))
         yield Hit(f"bootstrap on {said}", [next(iter(users.values())) for users in by_name.values()])

@@ -1,0 +1,124 @@
+"""Follows log files that are being written: late, rotated, truncated, endless. What a tick may cost is bounded."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from commwatch.collectors.nccl.lines import Lines
+
+#: Most bytes read in one tick, over all files; the rest waits for the next.
+TICK_BYTES = 512 * 1024
+#: A file that is so far ahead is not caught up with: what lies between is skipped, and counted.
+MOST_BEHIND = 64 << 20
+_KEPT_BEHIND = 4 << 20
+_CHUNK = 128 * 1024
+#: A file that has been taken away is let go of after so many ticks without a new byte.
+_PATIENCE = 120
+
+
+@dataclass
+class _File:
+    path: str
+    fd: int
+    offset: int = 0
+    lines: Lines = field(default_factory=Lines)
+    idle: int = 0
+
+
+class Follower:
+    """Reads what is added to the files that match patterns.
+
+    Args:
+        take: called with each line: (text, path, line number).
+        since: files last written to before this Unix time belong to somebody else.
+    """
+
+    def __init__(self, take: Callable[[str, str, int], object], since: float = 0.0) -> None:
+        self._take, self._since = take, since
+        self.patterns: dict[str, None] = {}
+        #: By device and inode: a file that is renamed is still the same, and NCCL goes on writing to it.
+        self._files: dict[tuple[int, int], _File] = {}
+        #: Paths that cannot be read, with the reason.
+        self.troubles: dict[str, str] = {}
+        self.skipped_bytes = 0
+
+    @property
+    def paths(self) -> list[str]:
+        """The files being followed."""
+        return sorted({file.path for file in self._files.values()})
+
+    def tick(self, final: bool = False) -> int:
+        """Look for new files and read on; returns the bytes read.
+
+        Args:
+            final: nobody writes any more: read all there is, and a last line without its newline.
+        """
+        there = self._discover()
+        total = 0
+        for inode, file in list(self._files.items()):
+            read = self._read(file, None if final else TICK_BYTES - total)
+            total += read
+            file.idle = 0 if read else file.idle + 1
+            if final:
+                self._end(file)
+            elif inode not in there and file.idle > _PATIENCE:
+                self._end(file)
+                os.close(self._files.pop(inode).fd)
+        return total
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for file in self._files.values():
+            os.close(file.fd)
+        self._files.clear()
+
+    def _discover(self) -> set[tuple[int, int]]:
+        there = set()
+        for path in sorted({path for pattern in self.patterns for path in glob.glob(pattern)}):  # noqa: PTH207 - whole paths
+            try:
+                about = Path(path).stat()
+                inode = (about.st_dev, about.st_ino)
+                if not stat.S_ISREG(about.st_mode) or (about.st_mtime < self._since and inode not in self._files):
+                    continue
+                there.add(inode)
+                if inode not in self._files:
+                    self._files[inode] = _File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                self.troubles.pop(path, None)
+            except FileNotFoundError:
+                self.troubles.pop(path, None)
+            except OSError as error:
+                self.troubles[path] = error.strerror or str(error)
+        return there
+
+    def _read(self, file: _File, most: int | None) -> int:
+        """Read on, at most so many bytes."""
+        total = 0
+        try:
+            size = os.fstat(file.fd).st_size
+            if size < file.offset:  # truncated: it begins again
+                self._end(file)
+                file.offset, file.lines = 0, Lines()
+            if size - file.offset > MOST_BEHIND:
+                skipped = size - file.offset - _KEPT_BEHIND
+                self.skipped_bytes += skipped
+                file.offset += skipped
+            while file.offset < size and (most is None or total < most):
+                data = os.pread(file.fd, min(_CHUNK, size - file.offset), file.offset)
+                if not data:
+                    break
+                file.offset += len(data)
+                total += len(data)
+                for number, line in file.lines.feed(data):
+                    self._take(line, file.path, number)
+        except OSError as error:
+            self.troubles[file.path] = error.strerror or str(error)
+        return total
+
+    def _end(self, file: _File) -> None:
+        for number, line in file.lines.end():
+            self._take(line, file.path, number)
