@@ -37,6 +37,13 @@ class Plan:
     #: What the user should know.
     remark: str = ""
 
+    def remove_if_empty(self) -> None:
+        """Take back the folder that was made for files which never came."""
+        if self.directory is not None:
+            with contextlib.suppress(OSError):
+                self.directory.rmdir()
+                self.directory.parent.rmdir()
+
 
 def plan(env: Mapping[str, str], level: str, directory: Path) -> Plan:
     """Decide it.

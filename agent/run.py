@@ -76,13 +76,14 @@ def run(
     began = time.time()
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
     job = job_id(env) if named else _new_job_id(command)
-    agent = None
+    agent, nccl = None, debugging.Plan()
     with _Signals() as signals:
         try:
             agent = _find_agent(config) or _start_agent(config, file)
             probe = {} if agent is None else _probe(agent, command, env)
             history = None if agent is None else agent.history
-            nccl = debugging.Plan() if agent is None else _follow_nccl(agent, job, env, nccl_debug)
+            if agent is not None:
+                nccl = _follow_nccl(agent, job, env, nccl_debug)
             code = _run_job(
                 command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl.capture, job, history, signals
             )
@@ -93,6 +94,7 @@ def run(
         finally:
             if agent is not None:
                 agent.end()
+            nccl.remove_if_empty()
     if history is not None:
         elsewhere = history != config.history
         opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
@@ -309,9 +311,6 @@ def _explain(nccl: debugging.Plan, since: float) -> None:
     told = [finding for finding in findings(account) if finding.severity != "info"]
     for finding in told[:_MOST_FINDINGS]:
         say(f"commwatch: NCCL {finding.severity}: {finding.title}: {finding.says}")
-    if nccl.directory is not None:
-        with contextlib.suppress(OSError):
-            nccl.directory.rmdir()  # nothing was written
     if told:
         say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 

@@ -104,6 +104,15 @@ def probe_memory(f: Figures) -> list[Row]:
     ]
 
 
+def log_rate(f: Figures) -> list[Row]:
+    """Rows of ``log_rate.py``."""
+    rate, memory = f["mb_per_s"], f["memory_mb"]
+    return [
+        Row("NCCL log to account, on one core", f"{rate:.1f} MB/s", "20 MB/s", over=rate < 20),
+        Row(f"... memory, for {f['mb']:.0f} MB of log", f"+{memory:.0f} MB"),
+    ]
+
+
 #: Scripts beside this one, by the function that makes rows of their figures.
 BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     collective_cost,
@@ -111,6 +120,7 @@ BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     intake_rate,
     agent_load,
     probe_memory,
+    log_rate,
 )
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from commwatch.aggregate import Aggregate
 from commwatch.config import Config
 from commwatch.metrics import METRICS, MOST_GROUPS
+from commwatch.nccl import NcclLogs
 from commwatch.views import Agent
 from commwatch.web import application
 from tests.helpers import commwatch, needs
@@ -94,7 +96,9 @@ def test_every_variable() -> None:
 
 def test_every_route() -> None:
     """Every route stands in docs/api.md, and no other does."""
-    app = application(Agent(Path("none"), None, threading.RLock()), CollectorRegistry(), lambda: None, lambda: None)
+    lock = threading.RLock()
+    logs = NcclLogs(Path("none"), Aggregate(), lock)
+    app = application(Agent(Path("none"), None, lock), logs, CollectorRegistry(), lambda: None, lambda: None)
     routes = {path for path, methods in app.openapi()["paths"].items() if "get" in methods} | {
         "/",
         "/docs",
