@@ -1,0 +1,180 @@
+"""Log files that are being written: late, rotated, truncated, endless."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from commwatch.collectors.nccl import follow
+from commwatch.collectors.nccl.follow import Follower
+
+
+class Taken:
+    """What a follower has read, and the follower."""
+
+    def __init__(self, *patterns: Path | str, since: float = 0.0) -> None:
+        self.lines: list[str] = []
+        self.places: list[tuple[str, int]] = []
+        self.follower = Follower(self._take, since)
+        self.follower.patterns.update({str(pattern): None for pattern in patterns})
+
+    def _take(self, line: str, path: str, number: int) -> None:
+        self.lines.append(line)
+        self.places.append((Path(path).name, number))
+
+    def tick(self, final: bool = False) -> list[str]:
+        """The lines that one tick brought."""
+        self.lines.clear()
+        self.follower.tick(final)
+        return list(self.lines)
+
+
+def test_reads_on(tmp_path: Path) -> None:
+    """What is added is read once, line by line; a line without its newline waits for it."""
+    log = tmp_path / "log"
+    taken = Taken(log)
+    assert taken.tick() == []
+    log.write_text("one\ntwo\nthr")
+    assert taken.tick() == ["one", "two"]
+    assert taken.tick() == []
+    with log.open("a") as file:
+        file.write("ee\n")
+    assert taken.tick() == ["three"]
+    assert taken.places == [("log", 1), ("log", 2), ("log", 3)]
+    assert taken.follower.paths == [str(log)]
+
+
+def test_last_words(tmp_path: Path) -> None:
+    """The final tick reads everything, also past the bound of one tick, and a last line without its newline."""
+    log = tmp_path / "log"
+    lines = [f"{n} {'x' * 1000}" for n in range(2 * follow.TICK_BYTES // 1000)]
+    log.write_text("\n".join(lines) + "\nend")
+    assert Taken(log).tick(final=True) == [*lines, "end"]
+
+
+def test_files_come_late(tmp_path: Path) -> None:
+    """Files that appear after the pattern was given are read from their beginning."""
+    taken = Taken(tmp_path / "logs" / "host.*")
+    assert taken.tick() == []
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "host.1").write_text("a\n")
+    (tmp_path / "logs" / "other.1").write_text("not ours\n")
+    assert taken.tick() == ["a"]
+    (tmp_path / "logs" / "host.2").write_text("b\n")
+    assert taken.tick() == ["b"]
+
+
+def test_files_of_jobs_before(tmp_path: Path) -> None:
+    """Files last written to before ``since`` are left alone, until somebody writes to them again."""
+    log = tmp_path / "log"
+    log.write_text("old\n")
+    os.utime(log, (1000, 1000))
+    taken = Taken(log, since=2000)
+    assert taken.tick() == []
+    with log.open("a") as file:
+        file.write("new\n")
+    assert taken.tick() == ["old", "new"]
+
+
+def test_rotated(tmp_path: Path) -> None:
+    """A renamed file is read on under its old name, for its writer still has it; the new one from its beginning."""
+    log = tmp_path / "log"
+    with log.open("w") as writer:
+        taken = Taken(f"{log}*")
+        writer.write("one\n")
+        writer.flush()
+        assert taken.tick() == ["one"]
+        log.rename(tmp_path / "log.1")
+        log.write_text("new\n")
+        writer.write("two\n")
+        writer.flush()
+        assert sorted(taken.tick()) == ["new", "two"]
+        assert taken.tick() == []
+
+
+def test_truncated(tmp_path: Path) -> None:
+    """A truncated file begins again; zeros left by a writer that kept its place are no text."""
+    log = tmp_path / "log"
+    with log.open("w") as writer:
+        taken = Taken(log)
+        writer.write("one\ntwo\n")
+        writer.flush()
+        assert taken.tick() == ["one", "two"]
+        os.truncate(log, 0)
+        assert taken.tick() == []
+        writer.write("three\n")
+        writer.flush()
+        assert taken.tick() == ["three"]
+
+
+def test_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was removed is read on while its writer writes, and let go of when nothing comes any more."""
+    monkeypatch.setattr(follow, "_PATIENCE", 2)
+    log = tmp_path / "log"
+    with log.open("w") as writer:
+        taken = Taken(log)
+        writer.write("one\n")
+        writer.flush()
+        assert taken.tick() == ["one"]
+        log.unlink()
+        writer.write("two\nrest")
+        writer.flush()
+        assert taken.tick() == ["two"]
+        assert [taken.tick() for _ in range(3)] == [[], [], ["rest"]]
+        assert taken.follower.paths == []
+
+
+def test_a_tick_is_bounded(tmp_path: Path) -> None:
+    """One tick reads no more than its bound, over all files; later ones go on where it stopped."""
+    line = "x" * 99
+    count = follow.TICK_BYTES // 100
+    for name in "abc":
+        (tmp_path / name).write_text(f"{line}\n" * count)
+    taken = Taken(tmp_path / "*")
+    first = taken.tick()
+    assert 0 < len(first) <= count + follow._CHUNK // 100 + 1
+    total = len(first)
+    while more := taken.tick():
+        total += len(more)
+    assert total == 3 * count
+
+
+def test_too_far_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a log is too far ahead, what lies between is skipped and counted, and the newest is read."""
+    monkeypatch.setattr(follow, "MOST_BEHIND", 10_000)
+    monkeypatch.setattr(follow, "_KEPT_BEHIND", 1_000)
+    log = tmp_path / "log"
+    log.write_text("".join(f"{n:09d}\n" for n in range(5_000)))
+    taken = Taken(log)
+    assert taken.tick() == [f"{n:09d}" for n in range(4_900, 5_000)]
+    assert taken.follower.skipped_bytes == 49_000
+
+
+def test_unreadable(tmp_path: Path) -> None:
+    """A path that cannot be read is named with the reason, the others are read, and it is forgotten once it can be."""
+    (tmp_path / "good").write_text("fine\n")
+    (tmp_path / "folder").mkdir()
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    taken = Taken(tmp_path / "*", loop)
+    assert taken.tick() == ["fine"]
+    assert list(taken.follower.troubles) == [str(loop)]
+    denied = Taken(tmp_path / "good" / "below")
+    assert denied.tick() == []
+    loop.unlink()
+    loop.write_text("now\n")
+    assert taken.tick() == ["now"]
+    assert taken.follower.troubles == {}
+
+
+def test_lets_go(tmp_path: Path) -> None:
+    """``close`` leaves no descriptor."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    (tmp_path / "log").write_text("one\n")
+    taken = Taken(tmp_path / "log")
+    taken.tick()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    taken.follower.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
