@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.communicators import spans
@@ -78,11 +78,11 @@ def read(names: Iterable[str], account: Account) -> list[str]:
 
 
 @contextlib.contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
+def _opened(name: str) -> Iterator[io.BufferedIOBase]:
     with contextlib.ExitStack() as opened:
-        plain = sys.stdin.buffer if name == "-" else opened.enter_context(open(name, "rb"))
-        packed = isinstance(plain, io.BufferedReader) and plain.peek(2)[:2] == b"\x1f\x8b"
-        yield opened.enter_context(gzip.GzipFile(fileobj=plain)) if packed else plain  # type: ignore[misc]
+        plain = opened.enter_context(open(0 if name == "-" else name, "rb", closefd=name != "-"))
+        packed = plain.peek(2)[:2] == b"\x1f\x8b"
+        yield opened.enter_context(gzip.GzipFile(fileobj=plain)) if packed else plain
 
 
 def as_json(account: Account, names: list[str]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
+from io import BufferedIOBase
 
 #: A longer line is taken in pieces of this size (a progress bar may write for hours without a newline).
 MOST_BYTES = 65_536
@@ -41,9 +42,13 @@ class Lines:
             yield self._number, line[at : at + MOST_BYTES].decode("utf-8", "replace")
 
 
-def lines_of(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """All lines of a stream, a block at a time."""
+def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
+    """All lines of a stream, a block at a time; of a damaged archive those before the damage, then its error."""
     lines = Lines()
-    while block := stream.read(_BLOCK):
-        yield from lines.feed(block)
+    try:
+        while block := stream.read1(_BLOCK):
+            yield from lines.feed(block)
+    except (EOFError, OSError, zlib.error):
+        yield from lines.end()
+        raise
     yield from lines.end()
