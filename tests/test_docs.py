@@ -14,6 +14,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from commwatch.aggregate import Aggregate
+from commwatch.collectors.nccl.classes import CLASSES, OTHER
+from commwatch.collectors.nccl.findings import RULES
 from commwatch.config import Config
 from commwatch.metrics import METRICS, MOST_GROUPS
 from commwatch.nccl import NcclLogs
@@ -105,6 +107,13 @@ def test_every_route() -> None:
         "/openapi.json",
     }
     assert {row[0] for row in rows("api.md")} == {f"GET {path}" for path in routes}
+
+
+def test_every_finding_and_class() -> None:
+    """Every finding of the NCCL logs with its severity and title, and every class of warnings, stands in docs/nccl.md."""
+    documented = list(rows("nccl.md"))
+    assert [row for row in documented if len(row) == 3] == [[rule.name, rule.severity, rule.title] for rule in RULES]
+    assert [row[0] for row in documented if len(row) == 2 and row[0].isidentifier()] == [*CLASSES, OTHER]
 
 
 def test_links_lead_somewhere() -> None:
