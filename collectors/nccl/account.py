@@ -17,6 +17,8 @@ MOST_FACTS = 500_000
 #: Characters kept of a line that a fact was first seen in, and unknown messages kept as samples.
 _MOST_TEXT = 400
 _SAMPLES = 20
+#: A host with more messages is one, whatever its name looks like.
+_MOST_TORN = 3
 
 _F = TypeVar("_F", bound=f.Fact)
 #: What belongs to one communicator rather than to its process.
@@ -71,6 +73,7 @@ class Life:
         self.pending: dict[int, Facts] = {}
         self.by_comm: dict[str, Member] = {}
         self.says_start = False
+        self.messages = 0
 
 
 @dataclass
@@ -98,28 +101,29 @@ class Account:
         self.warnings: dict[str, Warned] = {}
         self.levels: Counter[str] = Counter()
         self.prefixes: Counter[str] = Counter()
-        self.classes: Counter[str] = Counter()
         self.n_lines = self.n_crlf = self.n_timestamped = self.n_crowded = 0
         #: Messages whose head was not whole, that no form fits (with a few samples), and facts there was no room for.
         self.torn = self.unknown = self.overflow = 0
         self.samples: list[Seen] = []
         self.torn_samples: list[Seen] = []
         self._hosts: set[str] = set()
-        self._where = ("", 0, "")
+        self._source, self._number, self._line = "", 0, ""
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
         """Take one physical line, without its ``\\n``; returns the warnings in it, and the time-outs of PyTorch's watchdog."""
-        if (source, number) != self._where[:2]:  # not another piece of the same
+        if number != self._number or source != self._source:  # not another piece of the same
             self.n_lines += 1
-        self.n_crlf += line.endswith("\r")
+        if line.endswith("\r"):
+            self.n_crlf += 1
         line = clean(line)
-        self._where = (source, number, line)
+        self._source, self._number, self._line = source, number, line
         if not line:
             return []
         messages = parse_line(line, self._hosts)
         if len(messages) > 1:
             self.n_crowded += sum(message.level in ("INFO", "WARN", "CALL") for message in messages) > 1
-        self.n_timestamped += has_own_time(line)
+        if has_own_time(line):
+            self.n_timestamped += 1
         warned = []
         for message in messages:
             facts = read(message.text)
@@ -156,24 +160,23 @@ class Account:
         if life is None and self._has_room():
             life = self.lives[process] = Life(process)
             self._hosts.add(process.host)
+        if life is not None:
+            life.messages += 1
+            if message.origin and "rccl" in message.origin:
+                self._note(life.facts, f.Rccl())
         return life
 
     def _warn(self, message: Message) -> Warned:
         text = message.text.strip()
         kind = warning_class(text)
-        self.classes[kind] += 1
         known = self.warnings.get(text)
         if known is not None:
             known.seen.lines += 1
-            return known
-        warned = Warned(text, kind, message.process, self._seen())
-        if self._has_room():
-            self.warnings[text] = warned
-        return warned
+        elif self._has_room():
+            self.warnings[text] = Warned(text, kind, message.process, self._seen())
+        return Warned(text, kind, message.process, self._seen())
 
     def _take(self, life: Life, fact: f.Fact, message: Message) -> None:
-        if message.origin and "rccl" in message.origin:
-            self._note(life.facts, f.Rccl())
         if type(fact) in _OF_COMMUNICATOR:
             self._note(self._place(life, fact, message.tid), fact)
             return
@@ -225,8 +228,7 @@ class Account:
             of[fact] = self._seen()
 
     def _seen(self) -> Seen:
-        source, number, line = self._where
-        return Seen(source, number, line[:_MOST_TEXT])
+        return Seen(self._source, self._number, self._line[:_MOST_TEXT])
 
     def _has_room(self) -> bool:
         if self._room <= 0:
@@ -236,6 +238,26 @@ class Account:
         return True
 
     # -- the whole ----------------------------------------------------------------------------
+
+    @property
+    def processes(self) -> list[Process]:
+        """Who printed anything, but for those that are only the rest of a torn head."""
+        hosts: Counter[str] = Counter()
+        by_pid: dict[int, set[str]] = {}
+        for process, life in self.lives.items():
+            hosts[process.host] += life.messages
+            by_pid.setdefault(process.pid, set()).add(process.host)
+        torn = {
+            host
+            for host, messages in hosts.items()
+            if messages <= _MOST_TORN
+            and all(
+                any(_is_rest(host, other) and hosts[other] >= 10 * messages for other in by_pid[process.pid])
+                for process in self.lives
+                if process.host == host
+            )
+        }
+        return [process for process in self.lives if process.host not in torn]
 
     @property
     def members(self) -> list[Member]:
@@ -252,11 +274,16 @@ class Account:
             yield None, fact, seen
 
 
+def _is_rest(host: str, whole: str) -> bool:
+    """Whether ``host`` may be what tearing and gluing have left of ``whole``: it ends alike."""
+    return host != whole and host[-2:] == whole[-2:]
+
+
 def _fits(fact: f.Fact, init: f.Init) -> bool:
     """Whether the rank that prints ``fact`` is the one of this communicator."""
     if isinstance(fact, f.Via):
         printing = fact.dst if fact.direction == "receive" else fact.src
-        return printing == init.rank and init.nranks is not None and max(fact.src, fact.dst) < init.nranks
+        return printing == init.rank and init.nranks is not None and fact.src < init.nranks > fact.dst
     if isinstance(fact, (f.CollNetVia, f.Neighbours)):
         return fact.rank == init.rank
     return not isinstance(fact, f.Layout) or fact.nranks == init.nranks

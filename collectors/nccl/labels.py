@@ -30,7 +30,7 @@ def labels(account: Account) -> dict[str, Any]:
 
 def _text(account: Account) -> dict[str, Any]:
     endings = "LF" if not account.n_crlf else "CRLF" if account.n_crlf == account.n_lines else "mixed"
-    processes = {(process.host, process.pid) for process in account.lives}
+    processes = {(process.host, process.pid) for process in account.processes}
     return {
         "line_endings": endings,
         "n_lines": account.n_lines,

@@ -119,16 +119,16 @@ def views(account: Account) -> list[CommunicatorView]:
 def hosts(account: Account) -> list[HostView]:
     """The hosts, by name."""
     found: dict[str, tuple[set[int], dict[str, None], set[str], set[str]]] = {}
-    for process in account.lives:
+    for process in account.processes:
         found.setdefault(process.host, (set(), {}, set(), set()))[0].add(process.pid)
     for who, hcas, _ in account.of(f.Hcas):
-        if who is not None:
+        if who is not None and who.host in found:
             found[who.host][1].update({f"{hca.device}:{hca.port}/{hca.link}": None for hca in hcas.devices})
     for who, network, _ in account.of(f.Network):
-        if who is not None:
+        if who is not None and who.host in found:
             found[who.host][2].add(network.name)
     for who, interfaces, _ in account.of(f.Interfaces):
-        if who is not None and interfaces.use == "Bootstrap":
+        if who is not None and who.host in found and interfaces.use == "Bootstrap":
             found[who.host][3].update(interfaces.names)
     return [
         HostView(host, len(pids), list(hcas), sorted(networks), sorted(bootstrap))
