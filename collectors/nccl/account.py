@@ -27,7 +27,7 @@ _OF_COMMUNICATOR: frozenset[type] = frozenset(
 )
 
 #: What text that is no message of NCCL's can look like by chance.
-_HEADED = (f.Trail, f.Call, f.CudaFailure, f.Retry)
+_HEADED = (f.Trail, f.Call, f.CudaFailure, f.Retry, f.Rccl)
 
 
 class Seen:
@@ -198,11 +198,14 @@ class Account:
             life.members.append(member)
         member.complete = not fact.start
         life.current[tid] = member
-        pending = life.pending.pop(tid, None)
-        if member.complete and pending is not None:
-            for kind, found in pending.items():
-                for known, seen in found.items():
-                    (member.facts if _fits(known, member.init) else life.facts).setdefault(kind, {})[known] = seen
+        # What this thread said before belongs to the init that ends; before one that begins, to one we have not seen.
+        for kind, found in life.pending.pop(tid, Facts()).items():
+            for known, seen in found.items():
+                mine = member.complete and _fits(known, member.init)
+                into = (member.facts if mine else life.facts).setdefault(kind, {})
+                into.setdefault(known, seen)
+                if into[known] is not seen:
+                    into[known].lines += seen.lines
 
     def _place(self, life: Life, fact: f.Fact, tid: int) -> Facts:
         """Where a communicator's fact goes: to the one the line names, or that its thread is making or has made last."""
@@ -291,4 +294,4 @@ def _fits(fact: f.Fact, init: f.Init) -> bool:
 
 def _needs_head(fact: f.Fact) -> bool:
     """Whether text without a message's head may look like this by chance."""
-    return isinstance(fact, _HEADED) or (isinstance(fact, f.Env) and "CCL_" not in fact.name)
+    return isinstance(fact, _HEADED) or (isinstance(fact, f.Env) and not fact.name.startswith(("NCCL_", "RCCL_")))

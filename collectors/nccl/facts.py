@@ -1,7 +1,6 @@
 """What a message says, as values. A field that the message's form does not have is ``None``.
 
-Names are NCCL's own (``nranks``, ``busId`` as ``bus_id``). Ranks are ranks in the communicator, not in the job.
-"""
+Names are NCCL's own (``nranks``, ``busId`` as ``bus_id``). Ranks are ranks in the communicator, not in the job."""
 
 from __future__ import annotations
 
@@ -15,19 +14,18 @@ class Version(NamedTuple):
     version: str
     cuda: str | None = None
     hip: str | None = None
-    #: Followed by the CUDA or HIP it was built for: the library's own line, not a quotation.
-    own: bool = True
+    own: bool = True  # followed by the CUDA or HIP it was built for: the library's own line, not a quotation
 
 
 class Build(NamedTuple):
-    """What else a version block says: ``hip`` or ``rocm``."""
+    """What else is said of the build: ``HIP``, ``ROCm``, ``librccl`` (where it lies) or ``git``."""
 
     what: str
     version: str
 
 
 class Rccl(NamedTuple):
-    """Words that only RCCL uses."""
+    """Words only RCCL uses."""
 
 
 class Driver(NamedTuple):
@@ -36,11 +34,24 @@ class Driver(NamedTuple):
     version: int
 
 
+class Plugin(NamedTuple):
+    """A plugin that is used: ``kind`` is ``NET``, ``net``, ``P2P``, ``OFI``, ``TUNER``, .. as printed."""
+
+    kind: str
+    name: str
+
+
 class Interfaces(NamedTuple):
     """Interfaces of the bootstrap (``Bootstrap``) or of the socket transport (``NET/Socket``)."""
 
     use: str
     names: tuple[str, ...]
+
+
+class BootstrapTime(NamedTuple):
+    """How long the rendezvous took."""
+
+    total_s: float
 
 
 class Hca(NamedTuple):
@@ -62,6 +73,15 @@ class NoHca(NamedTuple):
     """``NET/IB : No device found``, or no verbs library: ``why`` is the text."""
 
     why: str
+
+
+class Nic(NamedTuple):
+    """A port of an HCA as the verbs see it, or several used as one (no ``port``, ``link`` is ``merged``)."""
+
+    device: str
+    port: int | None
+    link: str
+    speed_mbps: int | None
 
 
 class Network(NamedTuple):
@@ -89,12 +109,18 @@ class GdrGpu(NamedTuple):
     enabled: bool
     gpu: str
     hca: str
-    #: As printed; empty where the form has none.
-    why: str
+    why: str  # as printed; empty where the form has none
 
 
 class Env(NamedTuple):
     """A setting that NCCL has read."""
+
+    name: str
+    value: str
+
+
+class CommConfig(NamedTuple):
+    """A setting of one communicator, made by the program."""
 
     name: str
     value: str
@@ -111,8 +137,7 @@ class Init(NamedTuple):
     nvml_dev: int | None = None
     bus_id: str | None = None
     parent: str | None = None
-    #: How many communicators its parent has had.
-    child: int | None = None
+    child: int | None = None  # how many communicators its parent has had
     color: int | None = None
     key: int | None = None
     comm_id: str | None = None
@@ -143,6 +168,13 @@ class Layout(NamedTuple):
     local_ranks: int
 
 
+class Mnnvl(NamedTuple):
+    """NVLink across nodes: whether it is used, and how many ranks it joins."""
+
+    used: bool
+    clique_size: int
+
+
 class Ring(NamedTuple):
     """Order of the ranks in a channel, as printed: long ones are cut."""
 
@@ -158,6 +190,15 @@ class Neighbours(NamedTuple):
     previous: int
     rank: int
     following: int
+
+
+class Tree(NamedTuple):
+    """A rank's place in the tree of a channel; -1: nobody there."""
+
+    channel: int
+    up: int
+    rank: int
+    down: tuple[int, ...]
 
 
 class Trees(NamedTuple):
@@ -188,13 +229,11 @@ class Via(NamedTuple):
 
     src: int
     dst: int
-    #: ``send`` or ``receive`` where the form says it (NET: both ends print), else empty (the sender prints).
-    direction: str
+    direction: str  # where the form says it (NET: both ends print), else empty (the sender prints)
     kind: str
     device: str | None = None
     gdr: bool = False
-    #: RCCL appends the communicator.
-    comm: str | None = None
+    comm: str | None = None  # RCCL appends it
 
 
 class CollNetVia(NamedTuple):
@@ -344,46 +383,13 @@ class Desync(NamedTuple):
     text: str
 
 
+# fmt: off
 Fact = (
-    Version
-    | Build
-    | Rccl
-    | Driver
-    | Interfaces
-    | Hcas
-    | NoHca
-    | Network
-    | Provider
-    | GdrHca
-    | GdrGpu
-    | Env
-    | Init
-    | End
-    | InitTime
-    | Layout
-    | Ring
-    | Neighbours
-    | Trees
-    | Channels
-    | Connected
-    | Via
-    | CollNetVia
-    | Nvls
-    | NvlsUsed
-    | System
-    | Pattern
-    | Paths
-    | Algo
-    | Kernel
-    | Coll
-    | Call
-    | Trail
-    | Retry
-    | CudaFailure
-    | RasDead
-    | Watchdog
-    | Progress
-    | Speaks
-    | Raised
-    | Desync
+    Version | Build | Rccl | Driver | Plugin | Env | CommConfig
+    | Interfaces | BootstrapTime | Hcas | NoHca | Nic | Network | Provider | GdrHca | GdrGpu
+    | Init | End | InitTime | Layout | Mnnvl
+    | Ring | Neighbours | Tree | Trees | Channels | Connected | Via | CollNetVia | Nvls | NvlsUsed
+    | System | Pattern | Paths | Algo | Kernel | Coll | Call
+    | Trail | Retry | CudaFailure | RasDead | Watchdog | Progress | Speaks | Raised | Desync
 )
+# fmt: on

@@ -2,6 +2,9 @@
 
 Forms are searched for anywhere in a text, because many writers share a stream and cut each other's lines: a form
 matches only where all that its fact needs is whole. ``docs/nccl.md`` says which versions print which.
+
+Any text may come here, so no pattern tries a long text twice from many places: what repeats is bounded, or cannot begin
+within a repetition.
 """
 
 from __future__ import annotations
@@ -24,11 +27,20 @@ class Form(NamedTuple):
     make: Callable[[re.Match[str]], f.Fact | None]
 
 
+def _int(digits: str) -> int:
+    """A number that 64 bits hold; others are no counters."""
+    value = int(digits) if len(digits) < 32 else 1 << 64
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(digits[:32])
+    return value
+
+
 def _form(needle: str, pattern: str, fact: type[f.Fact], **fixed: object) -> Form:
     """A form whose groups are named as the fact's fields, and are of their types; ``fixed`` are the rest."""
     hints = get_type_hints(fact)
-    kinds = {name: kind for kind in (int, float, str) for name, hint in hints.items() if hint in (kind, kind | None)}
-    compiled = re.compile(pattern)
+    read_as: dict[type, Callable[[str], object]] = {int: _int, float: float, str: str}
+    kinds = {name: read_as[kind] for kind in read_as for name, hint in hints.items() if hint in (kind, kind | None)}
+    compiled = re.compile(pattern, re.ASCII)
     named = [(name, kinds[name]) for name in compiled.groupindex]
 
     def make(match: re.Match[str]) -> f.Fact:
@@ -39,7 +51,7 @@ def _form(needle: str, pattern: str, fact: type[f.Fact], **fixed: object) -> For
 
 
 def _made(needle: str, pattern: str, make: Callable[[re.Match[str]], f.Fact | None]) -> Form:
-    return Form(needle, re.compile(pattern), make)
+    return Form(needle, re.compile(pattern, re.ASCII), make)
 
 
 # -- forms that need more than their groups -------------------------------------------------------
@@ -51,17 +63,18 @@ _SHARED = {"direct shared memory": "SHM"}
 def _via(match: re.Match[str]) -> f.Fact:
     src, dst, direction, fixed, net, device, gdr, comm = match.groups()
     kind = f"NET/{net}" if net is not None else _SHARED.get(fixed, fixed)
-    return f.Via(int(src), int(dst), direction or "", kind, device, gdr is not None, comm)
+    return f.Via(_int(src), _int(dst), direction or "", kind, device, gdr is not None, comm)
 
 
 def _ring(match: re.Match[str]) -> f.Fact | None:
     ranks, cut = match[3].split(), match[4]
     if cut and not match[3].endswith(" "):
         ranks.pop()  # the dots may have cut it
-    return f.Ring(int(match[1]), int(match[2]), tuple(map(int, ranks))) if ranks else None
+    return f.Ring(_int(match[1]), _int(match[2]), tuple(map(_int, ranks))) if ranks else None
 
 
-_INTERFACE = re.compile(r"([A-Za-z0-9][\w.@-]*):[0-9A-Fa-f:.]+(?:%[\w.@-]+)?<\d+>")
+#: Only the name must be whole.
+_INTERFACE = re.compile(r"(?<![\w.@-])([A-Za-z0-9][\w.@-]*):[0-9A-Fa-f:.]+(?:%[\w.@-]+)?(?:<\d+>|(?:<\d*)?$)", re.ASCII)
 
 
 def _interfaces(match: re.Match[str]) -> f.Fact | None:
@@ -70,23 +83,34 @@ def _interfaces(match: re.Match[str]) -> f.Fact | None:
     return f.Interfaces(match[1], names[:1] if match[1] == "Bootstrap" else names) if names else None
 
 
-_HCA = re.compile(r"\[(\d+)\](?:=\{([^}]*)\}?|([\w.-]+):(\d+)/(IB|RoCE)\b)")
-_MERGED = re.compile(r"([\w.-]+):(\d+)/(IB|RoCE)\b")
+_HCA = re.compile(r"\[(\d+)\](?:=\{([^}]{0,400})|([\w.-]+):(\d+)/(IB|RoCE)\b)", re.ASCII)
+_MERGED = re.compile(r"(?<![\w.-])([\w.-]+):(\d+)/(IB|RoCE)\b", re.ASCII)
 
 
-def _hcas(match: re.Match[str]) -> f.Fact:
+def _hcas(match: re.Match[str]) -> f.Fact | None:
+    listed, whole, _ = match[1].partition("; OOB")
     devices = []
-    for index, merged, device, port, link in _HCA.findall(match[1]):
+    for index, merged, device, port, link in _HCA.findall(listed):
         parts = [(device, port, link)] if device else _MERGED.findall(merged)
-        devices += [f.Hca(int(index), part[0], int(part[1]), part[2]) for part in parts]
-    return f.Hcas(tuple(devices)) if devices else f.NoHca(match[0].strip())
+        devices += [f.Hca(_int(index), part[0], _int(part[1]), part[2]) for part in parts]
+    if devices:
+        return f.Hcas(tuple(devices))
+    return f.NoHca("NET/IB : Using no device") if whole else None
 
 
 def _env(match: re.Match[str]) -> f.Fact:
     return f.Env(match[1], match[2].strip().removesuffix("."))
 
 
-_WORK = re.compile(r"(\w+)(?:\(ms\))?=(\[[^\]]*\]|\w+)")
+def _version(match: re.Match[str]) -> f.Fact:
+    # Before it took its own name, RCCL printed NCCL's.
+    version, platform, of = match[1].rstrip(".-"), match[2], match[3]
+    if platform == "hip":
+        return f.Version("RCCL", version, None, of)
+    return f.Version("NCCL", version, of, None, platform is not None)
+
+
+_WORK = re.compile(r"\b(\w+)(?:\(ms\))?=(\[[^\]]*\]|\w+)", re.ASCII)
 
 
 def _watchdog(match: re.Match[str]) -> f.Fact | None:
@@ -94,52 +118,61 @@ def _watchdog(match: re.Match[str]) -> f.Fact | None:
     if "OpType" not in work:
         return None
     seq, numel_in, numel_out, timeout = (
-        int(work[key]) if work.get(key, "").isdecimal() else None
+        _int(work[key]) if work.get(key, "").isdecimal() else None
         for key in ("SeqNum", "NumelIn", "NumelOut", "Timeout")
     )
-    return f.Watchdog(int(match[1]), seq, work["OpType"], numel_in, numel_out, timeout, int(match[3]))
+    return f.Watchdog(_int(match[1]), seq, work["OpType"], numel_in, numel_out, timeout, _int(match[3]))
 
 
-_PATH = re.compile(r"(GPU/[0-9a-f-]+) \(\d+/[\d.]+/(\w+)\)")
-_COMM = r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) nranks (?P<nranks>\d+)"
+_PATH = re.compile(r"(GPU/[0-9a-f-]+) \(\d+/[\d.]+/(\w+)\)", re.ASCII)
+_COMM = r"(?:comm (?P<comm>0x[0-9a-f]+) )?\brank (?P<rank>\d+) nranks (?P<nranks>\d+)"
 _DEVICE = r"(?: cudaDev (?P<cuda_dev>\d+))?(?: nvmlDev (?P<nvml_dev>\d+))?(?: busId (?P<bus_id>[0-9a-f]+))?"
 _SPLIT = (
     r"(?: parent (?P<parent>0x[0-9a-f]+))?(?: (?:splitCount|childCount) (?P<child>\d+))?"
     r"(?: color (?P<color>-?\d+))?(?: key (?P<key>-?\d+))?"
 )
-_INIT = rf"(?:{_COMM}{_DEVICE}{_SPLIT}(?:[^:\[\]]*? commId (?P<comm_id>0x[0-9a-f]+))?[^:\[\]]*?)?- (?:Init )?"
+_ID = r"(?:[^:\[\]]{0,40}? commId (?P<comm_id>0x[0-9a-f]+))?"
+_INIT = rf"(?:{_COMM}{_DEVICE}{_SPLIT}{_ID}[^:\[\]]{{0,120}}?)?- "
 _GDR_GPU = (
-    r"GPU Direct RDMA (Enabled|Disabled) for GPU (\w+) / HCA (\w+)(?: \((distance \d+ (?:<=|>) \d+)\)| for ([^,]+))?"
+    r"GPU Direct RDMA (Enabled|Disabled) for GPU ([\w-]+) / HCA ([\w-]+)"
+    r"(?: \((distance \d+ (?:<=|>) \d+)\)| for ([^,]{1,200}))?"
 )
-_NUMBER = r"[\d.]+(?:e[+-]?\d+)?"
+_NUMBER = r"\d{1,12}(?:\.\d{1,12})?(?:e[+-]?\d\d?)?"
+_NET = r"([A-Za-z][\w.+-]*(?: [A-Z][\w.+-]*)*)"
+_CHOICE = r"(?:(?P<collective>[A-Z]\w{0,40}): )?(?<!\d)(?P<bytes>\d+) Bytes -> "
 
 #: Most frequent first.
 FORMS: tuple[Form, ...] = (
-    # transports
+    # transports: whole up to the kind
     _made(
         " via ",
-        r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)\[[0-9a-fA-F]+\] -> (\d+)\[[0-9a-fA-F]+\](?: \[(send|receive)\])? via "
+        r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[0-9a-fA-F]+\])? -> (\d+)(?:\[[0-9a-fA-F]+\])?(?: \[(send|receive)\])? via "
         r"(?:(P2P/(?:IPC|CUMEM|direct pointer|indirect|MNNVL|common device)|SHM\b|direct shared memory)"
-        r"|NET/([^/\s](?:[^/]*[^/\s])?)/(\d+)(?:\(\d+\))?(/GDRDMA)?)"
-        r"(?:/read|/CE|/direct|\(PCI\)|/Shared)*(?:.*? comm (0x[0-9a-f]+) nRanks \d+)?",
+        rf"|NET/{_NET}/(\d+)?(?:\(\d+\))?(/GDRDMA)?)"
+        r"(?:/read|/CE|/direct|\(PCI\)|/Shared|/\d+\[[0-9a-fA-F]+\])*(?: comm (0x[0-9a-f]+) nRanks \d+)?",
         _via,
     ),
     _made(
         " via COLLNET/",
-        r"(?:CollNet|Coll) \d+(?:/\d+)? : (\d+)(?:\[[0-9a-fA-F]+\])? \[(send|receive)\] via COLLNET/([^/\s](?:[^/]*[^/\s])?)/\d+(?:\(\d+\))?(/GDRDMA)?",
-        lambda m: f.CollNetVia(int(m[1]), m[2], m[3], m[4] is not None),
+        rf"(?:CollNet|Coll) \d+(?:/\d+)? : (\d+)(?:\[[0-9a-fA-F]+\])? \[(send|receive)\] via COLLNET/{_NET}/(?:\d+(?:\(\d+\))?(/GDRDMA)?)?",
+        lambda m: f.CollNetVia(_int(m[1]), m[2], m[3], m[4] is not None),
     ),
     # rings, trees, channels
     _made("Channel ", r"Channel (\d+)/(\d+) :((?: +\d+)+ *)(\.\.\.)?\s*$", _ring),
-    _made("Ring ", r"Ring (\d+) : (-?\d+) -> (\d+) -> (-?\d+)", lambda m: f.Neighbours(*map(int, m.groups()))),
+    _made("Ring ", r"Ring (\d+) : (-?\d+) -> (\d+) -> (-?\d+)", lambda m: f.Neighbours(*map(_int, m.groups()))),
+    _made(
+        "Tree ",
+        r"(?<!NVLS )Tree (\d+) : (-?\d+) -> (\d+) -> (-?\d+)/(-?\d+)/(-?\d+)",
+        lambda m: f.Tree(_int(m[1]), _int(m[2]), _int(m[3]), tuple(map(_int, m.group(4, 5, 6)))),
+    ),
     _made(
         "Trees [",
-        r"(NVLS )?Trees (\[.*?)(?: comm (0x[0-9a-f]+) nRanks \d+.*)?$",
+        r"(NVLS )?Trees (\[[0-9/>|\[\] -]{0,4096})(?:comm (0x[0-9a-f]+) nRanks \d+.*)?",
         lambda m: None if m[1] else f.Trees(m[2].strip(), m[3]),
     ),
     _form(
         "coll channels",
-        r"(?P<coll>\d+) coll channels, (?:(?P<collnet>\d+) collnet channels, )?(?:(?P<nvls>\d+) nvls channels, )?"
+        r"(?<!\d)(?P<coll>\d+) coll channels, (?:(?P<collnet>\d+) collnet channels, )?(?:(?P<nvls>\d+) nvls channels, )?"
         r"(?P<p2p>\d+) p2p channels, (?P<p2p_per_peer>\d+) p2p channels per peer",
         f.Channels,
     ),
@@ -149,75 +182,103 @@ FORMS: tuple[Form, ...] = (
     # calls and choices
     _form(
         "opCount",
-        r"(?P<name>[A-Z]\w*): opCount [0-9a-f]+ sendbuff \S+ recvbuff \S+ count (?P<elements>\d+) datatype (?P<datatype>\d+) "
-        r"op (?P<op>\d+) root (?P<root>-?\d+) comm \S+(?: \[nranks=(?P<nranks>\d+)\])?",
+        r"(?P<name>[A-Z]\w{0,40}): opCount [0-9a-f]+ sendbuff \S+ recvbuff \S+ count (?P<elements>\d+) datatype (?P<datatype>\d+) "
+        r"op (?P<op>\d+) root (?P<root>-?\d+) (?:comm \S+(?: \[nranks=(?P<nranks>\d+)\])?)?",
         f.Coll,
     ),
+    _form("Bytes -> Algo", _CHOICE + r"Algo (?P<algo>-?\d+) proto (?P<proto>-?\d+)(?=\s|$)", f.Algo),
     _form(
         "Bytes -> Algo",
-        r"(?:(?P<collective>[A-Z]\w*): )?(?P<bytes>\d+) Bytes -> Algo (?P<algo>\w+) proto (?P<proto>\w+)"
-        r"(?:.*?channel\{Lo\.\.Hi\}=\{(?P<channel_lo>\d+)\.\.(?P<channel_hi>\d+)\})?",
+        _CHOICE + r"Algo (?P<algo>[A-Za-z]\w{0,40}) proto (?P<proto>[A-Za-z]\w{0,40})"
+        r" (?:channel\{Lo\.\.Hi\}=\{(?P<channel_lo>\d+)\.\.(?P<channel_hi>\d+)\}|(?!c))",
         f.Algo,
     ),
     _form(
         "Bytes -> ",
-        r"(?P<collective>[A-Z]\w*) \[(?P<kind>[\w ]+)\]: (?P<bytes>\d+) Bytes -> (?:Kernel )?(?P<choice>cudaMemcpy\w*(?:<[^>]*>)?|RMA proxy \+ CE|\w+)",
+        r"(?P<collective>[A-Z]\w{0,40}) \[(?P<kind>[\w ]{1,40})\]: (?P<bytes>\d+) Bytes -> "
+        r"(?:Kernel )?(?P<choice>cudaMemcpy\w*(?:<[^>]{0,80}>)?|RMA proxy \+ CE|\w+)",
         f.Kernel,
     ),
     _form("nccl", r"^\s*(?P<function>nccl[A-Z]\w*)\(", f.Call),
     # life of a communicator
-    _form("- Init START", _INIT + r"START", f.Init, start=True),
-    _form("COMPLETE", _INIT + r"COMPLETE", f.Init, start=False),
-    _form("COMPLETE", rf"(?:{_COMM}[^:]*?)?- (?P<how>Destroy|Abort|Revoke) COMPLETE", f.End),
-    _form(
-        "nNodes ", r"rank \d+ nRanks (?P<nranks>\d+) nNodes (?P<nnodes>\d+) localRanks (?P<local_ranks>\d+)", f.Layout
-    ),
+    _form("- Init START", _INIT + r"Init START", f.Init, start=True),
+    _form("COMPLETE", _INIT + r"(?:Init )?COMPLETE", f.Init, start=False),
+    _form("COMPLETE", rf"(?:{_COMM}[^:]{{0,120}}?)?- (?P<how>Destroy|Abort|Revoke) COMPLETE", f.End),
+    _form("nNodes ", r"nRanks (?P<nranks>\d+) nNodes (?P<nnodes>\d+) localRanks (?P<local_ranks>\d+)", f.Layout),
     _form(
         "Init timings",
-        r"Init timings.*?: rank (?P<rank>\d+) nranks (?P<nranks>\d+) total (?P<total_s>[\d.]+)",
+        rf"Init timings[^:]{{0,60}}: rank (?P<rank>\d+) nranks (?P<nranks>\d+) total (?P<total_s>{_NUMBER})",
         f.InitTime,
     ),
+    _form("Bootstrap timings", rf"Bootstrap timings total (?P<total_s>{_NUMBER})", f.BootstrapTime),
     # versions
     _form(
         "RCCL version",
-        r"(?P<library>RCCL) version ?:? ?(?P<version>\d+\.\d+\.\d+)(?:[^\s+]*\+hip(?P<hip>\d[\d.]*))?",
+        r"(?P<library>RCCL) version ?:? ?(?P<version>\d+\.\d+\.\d+)(?:[^\s+]{0,60}\+hip(?P<hip>\d+(?:\.\d+)*))?",
         f.Version,
     ),
-    _made(
-        "NCCL version",
-        r"\b(NCCL) version (\d+\.\d+\.\d+[0-9A-Za-z.-]*)(?:\+cuda(\d+\.\d+))?",
-        lambda m: f.Version(m[1], m[2].rstrip(".-"), m[3], None, m[3] is not None),
-    ),
-    _form("HIP version", r"(?P<what>HIP) version *: *(?P<version>\d[\d.]*)", f.Build),
-    _form("ROCm version", r"(?P<what>ROCm) version *: *(?P<version>\d\S*)", f.Build),
+    _made("NCCL version", r"\bNCCL version (\d+\.\d+\.\d+[0-9A-Za-z.-]{0,40})(?:\+(cuda|hip)(\d+\.\d+))?", _version),
+    _form("NCCL git version", r"NCCL git version (?P<version>\S{1,80}(?: [0-9a-f]{7,40}\b)?)", f.Build, what="git"),
+    # The continued lines of RCCL's version: only the blanks tell them from what others print.
+    _form("HIP version  : ", r"(?P<what>HIP) version  : (?P<version>\d[\d.]{0,40})", f.Build),
+    _form("ROCm version : ", r"(?P<what>ROCm) version : (?P<version>\d\S{0,80})", f.Build),
+    _form("Librccl path : ", r"Librccl path : (?P<version>\S{1,400})", f.Build, what="librccl"),
     _form("cudaDriverVersion", r"cudaDriverVersion (?P<version>\d+)", f.Driver),
     _made("rccl", r"\b(?:lib)?rccl\b", lambda m: f.Rccl()),
-    _made("rsmi", r"rsmi", lambda m: f.Rccl()),
+    _made("rsmi", r"\brsmi", lambda m: f.Rccl()),
     # networks
-    _made("Bootstrap", r"(Bootstrap) ?: Using (.*)", _interfaces),
-    _made("NET/Socket", r"(NET/Socket) ?: Using (.*)", _interfaces),
-    _made("NET/IB : Using", r"NET/IB : Using\b(.*?)(?:; OOB.*)?$", _hcas),
-    _form("No device found", r"(?P<why>NET/IB : No device found)", f.NoHca),
-    _form("libibverbs", r"(?P<why>Failed to open libibverbs\.so\S*)", f.NoHca),
+    _made("Bootstrap", r"(Bootstrap) ?: Using (.{0,4096})", _interfaces),
+    _made("NET/Socket", r"(NET/Socket) ?: Using (.{0,4096})", _interfaces),
+    _made("NET/IB : Using", r"NET/IB : Using\b(.*)", _hcas),
+    _form("No device found", r"(?P<why>NET/IB ?: No device found)", f.NoHca),
+    _form("libibverbs", r"(?P<why>Failed to open libibverbs\.so[.\d]*)", f.NoHca),
+    _form(
+        "NET/IB",
+        r"NET/IB ?: \[\d+\] (?P<device>[\w.-]{1,64}):(?:\w{1,64}:)?(?P<port>\d+)/(?P<link>IB|RoCE)\b(?:.{0,60}? speed=(?P<speed_mbps>\d+))?",
+        f.Nic,
+    ),
+    _form(
+        "Made virtual device",
+        r"Made virtual device \[\d+\] name=(?P<device>\S{1,400}) speed=(?P<speed_mbps>\d+) ndevs=\d+",
+        f.Nic,
+        link="merged",
+    ),
     _form("Using network", r"Using network (?P<name>[A-Za-z][\w.+-]*(?: [A-Z][\w.+-]*)*)", f.Network),
     _form("elected ", r"NET/OFI [Ss]elected [Pp]rovider is (?P<name>[\w;.-]+)", f.Provider),
+    _form("Loaded ", r"NET/Plugin ?: Loaded (?P<kind>\w{1,16}) plugin (?P<name>\S.{0,80}? \(v\d+\))", f.Plugin),
+    _form("Assigned ", r"Assigned (?P<kind>[A-Z]{2,8}) plugin (?P<name>\S.{0,80}?) to comm", f.Plugin),
+    _form("Assigned plugin", r"\b(?P<kind>[A-Z]{2,8})/Plugin: Assigned plugin (?P<name>\S.{0,80}?) type", f.Plugin),
+    _form("/Plugin: Using ", r"\b(?P<kind>[A-Z]{2,8})/Plugin: Using (?P<name>\S.{0,80}? \(v\d+\))", f.Plugin),
+    _form("P2P plugin", r"(?P<kind>P2P) plugin (?:v\d+ )?(?P<name>IBext\w*)", f.Plugin),
+    _form("aws-ofi-nccl", r"NET/(?P<kind>OFI) Initializing (?P<name>aws-ofi-nccl \S{1,40})", f.Plugin),
     _made(
         "GPU Direct RDMA",
-        r"GPU Direct RDMA (?:\([^)]*\) )?([Ee]nabled|[Dd]isabled) for HCA \w+ '([^']*)'",
+        r"GPU Direct RDMA (?:\([^)]{0,40}\) )?([Ee]nabled|[Dd]isabled) for HCA \w+ '([^']{0,80})'",
         lambda m: f.GdrHca(m[1].lower() == "enabled", m[2]),
     ),
-    _made("GPU Direct RDMA", _GDR_GPU, lambda m: f.GdrGpu(m[1] == "Enabled", m[2], m[3], m[4] or m[5] or "")),
-    _made(" to ", r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+) set (?:by environment )?to\b(.*)", _env),
+    _made("GPU Direct RDMA", _GDR_GPU, lambda m: f.GdrGpu(m[1] == "Enabled", m[2], m[3], (m[4] or m[5] or "").strip())),
+    # settings
+    _made(" to", r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+) set (?:by environment )?to(?![^ ])(.{0,4096})", _env),
+    _form(
+        "Comm config",
+        r"Comm config (?P<name>[\w ]{1,40}?) (?:set to |reset to \w{1,60}=)(?P<value>\S{1,400})",
+        f.CommConfig,
+    ),
     # NVLink, topology
     _made(
         "NVLS multicast",
         r"NVLS multicast support is (not )?available on dev (\d+)",
-        lambda m: f.Nvls(m[1] is None, int(m[2])),
+        lambda m: f.Nvls(m[1] is None, _int(m[2])),
     ),
     _made("NVLS comm", r"NVLS comm 0x[0-9a-f]+ headRank", lambda m: f.NvlsUsed()),
+    _made(
+        "cliqueSize",
+        r"MNNVL ([01]) cliqueId \S+ cliqueSize (\d+) cliqueRank",
+        lambda m: f.Mnnvl(m[1] == "1", _int(m[2])),
+    ),
     _form(
         "=== System",
-        rf"=== System : max(?:Bw|Width) (?P<max_bw>{_NUMBER})(?: total(?:Bw|Width) (?P<total_bw>{_NUMBER}))?",
+        rf"=== System : max(?:Bw|Width) (?P<max_bw>{_NUMBER})(?: total(?:Bw|Width) (?P<total_bw>{_NUMBER}))? =",
         f.System,
     ),
     _made(" :GPU/", r"(GPU/[0-9a-f-]+) :(?=GPU/)(.*)", lambda m: f.Paths(m[1], tuple(_PATH.findall(m[2])))),
@@ -228,39 +289,58 @@ FORMS: tuple[Form, ...] = (
         f.Pattern,
     ),
     # errors that are no WARN
-    _made("-> ", r"([\w./-]+\.(?:cc|cu|cpp|h|cuh):\d+)(?: \([^()]*\))? -> (\d+)\b", lambda m: f.Trail(m[1], int(m[2]))),
-    _made("retrying", r"(?:Call to )?connect (?:to \S+ )?returned (.*?), retrying", lambda m: f.Retry(m[1])),
-    _made(" failure", r"(?:Cuda|HIP) failure (?:\d+ )?'([^']*)'", lambda m: f.CudaFailure(m[1])),
+    _made(
+        "-> ",
+        r"(?<![\w./-])([\w./-]+\.(?:cc|cu|cpp|h|cuh):\d+)(?: \([^()]{0,200}\))? -> (\d+)\b",
+        lambda m: f.Trail(m[1], _int(m[2])),
+    ),
+    _made(
+        "retrying",
+        r"(?:Call to )?connect (?:to \S{1,200} )?returned ((?:(?!connect ).){0,200}?), retrying",
+        lambda m: f.Retry(m[1]),
+    ),
+    _made(" failure", r"(?:Cuda|CUDA|HIP) failure:? (?:\d+ )?'([^']{0,400})'", lambda m: f.CudaFailure(m[1])),
     _made(
         "RAS",
-        r"RAS (declaring peer .* as DEAD.*|(?:\w|-)+ timeout (?:warning|error).*)",
+        r"RAS (declaring peer .{1,200}? as DEAD.{0,200}|[\w-]{1,40} timeout (?:warning|error).{0,200})",
         lambda m: f.RasDead(m[1].strip()),
     ),
     # PyTorch
     _made(
         "Watchdog",
-        r"Rank (\d+)\] Watchdog caught collective operation timeout: WorkNCCL\((.*?)\) ran for (\d+) milliseconds",
+        r"Rank (\d+)\] Watchdog caught collective operation timeout: WorkNCCL\((.{0,2000}?)\) ran for (\d+) milliseconds",
         _watchdog,
     ),
     _made(
         "ast enqueued",
-        r"Rank (\d+)\].*?[Ll]ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)",
-        lambda m: f.Progress(*map(int, m.groups())),
+        r"Rank (\d+)\].{0,600}?[Ll]ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)",
+        lambda m: f.Progress(*map(_int, m.groups())),
     ),
     _made(
         "rror",
-        r"\[rank(\d+)\]:\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b.*)",
-        lambda m: f.Raised(int(m[1]), m[2].strip()[:200]),
+        r"\[rank(\d+)\]:\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b.{0,200})",
+        lambda m: f.Raised(_int(m[1]), m[2].strip()[:200]),
     ),
     _form("[rank", r"\[rank(?P<rank>\d+)\]:", f.Speaks),
-    _made("lagging ranks", r"(ranks \[[^\]]*\] are the lagging ranks.*)", lambda m: f.Desync(m[1].strip())),
     _made(
-        "collective #",
-        r"(\[[\d, .]+\] (?:joined but didn't finish|finished) collective #\d+.*)",
+        "lagging ranks",
+        r"(ranks \[[^\]]{0,2000}\] are the lagging ranks.{0,400})",
         lambda m: f.Desync(m[1].strip()),
     ),
-    _made("Detected mismatch", r"(Detected mismatch between collectives on ranks.*)", lambda m: f.Desync(m[1].strip())),
+    _made(
+        "collective #",
+        r"(\[[\d, .]+\] (?:joined but didn't finish|finished) collective #\d+.{0,400})",
+        lambda m: f.Desync(m[1].strip()),
+    ),
+    _made(
+        "Detected mismatch",
+        r"(Detected mismatch between collectives on ranks.{0,400})",
+        lambda m: f.Desync(m[1].strip()),
+    ),
 )
+
+#: Longer texts are read anew each time: what is kept of a log must not grow with its lines.
+_MOST_KEPT = 2048
 
 #: How known messages begin that carry nothing we keep: plumbing, allocation, plug-ins that were looked for.
 _QUIET = re.compile(
@@ -270,19 +350,31 @@ _QUIET = re.compile(
     r"|(?:send|recv)Connect|Queuing|Dequeued|[Ss]harp rank|SHARP rank|RAS |TOPO/|TUNER|Retrieving state|Initialized|Assigned|Loading|Loaded|Successfully loaded"
     r"|Check P2P|Bootstrap timings|Mem Realloc|Latency/|Algorithm|Protocol|Max NThreads|Function|(?:Broadcast|Reduce|AllGather|ReduceScatter|AllReduce) \|"
     r"|=+$|\+ |CPU/|GPU/|NET/|PCI/|NIC/|NVS/|\d+ : |Search |Ring \d|NVLS Head|\S+:\d+ (?:Cuda|memory|NCCL)|comm 0x|Enabled NCCL|DMABUF|Dmabuf|dlvsym|dlopen"
-    r"|Kernel version|ROCr version|HSA|initialized internal|Hostname|Librccl|\[node_id|Enabled GDRCopy|Trees|NVLink|includes? |Pattern)"
+    r"|Kernel version|ROCr version|HSA|initialized internal|Hostname|Librccl|\[node_id|Enabled GDRCopy|Trees|NVLink|includes? |Pattern"
+    r"|Channel \d+/\d+ +\d|opCount |CommRevoke|ncclCommGrow|\[Rank|\[Service thread\]|Communicator has |Failed to open lib|MSCCL)"
 )
 
 
-@lru_cache(maxsize=16_384)
 def read(text: str) -> tuple[f.Fact, ...]:
     """The facts in ``text``; none where no form is whole in it."""
+    return _read(text) if len(text) <= _MOST_KEPT else _search(text)
+
+
+@lru_cache(maxsize=16_384)
+def _read(text: str) -> tuple[f.Fact, ...]:
+    return _search(text)
+
+
+def _search(text: str) -> tuple[f.Fact, ...]:
     found: list[f.Fact] = []
     length = len(text.rstrip())
     for form in FORMS:
         if form.needle in text:
             for match in form.pattern.finditer(text):
-                fact = form.make(match)
+                try:
+                    fact = form.make(match)
+                except ValueError:
+                    continue  # digits that are no number of ours
                 if fact is not None:
                     found.append(fact)
                     if match.start() == 0 and match.end() >= length:

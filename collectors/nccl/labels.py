@@ -51,6 +51,7 @@ def _versions(account: Account) -> dict[str, Any]:
     is_rccl = (
         any(fact.library == "RCCL" for _, fact, _ in versions)
         or any(True for _ in account.of(f.Rccl))
+        or any(fact.what != "git" for _, fact, _ in builds)
         or any(via.comm for _, via, _ in account.of(f.Via))
         or any(trees.comm for _, trees, _ in account.of(f.Trees))
     )
@@ -175,7 +176,7 @@ def _choices(account: Account) -> dict[str, Any]:
 
     algos = counted(f.Algo)
     for entry in algos:
-        entry.update({key: int(entry[key]) for key in ("algo", "proto") if entry[key].isdecimal()})
+        entry.update({key: int(entry[key]) for key in ("algo", "proto") if entry[key].lstrip("-").isdecimal()})
     patterns = Counter[str]()
     for _, pattern, seen in account.of(f.Pattern):
         patterns[pattern.text] += seen.lines

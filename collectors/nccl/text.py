@@ -7,32 +7,56 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours, cursor
+    r"|\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles, links
+    r"|[ -/]+[0-~]|[0-Z\\^-~])"  # character sets, single functions
+)
 _HOST = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
 #: ``host:pid:tid [dev] origin`` before a level: CALL has no device; the origin is ``file:line``, from 2.30 with the
 #: function, from plugins ``function:line``, at TRACE with milliseconds before it.
-_REST = r":\d+:\d+(?: \[-?\d+\])?(?: (?:\d+\.\d+ )?[^\s:]+:\d+(?: \([^()]*\))?)?"
-_LEVEL = r"NCCL (?:INFO|WARN|CALL|TRACE|ABORT)\b"
-#: Where a message begins: with its head, with what was left of it, or as the bare version.
-_BEGIN = re.compile(rf"(?:{_HOST}{_REST} )?{_LEVEL}|NCCL version \d")
 _HEAD = re.compile(
-    rf"(?P<host>{_HOST}):(?P<pid>\d+):(?P<tid>\d+)(?: \[(?P<device>-?\d+)\])?(?: (?:\d+\.\d+ )?(?P<origin>[^\s:]+:\d+)(?: \([^()]*\))?)?"
+    rf"(?P<host>{_HOST}):(?P<pid>\d{{1,10}}):(?P<tid>\d{{1,10}})(?: \[(?P<device>-?\d{{1,6}})\])?"
+    r"(?: (?:\d+\.\d+ )?(?P<origin>[^\s:]+:\d+)(?: \([^()]*\))?)?"
 )
-_STAMP = r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]?:?"
+#: A head behind other text, up to where the level stands. Tried only where no host can have begun before.
+_HEAD_BEFORE = re.compile(rf"(?<![A-Za-z0-9_-]){_HEAD.pattern} \Z")
+#: Where a message begins: at its level (a head may be before it, or what was left of it), at the bare version, or at
+#: a head whose level was cut away. Glued text may follow the level; ``WARNING`` is none.
+_BEGIN = re.compile(r"NCCL(?: (?P<level>INFO|WARN|CALL|TRACE|ABORT)(?![A-Z])|(?P<bare> version \d)|(?= |\Z))")
+#: Last words of messages that a head may be glued to whose host nobody has met. CUDA's minor versions have one digit.
+_ENDING = re.compile(
+    r"(?:cuda\d+\.\d|COMPLETE|START|trees|rings|IPC|CUMEM|MNNVL|pointer|memory|direct|read|CE|GDRDMA|Shared|peer|IB|Socket)"
+    r"(?=[A-Za-z0-9_-])"
+)
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_STAMP = (
+    rf"\[?(?:\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
+    rf"|(?:[A-Z][a-z][a-z],? )?[A-Z][a-z][a-z] {{1,2}}\d{{1,2}} {_CLOCK}(?: (?:[A-Z]{{3,4}} )?\d{{4}})?(?= |\[|\]|:)"
+    rf"|{_CLOCK}(?= |\]))\]?:?"
+)
 #: What launchers, container runtimes and quotations put before a message.
 _LAUNCHER = re.compile(
     r"(?:\s"
-    r"|(?P<slurm>\d+):"
-    r"|\[(?P<mpi>\d+,\d+)\]<std(?:out|err|diag)>:"
+    rf"|(?P<time>{_STAMP})"
+    r"|(?P<slurm>\d+):(?!\d)"
+    r"|\[(?P<mpi>[\w@.:-]+,[\w@.:,-]+)\](?:\[[^][]*\])?<std(?:out|err|diag)>:"
     r"|\[(?P<rank>[A-Za-z][\w-]*?-?\d+)\]:"
     r"|\((?P<ray>[^()]*\bpid=\d+[^()]*)\)"
-    rf"|(?P<time>{_STAMP})"
     r"|(?P<pod>\[?[\w.-]+(?:/[\w.-]+)+\]?) "
-    r"|(?P<compose>[\w.-]+) +\| "
+    r"|(?P<compose>[A-Za-z][\w.-]*) +\| "
+    r"|\A(?P<pdsh>[A-Za-z][\w.-]*|\d+(?:\.\d+){3}): "
+    r"|\[(?P<mpich>\d+)\][: ]"
+    r"|(?P<syslog>[\w.-]+ [\w./-]+\[\d+\]): "
     r"|std(?:out|err) [FP] "
+    r"|\[\d{0,3}(?:;\d{1,3})*m"  # a colour that has lost its escape
     r"|(?P<quote>[>|`]))*"
 )
-_OWN_TIME = re.compile(rf"\[2\d{{3}}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*\] (?={_HOST}:\d+:\d+ )")
+#: Blanks, and the time in the form that NCCL itself puts there.
+_NOTHING = re.compile(r"\s*(?:\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\] ?)?")
+_OWN_TIME = re.compile(
+    rf"\[2\d{{3}}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*\] (?={_HOST}:\d{{1,10}}:\d{{1,10}} |NCCL version \d)"
+)
 #: A head is never longer; what is, is text that has swallowed one.
 _MOST_HEAD = 600
 
@@ -57,7 +81,7 @@ class Message(NamedTuple):
     #: ``file:line`` or ``function:line`` that warned.
     origin: str = ""
     #: How its launcher marks lines: ``none``, ``slurm "N: "``, ``mpirun``, ``rank``, ``ray``, ``other`` (also a whole head
-    #: behind other text); empty where the head is torn.
+    #: behind other text); empty where the head is torn, or another message is before it.
     prefix: str = ""
 
 
@@ -83,11 +107,11 @@ def parse_line(line: str, hosts: Collection[str] = ()) -> list[Message]:
         hosts: that have printed before: they tell where a message ends that another is glued to.
     """
     head, found, text = line.partition(" NCCL INFO ")
-    if found and "NCCL " not in text:
+    if found and "NCCL " not in text and not text.endswith("NCCL"):
         whose = read_head(head)
         if whose is not None:
             return [Message("INFO", text, *whose)]
-    if "NCCL " not in line:
+    if "NCCL" not in line:
         return [Message("", line)]
     return _split(line, hosts)
 
@@ -97,11 +121,13 @@ def has_own_time(line: str) -> bool:
     return "[2" in line and _OWN_TIME.search(line) is not None
 
 
-@lru_cache(maxsize=8192)
 def read_head(head: str) -> _Head | None:
     """What stands before the level; ``None`` if that is not a launcher's prefix and a whole head."""
-    if len(head) > _MOST_HEAD:
-        return None
+    return _read_head(head) if len(head) <= _MOST_HEAD else None
+
+
+@lru_cache(maxsize=8192)
+def _read_head(head: str) -> _Head | None:
     before = _LAUNCHER.match(head)
     assert before is not None  # it matches nothing at all, too
     found = _HEAD.fullmatch(head, before.end())
@@ -116,39 +142,49 @@ def _launcher(found: re.Match[str]) -> tuple[str, str]:
     for name, kind in (("slurm", 'slurm "N: "'), ("mpi", "mpirun"), ("rank", "rank"), ("ray", "ray")):
         if found[name] is not None:
             return kind, found[name]
-    if found["pod"] is not None or found["compose"] is not None:
-        return "other", found["pod"] or found["compose"]
-    return ("other" if found[0].strip() else "none"), ""
+    for name in ("pod", "compose", "pdsh", "mpich"):
+        if found[name] is not None:
+            return "other", found[name]
+    return ("none" if _NOTHING.fullmatch(found[0]) else "other"), ""
 
 
 def _split(line: str, hosts: Collection[str]) -> list[Message]:
     messages: list[Message] = []
-    level, whose, at, glued = "", None, 0, False
+    level, whose, at, since, prefix = "", None, 0, 0, ""
+    behind = False  # another message
     for begin in _BEGIN.finditer(line):
-        head, _, word = begin[0].rpartition("NCCL ")
-        start, bare = begin.start(), word.startswith("version")
-        if bare and level and not line[at:start].strip():
+        bare, word = begin["bare"] is not None, begin["level"] or ""
+        head = None if bare else _HEAD_BEFORE.search(line, max(since, begin.start() - _MOST_HEAD), begin.start())
+        since = begin.end()
+        if bare and level and not line[at : begin.start()].strip():
             continue  # the same words behind a head
-        first = at == 0 and not messages
-        following = read_head(line[:start] + head[:-1]) if first and head else None
+        if not (bare or word or head):
+            continue  # NCCL's name in a text
+        alone = at == 0 and not messages and bool(word and head)
+        following = read_head(line[: begin.start() - 1]) if alone else None
+        start = begin.start() if head is None else head.start()
         if following is None:
-            start += _glued(head, hosts)
+            if head is not None:
+                start += _glued(head["host"], hosts, whose)
             if level or line[at:start].strip():
-                messages.append(_message(level, line[at:start], whose, glued))
-        glued = following is None and bool(head)
-        level, whose, at = "" if bare else word, following, start if bare else begin.end()
-    messages.append(_message(level, line[at:], whose, glued))
+                messages.append(_message(level, line[at:start], whose, prefix))
+        prefix = "other" if following is None and head and not behind else ""
+        behind = behind or bool(word)
+        level, whose, at = word, following, begin.start() if bare else begin.end()
+    messages.append(_message(level, line[at:], whose, prefix))
     return messages
 
 
-def _message(level: str, text: str, whose: _Head | None, glued: bool) -> Message:
+def _message(level: str, text: str, whose: _Head | None, prefix: str) -> Message:
     text = text.removeprefix(" ") if level else text
-    return Message(level, text, prefix="other" if glued else "") if whose is None else Message(level, text, *whose)
+    return Message(level, text, prefix=prefix if level else "") if whose is None else Message(level, text, *whose)
 
 
-def _glued(head: str, hosts: Collection[str]) -> int:
+def _glued(host: str, hosts: Collection[str], whose: _Head | None) -> int:
     """How much of what reads as a head's host is the end of the text before it."""
-    host = head.partition(":")[0]
-    if host in hosts:
+    known = {*hosts, whose.process.host} if whose is not None else hosts
+    if host in known:
         return 0
-    return min((len(host) - len(known) for known in hosts if known and host.endswith(known)), default=0)
+    ending = _ENDING.match(host)
+    by_default = 0 if ending is None else ending.end()
+    return min((len(host) - len(name) for name in known if name and host.endswith(name)), default=by_default)

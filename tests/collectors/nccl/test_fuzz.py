@@ -1,0 +1,84 @@
+"""Whatever comes as a log is read: no line makes the account raise, and its labels are JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commwatch.collectors.nccl.account import Account
+from commwatch.collectors.nccl.labels import labels
+from commwatch.collectors.nccl.lines import Lines
+from commwatch.collectors.nccl.text import clean
+from tests.helpers import examples
+
+FIXTURES = sorted((Path(__file__).parents[2] / "fixtures/nccl").glob("*.log"))
+LINES = [line for path in FIXTURES for line in path.read_bytes().split(b"\n") if line.strip()]
+
+line = st.sampled_from(LINES)
+cut = st.builds(
+    lambda text, a, b: text[a % (len(text) + 1) :][: b % (len(text) + 1)],
+    line,
+    st.integers(0, 500),
+    st.integers(0, 500),
+)
+glued = st.lists(cut | line, min_size=1, max_size=4).map(b"".join)
+#: A number elsewhere than it was, or one that is none.
+NUMBERS = [b"0", b"-1", b"18446744073709551615", b"9" * 5000, b"1.2.3", b"1e99", b"..", "\u0663\u0664".encode(), b""]
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A line of which one run of digits is another, or some bytes are."""
+    text = draw(line)
+    places = [at for at in range(len(text)) if text[at : at + 1].isdigit()]
+    at = draw(st.sampled_from([*places, draw(st.integers(0, len(text)))]))
+    return text[:at] + draw(st.sampled_from(NUMBERS) | st.binary(max_size=4)) + text[at + draw(st.integers(0, 3)) :]
+
+
+def read(data: bytes, most_facts: int) -> Account:
+    account, lines = Account(most_facts), Lines()
+    for found in (lines.feed(data), lines.end()):
+        for number, text in found:
+            account.add(text, "log", number)
+    return account
+
+
+@given(st.lists(line | cut | glued | mutated() | st.binary(max_size=60), max_size=40), st.sampled_from([3, 50, 10_000]))
+@examples(150)
+def test_any_log(parts: list[bytes], most_facts: int) -> None:
+    """Cut, shuffled, glued, mutated and binary lines are counted, and what they say is JSON without NaN or infinity."""
+    data = b"\n".join(parts)
+    account = read(data, most_facts)
+    found = labels(account)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    if most_facts == 10_000:
+        assert not account.overflow
+    lines = data.replace(b"\0", b"").decode("utf-8", "replace").split("\n")
+    assert account.n_lines == len(lines) - (not lines[-1])
+    for level, key in (("INFO", "n_info"), ("WARN", "n_warn"), ("CALL", "n_call")):
+        words = re.compile(rf"NCCL {level}(?![A-Z])")
+        assert found.get(key, 0) == sum(len(words.findall(clean(line))) for line in lines)
+
+
+@given(st.permutations(range(len(LINES))))
+@examples(30)
+def test_order_of_lines(order: list[int]) -> None:
+    """Shuffled lines give the same messages; only what belongs to which communicator may change."""
+    shuffled = labels(read(b"\n".join(LINES[at] for at in order), 10_000))
+    plain = labels(read(b"\n".join(LINES), 10_000))
+    for key in (
+        "n_info",
+        "n_warn",
+        "n_call",
+        "hosts",
+        "n_processes",
+        "init_start",
+        "init_complete",
+        "ring_lines",
+        "gdrdma",
+    ):
+        assert shuffled[key] == plain[key]
