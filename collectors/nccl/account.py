@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,7 +23,20 @@ _MOST_TORN = 3
 _F = TypeVar("_F", bound=f.Fact)
 #: What belongs to one communicator rather than to its process.
 _OF_COMMUNICATOR: frozenset[type] = frozenset(
-    (f.Via, f.CollNetVia, f.Ring, f.Neighbours, f.Trees, f.Channels, f.Connected, f.Layout, f.Pattern, f.NvlsUsed)
+    (
+        f.Via,
+        f.CollNetVia,
+        f.Ring,
+        f.Neighbours,
+        f.Tree,
+        f.Trees,
+        f.Channels,
+        f.Connected,
+        f.Layout,
+        f.Pattern,
+        f.NvlsUsed,
+        f.Mnnvl,
+    )
 )
 
 #: What text that is no message of NCCL's can look like by chance.
@@ -99,8 +112,8 @@ class Account:
         self.lives: dict[Process, Life] = {}
         self.loose = Facts()
         self.warnings: dict[str, Warned] = {}
-        self.levels: Counter[str] = Counter()
-        self.prefixes: Counter[str] = Counter()
+        #: Messages by level and launcher's prefix.
+        self.counts: Counter[tuple[str, str]] = Counter()
         self.n_lines = self.n_crlf = self.n_timestamped = self.n_crowded = 0
         #: Messages whose head was not whole, that no form fits (with a few samples), and facts there was no room for.
         self.torn = self.unknown = self.overflow = 0
@@ -143,10 +156,8 @@ class Account:
 
     def _count(self, message: Message, known: bool) -> Life | None:
         """Count it; returns who said it."""
-        level, _, process, _, _, prefix = message
-        self.levels[level] += 1
-        if prefix:
-            self.prefixes[prefix] += 1
+        level, process = message.level, message.head.process
+        self.counts[level, message.head.prefix] += 1
         if not known and level != "WARN" and not is_quiet(message.text):
             self.unknown += 1
             if len(self.samples) < _SAMPLES:
@@ -162,7 +173,7 @@ class Account:
             self._hosts.add(process.host)
         if life is not None:
             life.messages += 1
-            if message.origin and "rccl" in message.origin:
+            if message.head.origin and "rccl" in message.head.origin:
                 self._note(life.facts, f.Rccl())
         return life
 
@@ -173,16 +184,16 @@ class Account:
         if known is not None:
             known.seen.lines += 1
         elif self._has_room():
-            self.warnings[text] = Warned(text, kind, message.process, self._seen())
-        return Warned(text, kind, message.process, self._seen())
+            self.warnings[text] = Warned(text, kind, message.head.process, self._seen())
+        return Warned(text, kind, message.head.process, self._seen())
 
     def _take(self, life: Life, fact: f.Fact, message: Message) -> None:
         if type(fact) in _OF_COMMUNICATOR:
-            self._note(self._place(life, fact, message.tid), fact)
+            self._note(self._place(life, fact, message.head.tid), fact)
             return
         self._note(life.facts, fact)
         if isinstance(fact, f.Init):
-            self._init(life, fact, message.tid)
+            self._init(life, fact, message.head.tid)
         elif isinstance(fact, f.End) and fact.comm in life.by_comm:
             life.by_comm.pop(fact.comm).ended = fact.how
 
@@ -243,6 +254,16 @@ class Account:
     # -- the whole ----------------------------------------------------------------------------
 
     @property
+    def levels(self) -> Counter[str]:
+        """Messages by level."""
+        return _summed((level, count) for (level, _), count in self.counts.items())
+
+    @property
+    def prefixes(self) -> Counter[str]:
+        """Messages by how their launcher marks them, where that is known."""
+        return _summed((prefix, count) for (_, prefix), count in self.counts.items() if prefix)
+
+    @property
     def processes(self) -> list[Process]:
         """Who printed anything, but for those that are only the rest of a torn head."""
         hosts: Counter[str] = Counter()
@@ -277,6 +298,13 @@ class Account:
             yield None, fact, seen
 
 
+def _summed(counts: Iterable[tuple[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for name, count in counts:
+        total[name] += count
+    return total
+
+
 def _is_rest(host: str, whole: str) -> bool:
     """Whether ``host`` may be what tearing and gluing have left of ``whole``: it ends alike."""
     return host != whole and host[-2:] == whole[-2:]
@@ -287,7 +315,7 @@ def _fits(fact: f.Fact, init: f.Init) -> bool:
     if isinstance(fact, f.Via):
         printing = fact.dst if fact.direction == "receive" else fact.src
         return printing == init.rank and init.nranks is not None and fact.src < init.nranks > fact.dst
-    if isinstance(fact, (f.CollNetVia, f.Neighbours)):
+    if isinstance(fact, (f.CollNetVia, f.Neighbours, f.Tree)):
         return fact.rank == init.rank
     return not isinstance(fact, f.Layout) or fact.nranks == init.nranks
 

@@ -308,7 +308,7 @@ FORMS: tuple[Form, ...] = (
     # PyTorch
     _made(
         "Watchdog",
-        r"Rank (\d+)\] Watchdog caught collective operation timeout: WorkNCCL\((.{0,2000}?)\) ran for (\d+) milliseconds",
+        r"Rank (\d+)\] Watchdog caught collective operation timeout: WorkNCCL\(([^()]{0,1000}(?:\(ms\)=\d+)?[^()]{0,200})\) ran for (\d+) milliseconds",
         _watchdog,
     ),
     _made(

@@ -69,14 +69,11 @@ class Process(NamedTuple):
     pid: int
 
 
-class Message(NamedTuple):
-    """One message, or text that is none (``level`` is empty)."""
+class Head(NamedTuple):
+    """What stands before a message's level."""
 
-    #: ``INFO``, ``WARN``, ``CALL``, ``TRACE``, ``ABORT``; empty for text without a head.
-    level: str
-    text: str
-    #: ``None`` where the head is torn, glued behind other text, or missing.
-    process: Process | None = None
+    #: ``None`` where it is torn, glued behind other text, or missing.
+    process: Process | None
     tid: int = 0
     #: ``file:line`` or ``function:line`` that warned.
     origin: str = ""
@@ -85,11 +82,17 @@ class Message(NamedTuple):
     prefix: str = ""
 
 
-class _Head(NamedTuple):
-    process: Process
-    tid: int
-    origin: str
-    prefix: str
+NOBODY = Head(None)
+_GLUED = Head(None, prefix="other")
+
+
+class Message(NamedTuple):
+    """One message, or text that is none (``level`` is empty)."""
+
+    #: ``INFO``, ``WARN``, ``CALL``, ``TRACE``, ``ABORT``; empty for text without a head.
+    level: str
+    text: str
+    head: Head = NOBODY
 
 
 def clean(line: str) -> str:
@@ -110,7 +113,7 @@ def parse_line(line: str, hosts: Collection[str] = ()) -> list[Message]:
     if found and "NCCL " not in text and not text.endswith("NCCL"):
         whose = read_head(head)
         if whose is not None:
-            return [Message("INFO", text, *whose)]
+            return [Message("INFO", text, whose)]
     if "NCCL" not in line:
         return [Message("", line)]
     return _split(line, hosts)
@@ -121,20 +124,20 @@ def has_own_time(line: str) -> bool:
     return "[2" in line and _OWN_TIME.search(line) is not None
 
 
-def read_head(head: str) -> _Head | None:
+def read_head(head: str) -> Head | None:
     """What stands before the level; ``None`` if that is not a launcher's prefix and a whole head."""
     return _read_head(head) if len(head) <= _MOST_HEAD else None
 
 
 @lru_cache(maxsize=8192)
-def _read_head(head: str) -> _Head | None:
+def _read_head(head: str) -> Head | None:
     before = _LAUNCHER.match(head)
     assert before is not None  # it matches nothing at all, too
     found = _HEAD.fullmatch(head, before.end())
     if found is None:
         return None
     kind, tag = _launcher(before)
-    return _Head(Process(tag, found["host"], int(found["pid"])), int(found["tid"]), found["origin"] or "", kind)
+    return Head(Process(tag, found["host"], int(found["pid"])), int(found["tid"]), found["origin"] or "", kind)
 
 
 def _launcher(found: re.Match[str]) -> tuple[str, str]:
@@ -150,7 +153,7 @@ def _launcher(found: re.Match[str]) -> tuple[str, str]:
 
 def _split(line: str, hosts: Collection[str]) -> list[Message]:
     messages: list[Message] = []
-    level, whose, at, since, prefix = "", None, 0, 0, ""
+    level, whose, at, since = "", NOBODY, 0, 0
     behind = False  # another message
     for begin in _BEGIN.finditer(line):
         bare, word = begin["bare"] is not None, begin["level"] or ""
@@ -167,22 +170,21 @@ def _split(line: str, hosts: Collection[str]) -> list[Message]:
             if head is not None:
                 start += _glued(head["host"], hosts, whose)
             if level or line[at:start].strip():
-                messages.append(_message(level, line[at:start], whose, prefix))
-        prefix = "other" if following is None and head and not behind else ""
+                messages.append(_message(level, line[at:start], whose))
+            following = _GLUED if word and head and not behind else NOBODY
         behind = behind or bool(word)
         level, whose, at = word, following, begin.start() if bare else begin.end()
-    messages.append(_message(level, line[at:], whose, prefix))
+    messages.append(_message(level, line[at:], whose))
     return messages
 
 
-def _message(level: str, text: str, whose: _Head | None, prefix: str) -> Message:
-    text = text.removeprefix(" ") if level else text
-    return Message(level, text, prefix=prefix if level else "") if whose is None else Message(level, text, *whose)
+def _message(level: str, text: str, whose: Head) -> Message:
+    return Message(level, text.removeprefix(" ") if level else text, whose)
 
 
-def _glued(host: str, hosts: Collection[str], whose: _Head | None) -> int:
+def _glued(host: str, hosts: Collection[str], whose: Head) -> int:
     """How much of what reads as a head's host is the end of the text before it."""
-    known = {*hosts, whose.process.host} if whose is not None else hosts
+    known = {*hosts, whose.process.host} if whose.process is not None else hosts
     if host in known:
         return 0
     ending = _ENDING.match(host)

@@ -8,7 +8,7 @@ import pytest
 
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.labels import labels
-from commwatch.collectors.nccl.text import Message, Process, clean, has_own_time, parse_line
+from commwatch.collectors.nccl.text import Head, Message, Process, clean, has_own_time, parse_line
 
 HEAD = "gpu-a7:4411:4502 [3]"
 SAID = "Connected all trees"
@@ -45,7 +45,7 @@ def test_heads(between: str) -> None:
     """Every head that NCCL prints is read: host, pid, thread, level and where the message comes from."""
     level, origin = HEADS[between]
     (message,) = messages(f"gpu-a7:4411:4502{between}{SAID}")
-    assert message == Message(level, SAID, Process("", "gpu-a7", 4411), 4502, origin, "none")
+    assert message == Message(level, SAID, Head(Process("", "gpu-a7", 4411), 4502, origin, "none"))
 
 
 #: What launchers, runtimes and quotations put before a head; the kind, and what tells processes apart.
@@ -104,7 +104,7 @@ def test_prefixes(prefix: str) -> None:
     kind, tag = PREFIXES[prefix]
     for level in ("INFO", "WARN"):
         (message,) = messages(f"{prefix}{HEAD} NCCL {level} {SAID}")
-        assert message == Message(level, SAID, Process(tag, "gpu-a7", 4411), 4502, "", kind)
+        assert message == Message(level, SAID, Head(Process(tag, "gpu-a7", 4411), 4502, "", kind))
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_glued_messages() -> None:
     """Messages glued to each other all count; the first alone tells its process, and each text ends where the next begins."""
     line = f"{HEAD} NCCL INFO NCCL_ALGO set to Treegpu-b1:7:8 [0] NCCL INFO {SAID}"
     first, second = messages(line, ("gpu-b1",))
-    assert (first.text, first.process) == ("NCCL_ALGO set to Tree", Process("", "gpu-a7", 4411))
-    assert (second.text, second.process, second.prefix) == (SAID, None, "")
+    assert (first.text, first.head.process) == ("NCCL_ALGO set to Tree", Process("", "gpu-a7", 4411))
+    assert (second.text, second.head.process, second.head.prefix) == (SAID, None, "")
     said = labels(told("gpu-b1:7:8 [0] NCCL INFO x", line))
     assert (said["n_info"], said["n_lines_with_two_or_more_messages"], said["prefix"]) == (3, 1, {"none": 2})
     assert (said["hosts"], said["n_processes"], said["env"]) == (["gpu-a7", "gpu-b1"], 2, {"NCCL_ALGO": "Tree"})
@@ -231,14 +231,14 @@ def test_numeric_hosts() -> None:
     """A host whose name begins with digits, or is nothing else, is no rank of slurm's."""
     for host in ("10", "4node", "0-a"):
         (message,) = messages(f"{host}:345:678 [0] NCCL INFO x")
-        assert message.process == Process("", host, 345)
+        assert message.head.process == Process("", host, 345)
 
 
 def test_a_time_is_no_head() -> None:
     """A timestamp before a message without a head is not taken for host, pid and thread."""
     for stamp in ("2026-01-05T09:10:11", "09:10:11"):
         (*_, message) = messages(f"{stamp} [0] NCCL INFO x")
-        assert (message.level, message.process) == ("INFO", None)
+        assert (message.level, message.head.process) == ("INFO", None)
 
 
 def test_processes() -> None:
