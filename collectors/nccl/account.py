@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.classes import warning_class
 from commwatch.collectors.nccl.forms import is_quiet, read
-from commwatch.collectors.nccl.text import Message, Process, clean, has_own_time, parse_line
+from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean, has_own_time, parse_line
 
 #: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. What comes past it is counted.
 MOST_FACTS = 500_000
@@ -121,6 +121,7 @@ class Account:
         self.torn_samples: list[Seen] = []
         self._hosts: set[str] = set()
         self._source, self._number, self._line = "", 0, ""
+        self._last: tuple[Head, Life | None] = (NOBODY, None)
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
         """Take one physical line, without its ``\\n``; returns the warnings in it, and the time-outs of PyTorch's watchdog."""
@@ -137,44 +138,54 @@ class Account:
             self.n_crowded += sum(message.level in ("INFO", "WARN", "CALL") for message in messages) > 1
         if has_own_time(line):
             self.n_timestamped += 1
-        warned = []
+        warned: list[Warned] = []
         for message in messages:
             facts = read(message.text)
-            life = self._count(message, bool(facts)) if message.level else None
+            if not message.level:
+                self._take_loose(facts, message, warned)
+                continue
+            life = self._count(message, bool(facts))
             if message.level == "WARN":
                 warned.append(self._warn(message))
+            if life is None:
+                self._take_loose(facts, message, warned)
+                continue
             for fact in facts:
-                if life is not None:
-                    self._take(life, fact, message)
-                elif message.level or not _needs_head(fact):
-                    if isinstance(fact, f.Watchdog) and fact not in self.loose.of(f.Watchdog):
-                        warned.append(Warned(message.text.strip(), "timeout", None, self._seen()))
-                    self._note(self.loose, fact)
+                if type(fact) in _OF_COMMUNICATOR:
+                    self._note(self._place(life, fact, message.head.tid), fact)
+                else:
+                    self._take(life, fact, message.head.tid)
         return warned
 
     # -- one message --------------------------------------------------------------------------
 
     def _count(self, message: Message, known: bool) -> Life | None:
         """Count it; returns who said it."""
-        level, process = message.level, message.head.process
-        self.counts[level, message.head.prefix] += 1
-        if not known and level != "WARN" and not is_quiet(message.text):
+        level, text, head = message
+        self.counts[level, head.prefix] += 1
+        if not known and level != "WARN" and not is_quiet(text):
             self.unknown += 1
             if len(self.samples) < _SAMPLES:
                 self.samples.append(self._seen())
-        if process is None:
+        if head.process is None:
             self.torn += 1
             if len(self.torn_samples) < _SAMPLES:
                 self.torn_samples.append(self._seen())
             return None
+        if head is not self._last[0]:  # lines of one process often follow one another
+            self._last = (head, self._life(head, head.process))
+        life = self._last[1]
+        if life is not None:
+            life.messages += 1
+        return life
+
+    def _life(self, head: Head, process: Process) -> Life | None:
         life = self.lives.get(process)
         if life is None and self._has_room():
             life = self.lives[process] = Life(process)
             self._hosts.add(process.host)
-        if life is not None:
-            life.messages += 1
-            if message.head.origin and "rccl" in message.head.origin:
-                self._note(life.facts, f.Rccl())
+        if life is not None and "rccl" in head.origin:
+            self._note(life.facts, f.Rccl())
         return life
 
     def _warn(self, message: Message) -> Warned:
@@ -187,13 +198,17 @@ class Account:
             self.warnings[text] = Warned(text, kind, message.head.process, self._seen())
         return Warned(text, kind, message.head.process, self._seen())
 
-    def _take(self, life: Life, fact: f.Fact, message: Message) -> None:
-        if type(fact) in _OF_COMMUNICATOR:
-            self._note(self._place(life, fact, message.head.tid), fact)
-            return
+    def _take_loose(self, facts: tuple[f.Fact, ...], message: Message, warned: list[Warned]) -> None:
+        for fact in facts:
+            if message.level or not _needs_head(fact):
+                if isinstance(fact, f.Watchdog) and fact not in self.loose.of(f.Watchdog):
+                    warned.append(Warned(message.text.strip(), "timeout", None, self._seen()))
+                self._note(self.loose, fact)
+
+    def _take(self, life: Life, fact: f.Fact, tid: int) -> None:
         self._note(life.facts, fact)
         if isinstance(fact, f.Init):
-            self._init(life, fact, message.head.tid)
+            self._init(life, fact, tid)
         elif isinstance(fact, f.End) and fact.comm in life.by_comm:
             life.by_comm.pop(fact.comm).ended = fact.how
 
@@ -222,7 +237,10 @@ class Account:
         """Where a communicator's fact goes: to the one the line names, or that its thread is making or has made last."""
         comm = fact.comm if isinstance(fact, (f.Via, f.Trees)) else None
         if not life.says_start and comm is None:
-            return life.pending.setdefault(tid, Facts())
+            pending = life.pending.get(tid)
+            if pending is None:
+                pending = life.pending[tid] = Facts()
+            return pending
         member = life.current.get(tid) if comm is None else life.by_comm.get(comm)
         if member is None and comm is None:
             # Connected at the first collective, by the thread that calls it.

@@ -63,7 +63,7 @@ _SHARED = {"direct shared memory": "SHM"}
 def _via(match: re.Match[str]) -> f.Fact:
     src, dst, direction, fixed, net, device, gdr, comm = match.groups()
     kind = f"NET/{net}" if net is not None else _SHARED.get(fixed, fixed)
-    return f.Via(_int(src), _int(dst), direction or "", kind, device, gdr is not None, comm)
+    return f.Via(int(src), int(dst), direction or "", kind, device, gdr is not None, comm)
 
 
 def _ring(match: re.Match[str]) -> f.Fact | None:
@@ -146,7 +146,7 @@ FORMS: tuple[Form, ...] = (
     # transports: whole up to the kind
     _made(
         " via ",
-        r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[0-9a-fA-F]+\])? -> (\d+)(?:\[[0-9a-fA-F]+\])?(?: \[(send|receive)\])? via "
+        r"(?:Channel|Ring) \d+(?:/\d+)? : (\d{1,9})(?:\[[0-9a-fA-F]+\])? -> (\d{1,9})(?:\[[0-9a-fA-F]+\])?(?: \[(send|receive)\])? via "
         r"(?:(P2P/(?:IPC|CUMEM|direct pointer|indirect|MNNVL|common device)|SHM\b|direct shared memory)"
         rf"|NET/{_NET}/(\d+)?(?:\(\d+\))?(/GDRDMA)?)"
         r"(?:/read|/CE|/direct|\(PCI\)|/Shared|/\d+\[[0-9a-fA-F]+\])*(?: comm (0x[0-9a-f]+) nRanks \d+)?",
@@ -339,6 +339,21 @@ FORMS: tuple[Form, ...] = (
     ),
 )
 
+#: Most texts have few of these, and so need not be asked for each needle that has one of them in it.
+_SHARED_PARTS = ("-> ", "COMPLETE", "ersion", "ccl", "NET/", "GPU", "NVLS", "lugin", "rank", "Init ", "ootstrap")
+
+
+def _by_part(forms: tuple[Form, ...]) -> list[tuple[str, list[Form]]]:
+    """The forms by a part of their needles; what they have in common, or the needle itself."""
+    groups: dict[str, list[Form]] = {}
+    for form in forms:
+        part = next((part for part in _SHARED_PARTS if part in form.needle), form.needle)
+        groups.setdefault(part, []).append(form)
+    return list(groups.items())
+
+
+_BY_PART = _by_part(FORMS)
+
 #: Longer texts are read anew each time: what is kept of a log must not grow with its lines.
 _MOST_KEPT = 2048
 
@@ -368,8 +383,12 @@ def _read(text: str) -> tuple[f.Fact, ...]:
 def _search(text: str) -> tuple[f.Fact, ...]:
     found: list[f.Fact] = []
     length = len(text.rstrip())
-    for form in FORMS:
-        if form.needle in text:
+    for part, forms in _BY_PART:
+        if part not in text:
+            continue
+        for form in forms:
+            if form.needle not in text:
+                continue
             for match in form.pattern.finditer(text):
                 try:
                     fact = form.make(match)
