@@ -93,7 +93,7 @@ def in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
 
 
 class Capture:
-    """The job's standard output and error, passed on through filters that keep NCCL's lines.
+    """The job's standard output and error, passed on through filters that keep NCCL's lines; ``None``: closed, and left so.
 
     Args:
         files: where to, but for ``.stdout`` and ``.stderr``.
@@ -106,8 +106,12 @@ class Capture:
         # Where both are one, they stay in order.
         self.stderr = self.stdout if _same(1, 2) else self._filtered(2, f"{files}.stderr")
 
-    def _filtered(self, stream: int, file: str) -> int:
+    def _filtered(self, stream: int, file: str) -> int | None:
         """The end that the job writes to: a terminal where the stream is one."""
+        try:
+            os.fstat(stream)
+        except OSError:
+            return None
         if os.isatty(stream):
             read, write = pty.openpty()
             attributes = termios.tcgetattr(write)

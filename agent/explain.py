@@ -7,6 +7,7 @@ import glob
 import gzip
 import io
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -53,9 +54,13 @@ def _nothing(found: Iterable[str]) -> list[str]:
     raise CannotRead(f"{', '.join(found)}: a directory; name the files in it: {next(iter(found))}/*")
 
 
-def matching(patterns: Iterable[str]) -> list[str]:
+def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:
     """Files that match any of ``patterns``."""
-    return sorted({path for pattern in patterns for path in glob.glob(pattern)})  # noqa: PTH207 - whole paths
+    found = {}
+    for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):  # noqa: PTH207 - whole paths
+        with contextlib.suppress(OSError):
+            found[path] = Path(path).stat()
+    return found
 
 
 def read(names: Iterable[str], account: Account) -> list[str]:
@@ -125,6 +130,8 @@ def _lines(account: Account, names: list[str], found: list[Finding], width: int)
             "; ".join(_choice(choice) for choice in chosen[:_MOST_CHOICES]) + _more(chosen, _MOST_CHOICES),
             width,
         )
+    if not account.levels["INFO"] and not said["library"].startswith("none"):
+        yield from _row("", "No topology: that takes NCCL_DEBUG=INFO.", width)
     yield ""
     yield from _findings(found, width)
 

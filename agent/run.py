@@ -202,7 +202,7 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
 def _run_job(
     command: list[str], env: Mapping[str, str], capture: Path | None, job: str, history: Path | None, signals: _Signals
 ) -> int:
-    captured = None if capture is None else debugging.Capture(capture)
+    captured = None if capture is None else _capture(capture)
     stdout, stderr = (None, None) if captured is None else (captured.stdout, captured.stderr)
     try:
         child = signals.child = subprocess.Popen(command, env=dict(env), stdout=stdout, stderr=stderr)
@@ -224,6 +224,14 @@ def _run_job(
     if progress is not None:
         progress.clear()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _capture(files: Path) -> debugging.Capture | None:
+    try:
+        return debugging.Capture(files)
+    except OSError as error:
+        say(f"commwatch: no NCCL logs: {error.strerror or error}")
+        return None
 
 
 class _Signals:
@@ -299,13 +307,15 @@ class _Progress:
 
 def _explain(nccl: debugging.Plan, since: float) -> None:
     """What NCCL's logs of the job say that a person should know."""
-    names = [path for path in explain.matching(nccl.patterns) if Path(path).stat().st_mtime >= since - 1]
-    if sum(Path(path).stat().st_size for path in names) > _MOST_LOG_BYTES:
+    sizes = {
+        path: about.st_size for path, about in explain.matching(nccl.patterns).items() if about.st_mtime >= since - 1
+    }
+    if sum(sizes.values()) > _MOST_LOG_BYTES:
         say(f"commwatch: long NCCL logs: commwatch explain {shlex.join(nccl.patterns)}")
         return
     account = Account()
     try:
-        explain.read(names, account)
+        explain.read(sizes, account)
     except explain.CannotRead as error:
         say(f"commwatch: {error}")
     told = [finding for finding in findings(account) if finding.severity != "info"]

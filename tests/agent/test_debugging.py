@@ -337,6 +337,15 @@ def test_exit_code_with_a_filter(tmp_path: Path) -> None:
         run.stdout.close()
 
 
+def test_closed_output(tmp_path: Path) -> None:
+    """A job whose standard output is closed runs as it would without us."""
+    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *watched(tmp_path, code="raise SystemExit(5)")]
+    done = subprocess.run(
+        command, capture_output=True, env=clean_env(NCCL_DEBUG="INFO"), timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 5, done.stderr
+
+
 GOES_ON = """
 import sys
 print("NCCL", flush=True)
