@@ -24,7 +24,7 @@ class Link(NamedTuple):
     gdr: bool
 
 
-@dataclass
+@dataclass(eq=False)
 class Communicator:
     """The ranks of one communicator that the log shows.
 
@@ -45,7 +45,7 @@ class Communicator:
         if self.comm_id is not None:
             return f"communicator {self.comm_id} ({self.nranks} ranks)"
         if self.parent is not None:
-            return f"split of {self.parent.comm_id or 'a communicator'}, color {self.color} ({self.nranks} ranks)"
+            return f"split of {self.parent.comm_id or self.parent.name}, color {self.color} ({self.nranks} ranks)"
         return f"communicators of {self.nranks} rank{'s' * (self.nranks != 1)}"
 
     @property
@@ -83,6 +83,11 @@ class Communicator:
     def layout(self) -> f.Layout | None:
         """Ranks and nodes, as NCCL says."""
         return next((layout for _, layout, _ in self.of(f.Layout)), None)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it spans, as far as the log tells; 0 if it does not."""
+        return self.layout.nnodes if self.layout is not None else len(self.hosts)
 
     @property
     def channels(self) -> f.Channels | None:
@@ -124,20 +129,26 @@ def communicators(account: Account) -> list[Communicator]:
     of: dict[int, Communicator] = {}
     for life in account.lives.values():
         at: dict[str, Member] = {}
+        splits: Counter[tuple[object, ...]] = Counter()
         for member in life.members:
             parent = at.get(member.init.parent or "")
-            of[id(member)] = _join(found, member, None if parent is None else of[id(parent)])
+            # All ranks of a colour come to each split: where the child's number is not printed, the order tells them apart.
+            split = (id(parent), member.init.color, member.init.nranks)
+            splits[split] += 1
+            of[id(member)] = _join(found, member, None if parent is None else of[id(parent)], splits[split])
             at[member.init.comm or ""] = member
     return list(found.values())
 
 
-def _join(found: dict[tuple[object, ...], Communicator], member: Member, parent: Communicator | None) -> Communicator:
+def _join(
+    found: dict[tuple[object, ...], Communicator], member: Member, parent: Communicator | None, nth: int
+) -> Communicator:
     init = member.init
     assert init.nranks is not None  # a member has a rank and a size
     if init.comm_id is not None:
         key: tuple[object, ...] = (init.comm_id, init.nranks)
     elif parent is not None:
-        key = (id(parent), init.child, init.color, init.nranks)
+        key = (id(parent), nth if init.child is None else init.child, init.color, init.nranks, init.child is None)
     else:
         key = (init.nranks,)
     if key not in found:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Account, Seen, Warned
 from commwatch.collectors.nccl.communicators import Communicator, communicators
 from commwatch.collectors.nccl.text import Process
+
+_T = TypeVar("_T")
+#: Part of the lines that is taken for all: messages that carry no fact are not counted.
+_MOSTLY = 0.8
 
 
 class Hit(NamedTuple):
@@ -54,12 +58,50 @@ class Log:
         """InfiniBand and RoCE devices of each process."""
         return {p: (hcas, seen) for p, hcas, seen in self.account.of(f.Hcas) if p is not None}
 
+    def ends_in(self, begin: Seen, steps: Iterable[Seen]) -> bool:
+        """Whether what follows ``begin`` to the log's end is little else than ``steps`` (told only of a single file)."""
+        found = list(steps)
+        if not found or {seen.source for seen in found} != {begin.source}:
+            return False
+        return sum(seen.lines for seen in found) >= _MOSTLY * (self.account.n_lines - begin.number)
+
     @cached_property
     def crosses_nodes(self) -> bool:
         """Whether some communicator has ranks on several nodes."""
-        return any(
-            len(comm.hosts) > 1 or (comm.layout is not None and comm.layout.nnodes > 1) for comm in self.communicators
-        )
+        return any(comm.nodes > 1 for comm in self.communicators)
+
+    @cached_property
+    def jobs(self) -> dict[Process, int]:
+        """Which processes work together, by the communicators that they share; others are not in it."""
+        jobs: dict[Process, int] = {}
+        for number, comm in enumerate(self.communicators):
+            mine = {member.process for member in comm.members}
+            old = {jobs[process] for process in mine if process in jobs}
+            mine.update(process for process, job in jobs.items() if old and job in old)
+            jobs.update(dict.fromkeys(mine, number))
+        return jobs
+
+    def disagreements(
+        self, said: Mapping[_T, Mapping[Process | None, Seen]]
+    ) -> Iterator[dict[_T, dict[Process, Seen]]]:
+        """For each job with processes that have no value in common: who said what.
+
+        A process may say several things (a setting is changed, two plug-ins are tried): that alone is no difference.
+        """
+        by_job: dict[int | None, dict[Process, dict[_T, Seen]]] = {}
+        for value, by in said.items():
+            for process, seen in by.items():
+                if process is not None:
+                    by_job.setdefault(self.jobs.get(process), {}).setdefault(process, {})[value] = seen
+        for processes in by_job.values():
+            sets = {frozenset(values) for values in processes.values()}
+            if all(not one.isdisjoint(other) for one in sets for other in sets):
+                continue
+            found: dict[_T, dict[Process, Seen]] = {}
+            for process, values in processes.items():
+                for value, seen in values.items():
+                    found.setdefault(value, {})[process] = seen
+            yield found
 
     def net_links(self) -> Iterator[tuple[Process | None, f.Via, Seen]]:
         """Connections over a network."""
@@ -84,5 +126,17 @@ def who(processes: Iterable[Process | None]) -> str:
     if len(known) == 1:
         process = next(iter(known))
         return f"{process.host} pid {process.pid}"
-    shown = ", ".join(hosts[:4]) + (", ..." if len(hosts) > 4 else "")
+    shown = some(hosts)
     return f"{len(known)} processes on {shown}"
+
+
+def some(names: Iterable[str], most: int = 4) -> str:
+    """Names for people: the first ones, and how many more there are."""
+    found = list(names)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
+
+
+def many(number: int, thing: str, plural: str = "") -> str:
+    """A number of things for people: ``1 pair``, ``2 pairs``."""
+    return f"{number} {thing if number == 1 else plural or thing + 's'}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Seen, Warned
 from commwatch.collectors.nccl.communicators import Communicator, spans
-from commwatch.collectors.nccl.evidence import Check, Hit, Log, who
+from commwatch.collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch.collectors.nccl.text import Process
 
 #: ``ibv_wc_status``: what the completion of a request came back with.
@@ -25,7 +25,19 @@ IB_STATUS = {
     12: "transport retries exceeded: the peer did not answer (dead, unreachable, or a lossy link)",
     13: "receiver-not-ready retries exceeded: the peer posted no receive in time",
 }
-_VENDOR = {129: "transport retries exceeded", 136: "remote access", 249: "flushed by an earlier error"}
+_IN_PROGRESS = 7
+#: Sockets return "internal error" only when the communicator is being aborted: by somebody who knows why.
+_ABORTED = re.compile(r"(?:misc/)?(?:nccl)?socket\.cc:\d+ 3$")
+#: Vendor codes of mlx5, as they come with these statuses.
+_VENDOR = {
+    81: "local protection",
+    129: "transport retries exceeded",
+    136: "remote access",
+    138: "remote invalid request",
+    244: "flushed by an earlier error",
+    245: "flushed by an earlier error",
+    249: "flushed by an earlier error",
+}
 RESULTS = {
     1: "unhandled CUDA error",
     2: "unhandled system error",
@@ -34,17 +46,31 @@ RESULTS = {
     5: "invalid usage",
     6: "remote process or network error",
 }
+_FLUSHED = 5
 _STATUS = re.compile(r"(?:with error |status=(?:[A-Z_]+\()?)(\d+)")
+_SECONDS = re.compile(r"[\d.]+ ?s\b")
 _VENDOR_ERROR = re.compile(r"vendor[ _]err[ =](\d+)")
-_TEARDOWN = re.compile(r"\[Service thread\]|\[Proxy Service \d+\] Failed to execute operation Close")
+_TEARDOWN = re.compile(
+    r"\[Service thread\](?! Accept failed Too many)|\[Proxy Service \d+\] Failed to execute operation Close|driver shutting down"
+)
 _PEER_CLOSED = re.compile(r"Connection closed by remote peer|Call to (?:recv|send)\b.* failed")
 _SHARP = re.compile(r"SHARP coll init error|Cannot initialize CollNet")
 _DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device failed")
 _HINT = re.compile(
-    r'Missing "iommu=pt"|P2P is disabled between NVLINK|lib wrapper not initialized|MSCCL|commDestroySync'
+    r'Missing "iommu=pt"|P2P is disabled between NVLINK|lib wrapper not initialized|MSCCL|Could not find real path'
+)
+#: Said in each init, and with NCCL_DEBUG_SUBSYS=INIT only (connections are told with NET, too).
+_IN_INIT: tuple[type[f.Fact], ...] = (f.Trees, f.Channels, f.Ring)
+#: No verbs library: the check on sockets tells it where it matters.
+_NO_VERBS = re.compile(r"Failed to open libibverbs")
+#: Events of a port that need no action: ``ibv_event_type_str`` of them.
+_HARMLESS = re.compile(
+    r"(?i)port active|client reregist|(?:LID|SM|GID table|P_?Key(?: table)?) change|communication established|last WQE|send queue drained"
 )
 #: What the other checks say of warnings that their class alone does not tell.
-_TOLD = (_TEARDOWN, _PEER_CLOSED, _SHARP, _DEVICE, _HINT)
+_TOLD = (_TEARDOWN, _PEER_CLOSED, _SHARP, _DEVICE, _HINT, _NO_VERBS)
+#: What differs between lines that say the same: addresses with their ports, pointers, numbers.
+_VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
 
 
 def of_class(kind: str) -> Check:
@@ -64,7 +90,7 @@ def _by_text(warned: list[Warned]) -> Iterator[Hit]:
     """One hit for each text, but for its numbers."""
     alike: dict[str, list[Warned]] = {}
     for warning in warned:
-        alike.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "#", warning.text), []).append(warning)
+        alike.setdefault(_VARIES.sub("#", warning.text), []).append(warning)
     for same in alike.values():
         times = sum(warning.seen.lines for warning in same)
         more = f" ({times} times{', in variants' if len(same) > 1 else ''})" if times > 1 else ""
@@ -77,13 +103,34 @@ def peers_closed(log: Log) -> Iterator[Hit]:
 
 
 def ib_errors(log: Log) -> Iterator[Hit]:
-    """A request on InfiniBand or RoCE failed, with the reason that status and vendor code give."""
-    for hit in _by_text(_hits(log, "ib_completion_error")):
-        status, vendor = _STATUS.search(hit.says), _VENDOR_ERROR.search(hit.says)
-        reasons = [IB_STATUS.get(int(status[1]), "unknown status") if status else "no status"]
-        if vendor and int(vendor[1]) in _VENDOR:
-            reasons.append(f"vendor code: {_VENDOR[int(vendor[1])]}")
-        yield Hit(f"{'; '.join(reasons)}: {hit.says}", hit.evidence)
+    """A request on InfiniBand or RoCE failed, with the reason that status and vendor code give: once for each status."""
+    by_status: dict[int | None, list[Warned]] = {}
+    for warning in _hits(log, "ib_completion_error"):
+        found = _STATUS.search(warning.text)
+        by_status.setdefault(int(found[1]) if found else None, []).append(warning)
+    # When one request has failed, the others of its queue are flushed: that is no failure of its own.
+    flushed = by_status.pop(_FLUSHED, []) if len(by_status) > 1 else []
+    for status, warned in by_status.items():
+        vendor = _VENDOR_ERROR.search(warned[0].text)
+        reasons = [IB_STATUS.get(status, f"status {status}") if status is not None else "no status"]
+        if vendor and int(vendor[1]) in _VENDOR and _VENDOR[int(vendor[1])] not in reasons[0]:
+            reasons.append(f"vendor code {vendor[1]}: {_VENDOR[int(vendor[1])]}")
+        times = sum(warning.seen.lines for warning in warned)
+        more = [f" ({times} times)"] if times > 1 else []
+        more += [f" (and {many(len(flushed), 'request')} flushed by it)"] if flushed else []
+        says = f"{'; '.join(reasons)}: {warned[0].text}{''.join(more)}"
+        yield Hit(says, [warning.seen for warning in warned + flushed])
+        flushed = []
+
+
+def ib_events(log: Log) -> Iterator[Hit]:
+    """What a card or port told, and is a fault."""
+    yield from _by_text([w for w in _hits(log, "ib_async_event") if not _HARMLESS.search(w.text)])
+
+
+def ib_changes(log: Log) -> Iterator[Hit]:
+    """What a card or port told, and is none."""
+    yield from _by_text([w for w in _hits(log, "ib_async_event") if _HARMLESS.search(w.text)])
 
 
 def mismatches(log: Log) -> Iterator[Hit]:
@@ -111,70 +158,88 @@ def devices_closed(log: Log) -> Iterator[Hit]:
     names = sorted({match[1] for _, match in found if match and match[1]})
     seen = [warned.seen for warned, match in found if match]
     if seen:
-        yield Hit(f"cannot open {', '.join(names) or 'a device'}", seen)
+        yield Hit(f"cannot open {some(names) or 'a device'}", seen)
 
 
 def versions_differ(log: Log) -> Iterator[Hit]:
     """Ranks with different versions of the library."""
     yield from _by_text(_hits(log, "version_mismatch"))
-    versions: dict[str, Seen] = {}
-    for _, version, seen in log.account.of(f.Version):
+    said: dict[str, dict[Process | None, Seen]] = {}
+    for process, version, seen in log.account.of(f.Version):
         if version.own:
-            versions.setdefault(version.version, seen)
-    if len(versions) > 1:
-        yield Hit(f"versions {', '.join(sorted(versions))} in one log", list(versions.values()))
+            said.setdefault(version.version, {})[process] = seen
+    for versions in log.disagreements(said):
+        parts = (f"{version} ({who(by)})" for version, by in sorted(versions.items()))
+        yield Hit("; ".join(parts), [next(iter(by.values())) for by in versions.values()])
+    # Before 2.22 the line is bare, and only rank 0 of each communicator prints it.
+    bare = {version: by[None] for version, by in said.items() if None in by}
+    if len(bare) > 1:
+        yield Hit(f"versions {', '.join(sorted(bare))} in one log (or several jobs are)", list(bare.values()))
 
 
 def inits_incomplete(log: Log) -> Iterator[Hit]:
     """Communicators whose init began and, as far as the log goes, never ended."""
+    cut = cut_in_init(log)
     alike: dict[str, list[Communicator]] = {}
     for comm in log.communicators:
-        started = [member for member in comm.members if member.init.start]
-        if started and not comm.complete and not any(member.ended == "Destroy" for member in started):
+        if _began_only(comm) and comm not in cut:
             missing = set(range(comm.nranks)) - comm.ranks
-            whom = f"no word of rank {spans(missing)}" if missing else "all ranks began"
-            alike.setdefault(f"rank {spans(comm.ranks)} began, none finished; {whom}", []).append(comm)
+            whom = f"rank {spans(comm.ranks)} began; no word of rank {spans(missing)}"
+            alike.setdefault(
+                whom if missing else f"all {comm.nranks} ranks began, none finished as far as the log goes", []
+            ).append(comm)
     for says, comms in alike.items():
         which = comms[0].name if len(comms) == 1 else f"{len(comms)} communicators of {comms[0].nranks} ranks"
         yield Hit(f"{which}: {says}", [member.seen for comm in comms for member in comm.members])
+    # Before 2.18.3 nothing says that an init begins; what it says on its way does.
+    on_their_way = _on_their_way(log)
+    if on_their_way and not any(comm.complete for comm in log.communicators):
+        steps = [seen for by in on_their_way.values() for seen in by]
+        if not log.ends_in(min(steps, key=lambda seen: seen.number), steps):
+            yield Hit(f"{who(on_their_way)} began an init, none finished", [by[0] for by in on_their_way.values()])
 
 
-def watchdogs(log: Log) -> Iterator[Hit]:
-    """Collectives past PyTorch's time-out, and who is to be suspected."""
-    by_work: dict[tuple[int | None, str], list[tuple[f.Watchdog, Seen]]] = {}
-    for _, dog, seen in log.account.of(f.Watchdog):
-        by_work.setdefault((dog.seq, dog.op), []).append((dog, seen))
-    for (seq, op), dogs in by_work.items():
-        ranks = {dog.rank for dog, _ in dogs}
-        work = op if seq is None else f"{op} with SeqNum {seq}"
-        suspicion, evidence = _suspects(log, ranks)
-        says = f"{work} timed out after {dogs[0][0].ran_ms / 1000:.0f} s on rank {spans(ranks)}{suspicion}"
-        yield Hit(says, [seen for _, seen in dogs[:3]] + evidence + [seen for _, seen in dogs[3:]])
+def _began_only(comm: Communicator) -> bool:
+    began = [member for member in comm.members if member.init.start]
+    return bool(began) and not comm.complete and not any(member.ended == "Destroy" for member in began)
 
 
-def _suspects(log: Log, reported: set[int]) -> tuple[str, list[Seen]]:
-    """The ranks that had launched least, else those that did not report, and what they said instead."""
-    progress = {fact.rank: fact.enqueued for _, fact, _ in log.account.of(f.Progress)}
-    heard = {fact.rank for _, fact, _ in log.account.of(f.Speaks)} | reported
-    silent = set(range(max(heard) + 1)) - reported
-    if len(set(progress.values())) > 1:
-        suspects = {rank for rank, enqueued in progress.items() if enqueued == min(progress.values())}
-        says = f"; rank {spans(suspects)} had launched least: look there first"
-    elif silent:
-        suspects = silent
-        says = f"; rank {spans(suspects)} did not report: look there first"
-    else:
-        return "", []
-    raised = [(fact, seen) for _, fact, seen in log.account.of(f.Raised) if fact.rank in suspects]
-    if raised:
-        says += f" (rank {raised[0][0].rank} raised {raised[0][0].error})"
-    return says, [seen for _, seen in raised]
+def cut_in_init(log: Log) -> list[Communicator]:
+    """Communicators whose ranks are all there and still connect where the log ends: an excerpt, or a job that runs."""
+    began = [comm for comm in log.communicators if _began_only(comm)]
+    if not began or any(len(comm.ranks) < comm.nranks for comm in began):
+        return []
+    starts = [member.seen for comm in began for member in comm.members]
+    steps = [seen for kind in (f.Via, f.Ring, f.Trees, f.Connected) for comm in began for _, _, seen in comm.of(kind)]
+    return began if log.ends_in(max(starts, key=lambda seen: seen.number), steps) else []
+
+
+def _on_their_way(log: Log) -> dict[Process, list[Seen]]:
+    """What processes said in inits that have not ended, where nothing tells that they began."""
+    return {
+        life.process: [seen for found in life.pending.values() for facts in found.values() for seen in facts.values()]
+        for life in log.account.lives.values()
+        if not life.says_start and any(kind in found for found in life.pending.values() for kind in _IN_INIT)
+    }
 
 
 def ras_deaths(log: Log) -> Iterator[Hit]:
     """Peers that RAS lost."""
+    yield from _by_ras(log, late=False)
+
+
+def ras_delays(log: Log) -> Iterator[Hit]:
+    """Peers that RAS had to wait for, and may yet have heard from."""
+    yield from _by_ras(log, late=True)
+
+
+def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
+    alike: dict[str, list[tuple[Process | None, Seen]]] = {}
     for process, dead, seen in log.account.of(f.RasDead):
-        yield Hit(f"{dead.text} (said by {who([process])})", [seen])
+        if ("timeout warning" in dead.text) is late:
+            alike.setdefault(_SECONDS.sub("# s", dead.text), []).append((process, seen))
+    for text, said in alike.items():
+        yield Hit(f"{text} (said by {who(process for process, _ in said)})", [seen for _, seen in said])
 
 
 def silent_failures(log: Log) -> Iterator[Hit]:
@@ -182,7 +247,7 @@ def silent_failures(log: Log) -> Iterator[Hit]:
     warned = {warning.process for warning in log.account.warnings.values()}
     if None in warned:
         return  # whose it was is not known
-    first: dict[f.Trail, list[Seen]] = {}
+    first: dict[tuple[str, int], list[Seen]] = {}
     told: set[Process | None] = set()
     recovered: dict[Process | None, int] = {}
     for process, init, seen in log.account.of(f.Init):
@@ -191,12 +256,14 @@ def silent_failures(log: Log) -> Iterator[Hit]:
     for process, trail, seen in log.account.of(f.Trail):
         if seen.number < recovered.get(process, 0):
             continue  # an init was completed after it: there was another way
-        if process not in warned and process not in told and trail.code:
+        if process not in warned and process not in told and trail.code not in (0, _IN_PROGRESS):
             told.add(process)
-            first.setdefault(trail, []).append(seen)
-    for trail, places in first.items():
-        reason = RESULTS.get(trail.code, f"error {trail.code}")
-        yield Hit(f"{reason} at {trail.place}, in {len(places)} process{'es' * (len(places) > 1)}", places)
-    for _, failure, seen in log.account.of(f.CudaFailure):
-        if not warned:
+            if not _ABORTED.match(f"{trail.place} {trail.code}"):
+                first.setdefault((trail.place.partition(":")[0], trail.code), []).append(seen)
+    for (place, code), places in first.items():
+        reason = RESULTS.get(code, f"error {code}")
+        yield Hit(f"{reason} in {place}, in {many(len(places), 'process', 'processes')}", places)
+    failed = {failure: seen for _, failure, seen in log.account.of(f.CudaFailure)}
+    for failure, seen in failed.items():
+        if not warned and not _TEARDOWN.search(failure.text):
             yield Hit(f"CUDA failure '{failure.text}'", [seen])

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Seen
 from commwatch.collectors.nccl.communicators import Communicator, spans
-from commwatch.collectors.nccl.evidence import Hit, Log, who
-from commwatch.collectors.nccl.text import Process
+from commwatch.collectors.nccl.evidence import Hit, Log, many, some, who
+from commwatch.collectors.nccl.failures import cut_in_init
 
 #: Networks that are slow but always there.
 _SOCKETS = ("Socket", "NET/Socket")
-#: Path types, near to far.
-_PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "NET", "DIS")
-#: Settings that are each process's own.
-_OWN = ("_FILE", "_DIR", "NCCL_HOSTID", "NCCL_COMM_ID")
 _SLOW_INIT_S = 30.0
+#: A connection that is whole and has no ``/GDRDMA``: lines that were cut may have lost it.
+_STAGED = re.compile(r" via NET/[^/]+/\d+(?:\(\d+\))?(?:/Shared)?(?:\s|$)")
+_LAST = 3
+_RING = 4
+_NVLINK = ("NVL", "NVB", "C2C", "XGMI")
+_FAR = ("PHB", "SYS")
+_TIMING = re.compile(r"(\w+) (\d+(?:\.\d+)?)(?=[,)])")
 
 
 def sockets(log: Log) -> Iterator[Hit]:
@@ -26,32 +31,44 @@ def sockets(log: Log) -> Iterator[Hit]:
     if not links and not (users and log.crosses_nodes):
         return
     seen = [seen for _, seen in links[:3]] + list(users.values())[:3]
+    whose = f"{who([*users] or [process for process, _ in links])} on TCP sockets"
     devices = {hca.device for hcas, _ in log.hcas.values() for hca in hcas.devices}
     fast = sorted(name for name in log.networks if name != "Socket")
-    if devices or fast:
-        why = f"{', '.join(sorted(devices)[:4])} would be there" if devices else f"others use {', '.join(fast)}"
-        yield Hit(f"{who([*users] or [process for process, _ in links])} on TCP sockets; {why}", seen)
-        return
+    cause = log.setting("NCCL_IB_DISABLE", "1") + log.setting("NCCL_NET", "Socket", "socket")
     nothing = [seen for _, _, seen in log.account.of(f.NoHca)]
-    why = "no InfiniBand or RoCE device was found" if nothing else "the log names no other network"
-    yield Hit(f"{who([*users] or [process for process, _ in links])} on TCP sockets; {why}", nothing[:3] + seen)
+    if cause:
+        yield Hit(f"{whose}; {_text(cause[0])}", cause[:2] + seen)
+    elif devices or fast:
+        why = f"there is {some(sorted(devices))}" if devices else f"others use {', '.join(fast)}"
+        yield Hit(f"{whose}; {why}", seen + [seen for _, seen in list(log.hcas.values())[:1]])
+    else:
+        why = "no InfiniBand or RoCE device was found" if nothing else "the log names no other network"
+        yield Hit(f"{whose}; {why}", nothing[:3] + seen)
+
+
+def _text(seen: Seen) -> str:
+    """A message without its head."""
+    return seen.line.rpartition("NCCL INFO ")[2].strip().removesuffix(".")
 
 
 def gdr_off(log: Log) -> Iterator[Hit]:
     """Data for the network goes through host memory."""
-    with_gdr = without = 0
+    with_gdr = without = receives = 0
     staged: list[Seen] = []
     for _, via, seen in log.net_links():
         if via.kind in _SOCKETS:
             continue
         with_gdr += seen.lines * via.gdr
-        without += seen.lines * (not via.gdr)
-        if not via.gdr:
+        if not via.gdr and _STAGED.search(seen.line):
+            without += seen.lines
             staged.append(seen)
+            receives += seen.lines * (via.direction == "receive")
     refused = [(fact, seen) for _, fact, seen in log.account.of(f.GdrGpu) if not fact.enabled]
     unable = [(fact, seen) for _, fact, seen in log.account.of(f.GdrHca) if not fact.enabled]
     if without:
         part = f"{without} of {with_gdr + without} connections" if with_gdr else "all connections"
+        if with_gdr and not receives:
+            part += " (only sends)"
         why = _why_no_gdr(refused, unable)
         yield Hit(
             f"{part} over the network are staged through host memory{why}",
@@ -76,13 +93,15 @@ def shared_memory(log: Log) -> Iterator[Hit]:
         return
     pairs = {(via.src, via.dst) for via, _ in found}
     cause = log.setting("NCCL_P2P_DISABLE", "1") + log.setting("NCCL_P2P_LEVEL")
-    why = f"; {cause[0].line.rpartition('NCCL INFO ')[2]}" if cause else ""
-    yield Hit(f"{len(pairs)} pairs of ranks{why}", cause[:2] + [seen for _, seen in found])
+    why = f"; {_text(cause[0])}" if cause else ""
+    yield Hit(f"{many(len(pairs), 'pair')} of ranks{why}", cause[:2] + [seen for _, seen in found])
 
 
 def network_inside_node(log: Log) -> Iterator[Hit]:
     """Ranks of one node talk over the network."""
     for comm in log.communicators:
+        if not _names_are_nodes(comm):
+            continue
         host_of = {rank: host for host, ranks in comm.hosts.items() for rank in ranks}
         found: list[Seen] = []
         pairs = set()
@@ -97,7 +116,15 @@ def network_inside_node(log: Log) -> Iterator[Hit]:
                 for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL")
                 for seen in log.setting(name, "1", "LOC")
             ]
-            yield Hit(f"{comm.name}: {len(pairs)} pairs of ranks on the same node", cause[:2] + found)
+            why = f"; {_text(cause[0])}" if cause else ""
+            yield Hit(f"{comm.name}: {many(len(pairs), 'pair')} of ranks on the same node{why}", cause[:2] + found)
+
+
+def _names_are_nodes(comm: Communicator) -> bool:
+    """Whether a host's name stands for one node: containers may all be called ``localhost``."""
+    gpus = Counter((member.process.host, member.init.bus_id) for member in comm.members if member.init.bus_id)
+    nodes = comm.layout.nnodes if comm.layout is not None else 0
+    return nodes <= len(comm.hosts) if nodes else all(number == 1 for number in gpus.values())
 
 
 def disabled(log: Log) -> Iterator[Hit]:
@@ -117,61 +144,25 @@ def disabled(log: Log) -> Iterator[Hit]:
 
 
 def slow_paths(log: Log) -> Iterator[Hit]:
-    """Some GPUs of a node reach each other over NVLink, others only over PCIe or between CPUs."""
+    """Some GPUs of a node reach each other over NVLink, others only between CPUs; or all only between CPUs."""
     kinds: dict[str, list[Seen]] = {}
     for _, paths, seen in log.account.of(f.Paths):
         for other, kind in paths.to:
             if other != paths.gpu:
                 kinds.setdefault(kind, []).append(seen)
-    far = [kind for kind in kinds if kind not in ("NVL", "NVB", "C2C")]
-    if "NVL" in kinds and far:
-        yield Hit(f"paths between GPUs: {', '.join(sorted(kinds, key=_PATHS.index))}", kinds[far[0]])
-    nvlink = "NVL" in kinds or any(pattern.type_intra == "NVL" for _, pattern, _ in log.account.of(f.Pattern))
-    for _, pattern, seen in log.account.of(f.Pattern):
-        if pattern.pattern == 4 and pattern.nchannels and pattern.type_intra in ("PHB", "SYS"):
+    rings = [(pattern, seen) for _, pattern, seen in log.account.of(f.Pattern) if pattern.pattern == _RING]
+    nvlink = any(kind in kinds for kind in _NVLINK) or any(pattern.type_intra in _NVLINK for pattern, _ in rings)
+    far = [kind for kind in _FAR if kind in kinds]
+    if nvlink and far:
+        yield Hit(f"some GPUs are linked by NVLink, others only by {', '.join(far)} paths", kinds[far[-1]])
+    for kind in _FAR:
+        found = [(pattern, seen) for pattern, seen in rings if pattern.type_intra == kind and pattern.nchannels]
+        # Without NVLink, paths over one CPU are as near as most machines have them.
+        if found and (nvlink or kind == "SYS"):
+            slowest = min(pattern.bw_intra for pattern, _ in found)
             expected = " though there is NVLink" if nvlink else ""
-            yield Hit(
-                f"rings inside the node take {pattern.type_intra} paths at {pattern.bw_intra:g} GB/s{expected}", [seen]
-            )
-
-
-def settings_differ(log: Log) -> Iterator[Hit]:
-    """A setting has several values."""
-    for name, values in log.env.items():
-        if len(values) > 1 and not name.endswith(_OWN[:2]) and name not in _OWN:
-            parts = (f"{value or '(empty)'} ({who(by)})" for value, by in sorted(values.items()))
-            yield Hit(f"{name}: {'; '.join(parts)}", [next(iter(by.values())) for by in values.values()])
-
-
-def networks_differ(log: Log) -> Iterator[Hit]:
-    """Ranks chose different networks."""
-    by_host: dict[str, set[str]] = {}
-    for name, users in log.networks.items():
-        for process in users:
-            if process is not None:
-                by_host.setdefault(name, set()).add(f"{process.host}:{process.pid}")
-    only = {name: users for name, users in by_host.items() if not all(users <= other for other in by_host.values())}
-    if len(only) > 1:
-        said = "; ".join(f"{name} ({who(log.networks[name])})" for name in sorted(only))
-        yield Hit(said, [next(iter(log.networks[name].values())) for name in sorted(only)])
-
-
-def devices_differ(log: Log) -> Iterator[Hit]:
-    """Ranks see different HCAs, or begin on different interfaces."""
-    by_count: dict[tuple[str, ...], dict[Process, Seen]] = {}
-    for process, (hcas, seen) in log.hcas.items():
-        # Names differ between nodes; how many there are and of what kind should not.
-        by_count.setdefault(tuple(sorted(hca.link for hca in hcas.devices)), {})[process] = seen
-    if len(by_count) > 1:
-        said = "; ".join(f"{len(links)} HCAs ({who(users)})" for links, users in by_count.items())
-        yield Hit(said, [next(iter(users.values())) for users in by_count.values()])
-    by_name: dict[str, dict[Process | None, Seen]] = {}
-    for user, interfaces, seen in log.account.of(f.Interfaces):
-        if interfaces.use == "Bootstrap":
-            by_name.setdefault(interfaces.names[0], {}).setdefault(user, seen)
-    if len(by_name) > 1:
-        said = "; ".join(f"{name} ({who(users)})" for name, users in sorted(by_name.items()))
-        yield Hit(f"bootstrap on {said}", [next(iter(users.values())) for users in by_name.values()])
+            says = f"rings inside the node take {kind} paths at {slowest:g} GB/s a channel{expected}"
+            yield Hit(says, [seen for _, seen in found])
 
 
 def hcas_unused(log: Log) -> Iterator[Hit]:
@@ -184,12 +175,14 @@ def hcas_unused(log: Log) -> Iterator[Hit]:
     for host, numbers in sorted(used.items()):
         mine = [hcas_and_seen for process, hcas_and_seen in log.hcas.items() if process.host == host]
         listed = {hca.number: (hca.device, seen) for hcas, seen in mine for hca in hcas.devices}
+        if not numbers <= {str(number) for number in listed}:
+            continue  # merged cards, or those of a second plug-in, have numbers of their own
         idle = [listed[number] for number in sorted(listed) if str(number) not in numbers]
         if idle and _all_in_sight(log, host):
             alike.setdefault(tuple(device for device, _ in idle), {})[host] = [seen for _, seen in idle[:1]]
     for devices, hosts in alike.items():
         where = next(iter(hosts)) if len(hosts) == 1 else f"{len(hosts)} hosts"
-        yield Hit(f"{', '.join(devices)} on {where}", [seen for found in hosts.values() for seen in found])
+        yield Hit(f"{some(devices, 8)} on {where}", [seen for found in hosts.values() for seen in found])
 
 
 def _all_in_sight(log: Log, host: str) -> bool:
@@ -203,44 +196,23 @@ def _all_in_sight(log: Log, host: str) -> bool:
     return False
 
 
-def uneven_ranks(log: Log) -> Iterator[Hit]:
-    """One rank of a communicator found fewer channels or slower graphs than the others."""
-    for comm in log.communicators:
-        if not comm.pooled:
-            yield from _uneven(comm)
-
-
-def _uneven(comm: Communicator) -> Iterator[Hit]:
-    bandwidth: dict[int, dict[float, dict[int, Seen]]] = {}
-    for member, pattern, seen in comm.of(f.Pattern):
-        total = pattern.nchannels * min(pattern.bw_intra, pattern.bw_inter)
-        bandwidth.setdefault(pattern.pattern, {}).setdefault(total, {}).setdefault(member.init.rank or 0, seen)
-    for number, by in bandwidth.items():
-        lowest = by[min(by)]
-        best = max(by)
-        slow = {rank: seen for rank, seen in lowest.items() if rank not in by[best]}
-        if slow and min(by) < best:
-            yield Hit(
-                f"{comm.name}: rank {spans(slow)} found pattern {number} at {min(by):g} GB/s, others at {best:g}",
-                list(slow.values()),
-            )
-    channels: dict[int, dict[int, Seen]] = {}
-    for member, counts, seen in comm.of(f.Channels):
-        channels.setdefault(counts.coll, {})[member.init.rank or 0] = seen
-    if len(channels) > 1:
-        fewest = channels[min(channels)]
-        yield Hit(
-            f"{comm.name}: rank {spans(fewest)} has {min(channels)} channels, others {max(channels)}",
-            list(fewest.values()),
-        )
-
-
 def nvls_unused(log: Log) -> Iterator[Hit]:
     """NVLink SHARP was asked for and is not used."""
-    asked = log.setting("NCCL_NVLS_ENABLE", "1", "2")
-    if asked and not any(True for _ in log.account.of(f.NvlsUsed)):
-        unable = [seen for _, nvls, seen in log.account.of(f.Nvls) if not nvls.available]
-        yield Hit("not available on this node" if unable else "no communicator has NVLS buffers", asked + unable)
+    asked = log.setting("NCCL_NVLS_ENABLE", "1") + [
+        seen for value, by in log.env.get("NCCL_ALGO", {}).items() if "nvls" in value.lower() for seen in by.values()
+    ]
+    if not asked or any(True for _ in log.account.of(f.NvlsUsed)):
+        return
+    said = [(nvls, seen) for _, nvls, seen in log.account.of(f.Nvls)]
+    unable = [seen for nvls, seen in said if not nvls.available]
+    # That it has channels is all that INIT tells of it. Two ranks have no use for it.
+    without = [
+        (counts.nvls, seen) for comm in log.communicators if comm.nranks > 2 for _, counts, seen in comm.of(f.Channels)
+    ]
+    if unable and len(unable) == len(said):
+        yield Hit(f"not available on {who(process for process, _, _ in log.account.of(f.Nvls))}", asked[:1] + unable)
+    elif without and all(nvls == 0 for nvls, _ in without):
+        yield Hit("no communicator has NVLS channels", asked[:1] + [seen for _, seen in without])
 
 
 def sharp_unused(log: Log) -> Iterator[Hit]:
@@ -251,10 +223,16 @@ def sharp_unused(log: Log) -> Iterator[Hit]:
         for w in log.account.warnings.values()
         if "SHARP coll init error" in w.text or "Cannot initialize CollNet" in w.text
     ]
-    connected = any(True for _ in log.account.of(f.CollNetVia))
+    # It is an affair between nodes, of communicators that are connected.
+    between = any(
+        comm.nodes > 1 and any(name.startswith("NET/") for name in comm.transports()) for comm in log.communicators
+    )
+    connected = any(True for _ in log.account.of(f.CollNetVia)) or any(
+        fact.what == "CollNet" for _, fact, _ in log.account.of(f.Connected)
+    )
     if failed:
         yield Hit(failed[0].text, [warned.seen for warned in failed] + asked[:1])
-    elif asked and not connected and any(comm.transports() for comm in log.communicators):
+    elif asked and between and not connected:
         yield Hit("NCCL_COLLNET_ENABLE=1, but no rank is connected to the CollNet", asked)
 
 
@@ -262,8 +240,12 @@ def slow_inits(log: Log) -> Iterator[Hit]:
     """An init took very long."""
     slow = [(time, seen) for _, time, seen in log.account.of(f.InitTime) if time.total_s > _SLOW_INIT_S]
     if slow:
-        worst = max(time.total_s for time, _ in slow)
-        yield Hit(f"{worst:.0f} s on rank {spans(time.rank for time, _ in slow)}", [seen for _, seen in slow])
+        worst, longest = max(slow, key=lambda found: found[0].total_s)
+        parts = {name: float(took) for name, took in _TIMING.findall(longest.line.partition(" total ")[2])}
+        most = max(parts, key=lambda name: parts[name], default="")
+        spent = f", {parts[most]:.0f} s of them in {most}" if most else ""
+        ranks = spans(time.rank for time, _ in slow)
+        yield Hit(f"{worst.total_s:.0f} s{spent}, on rank {ranks}", [longest] + [seen for _, seen in slow])
 
 
 def retries(log: Log) -> Iterator[Hit]:
@@ -274,11 +256,30 @@ def retries(log: Log) -> Iterator[Hit]:
 
 
 def mixed_output(log: Log) -> Iterator[Hit]:
-    """Several writers have cut each other's lines, or there was more than we keep."""
+    """Several writers have cut each other's lines."""
+    torn = log.account.torn
+    if torn:
+        whose = f"{many(torn, 'message')} {'is' if torn == 1 else 'are'}"
+        yield Hit(f"{whose} glued to others or without a head", log.account.torn_samples)
+
+
+def cut_output(log: Log) -> Iterator[Hit]:
+    """The log's beginning or end is missing, or there was more than we keep."""
     account = log.account
-    if account.torn:
-        yield Hit(f"{account.torn} messages are glued to others or have lost their head", account.torn_samples)
-    if account.overflow:
+    cut = cut_in_init(log)
+    if cut:
+        last = [seen for comm in cut for _, _, seen in comm.of(f.Via)][-_LAST:]
+        yield Hit(f"it ends while {many(len(cut), 'communicator')} (all ranks are there) still connect", last)
+    headless = [
+        (life.process, next(iter(found[f.Via].values())))
+        for life in account.lives.values()
+        for found in [next((of for of in (life.facts, *life.pending.values()) if f.Via in of), None)]
+        if not life.members and found is not None and not account.torn  # else the head may be
+    ]
+    if headless:
         yield Hit(
-            f"{account.overflow} further distinct facts were not kept: what is said here is of the first part", []
+            f"connections of {who(process for process, _ in headless)}, but no init of theirs",
+            [seen for _, seen in headless],
         )
+    if account.overflow:
+        yield Hit(f"{many(account.overflow, 'further distinct fact')} not kept: this is said of the first part", [])

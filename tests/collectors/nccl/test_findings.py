@@ -1,0 +1,149 @@
+"""Findings: each kind is found where it is and not found beside it, with what is said and the lines that show it.
+
+The cases of a kind stand in ``tests/fixtures/nccl/findings/KIND.txt``: ``== found: WORDS`` or ``== not found``, then the
+lines of a log behind a margin. ``>`` in the margin marks the lines that must be the evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from commwatch.collectors.nccl.account import Account
+from commwatch.collectors.nccl.findings import MOST_EVIDENCE, RULES, SEVERITIES, Finding, findings
+
+NCCL = Path(__file__).parents[2] / "fixtures" / "nccl"
+CASES = NCCL / "findings"
+
+
+class Case(NamedTuple):
+    """A log in which a kind of finding is, or is not."""
+
+    kind: str
+    number: int
+    #: A part of what it says; ``None`` if it must not be found.
+    says: str | None
+    lines: list[str]
+    #: Numbers of the lines that show it.
+    evidence: set[int]
+
+
+def _cases(path: Path) -> Iterator[Case]:
+    blocks = path.read_text().removeprefix("== ").split("\n== ")
+    for number, block in enumerate(blocks):
+        head, *marked = block.splitlines()
+        found, _, says = head.partition(": ")
+        assert found in ("found", "not found"), head
+        evidence = {at for at, line in enumerate(marked, start=1) if line.startswith("> ")}
+        yield Case(path.stem, number, says or None, [line[2:] for line in marked], evidence)
+
+
+ALL = [case for path in sorted(CASES.glob("*.txt")) for case in _cases(path)]
+FOUND = [case for case in ALL if case.says is not None]
+NOT_FOUND = [case for case in ALL if case.says is None]
+
+
+def _name(case: Case) -> str:
+    return f"{case.kind}-{case.number}"
+
+
+def _account(lines: list[str], source: str = "job.log") -> Account:
+    account = Account()
+    for number, line in enumerate(lines, start=1):
+        account.add(line, source, number)
+    return account
+
+
+def _of(case: Case) -> list[Finding]:
+    return [finding for finding in findings(_account(case.lines)) if finding.name == case.kind]
+
+
+@pytest.mark.parametrize("case", FOUND, ids=_name)
+def test_found(case: Case) -> None:
+    """A kind is found, says what it must, and shows the lines that say so, as they stand in the file."""
+    saying = [finding for finding in _of(case) if case.says is not None and case.says in finding.says]
+    assert len(saying) == 1, [finding.says for finding in _of(case)]
+    shown = saying[0].evidence
+    numbers = {seen.line for seen in shown}
+    assert numbers <= case.evidence
+    assert len(numbers) == len(shown) == min(len(case.evidence), MOST_EVIDENCE)
+    assert all(seen.text == case.lines[seen.line - 1].strip() and seen.file == "job.log" for seen in shown)
+
+
+@pytest.mark.parametrize("case", NOT_FOUND, ids=_name)
+def test_not_found(case: Case) -> None:
+    """What only looks like it is no finding of that kind."""
+    assert [finding.says for finding in _of(case)] == []
+
+
+def test_every_rule_has_both() -> None:
+    """Every rule has a log in which it is found and one in which it is not, and no case is of a rule that is none."""
+    names = {rule.name for rule in RULES}
+    assert {case.kind for case in FOUND} == names
+    assert {case.kind for case in NOT_FOUND} == names
+
+
+def test_healthy() -> None:
+    """A job on two nodes in good order gives no findings, and half of it (one node's log) gives none either."""
+    lines = (NCCL / "healthy.log").read_text().splitlines()
+    assert findings(_account(lines)) == []
+    assert findings(_account([line for line in lines if not line.startswith("bee:")])) == []
+
+
+def test_sorted() -> None:
+    """Findings come worst first."""
+    lines = [line for case in reversed(FOUND) for line in case.lines]
+    order = [SEVERITIES.index(finding.severity) for finding in findings(_account(lines))]
+    assert order == sorted(order)
+    assert set(order) == {0, 1, 2}
+
+
+def test_evidence_is_bounded() -> None:
+    """However many ranks say it, it is found once, counted, and shown by at most so many lines."""
+    text = "comm 0x{0:x} rank {0} nranks 99 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x5ee - Init START"
+    lines = [f"ant:{rank}:{rank} [0] NCCL INFO ncclCommInitRank {text.format(rank)}" for rank in range(1, 99)]
+    (found,) = findings(_account(lines))
+    assert found.says == "communicator 0x5ee (99 ranks): rank 1-98 began; no word of rank 0"
+    assert [seen.line for seen in found.evidence] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("case", FOUND, ids=_name)
+def test_texts(case: Case) -> None:
+    """All that a finding says is there: one line without end for what was found, whole sentences for meaning and advice."""
+    for finding in _of(case):
+        assert finding.severity in SEVERITIES
+        for text in (finding.title, finding.says):
+            assert text.strip() == text != ""
+            assert "\n" not in text
+        for text in (finding.means, finding.do):
+            assert text[0].isupper()
+            assert text.endswith(".")
+            assert "  " not in text
+
+
+def test_names_are_unique() -> None:
+    """No two rules share a name or a title: people and programs tell findings apart by them."""
+    assert len({rule.name for rule in RULES}) == len({rule.title for rule in RULES}) == len(RULES)
+
+
+def test_several_files() -> None:
+    """Evidence names the file that it stands in."""
+    account = Account()
+    account.add("ant:1:2 [0] NCCL INFO NCCL version 2.25.1+cuda12.8", "ant.log", 7)
+    account.add("bee:1:2 [0] NCCL INFO NCCL version 2.26.2+cuda12.8", "bee.log", 9)
+    (found,) = findings(account)
+    assert found.name == "version_mismatch"
+    assert [(seen.file, seen.line) for seen in found.evidence] == [("ant.log", 7), ("bee.log", 9)]
+
+
+def test_what_was_not_kept() -> None:
+    """Where a log holds more than is kept, that is said."""
+    account = Account(most_facts=3)
+    for number in range(1, 9):
+        account.add(f"ant:1:2 [0] NCCL INFO NCCL_BUFFSIZE set by environment to {number}.", "job.log", number)
+    assert [(found.name, found.says) for found in findings(account)] == [
+        ("cut_output", "6 further distinct facts not kept: this is said of the first part")
+    ]
