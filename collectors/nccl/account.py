@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.classes import warning_class
-from commwatch.collectors.nccl.forms import is_quiet, read
+from commwatch.collectors.nccl.forms import read
+from commwatch.collectors.nccl.quiet import is_quiet
 from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean, has_own_time, parse_line
 
 #: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. What comes past it is counted.

@@ -377,6 +377,12 @@ class Raised(NamedTuple):
     error: str
 
 
+class TorchError(NamedTuple):
+    """PyTorch's exception for an NCCL call that failed."""
+
+    reason: str
+
+
 class Desync(NamedTuple):
     """A line of PyTorch's report on ranks that do not do the same."""
 
@@ -390,6 +396,6 @@ Fact = (
     | Init | End | InitTime | Layout | Mnnvl
     | Ring | Neighbours | Tree | Trees | Channels | Connected | Via | CollNetVia | Nvls | NvlsUsed
     | System | Pattern | Paths | Algo | Kernel | Coll | Call
-    | Trail | Retry | CudaFailure | RasDead | Watchdog | Progress | Speaks | Raised | Desync
+    | Trail | Retry | CudaFailure | RasDead | Watchdog | Progress | TorchError | Speaks | Raised | Desync
 )
 # fmt: on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from commwatch.collectors.nccl import facts as f
@@ -240,6 +241,19 @@ def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
             alike.setdefault(_SECONDS.sub("# s", dead.text), []).append((process, seen))
     for text, said in alike.items():
         yield Hit(f"{text} (said by {who(process for process, _ in said)})", [seen for _, seen in said])
+
+
+def torch_errors(log: Log) -> Iterator[Hit]:
+    """PyTorch gave up on an NCCL call; where NCCL has warned, its warning says more."""
+    if any(warning.kind != "other" for warning in log.account.warnings.values()):
+        return
+    by_reason: dict[str, list[Seen]] = {}
+    times: Counter[str] = Counter()
+    for _, error, seen in log.account.of(f.TorchError):
+        by_reason.setdefault(error.reason, []).append(seen)
+        times[error.reason] += seen.lines
+    for reason, places in by_reason.items():
+        yield Hit(f"{reason} ({many(times[reason], 'time')})", places)
 
 
 def silent_failures(log: Log) -> Iterator[Hit]:

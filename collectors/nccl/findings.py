@@ -145,6 +145,14 @@ RULES: tuple[Rule, ...] = (
         failures.silent_failures,
     ),
     Rule(
+        "torch_error",
+        "error",
+        "PyTorch gave up on an NCCL call",
+        "The call returned this; why, NCCL says only at NCCL_DEBUG=WARN.",
+        "Run again with NCCL_DEBUG=WARN. Invalid usage is often two ranks on one GPU, or a communicator used after its end.",
+        failures.torch_errors,
+    ),
+    Rule(
         "system_error",
         "error",
         "a call to the system failed",

@@ -316,12 +316,17 @@ FORMS: tuple[Form, ...] = (
         r"Rank (\d+)\].{0,600}?[Ll]ast enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)",
         lambda m: f.Progress(*map(_int, m.groups())),
     ),
+    _form(
+        "NCCL error in",
+        r"NCCL error in: [^\s,]{1,400}, (?P<reason>[^,(]{1,80}?)(?: \(|,|$)",
+        f.TorchError,
+    ),
+    _form("[rank", r"\[rank(?P<rank>\d+)\]:", f.Speaks),
     _made(
         "rror",
         r"\[rank(\d+)\]:\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b.{0,200})",
         lambda m: f.Raised(_int(m[1]), m[2].strip()[:200]),
     ),
-    _form("[rank", r"\[rank(?P<rank>\d+)\]:", f.Speaks),
     _made(
         "lagging ranks",
         r"(ranks \[[^\]]{0,2000}\] are the lagging ranks.{0,400})",
@@ -357,18 +362,6 @@ _BY_PART = _by_part(FORMS)
 #: Longer texts are read anew each time: what is kept of a log must not grow with its lines.
 _MOST_KEPT = 2048
 
-#: How known messages begin that carry nothing we keep: plumbing, allocation, plug-ins that were looked for.
-_QUIET = re.compile(
-    r"\s*(?:NCCL git version|NET/Plugin|P2P plugin|Plugin Path|(?:TUNER|PROFILER|ENV|GIN|NET)/Plugin|TUNER/|Comm config|P2P Chunksize"
-    r"|threadThresholds|Setting affinity|Launch mode|Using non-device net|Using internal|DMA-BUF is|PXN Disabled|MNNVL|NVLS"
-    r"|CC O|Connect(?:ed|ion) to proxy|New proxy|Allocated|Imported|UDS|\[?Proxy|proxy|ncclPoll|ncclProxy|ncclTopo|resp\.opId|Received and"
-    r"|(?:send|recv)Connect|Queuing|Dequeued|[Ss]harp rank|SHARP rank|RAS |TOPO/|TUNER|Retrieving state|Initialized|Assigned|Loading|Loaded|Successfully loaded"
-    r"|Check P2P|Bootstrap timings|Mem Realloc|Latency/|Algorithm|Protocol|Max NThreads|Function|(?:Broadcast|Reduce|AllGather|ReduceScatter|AllReduce) \|"
-    r"|=+$|\+ |CPU/|GPU/|NET/|PCI/|NIC/|NVS/|\d+ : |Search |Ring \d|NVLS Head|\S+:\d+ (?:Cuda|memory|NCCL)|comm 0x|Enabled NCCL|DMABUF|Dmabuf|dlvsym|dlopen"
-    r"|Kernel version|ROCr version|HSA|initialized internal|Hostname|Librccl|\[node_id|Enabled GDRCopy|Trees|NVLink|includes? |Pattern"
-    r"|Channel \d+/\d+ +\d|opCount |CommRevoke|ncclCommGrow|\[Rank|\[Service thread\]|Communicator has |Failed to open lib|MSCCL)"
-)
-
 
 def read(text: str) -> tuple[f.Fact, ...]:
     """The facts in ``text``; none where no form is whole in it."""
@@ -399,8 +392,3 @@ def _search(text: str) -> tuple[f.Fact, ...]:
                     if match.start() == 0 and match.end() >= length:
                         return tuple(found)  # there is room for nothing else
     return tuple(found)
-
-
-def is_quiet(text: str) -> bool:
-    """Whether a message without a fact is known to have none."""
-    return _QUIET.match(text) is not None

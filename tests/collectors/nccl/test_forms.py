@@ -8,7 +8,8 @@ import re
 import pytest
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.forms import FORMS, is_quiet, read
+from commwatch.collectors.nccl.forms import FORMS, read
+from commwatch.collectors.nccl.quiet import is_quiet
 
 #: Versions that print it, text, facts.
 Case = tuple[str, str, tuple[f.Fact, ...]]

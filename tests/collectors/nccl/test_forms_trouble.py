@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.forms import is_quiet, read
+from commwatch.collectors.nccl.forms import read
+from commwatch.collectors.nccl.quiet import is_quiet
 
 #: Versions that print it, text, facts.
 Case = tuple[str, str, tuple[f.Fact, ...]]
@@ -67,11 +68,21 @@ TORCH: list[Case] = [
         f"{DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.",
         (CAUGHT, f.Speaks(3)),
     ),
-    ("exception", "[rank3]: ValueError: no such layer", (f.Raised(3, "ValueError: no such layer"),)),
+    (
+        "exception",
+        "[rank3]: ValueError: no such layer",
+        (
+            f.Speaks(3),
+            f.Raised(3, "ValueError: no such layer"),
+        ),
+    ),
     (
         "exception",
         "[rank3]: torch.distributed.DistBackendError: gone",
-        (f.Raised(3, "torch.distributed.DistBackendError: gone"),),
+        (
+            f.Speaks(3),
+            f.Raised(3, "torch.distributed.DistBackendError: gone"),
+        ),
     ),
     ("quoted", f"  what():  [PG 0 Rank 3] {DOG}{NEW_WORK} ran for 90012 milliseconds before timing out.", (CAUGHT,)),
     (
@@ -108,6 +119,19 @@ TORCH: list[Case] = [
         "debug detail",
         "ranks [1, 3] are the lagging ranks that caused it",
         (f.Desync("ranks [1, 3] are the lagging ranks that caused it"),),
+    ),
+    (
+        "exception",
+        "[rank6]: torch.distributed.DistBackendError: NCCL error in: a.cpp:7, invalid usage (run with ..), NCCL version 2.25.1",
+        (
+            f.Version("NCCL", "2.25.1", own=False),
+            f.TorchError("invalid usage"),
+            f.Speaks(6),
+            f.Raised(
+                6,
+                "torch.distributed.DistBackendError: NCCL error in: a.cpp:7, invalid usage (run with ..), NCCL version 2.25.1",
+            ),
+        ),
     ),
     ("debug detail", "[0, 2] finished collective #40", (f.Desync("[0, 2] finished collective #40"),)),
     (

@@ -1,0 +1,22 @@
+"""Known messages that carry nothing we keep, so that what is unknown stays worth counting."""
+
+from __future__ import annotations
+
+import re
+
+#: How known messages begin that carry nothing we keep: plumbing, allocation, plug-ins that were looked for.
+_QUIET = re.compile(
+    r"\s*(?:NCCL git version|NET/Plugin|P2P plugin|Plugin Path|(?:TUNER|PROFILER|ENV|GIN|NET)/Plugin|TUNER/|Comm config|P2P Chunksize"
+    r"|threadThresholds|Setting affinity|Launch mode|Using non-device net|Using internal|DMA-BUF is|PXN Disabled|MNNVL|NVLS"
+    r"|CC O|Connect(?:ed|ion) to proxy|New proxy|Allocated|Imported|UDS|\[?Proxy|proxy|ncclPoll|ncclProxy|ncclTopo|resp\.opId|Received and"
+    r"|(?:send|recv)Connect|Queuing|Dequeued|[Ss]harp rank|SHARP rank|RAS |TOPO/|TUNER|Retrieving state|Initialized|Assigned|Loading|Loaded|Successfully loaded"
+    r"|Check P2P|Bootstrap timings|Mem Realloc|Latency/|Algorithm|Protocol|Max NThreads|Function|(?:Broadcast|Reduce|AllGather|ReduceScatter|AllReduce) \|"
+    r"|=+$|\+ |CPU/|GPU/|NET/|PCI/|NIC/|NVS/|\d+ : |Search |Ring \d|NVLS Head|\S+:\d+ (?:Cuda|memory|NCCL)|comm 0x|Enabled NCCL|DMABUF|Dmabuf|dlvsym|dlopen"
+    r"|Kernel version|ROCr version|HSA|initialized internal|Hostname|Librccl|\[node_id|Enabled GDRCopy|Trees|NVLink|includes? |Pattern"
+    r"|Channel \d+/\d+ +\d|opCount |CommRevoke|ncclCommGrow|\[Rank|\[Service thread\]|Communicator has |Failed to open lib|MSCCL)"
+)
+
+
+def is_quiet(text: str) -> bool:
+    """Whether a message without a fact is known to have none."""
+    return _QUIET.match(text) is not None
