@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from commwatch.collectors.nccl.account import Account
@@ -286,11 +284,9 @@ HOSTILE = [
 NEEDLES = " via  COMPLETE - Init START opCount Bytes -> Algo -> retrying Watchdog ast enqueued :GPU/ NET/IB : Using NCCL INFO "
 
 
+@pytest.mark.timeout(60)  # half a second where this was written; trying each place from each other takes minutes
 @pytest.mark.parametrize("seed", HOSTILE, ids=ascii)
 def test_hostile_lines(seed: str) -> None:
-    """A line of 64 KiB made to be tried again and again is read in the time that its length needs."""
+    """Lines of 64 KiB made to be tried again and again are read in the time that their length needs."""
     line = (seed * 65_536)[: 65_536 - len(NEEDLES)] + NEEDLES
-    before = time.process_time()
-    told(line)
-    # 0.2 s at most where this was written; what tries each place from each other takes minutes.
-    assert time.process_time() - before < 10
+    told(line, f"{line} ", f" {line}")
