@@ -7,6 +7,7 @@ closed cells are handed to the store, and their sums stay here for ``/metrics``.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator
 from math import log
 from typing import Any
@@ -17,11 +18,13 @@ from commwatch.collectors import events as ev
 from commwatch.collectors.ring import number_of
 from commwatch.intervals import Intervals
 from commwatch.joins import GroupJoin, Part, Waits
-from commwatch.sketch import BINS_PER_E
+from commwatch.sketch import BINS_PER_E, merge, quantile
 from commwatch.steps import Mark, Step, StepTracker
+from commwatch.stragglers import LateWindow
 
 #: Pieces of communication kept while no step ends (inference, a long evaluation).
 _MOST_PIECES = 65_536
+_MOST_FAILURES = 16
 _UNMEASURED = ev.FAILED | ev.UNTIMED
 
 
@@ -69,9 +72,13 @@ class RankBook:
         self.read = 0
         #: Records whole by their stamps but beyond all reason; passed over.
         self.nonsense = 0
+        #: The latest operations that raised.
+        self.failures: deque[ev.Record] = deque(maxlen=_MOST_FAILURES)
         #: What the ring says of its trainer right now; the intake keeps these current.
         self.in_flight: list[ev.Record] = []
         self.alive = True
+        #: The trainer's pid as the agent sees it; ``None``: not visible from here.
+        self.pid: int | None = None
         self.closed_properly = False
         self.heartbeat_ns = self.dropped = self.probe_ns = 0
         self._tracker = StepTracker()
@@ -129,7 +136,7 @@ class RankBook:
         last_seq, rank = self.last_seq, self.rank
         self.read += len(records) // ev.RECORD_SIZE
         for record in ev.RECORD.iter_unpack(records):
-            stamp, op, _, group, _, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
+            stamp, op, dtype, group, _, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
             if not launch <= end < ev.NONSENSE or start > end or size >= ev.NONSENSE:
                 self.nonsense += 1
                 continue
@@ -148,6 +155,7 @@ class RankBook:
                 last_seq[group] = seq
             if flags & _UNMEASURED:
                 cell.count_unmeasured(size, failed=bool(flags & ev.FAILED))
+                self.note_failure(record, flags)
                 continue
             duration = end - start
             cell.count += 1
@@ -167,11 +175,16 @@ class RankBook:
             busy.add(start, end)
             # An end seen when the caller came to wait for it says nothing about when the ranks finished.
             if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
-                joined = books.join.add(seq, Part(rank, op, launch, end, duration, books))
+                joined = books.join.add(seq, Part(rank, op, launch, end, duration, books, size, dtype))
                 if joined is not None:
-                    _settle(joined)
+                    _settle(joined, books.join.window)
         if len(busy.starts) > _MOST_PIECES:
             busy.forget(busy.ends[-_MOST_PIECES])
+
+    def note_failure(self, record: tuple[int, ...], flags: int = ev.FAILED) -> None:
+        """Remember an operation that raised, or that its rank died in."""
+        if flags & ev.FAILED:
+            self.failures.append(ev.Record._make(record))
 
     def _open(self, group: int, op: int, size: int) -> _Books:
         """A fresh cell."""
@@ -206,6 +219,14 @@ class RankBook:
             self.totals.setdefault(books.key, Cell()).add(books.cell)
         self._live.clear()
         self.live_from = None
+
+    def usual_ns(self, group: int, op: int) -> float | None:
+        """Median duration of such operations so far; ``None`` where none has ended."""
+        bins: dict[int, int] = {}
+        for key, cell in self.cells():
+            if (key.group, key.op) == (group, op):
+                merge(bins, cell.bins)
+        return quantile(bins, 0.5)
 
     def cells(self) -> Iterator[tuple[CellKey, Cell]]:
         """All that has been counted since the agent took up this ring: closed sums and live cells."""
@@ -260,7 +281,7 @@ class RankBook:
         return steps
 
 
-def _settle(joined: Waits) -> None:
+def _settle(joined: Waits, window: LateWindow) -> None:
     """Write the waits of a complete collective into the books of its ranks."""
     for part, wait in joined.waits:
         books: _Books = part.book
@@ -270,6 +291,14 @@ def _settle(joined: Waits) -> None:
     late: _Books = joined.late.book
     lateness = late.owner.lateness_ns
     lateness[late.key.group] = lateness.get(late.key.group, 0) + joined.lateness_ns
+    window.add(joined.late.end_ns, joined.late.rank, joined.lateness_ns, joined.transfer_ns)
+
+
+def told(part: Part) -> tuple[str, int, str | None]:
+    """Operation, size and dtype of a part, by their names."""
+    books: _Books = part.book
+    owner = books.owner
+    return owner.op_name(part.op), part.size, owner.dtypes.get(part.dtype)
 
 
 class Job:

@@ -19,6 +19,7 @@ from commwatch.nccl import NcclLogs, NcclMessage, Topology
 from commwatch.operations import Operation, Place, place_of
 from commwatch.problems import ERRORS, Problem
 from commwatch.summary import DIMENSIONS, Row
+from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
 from commwatch.views import Agent, GroupView, JobView, RankView, StepView
 
 MOST_ROWS = 10_000
@@ -264,6 +265,25 @@ def groups(agent: AgentOf, job: JobFilter = None) -> list[GroupView]:
     """The process groups that were used."""
     _job_exists(agent, job)
     return agent.groups(job)
+
+
+@router.get("/verdicts")
+def job_verdicts(agent: AgentOf, job: JobFilter = None) -> list[Verdict]:
+    """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers. Empty: nothing is."""
+    _job_exists(agent, job)
+    views = agent.groups(job)
+    groups = {(group.job_id, group.group_id): group for group in views}
+    late = [
+        lateness(late, groups[job_id, group_id])
+        for job_id, group_id, late in agent.stragglers(job)
+        if (job_id, group_id) in groups
+    ]
+    odd = [
+        disagreement(what, groups[what.job_id, what.group_id])
+        for what in agent.disagreements(job)
+        if (what.job_id, what.group_id) in groups
+    ]
+    return verdicts(agent.ranks(job), views) + [verdict for verdict in odd if verdict is not None] + late
 
 
 @router.get("/topology")

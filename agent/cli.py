@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import shlex
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -123,6 +124,23 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="for programs: all of it")
     explain.set_defaults(command=_explain, dir=None, state=None, config=None, host=None, port=None)
 
+    diagnose = commands.add_parser(
+        "diagnose",
+        parents=[common],
+        help="what is wrong right now: hangs, stalls, stragglers",
+        description="Say what is wrong right now with the jobs of this node, or of all nodes whose agents are named. "
+        "Exit code 0: healthy, 1: a verdict.",
+    )
+    diagnose.add_argument(
+        "agents",
+        nargs="*",
+        metavar="ADDRESS",
+        help="agents (host, host:port, URL), or a file of targets (file_sd, .json)",
+    )
+    diagnose.add_argument("--job", help="only this job")
+    diagnose.add_argument("--json", action="store_true", help="for programs")
+    diagnose.set_defaults(command=_diagnose)
+
     native = commands.add_parser(
         "native",
         help="the native hook: build it, see what there is, remove it",
@@ -169,6 +187,21 @@ def _explain(config: Config, arguments: argparse.Namespace) -> int:
         return explain(arguments.logs, arguments.json)
     except CannotRead as error:
         raise UsageError(f"explain: {error}") from None
+
+
+def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch import diagnose
+
+    try:
+        urls = diagnose.addresses(arguments.agents) if arguments.agents else diagnose.local_agents(config.dir)
+        seen = diagnose.ask(urls, arguments.job)
+    except diagnose.CannotDiagnose as error:
+        raise UsageError(f"diagnose: {error}") from None
+    found = diagnose.conclude(seen)
+    stacks = diagnose.stacks(found, seen.ranks, socket.gethostname())
+    say = diagnose.as_json if arguments.json else diagnose.text
+    print(say(found, seen, stacks))
+    return int(bool(found))
 
 
 def _again(arguments: argparse.Namespace) -> str:

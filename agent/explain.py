@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.communicators import spans
 from commwatch.collectors.nccl.findings import SEVERITIES, Finding, findings
 from commwatch.collectors.nccl.labels import labels
 from commwatch.collectors.nccl.lines import lines_of
 from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
+from commwatch.collectors.spans import spans
 
 #: What is shown of lists that can be long; ``--json`` has all of it.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8

@@ -147,7 +147,8 @@ class Intake:
         reader, book = source.reader, source.book
         if reader is None:
             return 0
-        alive = reader.alive() and reader.identity.get("boot_id") == self._boot_id
+        owner = reader.owner()
+        alive = owner is not None and reader.identity.get("boot_id") == self._boot_id
         drained = reader.drain(final=not alive, limit=_BATCH)
         source.lost += drained.lost
         self.lost += drained.lost
@@ -160,11 +161,15 @@ class Intake:
         source.next_n, source.final = reader.next_n, not alive
         with self._lock:
             book.lost = source.lost
+            if not alive and book.alive and not book.closed_properly:
+                for record in reader.in_flight():
+                    book.note_failure(record._replace(end_ns=max(record.launch_ns, reader.counter(ring.HEARTBEAT))))
             book.in_flight = reader.in_flight() if alive else []
             book.heartbeat_ns = reader.counter(ring.HEARTBEAT)
             book.dropped, book.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
             book.closed_properly = reader.counter(ring.CLOSED) > 0
             book.alive = alive and not book.closed_properly
+            book.pid = (owner or None) if book.alive else None
         return drained.read + drained.lost
 
     def _tell(self, source: _Source, wall_ns: int) -> None:

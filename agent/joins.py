@@ -6,11 +6,15 @@ took is the pure transfer. Clocks of different ranks are compared only to tell t
 
 from __future__ import annotations
 
+from collections import deque
 from statistics import median
 from typing import Any, NamedTuple
 
+from commwatch.stragglers import LateWindow
+
 #: Collectives of one group waiting for their ranks; the oldest is given up first.
 MOST_PENDING = 1024
+_MOST_ODD = 4
 
 
 class Part(NamedTuple):
@@ -23,6 +27,9 @@ class Part(NamedTuple):
     duration_ns: int
     #: The rank's own books; handed back untouched.
     book: Any
+    size: int = 0
+    #: As the rank numbers them.
+    dtype: int = 0
 
 
 class Waits(NamedTuple):
@@ -47,11 +54,11 @@ def split(parts: list[Part]) -> Waits:
 class _Pending:
     """A collective some of whose ranks are here."""
 
-    __slots__ = ("first_end", "last_launch", "op", "parts", "same_op")
+    __slots__ = ("first_end", "last_launch", "op", "parts", "same_data", "same_op")
 
     def __init__(self, part: Part) -> None:
         self.parts = {part.rank: part}
-        self.op, self.same_op = part.op, True
+        self.op, self.same_op, self.same_data = part.op, True, True
         self.first_end, self.last_launch = part.end_ns, part.launch_ns
 
 
@@ -63,6 +70,10 @@ class GroupJoin:
         self._pending: dict[int, _Pending] = {}
         #: Collectives given up: a rank is not in sight, or was in another operation.
         self.unjoined = 0
+        #: The latest ones whose ranks were in different operations, or passed different data; numbers, and their parts.
+        self.odd: deque[tuple[int, list[Part]]] = deque(maxlen=_MOST_ODD)
+        #: Who was late in those that came together.
+        self.window = LateWindow()
 
     def add(self, seq: int, part: Part) -> Waits | None:
         """Take one rank's part; returns the collective once it is complete."""
@@ -85,10 +96,15 @@ class GroupJoin:
         pending.first_end = min(pending.first_end, part.end_ns)
         pending.last_launch = max(pending.last_launch, part.launch_ns)
         pending.same_op = pending.same_op and part.op == pending.op
+        first = next(iter(pending.parts.values()))
+        pending.same_data = pending.same_data and part.size == first.size and part.dtype == first.dtype
         if len(pending.parts) < self._size:
             return None
         del self._pending[seq]
+        parts = list(pending.parts.values())
+        if not pending.same_op or not pending.same_data:
+            self.odd.append((seq, parts))
         if not pending.same_op:
             self.unjoined += 1
             return None
-        return split(list(pending.parts.values()))
+        return split(parts)

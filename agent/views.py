@@ -10,12 +10,14 @@ from pathlib import Path
 from time import time_ns
 
 from commwatch import joins
-from commwatch.aggregate import Aggregate, RankBook
+from commwatch.aggregate import Aggregate, RankBook, told
 from commwatch.books import SLOT_NS, GroupInfo
 from commwatch.collectors import events as ev
+from commwatch.collectors import process
 from commwatch.history import History
 from commwatch.operations import Operation, Place, Reader
 from commwatch.store import RingRow
+from commwatch.stragglers import Late
 from commwatch.summary import Counted, Row, counted, identify, summarise
 
 
@@ -62,10 +64,43 @@ class InFlight:
     group_id: str
     seq: int
     peer: int | None
-    size_bytes: int
+    tag: int | None
+    dtype: str | None
+    #: ``None``: it has none, or it is not known.
+    size_bytes: int | None
     age_s: float
     #: A thread stands in a wait for it.
     blocked: bool
+    #: For how long; ``None`` where nobody does, or where that is not seen: collectives.
+    waited_s: float | None
+    #: Median duration of such operations of this rank so far; ``None``: none has ended.
+    usual_s: float | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A collective that raised on this rank."""
+
+    op: str
+    group_id: str
+    seq: int
+    dtype: str | None
+    size_bytes: int | None
+    #: Seconds since.
+    ago_s: float
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A collective that ended though its ranks were in different operations, or passed different data."""
+
+    job_id: str
+    group_id: str
+    seq: int
+    #: Operation, size in bytes and dtype by rank.
+    ranks: dict[int, tuple[str, int, str | None]]
+    #: Seconds since.
+    ago_s: float
 
 
 @dataclass(frozen=True)
@@ -81,11 +116,15 @@ class RankView:
     local_rank: int | None
     pid: int
     hook: str
+    #: ``running``, ``sleeping``, ``disk``, ``stopped`` or ``zombie``; ``None``: the agent cannot see the process.
+    process: str | None
     #: Seconds since the probe last gave a sign of life; ``None`` once the rank is no more.
     heartbeat_age_s: float | None
     #: Latest finished collective per group, by ``group_id``.
     last_seq: dict[str, int]
     in_flight: list[InFlight]
+    #: The latest ones.
+    failed: list[Failed]
     records: int
     lost: int
 
@@ -236,14 +275,39 @@ class Agent:
             local_rank=identity.get("local_rank"),
             pid=int(identity.get("pid", 0)),
             hook=str(identity.get("hook", "")),
+            process=process.state(book.pid) if book is not None and book.pid is not None else None,
             heartbeat_age_s=max(0, now - book.heartbeat_ns) / 1e9 if book is not None and alive else None,
             last_seq={book.group(small_id).group_id: seq for small_id, seq in book.last_seq.items()}
             if book is not None
             else {},
             in_flight=[_in_flight(book, record, now) for record in book.in_flight] if book is not None else [],
+            failed=[_failed(book, record, now) for record in book.failures] if book is not None else [],
             records=ring.next_n - ring.lost,
             lost=ring.lost + ring.dropped,
         )
+
+    def stragglers(self, job: str | None) -> list[tuple[str, str, Late]]:
+        """Job, ``group_id`` and the straggler of each group that has one; only of groups whose ranks are all on this node."""
+        with self._lock:
+            known = self._aggregate.jobs.values() if self._aggregate is not None else ()
+            jobs = [each for each in known if any(book.alive for book in each.books.values())]
+            found = [(each.id, group_id, join.window.late()) for each in jobs for group_id, join in each.joins.items()]
+        return [
+            (job_id, group_id, late) for job_id, group_id, late in found if late is not None and job in (None, job_id)
+        ]
+
+    def disagreements(self, job: str | None) -> list[Disagreement]:
+        """The latest ones of each group whose ranks are all on this node."""
+        found = []
+        with self._lock:
+            jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
+            for each in jobs:
+                for group_id, join in each.joins.items() if job in (None, each.id) else ():
+                    for seq, parts in join.odd:
+                        ago_s = max(0, self._now_ns() - max(part.end_ns for part in parts)) / 1e9
+                        ranks = {part.rank: told(part) for part in parts}
+                        found.append(Disagreement(each.id, group_id, seq, ranks, ago_s))
+        return found
 
     def groups(self, job: str | None) -> list[GroupView]:
         """The groups, by job."""
@@ -306,16 +370,25 @@ def _job(job: str, rings: list[RingRow]) -> JobView:
 
 
 def _in_flight(book: RankBook, record: ev.Record, now_ns: int) -> InFlight:
-    group = book.group(record.group)
-    peer = record.peer if record.peer >= 0 else None
-    age = max(0, now_ns - record.launch_ns) / 1e9
+    group, op = book.group(record.group), book.op_name(record.op)
+    blocked, usual_ns = bool(record.flags & ev.BLOCKED), book.usual_ns(record.group, record.op)
     return InFlight(
-        book.op_name(record.op),
-        group.label,
-        group.group_id,
-        record.seq,
-        peer,
-        record.size_bytes,
-        age,
-        bool(record.flags & ev.BLOCKED),
+        op=op,
+        group=group.label,
+        group_id=group.group_id,
+        seq=record.seq,
+        peer=record.peer if record.peer >= 0 else None,
+        tag=record.tag if op in ev.P2P else None,
+        dtype=book.dtypes.get(record.dtype),
+        size_bytes=None if record.flags & ev.NO_SIZE else record.size_bytes,
+        age_s=max(0, now_ns - record.launch_ns) / 1e9,
+        blocked=blocked,
+        waited_s=max(0, now_ns - record.start_ns) / 1e9 if blocked and op in ev.P2P else None,
+        usual_s=None if usual_ns is None else usual_ns / 1e9,
     )
+
+
+def _failed(book: RankBook, record: ev.Record, now_ns: int) -> Failed:
+    size = None if record.flags & ev.NO_SIZE else record.size_bytes
+    dtype, ago = book.dtypes.get(record.dtype), max(0, now_ns - record.end_ns) / 1e9
+    return Failed(book.op_name(record.op), book.group(record.group).group_id, record.seq, dtype, size, ago)

@@ -194,6 +194,10 @@ class Drained(NamedTuple):
     lost: int
 
 
+#: ``struct flock`` of 64-bit Linux: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+
+
 class RingReader:
     """The agent's end.
 
@@ -242,14 +246,18 @@ class RingReader:
         """One of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...)."""
         return self._counters[index]
 
+    def owner(self) -> int | None:
+        """The process that holds the trainer's lock on the file: its pid as this process sees it, 0 where it cannot see it.
+
+        ``None``: nobody holds it any more. A pid out of the file itself would mean nothing across containers.
+        """
+        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else max(pid, 0)
+
     def alive(self) -> bool:
-        """True while the trainer's process holds its lock on the file; pids mean nothing across containers."""
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        fcntl.lockf(self._fd, fcntl.LOCK_UN)
-        return False
+        """True while the trainer's process lives."""
+        return self.owner() is not None
 
     def drain(self, final: bool = False, limit: int = 1 << 30) -> Drained:
         """Take what has been written since the last call.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -155,14 +155,3 @@ def _join(
         found[key] = Communicator(init.comm_id, init.nranks, len(key) == 1, parent, init.color)
     found[key].members.append(member)
     return found[key]
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Whole numbers for people: ``0-3, 7``."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)

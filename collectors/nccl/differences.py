@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Seen
-from commwatch.collectors.nccl.communicators import Communicator, spans
+from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Hit, Log, who
 from commwatch.collectors.nccl.text import Process
+from commwatch.collectors.spans import spans
 
 _NOT_SET = "not set"
 #: What a rank may have of its own, or only rank 0.

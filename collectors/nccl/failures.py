@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Seen, Warned
-from commwatch.collectors.nccl.communicators import Communicator, spans
+from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch.collectors.nccl.text import Process
+from commwatch.collectors.spans import spans
 
 #: ``ibv_wc_status``: what the completion of a request came back with.
 IB_STATUS = {

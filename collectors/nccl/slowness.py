@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Seen
-from commwatch.collectors.nccl.communicators import Communicator, spans
+from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Hit, Log, many, some, who
 from commwatch.collectors.nccl.failures import cut_in_init
+from commwatch.collectors.spans import spans
 
 #: Networks that are slow but always there.
 _SOCKETS = ("Socket", "NET/Socket")

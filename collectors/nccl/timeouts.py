@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Seen
-from commwatch.collectors.nccl.communicators import spans
 from commwatch.collectors.nccl.evidence import Hit, Log, some
+from commwatch.collectors.spans import spans
 
 _SCOPE = re.compile(r"\[PG (?:ID )?(\d+)")
 _RANK = re.compile(r"\[rank(\d+)\]:")

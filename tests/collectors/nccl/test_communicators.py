@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commwatch.collectors.nccl.account import Account
-from commwatch.collectors.nccl.communicators import Communicator, Link, communicators, spans
+from commwatch.collectors.nccl.communicators import Communicator, Link, communicators
+from commwatch.collectors.spans import spans
 
 
 def _comms(*lines: str) -> list[Communicator]:

@@ -1,0 +1,179 @@
+"""``commwatch diagnose``: what is wrong right now, on this node or on all whose agents are named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from commwatch.collectors.spans import spans
+from commwatch.config import DEFAULT_PORT
+from commwatch.daemon import answering
+from commwatch.verdicts import Verdict, verdicts
+from commwatch.views import GroupView, InFlight, RankView
+
+_TIMEOUT_S = 10.0
+_STACK_S = 20.0
+_T = TypeVar("_T")
+
+
+class CannotDiagnose(Exception):
+    """No agent answers; the message names them."""
+
+
+@dataclass
+class Seen:
+    """What the agents say, put together."""
+
+    ranks: list[RankView]
+    groups: list[GroupView]
+    #: What only the agents themselves can tell: who is late, and who disagreed in what has ended.
+    told: list[Verdict]
+    #: Agents that did not answer, with the reason.
+    silent: dict[str, str]
+
+
+def local_agents(directory: Path) -> list[str]:
+    """The agents of a run directory: the one that watches it, and those of ``commwatch run`` in its corners."""
+    found = (answering(place) for place in (directory, *sorted(directory.glob("run-*"))))
+    return [about.url for about in found if about is not None]
+
+
+def addresses(names: Iterable[str]) -> list[str]:
+    """URLs of agents: of ``host``, ``host:port``, URLs, and files of targets in Prometheus' ``file_sd`` format (JSON).
+
+    Raises:
+        CannotDiagnose: a file cannot be read or holds something else.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        if not name.endswith(".json"):
+            found[_url(name)] = None
+            continue
+        try:
+            targets = [
+                target for entry in json.loads(Path(name).read_text(encoding="utf-8")) for target in entry["targets"]
+            ]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CannotDiagnose(f"{name}: not a file of targets (file_sd): {error}") from None
+        found.update({_url(str(target)): None for target in targets})
+    return list(found)
+
+
+def _url(name: str) -> str:
+    if "://" in name:
+        return name.rstrip("/")
+    host, colon, port = name.rpartition(":")
+    is_port = bool(colon) and port.isdecimal() and (host.endswith("]") or ":" not in host)
+    return f"http://{name}" if is_port else f"http://{name}:{DEFAULT_PORT}"
+
+
+def ask(urls: list[str], job: str | None) -> Seen:
+    """Ask all agents at once.
+
+    Raises:
+        CannotDiagnose: none answers.
+    """
+    with ThreadPoolExecutor(max_workers=min(64, len(urls) or 1)) as pool:
+        answers = list(pool.map(lambda url: _ask(url, job), urls))
+    seen = Seen([], [], [], {})
+    for url, answer in zip(urls, answers, strict=True):
+        if isinstance(answer, str):
+            seen.silent[url] = answer
+            continue
+        seen.ranks += answer[0]
+        seen.groups += answer[1]
+        seen.told += answer[2]
+    if len(seen.silent) == len(urls):
+        said = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
+        raise CannotDiagnose(said or "no agent watches here; name one, or give its run directory with --dir")
+    return seen
+
+
+def _ask(url: str, job: str | None) -> tuple[list[RankView], list[GroupView], list[Verdict]] | str:
+    """One agent's ranks, groups and stragglers, or why it did not answer."""
+    try:
+        jobs = [
+            each["job_id"] for each in _get(url, "jobs") if each["state"] == "running" and job in (None, each["job_id"])
+        ]
+        ranks, groups, late = [], [], []
+        for each in jobs:
+            query = f"?job={urllib.parse.quote(each, safe='')}"
+            for answer in _get(url, f"ranks{query}"):
+                ranks.append(
+                    _view(RankView, {**answer, "in_flight": [_view(InFlight, op) for op in answer["in_flight"]]})
+                )
+            groups += [_view(GroupView, answer) for answer in _get(url, f"groups{query}")]
+            late += [_view(Verdict, v) for v in _get(url, f"verdicts{query}") if v["kind"] in ("straggler", "desync")]
+    except OSError as error:
+        return str(getattr(error, "reason", error))
+    except (ValueError, KeyError, TypeError) as error:
+        return f"does not answer as an agent of this version: {error}"
+    return ranks, groups, late
+
+
+def _get(url: str, path: str) -> Any:
+    with urllib.request.urlopen(f"{url}/api/v1/{path}", timeout=_TIMEOUT_S) as response:  # noqa: S310 - what the user named
+        return json.load(response)
+
+
+def _view(kind: type[_T], answer: dict[str, Any]) -> _T:
+    return kind(**{field.name: answer[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def conclude(seen: Seen) -> list[Verdict]:
+    """The verdicts on what all agents see."""
+    found = verdicts(seen.ranks, seen.groups)
+    known = {(verdict.job_id, verdict.group_id, verdict.cause) for verdict in found}
+    return found + [told for told in seen.told if (told.job_id, told.group_id, told.cause) not in known]
+
+
+def stacks(found: list[Verdict], ranks: list[RankView], hostname: str) -> dict[int, str]:
+    """Python stacks of the ranks that verdicts are about and that run here, where ``py-spy`` is installed and allowed to."""
+    if shutil.which("py-spy") is None:
+        return {}
+    about = {(verdict.job_id, rank) for verdict in found for rank in (*verdict.ranks, *verdict.waiting)}
+    taken = {}
+    for view in ranks:
+        if (view.job_id, view.rank) in about and view.host == hostname and view.state == "running":
+            command = ["py-spy", "dump", "--nonblocking", "--pid", str(view.pid)]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=_STACK_S, check=False)
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+            if done.returncode == 0:
+                taken[view.rank] = done.stdout.rstrip()
+    return taken
+
+
+def text(found: list[Verdict], seen: Seen, stacks_of: dict[int, str]) -> str:
+    """For people."""
+    lines = [f"{url} does not answer: {why}" for url, why in seen.silent.items()]
+    jobs = sorted({view.job_id for view in seen.ranks})
+    if not found:
+        ranks = [view for view in seen.ranks if view.state == "running"]
+        lines.append(
+            f"healthy: {len(jobs)} running job{'s' * (len(jobs) != 1)}, {len(ranks)} ranks"
+            if jobs
+            else "no running job"
+        )
+    for verdict in found:
+        whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
+        lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")
+        lines.append(f"  {verdict.says}")
+    for rank, stack in sorted(stacks_of.items()):
+        lines += ["", f"rank {rank}:", *(f"  {line}" for line in stack.splitlines())]
+    return "\n".join(lines)
+
+
+def as_json(found: list[Verdict], seen: Seen, stacks_of: dict[int, str]) -> str:
+    """For programs."""
+    whole = {"verdicts": [asdict(verdict) for verdict in found], "silent": seen.silent, "stacks": stacks_of}
+    return json.dumps(whole, indent=2)

@@ -1,0 +1,61 @@
+"""Who is late most of the time: a rolling window over the joined collectives of one group. Pure.
+
+By medians, never by standard deviations: among n ranks one cannot be further than (n-1)/sqrt(n) of them from the mean, 1.2 of
+three, so "three sigma" would never fire on a node.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import NamedTuple
+
+WINDOW_NS = 30_000_000_000
+#: Fewer collectives than this say nothing; more than that are not kept.
+LEAST, MOST = 5, 4096
+#: A straggler is late in so much of a window's collectives, and costs the others so much of its time.
+LATE_IN, COSTS = 0.6, 0.05
+#: By less than this, or than the transfer itself takes, nobody is called late.
+LEAST_LATE_NS = 1_000_000
+
+
+class Late(NamedTuple):
+    """The rank that was late in a window, and what it cost."""
+
+    rank: int
+    collectives: int
+    late_in: int
+    #: Median over the collectives in which it was late.
+    lateness_ns: int
+    #: What the others (their median) waited for it, in all.
+    cost_ns: int
+    window_ns: int
+
+
+class LateWindow:
+    """The latest joined collectives of a group whose ranks are all in sight."""
+
+    def __init__(self) -> None:
+        self._joined: deque[tuple[int, int, int, int]] = deque(maxlen=MOST)
+
+    def add(self, end_ns: int, rank: int, lateness_ns: int, transfer_ns: int) -> None:
+        """A collective ended: who was last, how long the others waited for it, what the transfer took."""
+        self._joined.append((end_ns, rank, lateness_ns, transfer_ns))
+
+    def late(self) -> Late | None:
+        """The straggler of the window, if there is one."""
+        if not self._joined:
+            return None
+        until = max(end for end, *_ in self._joined)
+        window = [joined for joined in self._joined if joined[0] > until - WINDOW_NS]
+        by_rank: dict[int, list[int]] = {}
+        for _, rank, lateness, _ in window:
+            by_rank.setdefault(rank, []).append(lateness)
+        rank = max(by_rank, key=lambda rank: sum(by_rank[rank]))
+        late, span = by_rank[rank], until - min(end for end, *_ in window)
+        if len(window) < LEAST or len(late) < LATE_IN * len(window) or not span:
+            return None
+        usual, cost = int(median(late)), sum(late)
+        if usual < max(LEAST_LATE_NS, median(transfer for *_, transfer in window)) or cost < COSTS * span:
+            return None
+        return Late(rank, len(window), len(late), usual, cost, span)

@@ -1,0 +1,350 @@
+"""What is wrong with a job's communication right now: hangs, stalls, ranks that disagree (DESIGN §4). Pure.
+
+Everything is concluded from what the ranks have in flight, so it holds while a trainer is stopped, stuck in C, or gone,
+and the same function judges one node or the ranks of many agents put together: ages are compared, clocks never.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from commwatch.collectors import events as ev
+from commwatch.collectors.spans import spans
+from commwatch.stragglers import Late
+from commwatch.views import Disagreement, Failed, GroupView, InFlight, RankView
+
+#: An operation hangs when it is older than this, and than so many times its usual duration.
+HANG_S, USUAL_TIMES = 10.0, 5.0
+#: What cannot be but wrong is said after this long: a half-read table must not say it.
+CERTAIN_S = 2.0
+#: Ranks that disagreed and raised are told of for so long.
+RECENT_S = 60.0
+#: A rank whose probe has given no sign of life for so long does not get to run Python.
+SILENT_S = 5.0
+#: Operations whose ranks all pass the same size.
+_SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
+#: Worst first: which of several absent ranks is named.
+_CAUSES = ("dead", "gone", "stopped", "unseen", "silent", "not_joined")
+_SAYS = {
+    "dead": "process dead: rank {} was killed or crashed",
+    "gone": "rank gone: rank {} has ended and will not come",
+    "stopped": "stalled: rank {} has not joined; its process is stopped",
+    "unseen": "agent cannot see rank {}: it runs elsewhere (ask its agent, too), or has not communicated yet",
+    "silent": "stalled: rank {} has not joined; its Python does not run (stuck in C, or holding the GIL)",
+    "not_joined": "stalled: rank {} has not joined; it is alive and does something else",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing that is wrong, and whose fault it seems."""
+
+    #: ``hang``, ``stalled`` (a rank is late beyond measure but alive), ``desync`` or ``straggler``.
+    kind: str
+    #: ``dead``, ``gone``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order`` or ``late``.
+    cause: str
+    job_id: str
+    group_id: str
+    group: str
+    seq: int | None
+    op: str
+    #: The culprits; all who are inside where nobody stands out.
+    ranks: list[int]
+    #: Who waits.
+    waiting: list[int]
+    since_s: float
+    says: str
+
+
+class _Wait(NamedTuple):
+    """Ranks that are inside an operation, and members that are not."""
+
+    group: GroupView
+    inside: Mapping[int, InFlight | Failed]
+    missing: list[int]
+    #: Nobody is inside any more: it raised.
+    raised: bool = False
+
+    @property
+    def since_s(self) -> float:
+        return max(age(op) for op in self.inside.values())
+
+    @property
+    def limit_s(self) -> float:
+        usual = [op.usual_s for op in self.inside.values() if isinstance(op, InFlight) and op.usual_s is not None]
+        return max(HANG_S, USUAL_TIMES * max(usual, default=0.0))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the group has never completed anything."""
+        return all(isinstance(op, InFlight) and op.usual_s is None for op in self.inside.values())
+
+
+def age(op: InFlight | Failed) -> float:
+    """How long an operation has kept somebody waiting, a posted send or recv only since its wait began; or since it raised."""
+    if isinstance(op, Failed):
+        return op.ago_s
+    return op.age_s if op.waited_s is None else op.waited_s
+
+
+def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
+    """What is wrong, the longest first.
+
+    Args:
+        ranks: of any number of nodes, each rank once, in its latest life.
+        groups: likewise; a group that several nodes tell of may stand there several times.
+    """
+    known = {(rank.job_id, rank.rank): rank for rank in ranks}
+    merged: dict[tuple[str, str], GroupView] = {}
+    for group in groups:
+        merged.setdefault((group.job_id, group.group_id), group)
+    found, certain = [], []
+    for group in merged.values():
+        here = [view for (job, _), view in known.items() if job == group.job_id]
+        quarrel = _quarrel(group, here)
+        if quarrel is not None:
+            certain.append(quarrel)
+            continue
+        found += [(wait, verdict) for wait in _waits(group, here, known) for verdict in _judge(wait, known)]
+    return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
+
+
+# -- who does what ------------------------------------------------------------------------------
+
+
+def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
+    """Ranks in different operations at the same place of a group, or in the same with different data, now or lately."""
+    at: dict[int, dict[int, tuple[str, str, float]]] = {}
+    for view in here:
+        for failed in view.failed:
+            if failed.group_id == group.group_id and failed.op not in ev.P2P and failed.ago_s < RECENT_S:
+                at.setdefault(failed.seq, {})[view.rank] = (
+                    failed.op,
+                    _data(failed.size_bytes, failed.dtype),
+                    failed.ago_s,
+                )
+        for op in view.in_flight:
+            if op.group_id == group.group_id and op.op not in ev.P2P and op.age_s > CERTAIN_S:
+                at.setdefault(op.seq, {})[view.rank] = (op.op, _data(op.size_bytes, op.dtype), op.age_s)
+    judged = (_disagreement(group, seq, at[seq]) for seq in sorted(at))
+    return next((verdict for verdict in judged if verdict is not None), None)
+
+
+def disagreement(what: Disagreement, group: GroupView) -> Verdict | None:
+    """The verdict on a collective that ended though its ranks did not do the same; ``None`` if that was long ago, or right."""
+    ranks = {rank: (op, _data(size, dtype), what.ago_s) for rank, (op, size, dtype) in what.ranks.items()}
+    return _disagreement(group, what.seq, ranks) if what.ago_s < RECENT_S else None
+
+
+def _disagreement(group: GroupView, seq: int, ranks: dict[int, tuple[str, str, float]]) -> Verdict | None:
+    """The verdict on what ranks do at one place: operation, data, and for how long or how long ago."""
+    ops = {rank: op for rank, (op, _, _) in ranks.items()}
+    data = {rank: data for rank, (_, data, _) in ranks.items()}
+    if len(set(ops.values())) > 1:
+        cause, odd, says = "ops", _odd(ops), f"ranks in different ops: {_parts(ops)}"
+    elif len(set(data.values())) > 1 and set(ops.values()) <= _SAME_SIZE:
+        cause, odd, says = "sizes", _odd(data), f"sizes or dtypes differ: {_parts(data)}"
+    else:
+        return None
+    most = Counter(ops.values()).most_common(1)[0][0]
+    about = (group.job_id, group.group_id, group.group, seq, most)
+    since = max(since for _, _, since in ranks.values())
+    says = f"{says} ({most} {seq} of group {group.group}, {since:.0f} s ago)"
+    return Verdict("desync", cause, *about, odd, sorted(set(ranks) - set(odd)), since, says)
+
+
+def _data(size_bytes: int | None, dtype: str | None) -> str:
+    return f"{size_bytes} bytes of {dtype or 'unknown type'}"
+
+
+def _parts(what: dict[int, str]) -> str:
+    """Who is where, the most first."""
+    names = [name for name, _ in Counter(what.values()).most_common()]
+    return "; ".join(f"rank {spans(rank for rank in what if what[rank] == name)}: {name}" for name in names)
+
+
+def _odd(what: dict[int, str]) -> list[int]:
+    """The ranks that are not with the most; all where there is no majority."""
+    counts = Counter(what.values()).most_common()
+    tie = counts[0][1] == counts[1][1]
+    return sorted(rank for rank in what if tie or what[rank] != counts[0][0])
+
+
+def lateness(late: Late, group: GroupView) -> Verdict:
+    """The verdict on a straggler."""
+    waiting = sorted(set(group.members or group.ranks) - {late.rank})
+    share = late.cost_ns / late.window_ns
+    says = (
+        f"straggler: rank {late.rank} is late by {late.lateness_ns / 1e6:.1f} ms (median) in {late.late_in} of "
+        f"{late.collectives} collectives of group {group.group} in {late.window_ns / 1e9:.0f} s; the others waited "
+        f"{late.cost_ns / 1e9:.2f} s for it, {share:.0%} of the time"
+    )
+    about = (group.job_id, group.group_id, group.group, None, "")
+    return Verdict("straggler", "late", *about, [late.rank], waiting, late.window_ns / 1e9, says)
+
+
+# -- who waits for whom -------------------------------------------------------------------------
+
+
+def _waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[_Wait]:
+    collectives: dict[int, InFlight] = {}
+    ahead: dict[int, int] = {}
+    for view in here:
+        if view.state != "running":
+            continue
+        mine = [op for op in view.in_flight if op.group_id == group.group_id]
+        oldest = min((op for op in mine if op.op not in ev.P2P), key=lambda op: op.seq, default=None)
+        # Where a later one has ended, the group is not stuck: backends run several at once.
+        if oldest is not None and view.last_seq.get(group.group_id, -1) < oldest.seq:
+            collectives[view.rank] = oldest
+        raised = [failed.seq for failed in view.failed if failed.group_id == group.group_id and failed.op not in ev.P2P]
+        ahead[view.rank] = max([op.seq for op in mine if op.op not in ev.P2P] + raised, default=-1)
+        yield from (
+            wait
+            for op in mine
+            if op.op in ev.P2P and op.waited_s is not None
+            for wait in _message(group, view, op, known)
+        )
+    if not collectives:
+        yield from _after_errors(group, here, known)
+        return
+    seq = min(op.seq for op in collectives.values())
+    inside = {rank: op for rank, op in collectives.items() if op.seq == seq}
+    missing = []
+    for rank in group.members or group.ranks:
+        member = known.get((group.job_id, rank))
+        last = -1 if member is None else member.last_seq.get(group.group_id, -1)
+        if rank not in inside and max(last, ahead.get(rank, -1)) < seq:
+            missing.append(rank)
+    yield _Wait(group, inside, missing)
+
+
+def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[_Wait]:
+    """Ranks whose collective raised because others are no more."""
+    failed = {
+        view.rank: each
+        for view in here
+        for each in view.failed
+        if view.state == "running"
+        and each.group_id == group.group_id
+        and each.op not in ev.P2P
+        and each.ago_s < RECENT_S
+    }
+    absent = [
+        rank for rank in group.members or group.ranks if _absence(known.get((group.job_id, rank))) in ("dead", "gone")
+    ]
+    if failed and absent:
+        yield _Wait(group, failed, absent, raised=True)
+
+
+def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[str, int], RankView]) -> Iterator[_Wait]:
+    """A rank that stands in a wait for a message."""
+    if op.peer is None:
+        return
+    other = known.get((group.job_id, op.peer))
+    answers = "recv" if op.op == "send" else "send"
+    met = other is not None and any(
+        (theirs.op, theirs.group_id, theirs.peer, theirs.tag) == (answers, op.group_id, view.rank, op.tag)
+        for theirs in other.in_flight
+    )
+    yield _Wait(group, {view.rank: op}, [] if met else [op.peer])
+
+
+# -- what that means ----------------------------------------------------------------------------
+
+
+def _judge(wait: _Wait, known: dict[tuple[str, int], RankView]) -> Iterator[Verdict]:
+    if wait.since_s < CERTAIN_S:
+        return
+    if wait.missing:
+        causes: dict[str, list[int]] = {}
+        for rank in wait.missing:
+            causes.setdefault(_absence(known.get((wait.group.job_id, rank))), []).append(rank)
+        cause = next(cause for cause in _CAUSES if cause in causes)
+        if cause in ("dead", "gone") or (wait.since_s > wait.limit_s and not wait.raised):
+            kind = "hang" if cause in ("dead", "gone", "stopped") else "stalled"
+            says = "; ".join(_SAYS[each].format(spans(causes[each])) for each in _CAUSES if each in causes)
+            yield _verdict(wait, kind, cause, causes[cause], says)
+    elif wait.since_s > wait.limit_s:
+        first = ", the group's first: its connections are being made, or cannot be" if wait.is_first else ""
+        says = f"stuck inside: every rank has entered{first}; look at the network between them"
+        yield _verdict(wait, "stalled" if wait.is_first else "hang", "stuck", list(wait.inside), says)
+
+
+def _absence(view: RankView | None) -> str:
+    """Why a rank may not have come."""
+    if view is None:
+        return "unseen"
+    if view.state != "running":
+        return "gone" if view.state == "ended" else "dead"
+    if view.process == "stopped":
+        return "stopped"
+    return "silent" if (view.heartbeat_age_s or 0) > SILENT_S else "not_joined"
+
+
+def _verdict(wait: _Wait, kind: str, cause: str, culprits: list[int], says: str) -> Verdict:
+    op = next(iter(wait.inside.values()))
+    where = f"{op.op} {op.seq} of group {wait.group.group}"
+    waiting = sorted(set(wait.inside) - set(culprits)) if cause != "stuck" else []
+    verb = "raised in" if wait.raised else "in"
+    whom = f"rank {spans(waiting)} {verb}" if waiting else verb
+    return Verdict(
+        kind=kind,
+        cause=cause,
+        job_id=wait.group.job_id,
+        group_id=wait.group.group_id,
+        group=wait.group.group,
+        seq=op.seq,
+        op=op.op,
+        ranks=sorted(culprits),
+        waiting=waiting,
+        since_s=wait.since_s,
+        says=f"{says} ({whom} {where} for {wait.since_s:.0f} s)",
+    )
+
+
+# -- causes before consequences -------------------------------------------------------------------
+
+
+def _roots(found: list[tuple[_Wait, Verdict]]) -> list[Verdict]:
+    """Leave out those whose culprits only wait themselves; where they wait for each other in a ring, say that."""
+    where: dict[tuple[str, int], list[Verdict]] = {}
+    for wait, verdict in found:
+        for rank in wait.inside:
+            where.setdefault((verdict.job_id, rank), []).append(verdict)
+    kept: list[Verdict] = []
+    for _, verdict in found:
+        if verdict.cause not in ("not_joined", "silent"):
+            kept.append(verdict)
+            continue
+        behind = [
+            other for rank in verdict.ranks for other in where.get((verdict.job_id, rank), ()) if other is not verdict
+        ]
+        if not behind:
+            kept.append(verdict)
+        elif _comes_back(verdict, where):
+            says = f"ranks wait for each other in different groups: {verdict.says}"
+            kept.append(replace(verdict, kind="desync", cause="order", says=says))
+    return kept
+
+
+def _comes_back(start: Verdict, where: dict[tuple[str, int], list[Verdict]]) -> bool:
+    """Whether following culprits from wait to wait leads to ``start`` again and never out."""
+    seen: set[int] = set()
+    todo = [start]
+    back = False
+    while todo:
+        verdict = todo.pop()
+        if id(verdict) in seen:
+            continue
+        seen.add(id(verdict))
+        for rank in verdict.ranks:
+            following = [other for other in where.get((verdict.job_id, rank), ()) if other is not verdict]
+            if not following or verdict.cause not in ("not_joined", "silent"):
+                return False  # somebody who waits for nobody: that verdict is the root
+            back = back or start in following
+            todo += following
+    return back

@@ -1,0 +1,94 @@
+"""Twenty good all_reduces; then the culprit does something wrong, and the others go on until they cannot."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from common import begin, say
+
+import commwatch
+
+#: Longer than anybody looks.
+FOREVER_S = 600
+
+
+def stop() -> None:
+    """Stopped, as by a debugger or a scheduler."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def die() -> None:
+    """Gone without a word."""
+    os._exit(0)
+
+
+def leave() -> None:
+    """Ended as a script does that is done."""
+    commwatch.uninstall()
+    os._exit(0)
+
+
+def hold_gil() -> None:
+    """In a C function that does not let go of the GIL."""
+    ctypes.PyDLL(None).sleep(FOREVER_S)
+
+
+def save() -> None:
+    """Writes a long checkpoint."""
+    end = time.monotonic() + FOREVER_S
+    with open(os.devnull, "wb") as file:
+        while time.monotonic() < end:
+            file.write(b"x" * 1_000_000)
+            time.sleep(0.01)
+
+
+def other_op() -> None:
+    """Calls another collective than the others."""
+    dist.broadcast(torch.ones(1000), src=int(os.environ["RANK"]))
+
+
+def other_dtype() -> None:
+    """Calls the same with as many bytes of another type: it ends, with nonsense."""
+    dist.all_reduce(torch.ones(500, dtype=torch.float64))
+
+
+def other_size() -> None:
+    """Calls the same with another size."""
+    dist.all_reduce(torch.ones(10))
+
+
+def compute() -> None:
+    """Compiles, say."""
+    end = time.monotonic() + FOREVER_S
+    while time.monotonic() < end:
+        torch.ones(200, 200) @ torch.ones(200, 200)
+
+
+def nothing() -> None:
+    """Has posted a receive that nobody answers, and goes on as all do."""
+    dist.irecv(torch.ones(1), src=(int(os.environ["RANK"]) + 1) % 3, tag=77)
+
+
+def main() -> None:
+    trouble, culprit, good = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    rank, _ = begin()
+    for _ in range(good):
+        dist.all_reduce(torch.ones(1000))
+    say("begins")
+    try:
+        if rank == culprit:
+            globals()[trouble]()
+        while True:
+            dist.all_reduce(torch.ones(1000))
+            time.sleep(0.02)
+    except RuntimeError as error:
+        say(str(error)[:200])
+        time.sleep(FOREVER_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Real jobs of three ranks in which something goes wrong: the verdict names it, within seconds, from outside."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.e2e.torchjob import JOBS
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, free_port, wait_for
+
+RANKS, GOOD = 3, 20
+
+
+class Trouble(NamedTuple):
+    """What a culprit does, and what the verdict must be."""
+
+    does: str
+    culprit: int
+    kind: str
+    cause: str
+    says: str
+    good: int = GOOD
+
+
+TROUBLES = (
+    Trouble("stop", 1, "hang", "stopped", "stalled: rank 1 has not joined; its process is stopped"),
+    Trouble("die", 2, "hang", "dead", "process dead: rank 2"),
+    Trouble("leave", 0, "hang", "gone", "rank gone: rank 0"),
+    Trouble("hold_gil", 1, "stalled", "silent", "stalled: rank 1 has not joined; its Python does not run"),
+    Trouble("save", 0, "stalled", "not_joined", "stalled: rank 0 has not joined; it is alive"),
+    Trouble("compute", 2, "stalled", "not_joined", "stalled: rank 2 has not joined; it is alive", good=1),
+    Trouble("other_op", 1, "desync", "ops", "ranks in different ops: rank 0, 2: all_reduce; rank 1: broadcast"),
+    Trouble("other_size", 1, "desync", "sizes", "rank 1: 40 bytes of float32"),
+    Trouble("other_dtype", 2, "desync", "sizes", "rank 2: 4000 bytes of float64"),
+)
+
+
+class Job:
+    """The ranks of a job, each started by hand, so that nobody ends the others when one ends."""
+
+    def __init__(self, directory: Path, name: str, *arguments: object) -> None:
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
+        watched = {"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), "COMMWATCH_JOB": name, "COMMWATCH_HOOK": "python"}
+        command = [sys.executable, str(JOBS / "troubles.py"), *map(str, arguments)]
+        self.name = name
+        self.ranks = [
+            subprocess.Popen(command, env=clean_env(**where, **watched, RANK=str(rank)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for rank in range(RANKS)
+        ]  # fmt: skip
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for rank in self.ranks:
+            rank.send_signal(signal.SIGKILL)
+            rank.wait()
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """An agent that watches all troubles at once, each a job of its own, and one in which nothing is wrong."""
+    directory = tmp_path_factory.mktemp("troubles")
+    jobs: list[Job] = []
+    try:
+        with agent(directory) as running:
+            for trouble in TROUBLES:
+                jobs.append(Job(directory, trouble.does, trouble.does, trouble.culprit, trouble.good))
+            jobs.append(Job(directory, "healthy", "nothing", 0, GOOD))
+            yield running
+    finally:
+        for job in jobs:
+            job.end()
+
+
+def verdicts_of(running: RunningAgent, job: str) -> list[dict[str, Any]]:
+    """What the agent says of a job, once it knows it."""
+    if job not in [each["job_id"] for each in running.get("/api/v1/jobs")]:
+        return []
+    found: list[dict[str, Any]] = running.get(f"/api/v1/verdicts?job={job}")
+    return found
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.does)
+def test_trouble(troubled: RunningAgent, trouble: Trouble) -> None:
+    """The verdict has the right kind, cause and culprit, says it in words, and names who waits."""
+
+    def told() -> dict[str, Any] | None:
+        found = [verdict for verdict in verdicts_of(troubled, trouble.does) if verdict["cause"] == trouble.cause]
+        return found[0] if found else None
+
+    verdict = wait_for(told, f"the verdict on {trouble.does}")
+    assert (verdict["kind"], verdict["ranks"]) == (trouble.kind, [trouble.culprit]), verdict
+    assert trouble.says in verdict["says"]
+    assert (verdict["job_id"], verdict["group"]) == (trouble.does, "default_pg")
+    assert set(verdict["waiting"]) <= set(range(RANKS)) - {trouble.culprit}
+    assert verdict["seq"] == trouble.good
+
+
+def test_healthy(troubled: RunningAgent) -> None:
+    """A job with a posted receive that nobody answers goes on, and there is no verdict on it, whatever else is wrong."""
+    wait_for(lambda: len(troubled.get("/api/v1/verdicts")) >= len(TROUBLES), "all verdicts", PATIENCE_S)
+    (healthy,) = [each for each in troubled.get("/api/v1/jobs") if each["job_id"] == "healthy"]
+    assert healthy["state"] == "running"
+    assert verdicts_of(troubled, "healthy") == []
+
+
+def test_diagnose(troubled: RunningAgent) -> None:
+    """``commwatch diagnose`` says it: exit code 1 and the words; 0 for a healthy job; 2 where nobody answers."""
+    wait_for(lambda: verdicts_of(troubled, "stop"), "the verdict")
+    done = commwatch("diagnose", "--dir", troubled.directory, "--job", "stop")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "HANG in stop: rank 1" in done.stdout
+    assert "its process is stopped" in done.stdout
+    done = commwatch("diagnose", troubled.url, "--job", "healthy")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"healthy: 1 running job, {RANKS} ranks\n"
+    done = commwatch("diagnose", f"127.0.0.1:{free_port()}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
