@@ -1,0 +1,240 @@
+"""What is concluded from what ranks have in flight: right culprits, and nothing of a job that is well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from commwatch.stragglers import LateWindow
+from commwatch.verdicts import HANG_S, Verdict, disagreement, lateness, verdicts
+from commwatch.views import Disagreement, Failed, GroupView, InFlight, RankView
+
+S = 1_000_000_000
+WORLD = GroupView("job", "w", "world", "0", "world", 4, [0, 1, 2, 3], [0, 1, 2, 3], True)
+LEFT = GroupView("job", "l", "left", "1", "left", 2, [0, 1], [0, 1], True)
+RIGHT = GroupView("job", "r", "right", "2", "right", 2, [0, 1], [0, 1], True)
+
+
+def op(name: str = "all_reduce", seq: int = 7, age_s: float = 60.0, group: str = "w", **more: Any) -> InFlight:
+    """An operation in flight, of a kind that usually takes 10 ms."""
+    usual = {
+        "peer": None,
+        "tag": None,
+        "dtype": "float32",
+        "size_bytes": 4000,
+        "blocked": False,
+        "waited_s": None,
+        "usual_s": 0.01,
+    }
+    return InFlight(name, group, group, seq, age_s=age_s, **{**usual, **more})
+
+
+def rank(number: int, *ops: InFlight, last: int | None = 6, **more: Any) -> RankView:
+    """A rank that is alive, has ended collective ``last`` of every group, and has ``ops`` in flight."""
+    done = {} if last is None else dict.fromkeys("wlr", last)
+    view = RankView(
+        "job", number, 0, "running", "node", number, 100 + number, "native", "sleeping", 0.1, done, list(ops), [], 9, 0
+    )
+    return replace(view, **more)
+
+
+def judged(*ranks: RankView, groups: tuple[GroupView, ...] = (WORLD,)) -> list[Verdict]:
+    """The verdicts."""
+    return verdicts(ranks, groups)
+
+
+WAITING = [rank(n, op()) for n in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("missing", "kind", "cause", "says"),
+    [
+        (rank(3), "stalled", "not_joined", "stalled: rank 3 has not joined; it is alive"),
+        (rank(3, process="stopped"), "hang", "stopped", "its process is stopped"),
+        (rank(3, heartbeat_age_s=30.0), "stalled", "silent", "its Python does not run"),
+        (rank(3, state="gone"), "hang", "dead", "process dead: rank 3"),
+        (rank(3, state="ended"), "hang", "gone", "rank gone: rank 3"),
+        (None, "stalled", "unseen", "agent cannot see rank 3"),
+    ],
+)
+def test_missing_rank(missing: RankView | None, kind: str, cause: str, says: str) -> None:
+    """The rank that others wait for is named, with what has become of it."""
+    (verdict,) = judged(*WAITING, *([] if missing is None else [missing]))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == (kind, cause, [3], [0, 1, 2])
+    assert says in verdict.says
+    assert (verdict.group_id, verdict.seq, verdict.op, verdict.since_s) == ("w", 7, "all_reduce", 60.0)
+
+
+def test_worst_absence_first() -> None:
+    """Of several missing ranks the one that will never come is to blame; the others are told of."""
+    (verdict,) = judged(rank(0, op()), rank(1), rank(2, state="gone"), rank(3))
+    assert (verdict.cause, verdict.ranks) == ("dead", [2])
+    assert "process dead: rank 2" in verdict.says
+    assert "rank 1, 3 has not joined" in verdict.says
+
+
+def test_all_inside() -> None:
+    """Where every rank has entered, it is stuck inside; in a group's first operation that may be its set-up."""
+    (verdict,) = judged(*(rank(n, op()) for n in range(4)))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "stuck", [0, 1, 2, 3], [])
+    (verdict,) = judged(*(rank(n, op(seq=0, usual_s=None), last=None) for n in range(4)))
+    assert (verdict.kind, verdict.cause) == ("stalled", "stuck")
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [rank(n, op(age_s=HANG_S - 1)) for n in (0, 1, 2)] + [rank(3)],
+        [rank(n, op(age_s=60, usual_s=20)) for n in (0, 1, 2)] + [rank(3)],
+        # A later operation has ended meanwhile: the backend runs several at once.
+        [rank(n, op(), last=8) for n in (0, 1, 2)] + [rank(3, last=8)],
+        # Posted, but nobody waits for it.
+        [rank(0, op("recv", peer=1, tag=0)), rank(1), rank(2), rank(3)],
+        [rank(0, op("recv", peer=1, tag=0, waited_s=2.0)), rank(1)],
+        [rank(n) for n in range(4)],
+        [rank(n, op(age_s=1, name="all_reduce" if n else "barrier")) for n in range(4)],
+        [],
+    ],
+    ids=["young", "usually long", "overtaken", "posted", "waits shortly", "idle", "just begun", "nobody"],
+)
+def test_healthy(ranks: list[RankView]) -> None:
+    """What is young, usual, overtaken or not waited for is no verdict."""
+    assert judged(*ranks) == []
+
+
+def test_different_ops() -> None:
+    """Ranks in different operations at one place: those that are not with the most are to blame; all, where there is no most."""
+    (verdict,) = judged(rank(0, op(age_s=3)), rank(1, op(age_s=3)), rank(2, op("broadcast", age_s=3)), rank(3))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("desync", "ops", [2], [0, 1])
+    assert "rank 0-1: all_reduce; rank 2: broadcast" in verdict.says
+    (verdict,) = judged(rank(0, op()), rank(1, op("broadcast")), rank(2), rank(3))
+    assert verdict.ranks == [0, 1]
+
+
+def test_different_data() -> None:
+    """The same operation with other sizes or dtypes is one, where all ranks pass the same; an all_to_all may be uneven."""
+    (verdict,) = judged(rank(0, op()), rank(1, op()), rank(2, op(size_bytes=8)))
+    assert (verdict.cause, verdict.ranks) == ("sizes", [2])
+    (verdict,) = judged(rank(0, op()), rank(1, op()), rank(2, op(dtype="int32")))
+    assert (verdict.cause, verdict.ranks) == ("sizes", [2])
+    uneven = [rank(n, op("all_to_all", size_bytes=n, age_s=5)) for n in range(4)]
+    assert judged(*uneven) == []
+
+
+def test_raised() -> None:
+    """Where the operation raised on some ranks, what they did is still compared, and the dead are still named."""
+    failed = Failed("all_reduce", "w", 7, "float32", 4000, 5.0)
+    (verdict,) = judged(
+        rank(0, failed=[failed]),
+        rank(1, state="gone", failed=[replace(failed, size_bytes=8)]),
+        rank(2, failed=[failed]),
+    )
+    assert (verdict.cause, verdict.ranks) == ("sizes", [1])
+    (verdict,) = judged(*(rank(n, failed=[failed]) for n in (0, 1, 2)), rank(3, state="gone"))
+    assert (verdict.cause, verdict.ranks, verdict.waiting) == ("dead", [3], [0, 1, 2])
+    assert "raised in all_reduce 7" in verdict.says
+    assert judged(*(rank(n, failed=[replace(failed, ago_s=600)]) for n in (0, 1, 2)), rank(3, state="gone")) == []
+
+
+def test_message() -> None:
+    """A rank that waits for a message waits for its peer, unless that has sent: then they are stuck inside."""
+    waits = rank(0, op("recv", group="l", seq=3, peer=1, tag=5, waited_s=30.0))
+    (verdict,) = judged(waits, rank(1), groups=(LEFT,))
+    assert (verdict.cause, verdict.ranks, verdict.waiting, verdict.op) == ("not_joined", [1], [0], "recv")
+    sent = op("send", group="l", seq=3, peer=0, tag=5)
+    (verdict,) = judged(waits, rank(1, sent), groups=(LEFT,))
+    assert (verdict.cause, verdict.kind) == ("stuck", "hang")
+    (verdict,) = judged(waits, rank(1, replace(sent, tag=6)), groups=(LEFT,))
+    assert verdict.cause == "not_joined"
+
+
+def test_cause_before_consequence() -> None:
+    """Who only waits itself is not to blame: the rank at the end of the chain is."""
+    pair = GroupView("job", "p", "pair", "3", "pair", 2, [2, 3], [2, 3], True)
+    ranks = [rank(0, op(age_s=50)), rank(1, op(age_s=50)), rank(2, op(group="p", age_s=55)), rank(3, last=6)]
+    ranks[2] = replace(ranks[2], last_seq={"p": 6, "w": 6})
+    ranks[3] = replace(ranks[3], last_seq={"p": 6, "w": 7})
+    (verdict,) = judged(*ranks, groups=(WORLD, pair))
+    assert (verdict.group, verdict.ranks, verdict.waiting) == ("pair", [3], [2])
+
+
+def test_ring_of_waits() -> None:
+    """Two ranks that wait for each other in different groups have called them in different orders."""
+    found = judged(rank(0, op(group="l")), rank(1, op(group="r")), groups=(LEFT, RIGHT))
+    assert {(verdict.kind, verdict.cause) for verdict in found} == {("desync", "order")}
+    assert "ranks wait for each other in different groups" in found[0].says
+
+
+def test_jobs_apart() -> None:
+    """Ranks of another job are never looked at, and each job has its own verdict."""
+    other = [replace(view, job_id="other") for view in WAITING]
+    found = judged(*WAITING, *other, rank(3, state="gone"), groups=(WORLD, replace(WORLD, job_id="other")))
+    assert {(verdict.job_id, verdict.cause) for verdict in found} == {("job", "dead"), ("other", "unseen")}
+
+
+def test_ended_disagreement() -> None:
+    """A collective that ended in disagreement is told of for a minute."""
+    ranks: dict[int, tuple[str, int, str | None]] = {
+        0: ("all_reduce", 8, "float32"),
+        1: ("all_reduce", 8, "float64"),
+        2: ("all_reduce", 8, "float32"),
+    }
+    what = Disagreement("job", "w", 3, ranks, 5.0)
+    verdict = disagreement(what, WORLD)
+    assert verdict is not None
+    assert (verdict.cause, verdict.ranks, verdict.waiting) == ("sizes", [1], [0, 2])
+    assert disagreement(replace(what, ago_s=600), WORLD) is None
+    assert disagreement(replace(what, ranks=dict.fromkeys(range(3), ranks[0])), WORLD) is None
+
+
+# -- stragglers
+
+
+def window(*late: tuple[int, int], transfer_ns: int = 1_000_000, every_ns: int = 100_000_000) -> LateWindow:
+    """Collectives one after another: who was late, and by how much."""
+    made = LateWindow()
+    for number, (who, by_ns) in enumerate(late):
+        made.add(number * every_ns, who, by_ns, transfer_ns)
+    return made
+
+
+MS = 1_000_000
+
+
+def test_straggler() -> None:
+    """The rank that is late most of the time, by how much, and what it costs."""
+    late = window(*[(2, 50 * MS)] * 90, *[(0, MS)] * 10).late()
+    assert late is not None
+    assert (late.rank, late.collectives, late.late_in, late.lateness_ns) == (2, 100, 90, 50 * MS)
+    assert late.cost_ns == 90 * 50 * MS
+    verdict = lateness(late, WORLD)
+    assert (verdict.kind, verdict.ranks, verdict.waiting) == ("straggler", [2], [0, 1, 3])
+    assert "rank 2 is late by 50.0 ms (median) in 90 of 100 collectives" in verdict.says
+    assert "45%" in verdict.says
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        window(),
+        window(*[(2, 50 * MS)] * 4),
+        window(*[(n % 3, 50 * MS) for n in range(99)]),
+        window(*[(2, MS // 2)] * 99, transfer_ns=10),
+        window(*[(2, 50 * MS)] * 99, transfer_ns=80 * MS),
+        window(*[(2, 2 * MS)] * 99),
+        window((2, 5000 * MS), *[(n % 3, MS) for n in range(99)]),
+    ],
+    ids=["nothing", "too few", "everybody in turn", "hardly", "less than the transfer", "costs little", "once"],
+)
+def test_no_straggler(made: LateWindow) -> None:
+    """Chance, small change and slow links are no straggler."""
+    assert made.late() is None
+
+
+def test_window_moves() -> None:
+    """What was more than 30 s ago does not count: another rank that is late now is the straggler."""
+    late = window(*[(2, 50 * MS)] * 400, *[(0, 50 * MS)] * 310).late()
+    assert late is not None
+    assert (late.rank, late.late_in) == (0, 300)
