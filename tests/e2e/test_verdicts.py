@@ -44,14 +44,14 @@ TROUBLES = (
 class Job:
     """The ranks of a job, each started by hand, so that nobody ends the others when one ends."""
 
-    def __init__(self, directory: Path, name: str, *arguments: object) -> None:
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
+    def __init__(self, directory: Path, name: str, *arguments: object, ranks: int = RANKS) -> None:
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         watched = {"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), "COMMWATCH_JOB": name, "COMMWATCH_HOOK": "python"}
         command = [sys.executable, str(JOBS / "troubles.py"), *map(str, arguments)]
         self.name = name
         self.ranks = [
             subprocess.Popen(command, env=clean_env(**where, **watched, RANK=str(rank)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            for rank in range(RANKS)
+            for rank in range(ranks)
         ]  # fmt: skip
 
     def end(self) -> None:

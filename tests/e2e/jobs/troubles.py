@@ -75,7 +75,12 @@ def nothing() -> None:
 
 def main() -> None:
     trouble, culprit, good = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    rank, _ = begin()
+    rank, size = begin()
+    if trouble == "late":  # ``culprit`` at first, after ``good`` collectives the next one
+        for number in range(1 << 30):
+            if rank == (culprit + (number >= good)) % size:
+                time.sleep(0.05)
+            dist.all_reduce(torch.ones(1000))
     for _ in range(good):
         dist.all_reduce(torch.ones(1000))
     say("begins")
