@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import time
 from dataclasses import asdict, dataclass, fields
@@ -14,6 +15,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
 
+from commwatch import __version__
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.nccl import NcclLogs, NcclMessage, Topology
 from commwatch.operations import Operation, Place, place_of
@@ -114,6 +116,20 @@ class RankInCollective:
     operation: Operation
 
 
+@dataclass(frozen=True)
+class About:
+    """The agent itself."""
+
+    version: str
+    pid: int
+    history: str
+    #: Why it is not ready; ``None`` if it is.
+    trouble: str | None
+    #: When ``/metrics`` was last fetched, and by whom; ``None``: never.
+    scraped_at: float | None
+    scraper: str | None
+
+
 def _known_parameters(request: Request) -> None:
     """A misspelt parameter must not pass for a filter that found everything."""
     route = request.app.openapi()["paths"][request.scope["route"].path]["get"]
@@ -145,6 +161,13 @@ LogsOf = Annotated[NcclLogs, Depends(_logs_of)]
 def _job_exists(agent: Agent, job: str | None) -> None:
     if job is not None and not agent.has_job(job):
         raise Problem(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
+
+
+@router.get("/about")
+def about(request: Request, agent: AgentOf) -> About:
+    """The agent itself: version, history, what troubles it, who fetches its metrics."""
+    state = request.app.state
+    return About(__version__, os.getpid(), str(agent.path), state.trouble(), *state.scraped)
 
 
 @router.get("/jobs")

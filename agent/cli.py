@@ -124,6 +124,15 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="for programs: all of it")
     explain.set_defaults(command=_explain, dir=None, state=None, config=None, host=None, port=None)
 
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[common],
+        help="does everything work that has to, and what to do where it does not",
+        description="Look at this node: agent, port, probes, records, hooks, NCCL's logs, Prometheus. Exit code 1 if something fails.",
+    )
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.set_defaults(command=_doctor)
+
     diagnose = commands.add_parser(
         "diagnose",
         parents=[common],
@@ -187,6 +196,14 @@ def _explain(config: Config, arguments: argparse.Namespace) -> int:
         return explain(arguments.logs, arguments.json)
     except CannotRead as error:
         raise UsageError(f"explain: {error}") from None
+
+
+def _doctor(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch import doctor
+
+    checks = doctor.examine(config)
+    print((doctor.as_json if arguments.json else doctor.text)(checks))
+    return int(any(check.result == "fail" for check in checks))
 
 
 def _diagnose(config: Config, arguments: argparse.Namespace) -> int:

@@ -163,17 +163,17 @@ class Agent:
         lock: threading.RLock | None = None,
         now_ns: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._path = path
+        self.path = path
         self._aggregate, self._lock, self._now_ns = aggregate, lock or threading.RLock(), now_ns
 
     def has_job(self, job: str) -> bool:
         """Whether the history knows it."""
-        with History(self._path) as history:
+        with History(self.path) as history:
             return bool(history.rings(job))
 
     def jobs(self) -> list[JobView]:
         """All jobs, the latest started first."""
-        with History(self._path) as history:
+        with History(self.path) as history:
             by_job: dict[str, list[RingRow]] = {}
             for ring in history.rings():
                 by_job.setdefault(ring.job, []).append(ring)
@@ -183,7 +183,7 @@ class Agent:
         self, from_ns: int, until_ns: int, by: list[str], same: dict[str, str | int | None]
     ) -> tuple[tuple[float | None, float | None], list[Row]]:
         """Rows, and the time really covered (first and last roll-up)."""
-        with History(self._path) as history:
+        with History(self.path) as history:
             job = same.get("job_id")
             with self._lock:  # a cell is either stored or live, as long as this is held
                 rings = {ring.id: ring for ring in history.rings(None if job is None else str(job))}
@@ -203,13 +203,13 @@ class Agent:
         self, from_ns: int, until_ns: int, before: Place | None, wanted: Callable[[Operation], bool], limit: int
     ) -> list[Operation]:
         """Single operations, newest first."""
-        with History(self._path) as history:
+        with History(self.path) as history:
             reader = Reader(history, {ring.id: ring for ring in history.rings()})
             return list(islice(reader.newest_first(from_ns, until_ns, before, wanted), limit))
 
     def collective(self, group_id: str, seq: int) -> tuple[list[Operation], joins.Waits | None] | None:
         """The ranks of one collective and, where all are here and the operation is symmetric, who waited."""
-        with History(self._path) as history:
+        with History(self.path) as history:
             found = Reader(history, {ring.id: ring for ring in history.rings()}).collective(group_id, seq)
         if not found:
             return None
@@ -225,7 +225,7 @@ class Agent:
 
     def steps(self, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
         """Steps that ended in the window, newest first."""
-        with History(self._path) as history:
+        with History(self.path) as history:
             rings = {ring.id: ring for ring in history.rings(job) if rank is None or ring.rank == rank}
             steps = history.steps(from_ns, until_ns, list(rings), limit)
         views = []
@@ -251,7 +251,7 @@ class Agent:
 
     def ranks(self, job: str | None) -> list[RankView]:
         """The ranks, by job and number."""
-        with History(self._path) as history:
+        with History(self.path) as history:
             latest: dict[tuple[str, int], RingRow] = {(ring.job, ring.rank): ring for ring in history.rings(job)}
         with self._lock:
             jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
@@ -311,7 +311,7 @@ class Agent:
 
     def groups(self, job: str | None) -> list[GroupView]:
         """The groups, by job."""
-        with History(self._path) as history:
+        with History(self.path) as history:
             rings = {ring.id: ring for ring in history.rings(job)}
             seen: dict[tuple[str, str], list[tuple[int, GroupInfo]]] = {}
             for (ring, _), group in history.groups().items():

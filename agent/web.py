@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from html import escape
 from http import HTTPStatus
@@ -43,12 +44,15 @@ def application(
     )
     app.state.agent = agent
     app.state.logs = logs
+    app.state.scraped = (None, None)
+    app.state.trouble = ready
     app.include_router(router)
     answer_problems(app)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:
         """For Prometheus."""
+        app.state.scraped = (time.time(), request.headers.get("user-agent"))
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"Content-Type": content_type})
 

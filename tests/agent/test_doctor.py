@@ -1,0 +1,94 @@
+"""``commwatch doctor``: each thing that can be wrong is named with its remedy, and nothing is where all is well."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from commwatch.config import load
+from commwatch.doctor import Check, examine
+from tests.agent.test_api import rings_of
+from tests.helpers import MS, RunningAgent, Trainer, agent, commwatch, group_entry, identity, operation, wait_for
+
+
+def found(directory: Path, **flags: Any) -> dict[str, Check]:
+    """The checks by what they are about."""
+    return {check.what: check for check in examine(load({}, None, dir=directory, **flags), wait_s=0.5)}
+
+
+def trainer(running: RunningAgent, rank: int = 0, **more: Any) -> Trainer:
+    """A rank of two, with one operation in its ring."""
+    about = identity(rank=rank, **{"hook": "native", **more})
+    made = Trainer(rings_of(running.directory) / f"job.r0.{rank}.ring", about)
+    made.call("name", [(group_entry(),)])
+    made.write([operation(start_ns=MS, end_ns=2 * MS)])
+    wait_for(
+        lambda: rank in running.get("/api/v1/jobs")[0]["ranks"] if running.get("/api/v1/jobs") else False, "the rank"
+    )
+    return made
+
+
+def test_no_agent(tmp_path: Path) -> None:
+    """Without an agent that is said, and whether its port is free."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        checks = found(tmp_path, port=taken.getsockname()[1])
+        assert (checks["agent"].result, checks["port"].result) == ("fail", "warn")
+        assert "is taken" in checks["port"].says
+    assert found(tmp_path, port=0)["port"].result == "pass"
+    assert "commwatch agent" in checks["agent"].remedy
+
+
+def test_all_well(tmp_path: Path) -> None:
+    """With all ranks in sight, records coming, and Prometheus there, nothing is to be done but about NCCL's log."""
+    with agent(tmp_path) as running, trainer(running, 0) as first, trainer(running, 1):
+        running.samples()
+        before = iter(range(3, 10_000))
+
+        def more() -> None:
+            first.write([operation(start_ns=n * MS, end_ns=n * MS + 1, seq=n) for n in (next(before),)])
+
+        more()
+        checks = found(tmp_path)
+        done = commwatch("doctor", "--dir", tmp_path, "--json")
+    assert {what for what, check in checks.items() if check.result == "fail"} == set()
+    for what in ("agent", "history", "prometheus", "probe", "hook", "version", "run directory"):
+        assert checks[what].result == "pass", checks[what]
+    assert "all 2 ranks" in checks["probe"].says
+    assert checks["nccl log"].result == "warn"
+    assert done.returncode == 0
+    assert {entry["what"] for entry in json.loads(done.stdout)} >= {"agent", "probe", "records"}
+
+
+def test_what_is_wrong(tmp_path: Path) -> None:
+    """A missing rank, no records, the dearer hook and nobody who scrapes are named, each with a remedy."""
+    with agent(tmp_path) as running:
+        assert found(tmp_path)["jobs"].result == "warn"
+        with trainer(running, 0, hook="python"):
+            checks = found(tmp_path)
+    for what, says in (
+        ("probe", "no word of rank 1"),
+        ("records", "none in"),
+        ("hook", "python"),
+        ("prometheus", "never"),
+    ):
+        assert checks[what].result == "warn", checks[what]
+        assert says in checks[what].says
+        assert checks[what].remedy
+
+
+def test_run_directory_that_cannot_be(tmp_path: Path) -> None:
+    """A run directory that cannot be used is a failure."""
+    (tmp_path / "file").touch()
+    assert found(tmp_path / "file" / "below")["run directory"].result == "fail"
+
+
+def test_text(tmp_path: Path) -> None:
+    """For people: a line for each check, the remedy below it; exit code 1 if something fails."""
+    done = commwatch("doctor", "--dir", tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert any(line.startswith("fail  agent") for line in done.stdout.splitlines())
+    assert any(line.strip().startswith("-> commwatch agent") for line in done.stdout.splitlines())
