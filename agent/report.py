@@ -47,6 +47,11 @@ class Report:
     step_p95_s: float | None
     comm_share: float | None
     exposed_share: float | None
+    #: Hours of the ranks of this node, which are GPU-hours where each has one: in all, those in which communication was
+    #: exposed (``None``: not known), and those spent waiting for late ranks (``None``: nothing was joined).
+    rank_hours: float
+    exposed_hours: float | None
+    wait_hours: float | None
     ranks: list[RankLine]
     operations: list[Row]
     records: int
@@ -68,6 +73,7 @@ def build(agent: Agent, job_id: str, history: Path, command: str) -> Report | No
     _, operations = agent.summary(0, until, ["group", "op"], {"job_id": job_id})
     durations = sorted(step.duration_s for step in steps)
     waits = {row.by["rank"]: row for row in by_rank}
+    lines = [_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks]
     return Report(
         job=job,
         hosts=sorted({rank.host for rank in ranks}),
@@ -78,7 +84,10 @@ def build(agent: Agent, job_id: str, history: Path, command: str) -> Report | No
         step_p95_s=durations[int(0.95 * (len(durations) - 1))] if durations else None,
         comm_share=_share([step.comm_s for step in steps], steps),
         exposed_share=_share([step.exposed_s for step in steps], steps),
-        ranks=[_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks],
+        rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
+        exposed_hours=_hours([step.exposed_s for step in steps]),
+        wait_hours=_hours([line.wait_s for line in lines if line.wait_s is not None]),
+        ranks=lines,
         operations=operations,
         records=sum(rank.records for rank in ranks),
         lost=job.lost,
@@ -104,6 +113,12 @@ def _share(parts: Sequence[float | None], steps: list[StepView]) -> float | None
     """Sum of ``parts`` over the steps' time; ``None`` if one of them is not known."""
     known = [part for part in parts if part is not None]
     return sum(known) / sum(step.duration_s for step in steps) if steps and len(known) == len(steps) else None
+
+
+def _hours(parts: Sequence[float | None]) -> float | None:
+    """Their sum; ``None`` if there are none or one of them is not known."""
+    known = [part for part in parts if part is not None]
+    return sum(known) / 3600 if parts and len(known) == len(parts) else None
 
 
 # -- numbers for people -----------------------------------------------------------------------
@@ -207,6 +222,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
                 f"none: {job.steps_unavailable or 'fewer than two optimizer steps or commwatch.step() calls were seen'}",
             )
         )
+    facts.append(("cost", _cost(report)))
     lost = (
         "nothing"
         if not report.lost
@@ -214,6 +230,20 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     )
     facts.append(("lost", f"{lost} ({report.records} records read)"))
     return facts
+
+
+def _cost(report: Report) -> str:
+    """Time of ranks, which is time of GPUs."""
+    parts = [f"{_rank_time(report.rank_hours)} of ranks (GPUs, where each has one)"]
+    if report.exposed_hours is not None:
+        parts.append(f"exposed communication {_rank_time(report.exposed_hours)} of it")
+    if report.wait_hours is not None:
+        parts.append(f"waiting for late ranks {_rank_time(report.wait_hours)}")
+    return ", ".join(parts)
+
+
+def _rank_time(hours: float) -> str:
+    return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
 def _verdict(report: Report) -> str:

@@ -258,6 +258,10 @@ def test_report_as_json(history: Path) -> None:
     # Communication of the four ranks: 20.5 + 19.5 + 17 + 16 of 400 ms.
     assert report["comm_share"] == pytest.approx(0.073 / 0.4)
     assert report["exposed_share"] == pytest.approx(0.036 / 0.4)
+    # In hours of ranks: 36 ms exposed, 6 ms waited for late ranks; four ranks for as long as the job was in sight.
+    assert report["exposed_hours"] == pytest.approx(0.036 / 3600)
+    assert report["wait_hours"] == pytest.approx(0.006 / 3600)
+    assert report["rank_hours"] == pytest.approx(4 * report["duration_s"] / 3600)
     operations = {(row["by"]["group"], row["by"]["op"]): row for row in report["operations"]}
     assert operations["default_pg", "all_gather"]["busbw"] == pytest.approx(1.5e9)
     assert [rank["wait_s"] for rank in report["ranks"]] == pytest.approx([0.003, 0.002, 0.001, 0])
