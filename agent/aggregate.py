@@ -191,7 +191,7 @@ class RankBook:
         name, info = self.op_name(op), self.group(group)
         key = CellKey(group, op, (size - 1).bit_length() if size else -1)
         joinable = name in ev.SYMMETRIC and info.aligned and info.size > 1
-        join = self._joins.setdefault(info.group_id, GroupJoin(info.size)) if joinable else None
+        join = self._joins.setdefault(info.group_id, GroupJoin(info.size, _same)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
         books = _Books(self, key, bus_factor(name, info.size) or 0.0, join, p2p)
         self._live[op | group << 8 | (key.size_log2 + 1) << 24] = books
@@ -299,6 +299,12 @@ def told(part: Part) -> tuple[str, int, str | None]:
     books: _Books = part.book
     owner = books.owner
     return owner.op_name(part.op), part.size, owner.dtypes.get(part.dtype)
+
+
+def _same(part: Part) -> tuple[str, int | None, str | None]:
+    """What must be the same on all ranks of a collective."""
+    name, size, dtype = told(part)
+    return name, size if name in ev.SAME_SIZE else None, dtype
 
 
 class Job:

@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         parents=[common],
         help="what is wrong right now: hangs, stalls, stragglers",
         description="Say what is wrong right now with the jobs of this node, or of all nodes whose agents are named. "
-        "Exit code 0: healthy, 1: a verdict.",
+        "Exit code 0: healthy, 1: a verdict, 2: none, but some agents did not answer.",
     )
     diagnose.add_argument(
         "agents",
@@ -218,7 +218,7 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     stacks = diagnose.stacks(found, seen.ranks, socket.gethostname())
     say = diagnose.as_json if arguments.json else diagnose.text
     print(say(found, seen, stacks))
-    return int(bool(found))
+    return 1 if found else 2 if seen.silent else 0
 
 
 def _again(arguments: argparse.Namespace) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import pty
 import subprocess
@@ -55,9 +56,9 @@ def plan(env: Mapping[str, str], level: str, directory: Path) -> Plan:
     settings = debug.in_force(env)
     given = settings.get("NCCL_DEBUG")
     name = debug.file_of({"NCCL_DEBUG": level.upper(), **settings})
-    patterns = [] if name is None else [os.path.abspath(debug.expanded(name, "*"))]  # noqa: PTH100 - keeps links' names
+    patterns = [] if name is None else [_pattern(name)]
     remark = f"NCCL_DEBUG={given} stays as it is" if given and level == "info" else ""
-    if given and (name is not None or given.upper() not in debug.WRITING):
+    if given and (name is not None or level == "off" or given.upper() not in debug.WRITING):
         return Plan(patterns=patterns, remark=remark)
     if level == "off" and not given:
         return Plan()
@@ -65,9 +66,8 @@ def plan(env: Mapping[str, str], level: str, directory: Path) -> Plan:
         return Plan(remark=f"no NCCL logs: {directory} lies in memory; choose a place on disk with --state")
     files = directory / debug.short_host()
     if given:
-        return Plan(
-            patterns=[f"{files}.stdout*", f"{files}.stderr*"], capture=files, directory=directory, remark=remark
-        )
+        kept = [f"{glob.escape(str(files))}.{stream}*" for stream in ("stdout", "stderr")]
+        return Plan(patterns=kept, capture=files, directory=directory, remark=remark)
     added = {"NCCL_DEBUG": level.upper()}
     if level == "info" and "NCCL_DEBUG_SUBSYS" not in settings:
         added["NCCL_DEBUG_SUBSYS"] = INFO_SUBSYSTEMS
@@ -75,7 +75,13 @@ def plan(env: Mapping[str, str], level: str, directory: Path) -> Plan:
         return Plan(added, patterns)
     escaped = str(directory).replace("%", "%%")
     added["NCCL_DEBUG_FILE"] = f"{escaped}/%h.%p"
-    return Plan(added, [f"{files}.*"], directory=directory)
+    return Plan(added, [f"{glob.escape(str(files))}.*"], directory=directory)
+
+
+def _pattern(name: str) -> str:
+    """What matches the debug files of all processes of this host."""
+    whole = os.path.abspath(debug.expanded(name, "%p"))  # noqa: PTH100 - keeps what a link names
+    return glob.escape(whole).replace("%p", "[0-9]*")
 
 
 def in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import subprocess
@@ -21,6 +22,8 @@ from commwatch.views import GroupView, InFlight, RankView
 
 _TIMEOUT_S = 10.0
 _STACK_S = 20.0
+#: Agents are in the cluster: no proxy between.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _T = TypeVar("_T")
 
 
@@ -114,13 +117,13 @@ def _ask(url: str, job: str | None) -> tuple[list[RankView], list[GroupView], li
             late += [_view(Verdict, v) for v in _get(url, f"verdicts{query}") if v["kind"] in ("straggler", "desync")]
     except OSError as error:
         return str(getattr(error, "reason", error))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, http.client.HTTPException) as error:
         return f"does not answer as an agent of this version: {error}"
     return ranks, groups, late
 
 
 def _get(url: str, path: str) -> Any:
-    with urllib.request.urlopen(f"{url}/api/v1/{path}", timeout=_TIMEOUT_S) as response:  # noqa: S310 - what the user named
+    with _DIRECT.open(f"{url}/api/v1/{path}", timeout=_TIMEOUT_S) as response:
         return json.load(response)
 
 

@@ -7,6 +7,7 @@ took is the pure transfer. Clocks of different ranks are compared only to tell t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -63,10 +64,14 @@ class _Pending:
 
 
 class GroupJoin:
-    """Collects the parts of one group's collectives by sequence number."""
+    """Collects the parts of one group's collectives by sequence number.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    Args:
+        told: what must be the same on all ranks of a collective.
+    """
+
+    def __init__(self, size: int, told: Callable[[Part], object] = lambda part: (part.op, part.size)) -> None:
+        self._size, self._told = size, told
         self._pending: dict[int, _Pending] = {}
         #: Collectives given up: a rank is not in sight, or was in another operation.
         self.unjoined = 0
@@ -102,7 +107,8 @@ class GroupJoin:
             return None
         del self._pending[seq]
         parts = list(pending.parts.values())
-        if not pending.same_op or not pending.same_data:
+        # Ranks number dtypes each for itself: only by name they tell.
+        if not (pending.same_op and pending.same_data) and len({self._told(part) for part in parts}) > 1:
             self.odd.append((seq, parts))
         if not pending.same_op:
             self.unjoined += 1

@@ -104,13 +104,20 @@ def requests(run_dir: Path) -> list[LogRequest]:
     for path in sorted((run_dir / "logs").glob("*.json")):
         try:
             request = LogRequest(**json.loads(path.read_text(encoding="utf-8")))
+            if not _is_sound(request):
+                continue
             if Path(f"/proc/{request.pid}").exists():
                 found.append(request)
             else:
                 path.unlink(missing_ok=True)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             continue
     return found
+
+
+def _is_sound(request: LogRequest) -> bool:
+    kinds = ((request.job, str), (request.patterns, list), (request.since, (int, float)), (request.pid, int))
+    return all(isinstance(value, kind) for value, kind in kinds) and all(isinstance(p, str) for p in request.patterns)
 
 
 class _JobLogs:
@@ -248,7 +255,7 @@ class NcclLogs:
             ],
             choices=choices(account),
             findings=findings(account),
-            files=logs.follower.paths,
+            files=[os.fsencode(path).decode("utf-8", "replace") for path in logs.follower.paths],
             messages=sum(account.levels.values()),
             unknown_messages=account.unknown,
             skipped_bytes=logs.follower.skipped_bytes,

@@ -6,9 +6,11 @@ A process of its own, so that the job's output does not end when ``commwatch run
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
+import select
 import signal
 import sys
 import termios
@@ -18,6 +20,8 @@ from pathlib import Path
 MOST_BYTES = 32 << 20
 _BLOCK = 65_536
 _WANTED = re.compile(rb"[NR]CCL|\[rank\d|lagging ranks|collective #")
+#: One of these is in every wanted line: most output has none.
+_WORDS = (b"CCL", b"[rank", b"lagging ranks", b"collective #")
 
 
 class Keeper:
@@ -37,7 +41,8 @@ class Keeper:
     def feed(self, data: bytes) -> None:
         """Take a piece of output."""
         whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
-        lines = [line for line in whole.split(b"\n") if _WANTED.search(line)] if newline else []
+        maybe = newline and any(word in whole for word in _WORDS)
+        lines = [line for line in whole.split(b"\n") if _WANTED.search(line)] if maybe else []
         if len(self._rest) > _BLOCK:  # a progress bar that never ends its line
             lines.append(self._rest) if _WANTED.search(self._rest) else None
             self._rest = b""
@@ -66,12 +71,21 @@ def pass_on(source: int, target: int, keeper: Keeper) -> None:
         if not data:
             break
         keeper.feed(data)
-        try:
-            while data:
-                data = data[os.write(target, data) :]
-        except OSError:  # nobody listens: let the job notice, as it would without us
+        if not _write(target, data):  # nobody listens: let the job notice, as it would without us
             break
     keeper.end()
+
+
+def _write(target: int, data: bytes) -> bool:
+    """Write all of it; what a full disk does not take is lost. False: nobody will ever read it."""
+    while data:
+        try:
+            data = data[os.write(target, data) :]
+        except BlockingIOError:  # somebody who shares the terminal or the pipe has made it so
+            select.select([], [target], [])
+        except OSError as error:
+            return error.errno not in (errno.EPIPE, errno.EIO, errno.EBADF)
+    return True
 
 
 def copy_size(source: int, target: int) -> None:

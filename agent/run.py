@@ -105,7 +105,7 @@ def run(
 
 def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> debugging.Plan:
     """Have NCCL's debug output written where the agent reads it."""
-    directory = logs_of(agent.history.parent) / ring_prefix(job).removesuffix(".r")
+    directory = logs_of(agent.history.parent) / f"{ring_prefix(job).removesuffix('.r')}-{os.getpid()}"
     planned = debugging.plan(env, level, directory)
     try:
         if planned.directory is not None:
@@ -151,7 +151,8 @@ class _JobAgent:
         """Let an agent of our own take what is left, and end it."""
         if self.process is None:
             if self.request is not None:
-                self.request.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # the job's exit code matters more
+                    self.request.unlink(missing_ok=True)
             return
         self.process.terminate()
         try:

@@ -42,17 +42,17 @@ class LateWindow:
         """A collective ended: who was last, how long the others waited for it, what the transfer took."""
         self._joined.append((end_ns, rank, lateness_ns, transfer_ns))
 
-    def late(self) -> Late | None:
-        """The straggler of the window, if there is one."""
-        if not self._joined:
+    def late(self, now_ns: int) -> Late | None:
+        """The straggler of the window up to now, if there is one."""
+        window = [joined for joined in self._joined if joined[0] > now_ns - WINDOW_NS]
+        if not window:
             return None
-        until = max(end for end, *_ in self._joined)
-        window = [joined for joined in self._joined if joined[0] > until - WINDOW_NS]
         by_rank: dict[int, list[int]] = {}
         for _, rank, lateness, _ in window:
             by_rank.setdefault(rank, []).append(lateness)
         rank = max(by_rank, key=lambda rank: sum(by_rank[rank]))
-        late, span = by_rank[rank], until - min(end for end, *_ in window)
+        late, ends = by_rank[rank], [end for end, *_ in window]
+        span = max(ends) - min(ends)
         if len(window) < LEAST or len(late) < LATE_IN * len(window) or not span:
             return None
         usual, cost = int(median(late)), sum(late)

@@ -24,10 +24,8 @@ CERTAIN_S = 2.0
 RECENT_S = 60.0
 #: A rank whose probe has given no sign of life for so long does not get to run Python.
 SILENT_S = 5.0
-#: Operations whose ranks all pass the same size.
-_SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 #: Worst first: which of several absent ranks is named.
-_CAUSES = ("dead", "gone", "stopped", "unseen", "silent", "not_joined")
+_CAUSES = ("dead", "gone", "stopped", "silent", "not_joined", "unseen")
 _SAYS = {
     "dead": "process dead: rank {} was killed or crashed",
     "gone": "rank gone: rank {} has ended and will not come",
@@ -97,12 +95,14 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         ranks: of any number of nodes, each rank once, in its latest life.
         groups: likewise; a group that several nodes tell of may stand there several times.
     """
-    known = {(rank.job_id, rank.rank): rank for rank in ranks}
+    known = _latest(ranks)
     merged: dict[tuple[str, str], GroupView] = {}
     for group in groups:
         merged.setdefault((group.job_id, group.group_id), group)
     found, certain = [], []
     for group in merged.values():
+        if not group.aligned:  # the numbers of its collectives do not compare
+            continue
         here = [view for (job, _), view in known.items() if job == group.job_id]
         quarrel = _quarrel(group, here)
         if quarrel is not None:
@@ -110,6 +110,21 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
             continue
         found += [(wait, verdict) for wait in _waits(group, here, known) for verdict in _judge(wait, known)]
     return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
+
+
+def _latest(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
+    """Each rank in its latest life; those of a life that the job has left behind are not known."""
+    seen = list(ranks)
+    life: dict[str, int] = {}
+    for rank in seen:
+        life[rank.job_id] = max(life.get(rank.job_id, 0), rank.restart)
+    known: dict[tuple[str, int], RankView] = {}
+    for rank in seen:
+        if rank.restart == life[rank.job_id]:
+            at = (rank.job_id, rank.rank)
+            if at not in known or known[at].state != "running":
+                known[at] = rank
+    return known
 
 
 # -- who does what ------------------------------------------------------------------------------
@@ -145,7 +160,7 @@ def _disagreement(group: GroupView, seq: int, ranks: dict[int, tuple[str, str, f
     data = {rank: data for rank, (_, data, _) in ranks.items()}
     if len(set(ops.values())) > 1:
         cause, odd, says = "ops", _odd(ops), f"ranks in different ops: {_parts(ops)}"
-    elif len(set(data.values())) > 1 and set(ops.values()) <= _SAME_SIZE:
+    elif len(set(data.values())) > 1 and set(ops.values()) <= ev.SAME_SIZE:
         cause, odd, says = "sizes", _odd(data), f"sizes or dtypes differ: {_parts(data)}"
     else:
         return None
@@ -320,11 +335,11 @@ def _roots(found: list[tuple[_Wait, Verdict]]) -> list[Verdict]:
         if verdict.cause not in ("not_joined", "silent"):
             kept.append(verdict)
             continue
-        behind = [
-            other for rank in verdict.ranks for other in where.get((verdict.job_id, rank), ()) if other is not verdict
+        free = [
+            rank for rank in verdict.ranks if all(other is verdict for other in where.get((verdict.job_id, rank), ()))
         ]
-        if not behind:
-            kept.append(verdict)
+        if free:  # who waits elsewhere is no culprit; who waits nowhere is
+            kept.append(verdict if free == verdict.ranks else replace(verdict, ranks=free))
         elif _comes_back(verdict, where):
             says = f"ranks wait for each other in different groups: {verdict.says}"
             kept.append(replace(verdict, kind="desync", cause="order", says=says))

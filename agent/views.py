@@ -253,6 +253,12 @@ class Agent:
         """The ranks, by job and number."""
         with History(self.path) as history:
             latest: dict[tuple[str, int], RingRow] = {(ring.job, ring.rank): ring for ring in history.rings(job)}
+        begun: dict[str, int] = {}
+        for ring in latest.values():
+            if ring.running:
+                begun[ring.job] = max(begun.get(ring.job, 0), ring.started_ns)
+        # What ended before a rank of now began is of a run before, under the same name.
+        latest = {at: ring for at, ring in latest.items() if ring.running or ring.seen_ns >= begun.get(ring.job, 0)}
         with self._lock:
             jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
             live = {uid: book for job_ in jobs for uid, book in job_.books.items()}
@@ -291,7 +297,11 @@ class Agent:
         with self._lock:
             known = self._aggregate.jobs.values() if self._aggregate is not None else ()
             jobs = [each for each in known if any(book.alive for book in each.books.values())]
-            found = [(each.id, group_id, join.window.late()) for each in jobs for group_id, join in each.joins.items()]
+            found = [
+                (each.id, group_id, join.window.late(self._now_ns()))
+                for each in jobs
+                for group_id, join in each.joins.items()
+            ]
         return [
             (job_id, group_id, late) for job_id, group_id, late in found if late is not None and job in (None, job_id)
         ]

@@ -35,6 +35,8 @@ LAST_UNKNOWN_OP = 254
 #: Ops all of whose ranks finish together; only these have wait and lateness.
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 P2P = frozenset({"send", "recv"})
+#: Ops whose ranks all pass the same size.
+SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 
 #: Group and dtype ids of what could not be interned.
 NO_GROUP = 0xFFFF

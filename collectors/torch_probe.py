@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import time
@@ -120,9 +121,10 @@ class Probe(ABC):
 
     def _tell_log(self) -> None:
         """Leave word where this process's NCCL writes."""
-        path = own_file(self.env)
-        if path is not None and self.ring is not None:
-            self.ring.name({"nccl_log": path})
+        with contextlib.suppress(OSError, ValueError):  # no folder to be in, no room: the agent does without
+            path = own_file(self.env)
+            if path is not None and self.ring is not None:
+                self.ring.name({"nccl_log": path})
 
     @abstractmethod
     def _make_ring(self, *about: Any) -> None:

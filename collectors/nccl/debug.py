@@ -6,6 +6,7 @@ Runs inside the trainer, too: standard library only.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import socket
 from collections.abc import Mapping
@@ -13,14 +14,16 @@ from pathlib import Path
 
 #: Levels at which NCCL writes into its debug file; below, and for unknown words, it does not.
 WRITING = ("WARN", "INFO", "ABORT", "TRACE")
+#: Names of what a process prints to anyway.
+_STANDARD = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/dev/tty", "/dev/null", "/proc/self/fd/")
 _NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
 def in_force(env: Mapping[str, str], etc: Path = Path("/etc/nccl.conf")) -> dict[str, str]:
     """The debug settings that NCCL would find: the environment wins over the user's file, that over the machine's."""
-    own = env.get("NCCL_CONF_FILE") or (f"{env['HOME']}/.nccl.conf" if env.get("HOME") else "")
     found: dict[str, str] = {}
-    for path in (etc, *([Path(own)] if own else [])):
+    own = Path(env["NCCL_CONF_FILE"]) if env.get("NCCL_CONF_FILE") else home_conf()
+    for path in (etc, *([own] if own is not None else [])):
         try:
             found.update(read_conf(path.read_text(encoding="utf-8", errors="replace")))
         except OSError:
@@ -30,15 +33,28 @@ def in_force(env: Mapping[str, str], etc: Path = Path("/etc/nccl.conf")) -> dict
 
 
 def read_conf(text: str) -> dict[str, str]:
-    """The debug settings in the text of an ``nccl.conf``."""
-    pairs = (line.partition("=") for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return {name.strip(): value.strip() for name, equals, value in pairs if equals and name.strip() in _NAMES}
+    """The debug settings in the text of an ``nccl.conf``: NCCL takes blanks as they are, and the first of several."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name in _NAMES:
+            found.setdefault(name, value)
+    return found
+
+
+def home_conf() -> Path | None:
+    """The user's own file, where NCCL looks for it: at home as the system knows it, whatever HOME says."""
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".nccl.conf"
+    except KeyError:
+        return None
 
 
 def file_of(settings: Mapping[str, str]) -> str | None:
     """The debug file's name with its ``%h`` and ``%p``; ``None`` where NCCL writes to standard output or not at all."""
     writes = settings.get("NCCL_DEBUG", "").upper() in WRITING
-    return settings.get("NCCL_DEBUG_FILE") or None if writes else None
+    name = settings.get("NCCL_DEBUG_FILE") or None
+    return None if name is None or name.startswith(_STANDARD) or not writes else name
 
 
 def expanded(name: str, pid: str, host: str | None = None) -> str:

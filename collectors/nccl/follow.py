@@ -17,6 +17,9 @@ TICK_BYTES = 512 * 1024
 MOST_BEHIND = 64 << 20
 _KEPT_BEHIND = 4 << 20
 _CHUNK = 128 * 1024
+#: Files of one job that are followed at a time.
+MOST_FILES = 256
+_TOO_MANY = "(too many)"
 #: A file that has been taken away is let go of after so many ticks without a new byte.
 _PATIENCE = 120
 
@@ -86,6 +89,9 @@ class Follower:
                 if not stat.S_ISREG(about.st_mode) or (about.st_mtime < self._since and inode not in self._files):
                     continue
                 there.add(inode)
+                if inode not in self._files and len(self._files) >= MOST_FILES:
+                    self.troubles[_TOO_MANY] = f"more than {MOST_FILES} files: the others are not read"
+                    continue
                 if inode not in self._files:
                     self._files[inode] = _File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 self.troubles.pop(path, None)

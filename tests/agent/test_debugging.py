@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -23,14 +25,17 @@ HOST = socket.gethostname().partition(".")[0]
 # -- settings in force
 
 
-def test_settings_in_force(tmp_path: Path) -> None:
+def test_settings_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment wins over the user's file, that over the machine's; comments and other settings do not count."""
     etc, home, other = tmp_path / "nccl.conf", tmp_path / "home", tmp_path / "other.conf"
     home.mkdir()
     etc.write_text("NCCL_DEBUG=WARN\nNCCL_DEBUG_SUBSYS=ALL\nNCCL_IB_HCA=mlx5_0\n")
+    monkeypatch.setattr(debug, "home_conf", lambda: None)
     assert debug.in_force({}, etc) == {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_SUBSYS": "ALL"}
-    (home / ".nccl.conf").write_text("# NCCL_DEBUG_SUBSYS=INIT\n NCCL_DEBUG = INFO \nnonsense\n")
-    env = {"HOME": str(home)}
+    own = home / ".nccl.conf"
+    own.write_text("# NCCL_DEBUG_SUBSYS=INIT\nNCCL_DEBUG=INFO\nNCCL_DEBUG=TRACE\n NCCL_DEBUG_FILE=/no\nnonsense\n")
+    monkeypatch.setattr(debug, "home_conf", lambda: own)
+    env: dict[str, str] = {}
     assert debug.in_force(env, etc) == {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"}
     other.write_text("NCCL_DEBUG=TRACE")
     assert debug.in_force({**env, "NCCL_CONF_FILE": str(other)}, etc)["NCCL_DEBUG"] == "TRACE"
@@ -46,6 +51,7 @@ def test_settings_in_force(tmp_path: Path) -> None:
         ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "here"}, str(Path.cwd() / "here")),
         ({"NCCL_DEBUG": "VERSION", "NCCL_DEBUG_FILE": "/l/x"}, None),
         ({"NCCL_DEBUG": "debug", "NCCL_DEBUG_FILE": "/l/x"}, None),
+        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/dev/stdout"}, None),
         ({"NCCL_DEBUG": "INFO"}, None),
         ({"NCCL_DEBUG_FILE": "/l/x"}, None),
     ],
@@ -86,8 +92,8 @@ def test_subsystems_are_the_users(tmp_path: Path) -> None:
 
 def test_file_is_the_users(tmp_path: Path) -> None:
     """Where the user has named a file, it is followed, whoever has set the level."""
-    assert planned(tmp_path, NCCL_DEBUG_FILE="/l/%h-%p") == Plan({"NCCL_DEBUG": "WARN"}, [f"/l/{HOST}-*"])
-    assert planned(tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="/l/%h-%p") == Plan(patterns=[f"/l/{HOST}-*"])
+    assert planned(tmp_path, NCCL_DEBUG_FILE="/l/%h-%p") == Plan({"NCCL_DEBUG": "WARN"}, [f"/l/{HOST}-[0-9]*"])
+    assert planned(tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="/l/%h-%p") == Plan(patterns=[f"/l/{HOST}-[0-9]*"])
     assert planned(tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="log").patterns == [str(Path.cwd() / "log")]
 
 
@@ -96,6 +102,8 @@ def test_level_is_the_users(tmp_path: Path) -> None:
     directory = tmp_path / "50%" / "job"
     kept = [f"{directory}/{HOST}.stdout*", f"{directory}/{HOST}.stderr*"]
     assert planned(tmp_path, NCCL_DEBUG="INFO") == Plan({}, kept, directory / HOST, directory)
+    assert planned(tmp_path, "off", NCCL_DEBUG="INFO") == Plan()
+    assert planned(tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="/dev/stderr").capture == directory / HOST
     assert planned(tmp_path, "info", NCCL_DEBUG="WARN").remark == "NCCL_DEBUG=WARN stays as it is"
     assert planned(tmp_path, NCCL_DEBUG="VERSION") == Plan()
     conf = tmp_path / "conf"
@@ -335,6 +343,38 @@ def test_exit_code_with_a_filter(tmp_path: Path) -> None:
         assert run.stdout.readline() == b"done\n"
         assert run.wait(PATIENCE_S) == 7
         run.stdout.close()
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """Where the output's disk is full the job goes on, as it would without us."""
+    prints = "import time\nfor n in range(50):\n    print('x' * 1000, flush=n < 0)\n    time.sleep(0.01)\nraise SystemExit(5)"
+    with open("/dev/full", "wb") as full:
+        command, env = watched(tmp_path, code=prints), clean_env(NCCL_DEBUG="INFO")
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=env, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 5, done.stderr
+
+
+def test_reader_that_does_not_block(tmp_path: Path) -> None:
+    """An output that somebody has set to non-blocking is waited for, and loses nothing."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    command = [sys.executable, "-m", "commwatch.passing", str(tmp_path / "kept")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=write, env=clean_env()) as filtering:
+        os.close(write)
+        assert filtering.stdin is not None
+        feeder = threading.Thread(target=_feed, args=(filtering.stdin, b"0123456789" * 100_000))
+        feeder.start()
+        total = 0
+        while piece := os.read(read, 10_000):
+            total += len(piece)
+        feeder.join()
+        os.close(read)
+    assert total == 1_000_000
+
+
+def _feed(stream: IO[bytes], data: bytes) -> None:
+    stream.write(data)
+    stream.close()
 
 
 def test_closed_output(tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ def test_requests(tmp_path: Path) -> None:
     gone = LogRequest("gone", [], 5.0, 1 << 22)
     path = gone.write(tmp_path)
     (tmp_path / "logs" / "torn.json").write_text('{"job": "x"')
-    (tmp_path / "logs" / "odd.json").write_text("[1]")
+    for number, odd in enumerate(('[1]', '{"job": "x", "patterns": 5, "since": 0, "pid": 1}', '{"job": [], "patterns": [], "since": 0, "pid": 1}',
+                                  '{"job": "x", "patterns": [3], "since": "0", "pid": 1}', "[" * 100_000)):  # fmt: skip
+        (tmp_path / "logs" / f"odd{number}.json").write_text(odd)
     assert requests(tmp_path) == [mine]
     assert not path.exists()
     assert requests(tmp_path / "none") == []

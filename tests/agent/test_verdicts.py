@@ -167,6 +167,34 @@ def test_ring_of_waits() -> None:
     assert "ranks wait for each other in different groups" in found[0].says
 
 
+def test_chain_with_a_free_end() -> None:
+    """Where two groups wait for each other and one of them for somebody who waits for nobody, that one is to blame."""
+    three = replace(WORLD, members=[0, 1, 2], ranks=[0, 1, 2], size=3)
+    found = judged(rank(0, op()), rank(1, op(group="l")), rank(2), groups=(three, LEFT))
+    assert [(verdict.group, verdict.ranks) for verdict in found] == [("world", [2])]
+
+
+def test_unaligned() -> None:
+    """The numbers of a group that was used before the probe came do not compare: no verdict."""
+    assert judged(rank(0, op()), rank(1, op("broadcast")), groups=(replace(WORLD, aligned=False),)) == []
+
+
+def test_lives_apart() -> None:
+    """Ranks of a life that the job has left behind are neither dead nor inside: of those of now only what is seen counts."""
+    old = [rank(n, state="gone", restart=0, last=50) for n in range(4)]
+    now = [rank(n, op(), restart=1) for n in (0, 1, 2)]
+    (verdict,) = judged(*old, *now)
+    assert (verdict.cause, verdict.ranks) == ("unseen", [3])
+    (verdict,) = judged(*now, *old)
+    assert (verdict.cause, verdict.ranks) == ("unseen", [3])
+
+
+def test_known_before_unseen() -> None:
+    """A rank that is known not to have come is named before those that nobody sees."""
+    (verdict,) = judged(rank(0, op()), rank(1))
+    assert (verdict.cause, verdict.ranks) == ("not_joined", [1])
+
+
 def test_jobs_apart() -> None:
     """Ranks of another job are never looked at, and each job has its own verdict."""
     other = [replace(view, job_id="other") for view in WAITING]
@@ -192,6 +220,9 @@ def test_ended_disagreement() -> None:
 # -- stragglers
 
 
+NOW = 100 * 100_000_000
+
+
 def window(*late: tuple[int, int], transfer_ns: int = 1_000_000, every_ns: int = 100_000_000) -> LateWindow:
     """Collectives one after another: who was late, and by how much."""
     made = LateWindow()
@@ -205,7 +236,7 @@ MS = 1_000_000
 
 def test_straggler() -> None:
     """The rank that is late most of the time, by how much, and what it costs."""
-    late = window(*[(2, 50 * MS)] * 90, *[(0, MS)] * 10).late()
+    late = window(*[(2, 50 * MS)] * 90, *[(0, MS)] * 10).late(NOW)
     assert late is not None
     assert (late.rank, late.collectives, late.late_in, late.lateness_ns) == (2, 100, 90, 50 * MS)
     assert late.cost_ns == 90 * 50 * MS
@@ -230,11 +261,18 @@ def test_straggler() -> None:
 )
 def test_no_straggler(made: LateWindow) -> None:
     """Chance, small change and slow links are no straggler."""
-    assert made.late() is None
+    assert made.late(NOW) is None
+
+
+def test_straggler_of_the_past() -> None:
+    """When nothing has come together for 30 s there is no straggler any more."""
+    made = window(*[(2, 50 * MS)] * 100)
+    assert made.late(NOW) is not None
+    assert made.late(NOW + 31_000 * MS) is None
 
 
 def test_window_moves() -> None:
     """What was more than 30 s ago does not count: another rank that is late now is the straggler."""
-    late = window(*[(2, 50 * MS)] * 400, *[(0, 50 * MS)] * 310).late()
+    late = window(*[(2, 50 * MS)] * 400, *[(0, 50 * MS)] * 310).late(709 * 100 * MS)
     assert late is not None
     assert (late.rank, late.late_in) == (0, 300)

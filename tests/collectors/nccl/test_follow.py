@@ -169,6 +169,16 @@ def test_unreadable(tmp_path: Path) -> None:
     assert taken.follower.troubles == {}
 
 
+def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than so many files are open at a time; that there are more is said once, not for each."""
+    monkeypatch.setattr(follow, "MOST_FILES", 3)
+    for name in "abcdef":
+        (tmp_path / name).write_text(f"{name}\n")
+    taken = Taken(tmp_path / "*")
+    assert taken.tick() == ["a", "b", "c"]
+    assert list(taken.follower.troubles.values()) == ["more than 3 files: the others are not read"]
+
+
 def test_lets_go(tmp_path: Path) -> None:
     """``close`` leaves no descriptor."""
     before = len(list(Path("/proc/self/fd").iterdir()))
