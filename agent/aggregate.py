@@ -74,6 +74,8 @@ class RankBook:
         self.nonsense = 0
         #: The latest operations that raised.
         self.failures: deque[ev.Record] = deque(maxlen=_MOST_FAILURES)
+        #: By group: when its latest collective without an observable end was launched.
+        self.launched_ns: dict[int, int] = {}
         #: What the ring says of its trainer right now; the intake keeps these current.
         self.in_flight: list[ev.Record] = []
         self.alive = True
@@ -155,7 +157,7 @@ class RankBook:
                 last_seq[group] = seq
             if flags & _UNMEASURED:
                 cell.count_unmeasured(size, failed=bool(flags & ev.FAILED))
-                self.note_failure(record, flags)
+                self._note(record, flags)
                 continue
             duration = end - start
             cell.count += 1
@@ -181,10 +183,17 @@ class RankBook:
         if len(busy.starts) > _MOST_PIECES:
             busy.forget(busy.ends[-_MOST_PIECES])
 
-    def note_failure(self, record: tuple[int, ...], flags: int = ev.FAILED) -> None:
-        """Remember an operation that raised, or that its rank died in."""
+    def note_failure(self, record: ev.Record) -> None:
+        """Remember an operation that its rank died in."""
+        self._note(record, ev.FAILED)
+
+    def _note(self, record: tuple[int, ...], flags: int) -> None:
+        """Remember an operation that raised; of one without an end, when it was launched."""
+        noted = ev.Record._make(record)
         if flags & ev.FAILED:
-            self.failures.append(ev.Record._make(record))
+            self.failures.append(noted)
+        elif self.op_name(noted.op) not in ev.P2P:
+            self.launched_ns[noted.group] = noted.launch_ns
 
     def _open(self, group: int, op: int, size: int) -> _Books:
         """A fresh cell."""

@@ -123,16 +123,18 @@ def _is_sound(request: LogRequest) -> bool:
 class _JobLogs:
     """The logs of one job."""
 
-    def __init__(self, job: str, since: float, heard: Callable[[str, Warned], None]) -> None:
+    def __init__(self, job: str, since: float, heard: Callable[[str, Warned], None], lock: threading.RLock) -> None:
+        self._lock = lock
         self.account = Account(_MOST_FACTS)
         self.counts: Counter[str] = Counter()
         self._job, self._heard = job, heard
         self.follower = Follower(self._take, since)
 
     def _take(self, line: str, path: str, number: int) -> None:
-        for warned in self.account.add(line, path, number):
-            self.counts[warned.kind] += 1
-            self._heard(self._job, warned)
+        with self._lock:
+            for warned in self.account.add(line, path, number):
+                self.counts[warned.kind] += 1
+                self._heard(self._job, warned)
 
 
 class NcclLogs:
@@ -162,9 +164,9 @@ class NcclLogs:
             with self._lock:
                 logs = self._jobs.get(job)
                 if logs is None:
-                    logs = self._jobs[job] = _JobLogs(job, since - _SLACK_S, self._hear)
-                logs.follower.patterns.update(dict.fromkeys(patterns))
-                read += logs.follower.tick()
+                    logs = self._jobs[job] = _JobLogs(job, since - _SLACK_S, self._hear, self._lock)
+            logs.follower.patterns.update(dict.fromkeys(patterns))
+            read += logs.follower.tick()  # a file server that hangs must hang nobody who asks
             for path, why in logs.follower.troubles.items():
                 if path not in self._said:
                     self._said.add(path)

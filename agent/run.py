@@ -98,8 +98,11 @@ def run(
     if history is not None:
         elsewhere = history != config.history
         opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
-        _report(history, job, f"{opens} {job}")
-        _explain(nccl, began)
+        try:
+            _report(history, job, f"{opens} {job}")
+            _explain(nccl, began)
+        except Exception as error:  # the job's exit code matters more than what is wrong with us
+            say(f"commwatch: no report: {type(error).__name__}: {error}")
     return code
 
 

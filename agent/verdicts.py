@@ -108,6 +108,10 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         if quarrel is not None:
             certain.append(quarrel)
             continue
+        behind = _behind(group, here)
+        if behind is not None:
+            certain.append(behind)
+            continue
         found += [(wait, verdict) for wait in _waits(group, here, known) for verdict in _judge(wait, known)]
     return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
 
@@ -266,6 +270,30 @@ def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[s
         for theirs in other.in_flight
     )
     yield _Wait(group, {view.rank: op}, [] if met else [op.peer])
+
+
+def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
+    """Where ends cannot be seen, as on CUDA by default: ranks that have launched less than others, and nobody launches any more."""
+    idle = {view.rank: view.launched_s[group.group_id] for view in here if group.group_id in view.launched_s}
+    at = {view.rank: view.last_seq.get(group.group_id, -1) for view in here}
+    members = group.members or []
+    if not members or set(members) - set(idle) or min(idle.values()) < HANG_S:
+        return None
+    top = max(at[rank] for rank in members)
+    late = [rank for rank in members if at[rank] < top]
+    if not late:
+        return None
+    causes: dict[str, list[int]] = {}
+    for rank in late:
+        causes.setdefault(_absence(next(view for view in here if view.rank == rank)), []).append(rank)
+    cause = next(cause for cause in _CAUSES if cause in causes)
+    says = "; ".join(_SAYS[each].format(spans(causes[each])) for each in _CAUSES if each in causes)
+    ahead = [rank for rank in members if rank not in late]
+    since = min(idle[rank] for rank in ahead)
+    said = f"{says} (rank {spans(ahead)} launched {top} of group {group.group} {since:.0f} s ago, rank {spans(late)} {max(at[r] for r in late)})"
+    kind = "hang" if cause in ("dead", "gone", "stopped") else "stalled"
+    about = (group.job_id, group.group_id, group.group, top, "")
+    return Verdict(kind, cause, *about, causes[cause], ahead, since, said)
 
 
 # -- what that means ----------------------------------------------------------------------------

@@ -120,8 +120,10 @@ class RankView:
     process: str | None
     #: Seconds since the probe last gave a sign of life; ``None`` once the rank is no more.
     heartbeat_age_s: float | None
-    #: Latest finished collective per group, by ``group_id``.
+    #: Latest finished collective per group, by ``group_id``; of operations without an observable end the latest launched.
     last_seq: dict[str, int]
+    #: Of groups whose operations have no observable end (CUDA by default): seconds since the latest was launched.
+    launched_s: dict[str, float]
     in_flight: list[InFlight]
     #: The latest ones.
     failed: list[Failed]
@@ -284,6 +286,9 @@ class Agent:
             process=process.state(book.pid) if book is not None and book.pid is not None else None,
             heartbeat_age_s=max(0, now - book.heartbeat_ns) / 1e9 if book is not None and alive else None,
             last_seq={book.group(small_id).group_id: seq for small_id, seq in book.last_seq.items()}
+            if book is not None
+            else {},
+            launched_s={book.group(group).group_id: max(0, now - at) / 1e9 for group, at in book.launched_ns.items()}
             if book is not None
             else {},
             in_flight=[_in_flight(book, record, now) for record in book.in_flight] if book is not None else [],

@@ -53,7 +53,7 @@ class Follower:
     @property
     def paths(self) -> list[str]:
         """The files being followed."""
-        return sorted({file.path for file in self._files.values()})
+        return sorted({file.path for file in list(self._files.values())})
 
     def tick(self, final: bool = False) -> int:
         """Look for new files and read on; returns the bytes read.

@@ -52,6 +52,34 @@ def same(a: Cell, b: Cell) -> bool:
 # -- totals ---------------------------------------------------------------------------------------
 
 
+def test_what_verdicts_need() -> None:
+    """The latest launch of collectives without an end, the latest that raised, and what an operation usually takes, are kept."""
+    book = fed(
+        *(operation(start_ns=n * MS, end_ns=n * MS + 3 * MS, seq=n) for n in range(5)),
+        operation(start_ns=20 * MS, end_ns=20 * MS, seq=5, flags=ev.UNTIMED, timing=ev.BY_NONE),
+        operation("send", start_ns=30 * MS, end_ns=30 * MS, seq=0, flags=ev.UNTIMED, timing=ev.BY_NONE, peer=1),
+        operation("barrier", start_ns=40 * MS, end_ns=41 * MS, seq=6, flags=ev.FAILED),
+    )
+    assert book.launched_ns == {0: 20 * MS}
+    assert [(book.op_name(record.op), record.seq) for record in book.failures] == [("barrier", 6)]
+    assert book.usual_ns(0, ev.OP_CODE["all_reduce"]) == pytest.approx(3 * MS, rel=0.03)
+    assert book.usual_ns(0, ev.OP_CODE["broadcast"]) is None
+
+
+def test_ranks_that_disagree() -> None:
+    """A joined collective whose ranks passed different data is kept, by the names of dtypes: each rank numbers its own."""
+    joins: dict[str, GroupJoin] = {}
+    first, second = a_book(0, joins), a_book(1, joins)
+    first.learn([{"dtype": 1, "name": "float32"}, {"dtype": 2, "name": "int64"}])
+    second.learn([{"dtype": 1, "name": "int64"}, {"dtype": 2, "name": "float32"}])
+    for seq, (one, other) in enumerate(((1, 2), (2, 1), (1, 1))):
+        for book, dtype in ((first, one), (second, other)):
+            book.ingest(packed(operation(start_ns=seq * MS, end_ns=seq * MS + 9, seq=seq, dtype=dtype)))
+    (join,) = joins.values()
+    assert [seq for seq, _ in join.odd] == [2]
+    assert join.unjoined == 0
+
+
 def test_totals() -> None:
     """Count, bytes and time of an operation are the sums over its records, apart from those of other operations."""
     book = fed(

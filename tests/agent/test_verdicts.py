@@ -35,7 +35,22 @@ def rank(number: int, *ops: InFlight, last: int | None = 6, **more: Any) -> Rank
     """A rank that is alive, has ended collective ``last`` of every group, and has ``ops`` in flight."""
     done = {} if last is None else dict.fromkeys("wlr", last)
     view = RankView(
-        "job", number, 0, "running", "node", number, 100 + number, "native", "sleeping", 0.1, done, list(ops), [], 9, 0
+        "job",
+        number,
+        0,
+        "running",
+        "node",
+        number,
+        100 + number,
+        "native",
+        "sleeping",
+        0.1,
+        done,
+        {},
+        list(ops),
+        [],
+        9,
+        0,
     )
     return replace(view, **more)
 
@@ -172,6 +187,26 @@ def test_chain_with_a_free_end() -> None:
     three = replace(WORLD, members=[0, 1, 2], ranks=[0, 1, 2], size=3)
     found = judged(rank(0, op()), rank(1, op(group="l")), rank(2), groups=(three, LEFT))
     assert [(verdict.group, verdict.ranks) for verdict in found] == [("world", [2])]
+
+
+def test_launches_without_ends() -> None:
+    """Where ends cannot be seen, a rank that has launched less than the others is named once nobody launches any more."""
+
+    def launched(number: int, seq: int, ago_s: float) -> RankView:
+        return replace(rank(number), last_seq={"w": seq}, launched_s={"w": ago_s})
+
+    (verdict,) = judged(*(launched(n, 40, 30.0) for n in (0, 1, 2)), launched(3, 37, 31.0))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting, verdict.seq) == (
+        "stalled",
+        "not_joined",
+        [3],
+        [0, 1, 2],
+        40,
+    )
+    assert "rank 0-2 launched 40 of group world 30 s ago, rank 3 37" in verdict.says
+    assert judged(*(launched(n, 40, 30.0) for n in range(4))) == []
+    assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2)), launched(3, 37, 1.0)) == []
+    assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2))) == []
 
 
 def test_unaligned() -> None:
