@@ -135,7 +135,7 @@ class RankBook:
             until_n: number of the record that follows the last one; by default what its stamp says.
         """
         live, busy, offset, bounds, bins_per_e = self._live, self._busy, self._offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
-        last_seq, rank = self.last_seq, self.rank
+        last_seq, rank, dtypes = self.last_seq, self.rank, self.dtypes
         self.read += len(records) // ev.RECORD_SIZE
         for record in ev.RECORD.iter_unpack(records):
             stamp, op, dtype, group, _, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
@@ -177,7 +177,7 @@ class RankBook:
             busy.add(start, end)
             # An end seen when the caller came to wait for it says nothing about when the ranks finished.
             if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
-                joined = books.join.add(seq, Part(rank, op, launch, end, duration, books, size, dtype))
+                joined = books.join.add(seq, Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype)))
                 if joined is not None:
                     _settle(joined, books.join.window)
         if len(busy.starts) > _MOST_PIECES:
@@ -306,8 +306,7 @@ def _settle(joined: Waits, window: LateWindow) -> None:
 def told(part: Part) -> tuple[str, int, str | None]:
     """Operation, size and dtype of a part, by their names."""
     books: _Books = part.book
-    owner = books.owner
-    return owner.op_name(part.op), part.size, owner.dtypes.get(part.dtype)
+    return books.owner.op_name(part.op), part.size, part.dtype
 
 
 def _same(part: Part) -> tuple[str, int | None, str | None]:

@@ -29,8 +29,7 @@ class Part(NamedTuple):
     #: The rank's own books; handed back untouched.
     book: Any
     size: int = 0
-    #: As the rank numbers them.
-    dtype: int = 0
+    dtype: str | None = None
 
 
 class Waits(NamedTuple):
@@ -70,7 +69,9 @@ class GroupJoin:
         told: what must be the same on all ranks of a collective.
     """
 
-    def __init__(self, size: int, told: Callable[[Part], object] = lambda part: (part.op, part.size)) -> None:
+    def __init__(
+        self, size: int, told: Callable[[Part], object] = lambda part: (part.op, part.size, part.dtype)
+    ) -> None:
         self._size, self._told = size, told
         self._pending: dict[int, _Pending] = {}
         #: Collectives given up: a rank is not in sight, or was in another operation.
@@ -107,7 +108,6 @@ class GroupJoin:
             return None
         del self._pending[seq]
         parts = list(pending.parts.values())
-        # Ranks number dtypes each for itself: only by name they tell.
         if not (pending.same_op and pending.same_data) and len({self._told(part) for part in parts}) > 1:
             self.odd.append((seq, parts))
         if not pending.same_op:
