@@ -252,12 +252,12 @@ class Account:
     def _note(self, facts: Facts, fact: f.Fact) -> None:
         kind = type(fact)
         of = facts.get(kind)
-        if of is None:
-            of = facts[kind] = {}
-        known = of.get(fact)
+        known = None if of is None else of.get(fact)
         if known is not None:
             known.lines += 1
         elif self._has_room():
+            if of is None:
+                of = facts[kind] = {}
             of[fact] = self._seen()
 
     def _seen(self) -> Seen:

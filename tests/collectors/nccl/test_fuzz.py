@@ -1,24 +1,30 @@
-"""Whatever comes as a log is read: no line makes the account raise, and its labels are JSON."""
+"""Whatever comes as a log is read: no line makes the account or what follows from it raise, and all of it is JSON."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.collectors.nccl.account import Account
+from commwatch.collectors.nccl.findings import findings
 from commwatch.collectors.nccl.labels import labels
 from commwatch.collectors.nccl.lines import Lines
 from commwatch.collectors.nccl.text import clean
+from commwatch.collectors.nccl.topology import choices, hosts, views
 from tests.helpers import examples
 
 FIXTURES = sorted((Path(__file__).parents[2] / "fixtures/nccl").glob("*.log"))
 LINES = [line for path in FIXTURES for line in path.read_bytes().split(b"\n") if line.strip()]
 
-line = st.sampled_from(LINES)
+CASES = sorted((Path(__file__).parents[2] / "fixtures/nccl/findings").glob("*.txt"))
+TROUBLE = [text[2:] for path in CASES for text in path.read_bytes().split(b"\n") if text[:2] in (b"  ", b"> ")]
+
+line = st.sampled_from(LINES) | st.sampled_from(TROUBLE)
 cut = st.builds(
     lambda text, a, b: text[a % (len(text) + 1) :][: b % (len(text) + 1)],
     line,
@@ -55,6 +61,8 @@ def test_any_log(parts: list[bytes], most_facts: int) -> None:
     account = read(data, most_facts)
     found = labels(account)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+    told = [[asdict(each) for each in made(account)] for made in (findings, views, hosts, choices)]
+    json.dumps(told, allow_nan=False)
     if most_facts == 10_000:
         assert not account.overflow
     lines = data.replace(b"\0", b"").decode("utf-8", "replace").split("\n")
@@ -82,3 +90,13 @@ def test_order_of_lines(order: list[int]) -> None:
         "gdrdma",
     ):
         assert shuffled[key] == plain[key]
+
+
+def test_no_room() -> None:
+    """Wherever the room for facts runs out, what follows from the rest can still be told."""
+    data = b"\n".join([*LINES, *TROUBLE])
+    for most_facts in [*range(60), *range(60, 600, 30)]:
+        account = read(data, most_facts)
+        assert account.overflow
+        told = [[asdict(each) for each in made(account)] for made in (findings, views, hosts, choices)]
+        assert json.dumps([told, labels(account)], allow_nan=False)
