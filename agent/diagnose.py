@@ -104,17 +104,17 @@ def _ask(url: str, job: str | None) -> tuple[list[RankView], list[GroupView], li
     """One agent's ranks, groups and stragglers, or why it did not answer."""
     try:
         jobs = [
-            each["job_id"] for each in _get(url, "jobs") if each["state"] == "running" and job in (None, each["job_id"])
+            each["job_id"] for each in get(url, "jobs") if each["state"] == "running" and job in (None, each["job_id"])
         ]
         ranks, groups, late = [], [], []
         for each in jobs:
             query = f"?job={urllib.parse.quote(each, safe='')}"
-            for answer in _get(url, f"ranks{query}"):
+            for answer in get(url, f"ranks{query}"):
                 ranks.append(
                     _view(RankView, {**answer, "in_flight": [_view(InFlight, op) for op in answer["in_flight"]]})
                 )
-            groups += [_view(GroupView, answer) for answer in _get(url, f"groups{query}")]
-            late += [_view(Verdict, v) for v in _get(url, f"verdicts{query}") if v["kind"] in ("straggler", "desync")]
+            groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}")]
+            late += [_view(Verdict, v) for v in get(url, f"verdicts{query}") if v["kind"] in ("straggler", "desync")]
     except OSError as error:
         return str(getattr(error, "reason", error))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, http.client.HTTPException) as error:
@@ -122,7 +122,8 @@ def _ask(url: str, job: str | None) -> tuple[list[RankView], list[GroupView], li
     return ranks, groups, late
 
 
-def _get(url: str, path: str) -> Any:
+def get(url: str, path: str) -> Any:
+    """What an agent answers under ``/api/v1``; raises ``OSError``, or ``ValueError`` where it is no JSON."""
     with _DIRECT.open(f"{url}/api/v1/{path}", timeout=_TIMEOUT_S) as response:
         return json.load(response)
 

@@ -9,7 +9,6 @@ import shutil
 import socket
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from commwatch import __version__
 from commwatch.collectors.nccl import debug
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT, Config
-from commwatch.diagnose import local_agents
+from commwatch.diagnose import get, local_agents
 
 #: Room that the rings of a node of eight ranks take, with some to spare.
 _ROOM_BYTES = 32 << 20
@@ -53,17 +52,10 @@ def examine(config: Config, wait_s: float = 2.0) -> list[Check]:
         checks += [_no_agent(config), _port(config)]
     for url in urls:
         try:
-            checks += _agent(url, partial(_get, url), wait_s)
+            checks += _agent(url, partial(get, url), wait_s)
         except (OSError, ValueError, KeyError, TypeError) as error:
             checks.append(Check(_FAIL, "agent", f"{url}: {error}", "look at its log; start it again"))
     return checks
-
-
-def _get(url: str, path: str) -> Any:
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-        f"{url}/api/v1/{path}", timeout=10
-    ) as response:
-        return json.load(response)
 
 
 # -- this node --------------------------------------------------------------------------------
