@@ -18,7 +18,7 @@ from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT
 from commwatch.daemon import answering
 from commwatch.verdicts import Verdict, verdicts
-from commwatch.views import GroupView, InFlight, RankView
+from commwatch.views import Failed, GroupView, InFlight, RankView
 
 _TIMEOUT_S = 10.0
 _STACK_S = 20.0
@@ -110,9 +110,9 @@ def _ask(url: str, job: str | None) -> tuple[list[RankView], list[GroupView], li
         for each in jobs:
             query = f"?job={urllib.parse.quote(each, safe='')}"
             for answer in get(url, f"ranks{query}"):
-                ranks.append(
-                    _view(RankView, {**answer, "in_flight": [_view(InFlight, op) for op in answer["in_flight"]]})
-                )
+                ops = [_view(InFlight, op) for op in answer["in_flight"]]
+                failed = [_view(Failed, op) for op in answer["failed"]]
+                ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
             groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}")]
             late += [_view(Verdict, v) for v in get(url, f"verdicts{query}") if v["kind"] in ("straggler", "desync")]
     except OSError as error:

@@ -138,8 +138,8 @@ def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
     """Ranks in different operations at the same place of a group, or in the same with different data, now or lately."""
     at: dict[int, dict[int, tuple[str, str, float]]] = {}
     for view in here:
-        for failed in view.failed:
-            if failed.group_id == group.group_id and failed.op not in ev.P2P and failed.ago_s < RECENT_S:
+        for failed in _raised(view, group):
+            if failed.ago_s < RECENT_S:
                 at.setdefault(failed.seq, {})[view.rank] = (
                     failed.op,
                     _data(failed.size_bytes, failed.dtype),
@@ -150,6 +150,11 @@ def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
                 at.setdefault(op.seq, {})[view.rank] = (op.op, _data(op.size_bytes, op.dtype), op.age_s)
     judged = (_disagreement(group, seq, at[seq]) for seq in sorted(at))
     return next((verdict for verdict in judged if verdict is not None), None)
+
+
+def _raised(view: RankView, group: GroupView) -> list[Failed]:
+    """The latest collectives of a group that raised on a rank."""
+    return [failed for failed in view.failed if failed.group_id == group.group_id and failed.op not in ev.P2P]
 
 
 def disagreement(what: Disagreement, group: GroupView) -> Verdict | None:
@@ -219,7 +224,7 @@ def _waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], 
         # Where a later one has ended, the group is not stuck: backends run several at once.
         if oldest is not None and view.last_seq.get(group.group_id, -1) < oldest.seq:
             collectives[view.rank] = oldest
-        raised = [failed.seq for failed in view.failed if failed.group_id == group.group_id and failed.op not in ev.P2P]
+        raised = [failed.seq for failed in _raised(view, group)]
         ahead[view.rank] = max([op.seq for op in mine if op.op not in ev.P2P] + raised, default=-1)
         yield from (
             wait
@@ -246,11 +251,8 @@ def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str,
     failed = {
         view.rank: each
         for view in here
-        for each in view.failed
-        if view.state == "running"
-        and each.group_id == group.group_id
-        and each.op not in ev.P2P
-        and each.ago_s < RECENT_S
+        for each in _raised(view, group)
+        if view.state == "running" and each.ago_s < RECENT_S
     }
     absent = [
         rank for rank in group.members or group.ranks if _absence(known.get((group.job_id, rank))) in ("dead", "gone")
@@ -283,17 +285,12 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
     late = [rank for rank in members if at[rank] < top]
     if not late:
         return None
-    causes: dict[str, list[int]] = {}
-    for rank in late:
-        causes.setdefault(_absence(next(view for view in here if view.rank == rank)), []).append(rank)
-    cause = next(cause for cause in _CAUSES if cause in causes)
-    says = "; ".join(_SAYS[each].format(spans(causes[each])) for each in _CAUSES if each in causes)
+    kind, cause, culprits, says = _blame({view.rank: view for view in here if view.rank in late})
     ahead = [rank for rank in members if rank not in late]
     since = min(idle[rank] for rank in ahead)
     said = f"{says} (rank {spans(ahead)} launched {top} of group {group.group} {since:.0f} s ago, rank {spans(late)} {max(at[r] for r in late)})"
-    kind = "hang" if cause in ("dead", "gone", "stopped") else "stalled"
     about = (group.job_id, group.group_id, group.group, top, "")
-    return Verdict(kind, cause, *about, causes[cause], ahead, since, said)
+    return Verdict(kind, cause, *about, culprits, ahead, since, said)
 
 
 # -- what that means ----------------------------------------------------------------------------
@@ -303,18 +300,23 @@ def _judge(wait: _Wait, known: dict[tuple[str, int], RankView]) -> Iterator[Verd
     if wait.since_s < CERTAIN_S:
         return
     if wait.missing:
-        causes: dict[str, list[int]] = {}
-        for rank in wait.missing:
-            causes.setdefault(_absence(known.get((wait.group.job_id, rank))), []).append(rank)
-        cause = next(cause for cause in _CAUSES if cause in causes)
+        kind, cause, culprits, says = _blame({rank: known.get((wait.group.job_id, rank)) for rank in wait.missing})
         if cause in ("dead", "gone") or (wait.since_s > wait.limit_s and not wait.raised):
-            kind = "hang" if cause in ("dead", "gone", "stopped") else "stalled"
-            says = "; ".join(_SAYS[each].format(spans(causes[each])) for each in _CAUSES if each in causes)
-            yield _verdict(wait, kind, cause, causes[cause], says)
+            yield _verdict(wait, kind, cause, culprits, says)
     elif wait.since_s > wait.limit_s:
         first = ", the group's first: its connections are being made, or cannot be" if wait.is_first else ""
         says = f"stuck inside: every rank has entered{first}; look at the network between them"
         yield _verdict(wait, "stalled" if wait.is_first else "hang", "stuck", list(wait.inside), says)
+
+
+def _blame(missing: Mapping[int, RankView | None]) -> tuple[str, str, list[int], str]:
+    """Kind, cause and culprits of a verdict on ranks that have not come, and what is to be said of all of them."""
+    causes: dict[str, list[int]] = {}
+    for rank, view in missing.items():
+        causes.setdefault(_absence(view), []).append(rank)
+    there = [cause for cause in _CAUSES if cause in causes]
+    kind = "hang" if there[0] in ("dead", "gone", "stopped") else "stalled"
+    return kind, there[0], causes[there[0]], "; ".join(_SAYS[each].format(spans(causes[each])) for each in there)
 
 
 def _absence(view: RankView | None) -> str:
