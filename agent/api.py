@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-import re
-import time
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import Annotated, Literal
 
@@ -17,62 +14,12 @@ from fastapi.responses import Response
 
 from commwatch import __version__
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
-from commwatch.nccl import NcclLogs, NcclMessage, Topology
+from commwatch.nccl import NcclMessage, Topology
 from commwatch.operations import Operation, Place, place_of
 from commwatch.problems import ERRORS, Problem
+from commwatch.query import AgentOf, JobFilter, Limit, LogsOf, Span, job_exists, known_parameters
 from commwatch.summary import DIMENSIONS, Row
-from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
-from commwatch.views import Agent, GroupView, JobView, RankView, StepView
-
-MOST_ROWS = 10_000
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def parse_time(text: str, now_s: float) -> float:
-    """Unix seconds, an ISO 8601 time, or an age such as ``15m``; raises ``ValueError``."""
-    age = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text)
-    if age:
-        return now_s - float(age[1]) * _SECONDS[age[2]]
-    if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
-        return float(text)
-    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
-
-
-@dataclass(frozen=True)
-class Window:
-    """The stretch of time a query is about, in ns of wall time."""
-
-    from_ns: int
-    until_ns: int
-
-
-def window(
-    since: Annotated[
-        str | None,
-        Query(description="Begin: Unix seconds, ISO 8601, or an age such as 15m. Default: all that is kept."),
-    ] = None,
-    until: Annotated[str | None, Query(description="End, in the same forms. Default: now.")] = None,
-) -> Window:
-    """Query parameters ``since`` and ``until``."""
-    now = time.time()
-    bounds = []
-    for name, text, default in (("since", since, 0.0), ("until", until, now + 1)):
-        try:
-            value = default if text is None else parse_time(text, now)
-        except (ValueError, OverflowError):
-            raise Problem(
-                HTTPStatus.BAD_REQUEST, f"{name}={text}: give Unix seconds, an ISO 8601 time, or an age such as 15m"
-            ) from None
-        bounds.append(int(min(max(value, 0), 9e9) * 1e9))
-    if bounds[0] > bounds[1]:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"since={since} is later than until={until or 'now'}")
-    return Window(*bounds)
-
-
-Span = Annotated[Window, Depends(window)]
-JobFilter = Annotated[str | None, Query(description="Job id; default: all jobs.")]
-Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most rows to return.")]
+from commwatch.views import GroupView, JobView, RankView, StepView
 
 
 @dataclass(frozen=True)
@@ -130,37 +77,7 @@ class About:
     scraper: str | None
 
 
-def _known_parameters(request: Request) -> None:
-    """A misspelt parameter must not pass for a filter that found everything."""
-    route = request.app.openapi()["paths"][request.scope["route"].path]["get"]
-    known = [parameter["name"] for parameter in route.get("parameters", ()) if parameter["in"] == "query"]
-    for name in request.query_params:
-        if name not in known:
-            raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
-
-
-router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(_known_parameters)])
-
-
-def _agent_of(request: Request) -> Agent:
-    agent = request.app.state.agent
-    assert isinstance(agent, Agent)
-    return agent
-
-
-def _logs_of(request: Request) -> NcclLogs:
-    logs = request.app.state.logs
-    assert isinstance(logs, NcclLogs)
-    return logs
-
-
-AgentOf = Annotated[Agent, Depends(_agent_of)]
-LogsOf = Annotated[NcclLogs, Depends(_logs_of)]
-
-
-def _job_exists(agent: Agent, job: str | None) -> None:
-    if job is not None and not agent.has_job(job):
-        raise Problem(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
 
 
 @router.get("/about")
@@ -193,7 +110,7 @@ def summary(
             raise Problem(
                 HTTPStatus.BAD_REQUEST, f"by={dimension}: unknown dimension; there are {', '.join(DIMENSIONS)}"
             )
-    _job_exists(agent, job)
+    job_exists(agent, job)
     covered, rows = agent.summary(
         span.from_ns, span.until_ns, dimensions, {"job_id": job, "group": group, "op": op, "rank": rank}
     )
@@ -216,7 +133,7 @@ def ops(
     format: Annotated[Literal["json", "csv"], Query()] = "json",  # noqa: A002 - the name in the URL
 ) -> Operations | Response:
     """Single operations, newest first."""
-    _job_exists(agent, job)
+    job_exists(agent, job)
     before: Place | None = None
     if cursor is not None:
         try:
@@ -272,48 +189,29 @@ def steps(
     agent: AgentOf, span: Span, job: JobFilter = None, rank: int | None = None, limit: Limit = 100
 ) -> list[StepView]:
     """Training steps, newest first."""
-    _job_exists(agent, job)
+    job_exists(agent, job)
     return agent.steps(span.from_ns, span.until_ns, job, rank, limit)
 
 
 @router.get("/ranks")
 def ranks(agent: AgentOf, job: JobFilter = None) -> list[RankView]:
     """The ranks of this node: state, last collective, operations in flight and for how long."""
-    _job_exists(agent, job)
+    job_exists(agent, job)
     return agent.ranks(job)
 
 
 @router.get("/groups")
 def groups(agent: AgentOf, job: JobFilter = None) -> list[GroupView]:
     """The process groups that were used."""
-    _job_exists(agent, job)
+    job_exists(agent, job)
     return agent.groups(job)
-
-
-@router.get("/verdicts")
-def job_verdicts(agent: AgentOf, job: JobFilter = None) -> list[Verdict]:
-    """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers. Empty: nothing is."""
-    _job_exists(agent, job)
-    views = agent.groups(job)
-    groups = {(group.job_id, group.group_id): group for group in views}
-    late = [
-        lateness(late, groups[job_id, group_id])
-        for job_id, group_id, late in agent.stragglers(job)
-        if (job_id, group_id) in groups
-    ]
-    odd = [
-        disagreement(what, groups[what.job_id, what.group_id])
-        for what in agent.disagreements(job)
-        if (what.job_id, what.group_id) in groups
-    ]
-    return verdicts(agent.ranks(job), views) + [verdict for verdict in odd if verdict is not None] + late
 
 
 @router.get("/topology")
 def topology(agent: AgentOf, logs: LogsOf, job: JobFilter = None) -> list[Topology]:
     """What the NCCL logs of running jobs say: hosts, communicators, transports, choices, findings."""
     if job is not None and not logs.knows(job):
-        _job_exists(agent, job)
+        job_exists(agent, job)
     return logs.topology(job)
 
 
@@ -334,7 +232,7 @@ def nccl_messages(
             HTTPStatus.BAD_REQUEST, f"class={message_class}: no such class; there are {', '.join((*CLASSES, OTHER))}"
         )
     if job is not None and not logs.knows(job):
-        _job_exists(agent, job)
+        job_exists(agent, job)
     return logs.messages(job, message_class, span.from_ns / 1e9, span.until_ns / 1e9, limit)
 
 

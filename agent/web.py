@@ -13,8 +13,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from commwatch import __version__
-from commwatch.api import router
+from commwatch import __version__, api, conclusions
 from commwatch.nccl import NcclLogs
 from commwatch.pages import page, table
 from commwatch.problems import answer_problems
@@ -46,7 +45,8 @@ def application(
     app.state.logs = logs
     app.state.scraped = (None, None)
     app.state.trouble = ready
-    app.include_router(router)
+    for part in (api, conclusions):
+        app.include_router(part.router)
     answer_problems(app)
 
     @app.get("/metrics", response_class=PlainTextResponse)

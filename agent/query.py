@@ -1,0 +1,97 @@
+"""What the routes of the query API share: times, windows, filters, and where the answers come from."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import Depends, Query, Request
+
+from commwatch.nccl import NcclLogs
+from commwatch.problems import Problem
+from commwatch.views import Agent
+
+MOST_ROWS = 10_000
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_time(text: str, now_s: float) -> float:
+    """Unix seconds, an ISO 8601 time, or an age such as ``15m``; raises ``ValueError``."""
+    age = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text)
+    if age:
+        return now_s - float(age[1]) * _SECONDS[age[2]]
+    if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
+        return float(text)
+    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+
+@dataclass(frozen=True)
+class Window:
+    """The stretch of time a query is about, in ns of wall time."""
+
+    from_ns: int
+    until_ns: int
+
+
+def window(
+    since: Annotated[
+        str | None,
+        Query(description="Begin: Unix seconds, ISO 8601, or an age such as 15m. Default: all that is kept."),
+    ] = None,
+    until: Annotated[str | None, Query(description="End, in the same forms. Default: now.")] = None,
+) -> Window:
+    """Query parameters ``since`` and ``until``."""
+    now = time.time()
+    bounds = []
+    for name, text, default in (("since", since, 0.0), ("until", until, now + 1)):
+        try:
+            value = default if text is None else parse_time(text, now)
+        except (ValueError, OverflowError):
+            raise Problem(
+                HTTPStatus.BAD_REQUEST, f"{name}={text}: give Unix seconds, an ISO 8601 time, or an age such as 15m"
+            ) from None
+        bounds.append(int(min(max(value, 0), 9e9) * 1e9))
+    if bounds[0] > bounds[1]:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"since={since} is later than until={until or 'now'}")
+    return Window(*bounds)
+
+
+Span = Annotated[Window, Depends(window)]
+JobFilter = Annotated[str | None, Query(description="Job id; default: all jobs.")]
+Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most rows to return.")]
+
+
+def known_parameters(request: Request) -> None:
+    """A misspelt parameter must not pass for a filter that found everything."""
+    route = request.app.openapi()["paths"][request.scope["route"].path]["get"]
+    known = [parameter["name"] for parameter in route.get("parameters", ()) if parameter["in"] == "query"]
+    for name in request.query_params:
+        if name not in known:
+            raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
+
+
+def _agent_of(request: Request) -> Agent:
+    agent = request.app.state.agent
+    assert isinstance(agent, Agent)
+    return agent
+
+
+def _logs_of(request: Request) -> NcclLogs:
+    logs = request.app.state.logs
+    assert isinstance(logs, NcclLogs)
+    return logs
+
+
+AgentOf = Annotated[Agent, Depends(_agent_of)]
+LogsOf = Annotated[NcclLogs, Depends(_logs_of)]
+
+
+def job_exists(agent: Agent, job: str | None) -> None:
+    """Refuse a job that the history does not know."""
+    if job is not None and not agent.has_job(job):
+        raise Problem(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
