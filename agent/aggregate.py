@@ -13,30 +13,44 @@ from math import log
 from typing import Any
 
 from commwatch.bandwidth import bus_factor
-from commwatch.books import DURATION_BOUNDS_NS, SLOT_NS, UNKNOWN_GROUP, Cell, CellKey, GroupInfo, StepRecord, StepTotals
+from commwatch.books import DURATION_BOUNDS_NS, SLOT_NS, UNKNOWN_GROUP, Cell, CellKey, GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import number_of
 from commwatch.intervals import Intervals
 from commwatch.joins import GroupJoin, Part, Waits
+from commwatch.shares import StepBook
 from commwatch.sketch import BINS_PER_E, merge, quantile
-from commwatch.steps import Mark, Step, StepTracker
 from commwatch.stragglers import LateWindow
 
-#: Pieces of communication kept while no step ends (inference, a long evaluation).
-_MOST_PIECES = 65_536
 _MOST_FAILURES = 16
 _UNMEASURED = ev.FAILED | ev.UNTIMED
+
+
+class Messages:
+    """Sums over the messages between a rank and one peer, in one direction."""
+
+    __slots__ = ("bytes", "count", "waited_us")
+
+    def __init__(self) -> None:
+        self.count = self.bytes = self.waited_us = 0
+
+    def add(self, size: int, waited_us: int) -> None:
+        """Count one that has ended."""
+        self.count += 1
+        self.bytes += size
+        self.waited_us += waited_us
 
 
 class _Books:
     """A live cell with what one look-up should bring along."""
 
-    __slots__ = ("cell", "factor", "join", "key", "live", "owner", "p2p")
+    __slots__ = ("busy", "cell", "factor", "join", "key", "live", "owner", "p2p")
 
     def __init__(
         self, owner: RankBook, key: CellKey, factor: float, join: GroupJoin | None, p2p: Intervals | None
     ) -> None:
         self.owner, self.key, self.factor, self.join, self.p2p = owner, key, factor, join, p2p
+        self.busy = owner.steps.busy(owner.group(key.group).label)
         self.cell = Cell()
         #: False once the cell has been closed.
         self.live = True
@@ -66,8 +80,9 @@ class RankBook:
         self.last_seq: dict[int, int] = {}
         #: Where this rank's NCCL writes its debug output, if into a file.
         self.nccl_log: str | None = None
-        self.steps = StepTotals()
-        self.new_steps: list[StepRecord] = []
+        self.steps = StepBook()
+        #: By (group, op, peer): what its messages were, and how long it stood waiting for them.
+        self.messages: dict[tuple[int, int, int], Messages] = {}
         self.lost = 0
         self.read = 0
         #: Records whole by their stamps but beyond all reason; passed over.
@@ -83,9 +98,6 @@ class RankBook:
         self.pid: int | None = None
         self.closed_properly = False
         self.heartbeat_ns = self.dropped = self.probe_ns = 0
-        self._tracker = StepTracker()
-        self._waiting: list[Step] = []
-        self._busy = Intervals()
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}
         self._live: dict[int, _Books] = {}
         #: Number of the first record in the live cells.
@@ -128,22 +140,22 @@ class RankBook:
 
     # -- records ------------------------------------------------------------------------------
 
-    def ingest(self, records: bytes, until_n: int | None = None) -> None:  # noqa: C901 - one flat loop: it runs per record
+    def ingest(self, records: bytes, until_n: int | None = None) -> None:
         """Take in whole records, in the order of the ring.
 
         Args:
             until_n: number of the record that follows the last one; by default what its stamp says.
         """
-        live, busy, offset, bounds, bins_per_e = self._live, self._busy, self._offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
+        live, offset, bounds, bins_per_e = self._live, self._offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
         last_seq, rank, dtypes = self.last_seq, self.rank, self.dtypes
         self.read += len(records) // ev.RECORD_SIZE
         for record in ev.RECORD.iter_unpack(records):
-            stamp, op, dtype, group, _, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
+            stamp, op, dtype, group, peer, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
             if not launch <= end < ev.NONSENSE or start > end or size >= ev.NONSENSE:
                 self.nonsense += 1
                 continue
             if op == ev.STEP_MARK:
-                self._mark(ev.Record._make(record))
+                self.steps.mark(ev.Record._make(record))
                 continue
             if end + offset >= self._slot_end:
                 self.roll(end + offset)
@@ -171,17 +183,19 @@ class RankBook:
             if p2p is not None:
                 cell.busy_ns += p2p.add(start, end)
                 cell.p2p_wait_ns += waited_us * 1000
-                busy.add(max(start, end - waited_us * 1000), end)
+                waited = max(start, end - waited_us * 1000)
+                books.busy.add(waited, end)
+                self.steps.messages().add(waited, end)
+                self.messages.setdefault((group, op, peer), Messages()).add(size, waited_us)
                 continue
             cell.busy_ns += duration
-            busy.add(start, end)
+            books.busy.add(start, end)
             # An end seen when the caller came to wait for it says nothing about when the ranks finished.
             if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
                 joined = books.join.add(seq, Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype)))
                 if joined is not None:
                     _settle(joined, books.join.window)
-        if len(busy.starts) > _MOST_PIECES:
-            busy.forget(busy.ends[-_MOST_PIECES])
+        self.steps.trim()
 
     def note_failure(self, record: ev.Record) -> None:
         """Remember an operation that its rank died in."""
@@ -253,41 +267,10 @@ class RankBook:
         del self.closed[: len(taken)]
         return taken
 
-    # -- steps --------------------------------------------------------------------------------
-
-    @property
-    def steps_unavailable(self) -> str | None:
-        """Why this rank has no steps, where its marks do not tell them."""
-        return self._tracker.unavailable
-
-    def _mark(self, record: ev.Record) -> None:
-        exposed = record.size_bytes if record.flags & ev.EXPOSED else None
-        mark = Mark(record.seq, record.peer, record.launch_ns, record.end_ns, exposed, record.aux)
-        self._finish_steps()  # what was in flight at the mark before has had a step's time to complete
-        for step in self._tracker.feed(mark):
-            self._waiting.append(step)
-            if not step.in_flight:
-                self._finish_steps()
-
-    def _finish_steps(self) -> None:
-        for step in self._waiting:
-            comm = self._busy.measure(step.start_ns, step.end_ns)
-            exposed = None if step.exposed_ns is None else min(step.exposed_ns, comm)
-            done = StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed)
-            self.steps.add(done)
-            self.new_steps.append(done)
-            self._busy.forget(step.end_ns)
-        self._waiting = []
-
     def finish(self) -> None:
         """The rank has ended: close everything that is still open. Waits that other ranks add later open it again."""
-        self._finish_steps()
+        self.steps.finish()
         self._close()
-
-    def take_steps(self) -> list[StepRecord]:
-        """Hand over the steps that have come since the last call."""
-        steps, self.new_steps = self.new_steps, []
-        return steps
 
 
 def _settle(joined: Waits, window: LateWindow) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 from commwatch.sketch import merge
@@ -111,24 +110,9 @@ class StepRecord(NamedTuple):
     comm_ns: int
     #: At most ``comm_ns``; ``None`` where not known.
     exposed_ns: int | None
-
-
-class StepTotals:
-    """Sums over the steps of one rank."""
-
-    def __init__(self) -> None:
-        self.count = self.duration_ns = self.comm_ns = 0
-        self.exposed_ns: int | None = None
-        #: The steps of the last minute before the latest one.
-        self.recent: deque[StepRecord] = deque()
-
-    def add(self, step: StepRecord) -> None:
-        """Take in one step."""
-        self.count += 1
-        self.duration_ns += step.end_ns - step.start_ns
-        self.comm_ns += step.comm_ns
-        if step.exposed_ns is not None:
-            self.exposed_ns = (self.exposed_ns or 0) + step.exposed_ns
-        self.recent.append(step)
-        while self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
-            self.recent.popleft()
+    #: Communication time by group label: each the union of that group's operations, so their sum may be more than ``comm_ns``.
+    groups: tuple[tuple[str, int], ...] = ()
+    #: Union of the waits for messages; ``None``: this rank has never waited for one.
+    p2p_wait_ns: int | None = None
+    #: It took far longer than its neighbours.
+    long: bool = False

@@ -21,6 +21,11 @@ class StoredStep(NamedTuple):
     end_ns: int
     comm_ns: int
     exposed_ns: int | None
+    #: Communication time by group label.
+    groups: dict[str, int]
+    p2p_wait_ns: int | None
+    #: It took far longer than its neighbours.
+    long: bool
 
 
 class Chunk(NamedTuple):
@@ -83,7 +88,10 @@ class History:
             "SELECT * FROM step WHERE end_ns >= ? AND end_ns < ? AND ring IN (SELECT value FROM json_each(?)) ORDER BY end_ns DESC LIMIT ?",
             (from_ns, until_ns, json.dumps(rings), limit),
         )
-        return [StoredStep(*row) for row in rows]
+        return [
+            StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
+            for *known, groups, waited, long in rows
+        ]
 
     def chunks(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
         """Raw records of chunks that touch ``[from_ns, until_ns]`` (ends of operations), latest end first."""

@@ -179,7 +179,7 @@ class Intake:
         if fresh:
             self._store.rollups(row.id, fresh, source.next_n if book.live_from is None else book.live_from)
             source.told_cells = len(book.closed)
-        steps, unavailable = book.take_steps(), book.steps_unavailable
+        steps, unavailable = book.steps.take(), book.steps.unavailable
         if steps or unavailable != source.unavailable:
             source.unavailable = unavailable
             self._store.steps(row, steps, unavailable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 
 
 class Intervals:
@@ -38,16 +39,29 @@ class Intervals:
         self.starts[first:last], self.ends[first:last] = [start], [end]
         return end - start - covered
 
+    def pieces(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The covered pieces of ``[start, end)``, as (start, end)."""
+        if end <= start:
+            return []
+        first, last = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        within = zip(self.starts[first:last], self.ends[first:last], strict=True)
+        return [(max(s, start), min(e, end)) for s, e in within]
+
     def measure(self, start: int, end: int) -> int:
         """Length of the part of ``[start, end)`` that is covered."""
-        if end <= start:
-            return 0
-        first, last = bisect_right(self.ends, start), bisect_left(self.starts, end)
-        return sum(
-            min(e, end) - max(s, start) for s, e in zip(self.starts[first:last], self.ends[first:last], strict=True)
-        )
+        return sum(e - s for s, e in self.pieces(start, end))
 
     def forget(self, before: int) -> None:
         """Drop the pieces that ended by ``before``."""
         gone = bisect_right(self.ends, before)
         del self.starts[:gone], self.ends[:gone]
+
+
+def covered(parts: Iterable[Intervals], start: int, end: int) -> int:
+    """Length of the part of ``[start, end)`` that at least one of ``parts`` covers."""
+    total, reached = 0, start
+    for s, e in sorted(piece for part in parts for piece in part.pieces(start, end)):
+        if e > reached:
+            total += e - max(s, reached)
+            reached = e
+    return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from commwatch import __version__
 from commwatch.aggregate import Aggregate, Job, RankBook
-from commwatch.books import DURATION_BOUNDS_NS, SHARE_WINDOW_NS, SIZE_BOUNDS_LOG2, Cell
+from commwatch.books import DURATION_BOUNDS_NS, SIZE_BOUNDS_LOG2, Cell
 from commwatch.collectors import events as ev
 from commwatch.collectors.registry import Reading
 
@@ -95,12 +96,30 @@ METRICS = {
             _RANK,
         ),
         Spec(
-            "commwatch_comm_share_ratio", "gauge", "Communication time over step time, steps of the last 60 s.", _RANK
+            "commwatch_step_group_comm_seconds_total",
+            "counter",
+            "The part of it in which operations of one group ran.",
+            _RANK_GROUP,
+        ),
+        Spec(
+            "commwatch_step_p2p_wait_seconds_total",
+            "counter",
+            "The part of it in which a thread stood waiting for a send or recv: a pipeline's bubble.",
+            _RANK,
+        ),
+        Spec(
+            "commwatch_long_steps_total", "counter", "Steps that took over three times as long as those before.", _RANK
+        ),
+        Spec(
+            "commwatch_comm_share_ratio",
+            "gauge",
+            "Communication time over step time, steps of the last 60 s (at least 5) but for the long ones.",
+            _RANK,
         ),
         Spec(
             "commwatch_exposed_comm_share_ratio",
             "gauge",
-            "Exposed communication time over step time, steps of the last 60 s.",
+            "Exposed communication time over step time, of the same steps.",
             _RANK,
         ),
         Spec("commwatch_network_bytes_total", "counter", "Bytes a network device has moved.", ("device", "direction")),
@@ -215,7 +234,7 @@ class Exporter(Collector):
             families.count("events_total", (job.id,), book.read)
             families.count("events_dropped_total", (job.id,), book.lost + book.dropped + book.nonsense)
             families.count("probe_seconds_total", (job.id, str(book.rank)), book.probe_ns / 1e9)
-            _steps(families, job.id, book)
+            _steps(families, job.id, book, partial(self._group_label, job.id), self._now_ns())
         self._present(families, job)
 
     def _sum(self, job: Job) -> _Sums:
@@ -298,26 +317,25 @@ def _operations(families: _Families, job: str, sums: _Sums) -> None:
         families.histogram("collective_size_bytes", (job, group, op), bounds, counts, sums.by_op[group, op].bytes)
 
 
-def _steps(families: _Families, job: str, book: RankBook) -> None:
-    steps, labels = book.steps, (job, str(book.rank))
+def _steps(families: _Families, job: str, book: RankBook, label: Callable[[str], str], now_ns: int) -> None:
+    steps, labels = book.steps.totals, (job, str(book.rank))
     if not steps.count:
         return
     families.count("steps_total", labels, steps.count)
+    families.count("long_steps_total", labels, steps.long)
     families.count("step_seconds_total", labels, steps.duration_ns / 1e9)
     families.count("step_comm_seconds_total", labels, steps.comm_ns / 1e9)
     if steps.exposed_ns is not None:
         families.count("step_exposed_comm_seconds_total", labels, steps.exposed_ns / 1e9)
-    if not book.alive:
-        return
-    since = steps.recent[-1].end_ns - SHARE_WINDOW_NS
-    recent = [step for step in steps.recent if step.end_ns > since]
-    duration = sum(step.end_ns - step.start_ns for step in recent)
-    if not duration:
-        return
-    families.add("comm_share_ratio", labels, sum(step.comm_ns for step in recent) / duration)
-    known = [step.exposed_ns for step in recent if step.exposed_ns is not None]
-    if len(known) == len(recent):
-        families.add("exposed_comm_share_ratio", labels, sum(known) / duration)
+    for group, comm_ns in steps.groups_ns.items():
+        families.count("step_group_comm_seconds_total", (*labels, label(group)), comm_ns / 1e9)
+    if steps.p2p_wait_ns is not None:
+        families.count("step_p2p_wait_seconds_total", labels, steps.p2p_wait_ns / 1e9)
+    shares = steps.shares(now_ns) if book.alive else None
+    if shares is not None:
+        families.add("comm_share_ratio", labels, shares[0])
+        if shares[1] is not None:
+            families.add("exposed_comm_share_ratio", labels, shares[1])
 
 
 class _Families:

@@ -21,7 +21,7 @@ _MOST_STEPS = 100_000
 
 @dataclass(frozen=True)
 class RankLine:
-    """One rank of the report; shares are over all its steps."""
+    """One rank of the report; shares are over its steps but for the long ones."""
 
     rank: int
     state: str
@@ -35,6 +35,18 @@ class RankLine:
 
 
 @dataclass(frozen=True)
+class LongSteps:
+    """Steps that took over three times as long as those before them: checkpoints, evaluations, the first one."""
+
+    count: int
+    seconds: float
+    longest_s: float
+    #: Where that was.
+    longest_rank: int
+    longest_seq: int
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything the report says."""
 
@@ -45,8 +57,14 @@ class Report:
     steps: int
     step_p50_s: float | None
     step_p95_s: float | None
+    #: Of the steps but for the long ones, by which nothing can be said of training.
     comm_share: float | None
     exposed_share: float | None
+    #: The part of each group's operations, by label: they may overlap.
+    group_shares: dict[str, float]
+    #: The part in which a thread stood waiting for sends and receives; ``None``: there were none.
+    p2p_wait_share: float | None
+    long_steps: LongSteps | None
     #: Hours of the ranks of this node, which are GPU-hours where each has one: in all, those in which communication was
     #: exposed (``None``: not known), and those spent waiting for late ranks (``None``: nothing was joined).
     rank_hours: float
@@ -71,7 +89,8 @@ def build(agent: Agent, job_id: str, history: Path, command: str) -> Report | No
     ranks = agent.ranks(job_id)
     _, by_rank = agent.summary(0, until, ["rank"], {"job_id": job_id})
     _, operations = agent.summary(0, until, ["group", "op"], {"job_id": job_id})
-    durations = sorted(step.duration_s for step in steps)
+    usual = [step for step in steps if not step.long]
+    durations = sorted(step.duration_s for step in usual)
     waits = {row.by["rank"]: row for row in by_rank}
     lines = [_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks]
     return Report(
@@ -82,8 +101,11 @@ def build(agent: Agent, job_id: str, history: Path, command: str) -> Report | No
         steps=max((len([s for s in steps if s.rank == rank.rank]) for rank in ranks), default=0),
         step_p50_s=median(durations) if durations else None,
         step_p95_s=durations[int(0.95 * (len(durations) - 1))] if durations else None,
-        comm_share=_share([step.comm_s for step in steps], steps),
-        exposed_share=_share([step.exposed_s for step in steps], steps),
+        comm_share=_share([step.comm_s for step in usual], usual),
+        exposed_share=_share([step.exposed_s for step in usual], usual),
+        group_shares=_group_shares(usual),
+        p2p_wait_share=_share([step.p2p_wait_s for step in usual], usual),
+        long_steps=_long([step for step in steps if step.long]),
         rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
         exposed_hours=_hours([step.exposed_s for step in steps]),
         wait_hours=_hours([line.wait_s for line in lines if line.wait_s is not None]),
@@ -96,14 +118,33 @@ def build(agent: Agent, job_id: str, history: Path, command: str) -> Report | No
     )
 
 
+def _group_shares(steps: list[StepView]) -> dict[str, float]:
+    """The largest first."""
+    sums: dict[str, float] = {}
+    for step in steps:
+        for label, share in step.group_shares.items():
+            sums[label] = sums.get(label, 0.0) + share * step.duration_s
+    duration = sum(step.duration_s for step in steps)
+    return {label: part / duration for label, part in sorted(sums.items(), key=lambda item: -item[1])}
+
+
+def _long(steps: list[StepView]) -> LongSteps | None:
+    if not steps:
+        return None
+    longest = max(steps, key=lambda step: step.duration_s)
+    total = sum(step.duration_s for step in steps)
+    return LongSteps(len(steps), total, longest.duration_s, longest.rank, longest.seq)
+
+
 def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> RankLine:
+    usual = [step for step in steps if not step.long]
     return RankLine(
         rank=rank.rank,
         state=rank.state,
         steps=len(steps),
-        step_p50_s=median(step.duration_s for step in steps) if steps else None,
-        comm_share=_share([step.comm_s for step in steps], steps),
-        exposed_share=_share([step.exposed_s for step in steps], steps),
+        step_p50_s=median(step.duration_s for step in usual) if usual else None,
+        comm_share=_share([step.comm_s for step in usual], usual),
+        exposed_share=_share([step.exposed_s for step in usual], usual),
         wait_s=None if waits is None else waits.wait_s,
         p2p_wait_s=None if waits is None else waits.p2p_wait_s,
     )
@@ -208,7 +249,16 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         facts.append(
             ("steps", f"{report.steps}, median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}")
         )
+        if report.long_steps is not None:
+            long = report.long_steps
+            where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
+            facts.append(("long steps", f"{long.count}, {where}; left out of what follows"))
         facts.append(("comm share", f"{percent(report.comm_share)} of step time{_verdict(report)}"))
+        if len(report.group_shares) > 1:
+            shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())
+            facts.append(("by group", f"{shares} (they may overlap)"))
+        if report.p2p_wait_share is not None:
+            facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time in waits for them"))
         exposed = (
             "not known on this backend"
             if report.exposed_share is None

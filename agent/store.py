@@ -21,7 +21,7 @@ from commwatch.chunks import CHUNK_RECORDS, OpenChunk, Statement
 from commwatch.collectors.events import RECORD_SIZE
 from commwatch.collectors.ring import number_of
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: Roll-ups older than an hour are merged to five minutes.
 _COARSE_NS = 300_000_000_000
 _COARSEN_AFTER_NS = 3600_000_000_000
@@ -46,9 +46,17 @@ CREATE TABLE rollup (slot_ns INTEGER NOT NULL, coarse INTEGER NOT NULL DEFAULT 0
     size_log2 INTEGER NOT NULL, {", ".join(f"{f} NUMERIC NOT NULL" for f in CELL_SUMS)}, durations TEXT NOT NULL, bins BLOB NOT NULL);
 CREATE INDEX rollup_slot ON rollup (slot_ns);
 CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER NOT NULL,
-    exposed_ns INTEGER, PRIMARY KEY (ring, seq)) WITHOUT ROWID;
+    exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID;
 CREATE INDEX step_end ON step (end_ns);
 """
+#: What brings a history of an earlier version to the next.
+_UPGRADES = {
+    1: (
+        "ALTER TABLE step ADD COLUMN groups TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE step ADD COLUMN p2p_wait_ns INTEGER",
+        "ALTER TABLE step ADD COLUMN long INTEGER NOT NULL DEFAULT 0",
+    )
+}
 
 
 class StoreError(Exception):
@@ -125,21 +133,36 @@ def connect(path: Path, write: bool) -> sqlite3.Connection:
 
 
 def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version == 0 and write:
+    version = _version(db)
+    if version < SCHEMA_VERSION and write:
         db.execute("BEGIN IMMEDIATE")  # another agent of this user may be making it right now
-        empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if empty:
-            for statement in _SCHEMA.split(";"):
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
+        _bring_up_to_date(db)
+        version = _version(db)
         db.execute("COMMIT")
     if version != SCHEMA_VERSION:
         db.close()
+        remedy = "start an agent on it to bring it up to date" if version in _UPGRADES else "move it away"
         raise StoreError(
-            f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; move it away, or choose another place with --state"
+            f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; {remedy}, or choose another place with --state"
         )
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _bring_up_to_date(db: sqlite3.Connection) -> None:
+    """Make the tables of an empty file, change those of an earlier version; leave what is not ours alone."""
+    version = _version(db)
+    if version == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        statements: Iterable[str] = _SCHEMA.split(";")
+    elif version in _UPGRADES:
+        statements = (s for at in range(version, SCHEMA_VERSION) for s in _UPGRADES[at])
+    else:
+        return
+    for statement in statements:
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
@@ -244,8 +267,10 @@ class Writer:
         """Finished steps, or why there are none."""
         for step in steps:
             start, end = step.start_ns + ring.wall_offset_ns, step.end_ns + ring.wall_offset_ns
-            row = (ring.id, step.seq, start, end, step.comm_ns, step.exposed_ns)
-            self._pending.append(("INSERT OR IGNORE INTO step VALUES (?,?,?,?,?,?)", row))
+            what = (step.comm_ns, step.exposed_ns, json.dumps(step.groups), step.p2p_wait_ns, step.long)
+            self._pending.append(
+                ("INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?)", (ring.id, step.seq, start, end, *what))
+            )
         self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
 
     def commit(self) -> bool:

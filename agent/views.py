@@ -53,6 +53,12 @@ class StepView:
     comm_share: float
     exposed_s: float | None
     exposed_share: float | None
+    #: Part of the step that each group's operations took, by its label; together they may be more than ``comm_share``.
+    group_shares: dict[str, float]
+    #: Time a thread stood waiting for sends and receives.
+    p2p_wait_s: float | None
+    #: It took more than three times as long as its neighbours.
+    long: bool
 
 
 @dataclass(frozen=True)
@@ -247,6 +253,9 @@ class Agent:
                     share,
                     exposed,
                     exposed_share,
+                    {label: comm_ns / 1e9 / duration for label, comm_ns in step.groups.items()},
+                    None if step.p2p_wait_ns is None else step.p2p_wait_ns / 1e9,
+                    step.long,
                 )
             )
         return views

@@ -255,8 +255,29 @@ def test_only_waited_p2p_is_communication_time() -> None:
         operation("recv", start_ns=100 * MS, end_ns=190 * MS, peer=2, waited_us=30_000),
         mark(1, 200 * MS),
     )
-    (step,) = book.take_steps()
-    assert (step.comm_ns, total(book).p2p_wait_ns) == (30 * MS, 30 * MS)
+    (step,) = book.steps.take()
+    assert (step.comm_ns, step.p2p_wait_ns, total(book).p2p_wait_ns) == (30 * MS, 30 * MS, 30 * MS)
+    recv = ev.OP_CODE["recv"]
+    waits = {key: (sums.count, sums.bytes, sums.waited_us) for key, sums in book.messages.items()}
+    assert waits == {(0, recv, 1): (1, 4096, 0), (0, recv, 2): (1, 4096, 30_000)}
+
+
+def test_steps_by_group() -> None:
+    """Each group's part of a step is the union of its operations, and the step's that of all: overlapping groups count once."""
+    tp, twin = group_entry(1, label="tp", group_id="a"), group_entry(2, label="tp", group_id="b")
+    book = fed(
+        mark(0, 0),
+        operation(start_ns=10, end_ns=40),
+        operation(start_ns=30, end_ns=60, group=1),
+        operation(start_ns=55, end_ns=70, group=2),
+        operation(start_ns=80, end_ns=90),
+        mark(1, 100),
+        names=(group_entry(), tp, twin),
+    )
+    (step,) = book.steps.take()
+    assert dict(step.groups) == {"default_pg": 40, "tp": 40}
+    assert (step.comm_ns, step.p2p_wait_ns) == (70, None)
+    assert book.steps.totals.groups_ns == {"default_pg": 40, "tp": 40}
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -272,7 +293,7 @@ def test_comm_of_a_step_is_a_union(intervals: list[tuple[int, int]]) -> None:
     marks = [(at, mark(n, at)) for n, at in enumerate((50, 150, 250))]
     book = fed(*(record for _, record in sorted([*records, *marks], key=lambda pair: pair[0])))
     # An operation is over, and in the ring, before the mark behind it; what ends later belongs to the next step.
-    first, second = book.take_steps()
+    first, second = book.steps.take()
     for step in (first, second):
         seen = [(start, start + took) for start, took in intervals if start + took <= step.end_ns]
         union = {at for start, end in seen for at in range(max(start, step.start_ns), end)}
@@ -282,22 +303,23 @@ def test_comm_of_a_step_is_a_union(intervals: list[tuple[int, int]]) -> None:
 def test_operations_in_flight_at_the_mark() -> None:
     """A step with operations in flight at its end waits for them: their part within the step counts there."""
     book = fed(mark(0, 100), mark(1, 200, in_flight=1))
-    assert book.take_steps() == []
+    assert book.steps.take() == []
     book.ingest(packed(operation(start_ns=180, end_ns=230), mark(2, 300), first=2))
-    assert [(step.start_ns, step.end_ns, step.comm_ns) for step in book.take_steps()] == [
+    assert [(step.start_ns, step.end_ns, step.comm_ns) for step in book.steps.take()] == [
         (100, 200, 20),
         (200, 300, 30),
     ]
-    assert book.take_steps() == []
+    assert book.steps.take() == []
 
 
 @pytest.mark.parametrize(("told", "kept"), [(None, None), (0, 0), (20, 20), (40, 30)])
 def test_exposed_time(told: int | None, kept: int | None) -> None:
     """Exposed time is never more than communication time, and absent, not 0, where it is not known."""
     book = fed(mark(0, 100, exposed_ns=told), operation(start_ns=150, end_ns=180), mark(1, 200, exposed_ns=told))
-    (step,) = book.take_steps()
+    (step,) = book.steps.take()
     assert (step.comm_ns, step.exposed_ns) == (30, kept)
-    assert (book.steps.count, book.steps.duration_ns, book.steps.comm_ns, book.steps.exposed_ns) == (1, 100, 30, kept)
+    totals = book.steps.totals
+    assert (totals.count, totals.duration_ns, totals.comm_ns, totals.exposed_ns) == (1, 100, 30, kept)
 
 
 # -- slots ----------------------------------------------------------------------------------------
@@ -372,7 +394,7 @@ def test_finish() -> None:
     book = fed(mark(0, 100), operation(start_ns=150, end_ns=180), mark(1, 200, in_flight=1))
     book.finish()
     assert [cell.count for _, _, cell in book.take_closed()] == [1]
-    assert [step.comm_ns for step in book.take_steps()] == [30]
+    assert [step.comm_ns for step in book.steps.take()] == [30]
     assert list(book.live_cells()) == []
 
 

@@ -91,6 +91,8 @@ def _train(rings: Path, rank: int) -> Path:
         p2p,
         mark(1, t + 100 * MS, exposed_ns=9 * MS),
         operation("all_reduce", start_ns=t + 110 * MS, end_ns=t + 120 * MS, seq=3, flags=ev.UNTIMED, timing=ev.BY_NONE),
+        mark(2, t + 200 * MS, exposed_ns=0),
+        mark(3, t + 300 * MS, exposed_ns=0),
     ]
     writer = write_ring(rings, records, names, job="train", rank=rank, world_size=4, started_ns=t)
     writer.counters[ring.PROBE_NS] = 1_250_000
@@ -167,10 +169,13 @@ def test_numbers() -> None:
         assert value("collectives_total", **{**first, "op": op}) == 1
     assert value("collective_wait_seconds_total", job_id="eval", rank="0", group="default_pg") is None
     rank_3 = {"job_id": "train", "rank": "3"}
-    # 7 ms all_reduce + 4 + 1 + 1 and the 1.5 ms somebody waited for the recv, of 100 ms.
+    # 7 ms all_reduce + 4 + 1 + 1 and the 1.5 ms somebody waited for the recv, of 100 ms; then two steps without any.
     assert value("step_comm_seconds_total", **rank_3) == pytest.approx(0.0145)
-    assert value("comm_share_ratio", **rank_3) == pytest.approx(0.145)
-    assert value("exposed_comm_share_ratio", **rank_3) == pytest.approx(0.09)
+    assert value("step_group_comm_seconds_total", **rank_3, group="default_pg") == pytest.approx(0.0105)
+    assert value("step_group_comm_seconds_total", **rank_3, group="mesh_tp") == pytest.approx(0.004)
+    assert value("step_p2p_wait_seconds_total", **rank_3) == pytest.approx(0.0015)
+    assert value("comm_share_ratio", **rank_3) == pytest.approx(0.145 / 3)
+    assert value("exposed_comm_share_ratio", **rank_3) == pytest.approx(0.09 / 3)
     world = {**rank_3, "group": "default_pg", "group_id": "world"}
     assert value("collective_in_flight_seconds", **world) == pytest.approx(8.5)
     assert value("collective_last_seq", **world) == 3

@@ -109,12 +109,27 @@ def test_steps_come_back(path: Path) -> None:
     """Steps come back in wall time, newest first, each once however often it is told; unknown is not 0."""
     store = Writer(path)
     row = store.ring("a", identity(), NOW)
-    steps = [StepRecord(0, 10, 20, 5, None), StepRecord(1, 20, 40, 0, 0), StepRecord(2, 40, 50, 9, 3)]
+    parts = (("data", 7), ("tensor", 4))
+    steps = [StepRecord(0, 10, 20, 5, None), StepRecord(1, 20, 40, 0, 0, (), 0), StepRecord(2, 40, 50, 9, 3, parts, 2)]
     store.steps(row, steps, None)
     assert store.commit()
+    steps[1] = steps[1]._replace(long=True)  # as it turned out
     store.steps(row, steps[1:], "no idea")
     store.close()
-    expected = [(row.id, s.seq, NOW + s.start_ns, NOW + s.end_ns, s.comm_ns, s.exposed_ns) for s in reversed(steps)]
+    expected = [
+        (
+            row.id,
+            s.seq,
+            NOW + s.start_ns,
+            NOW + s.end_ns,
+            s.comm_ns,
+            s.exposed_ns,
+            dict(s.groups),
+            s.p2p_wait_ns,
+            s.long,
+        )
+        for s in reversed(steps)
+    ]
     with History(path) as history:
         assert history.steps(*ALWAYS, [row.id]) == expected
         assert history.steps(*ALWAYS, [row.id], limit=2) == expected[:2]

@@ -1,0 +1,159 @@
+"""How much of a rank's steps was communication: the union of its operations, by process group and in all. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from commwatch.books import SHARE_WINDOW_NS, StepRecord
+from commwatch.collectors import events as ev
+from commwatch.intervals import Intervals, covered
+from commwatch.steps import Mark, Step, StepTracker
+
+#: Pieces of communication kept while no step ends (inference, a long evaluation).
+_MOST_PIECES = 65_536
+#: A step is long if it took more than so many times the median of the steps before it: of so many, and at least so many.
+LONG_TIMES, NEIGHBOURS, LEAST_NEIGHBOURS = 3, 31, 5
+#: A share needs so many steps.
+LEAST_STEPS = 3
+
+
+class StepTotals:
+    """Sums over the steps of one rank."""
+
+    def __init__(self) -> None:
+        self.count = self.duration_ns = self.comm_ns = self.long = 0
+        #: ``None``: not known.
+        self.exposed_ns: int | None = None
+        #: Communication time by group label.
+        self.groups_ns: dict[str, int] = {}
+        #: Time in waits for messages; ``None``: there were none.
+        self.p2p_wait_ns: int | None = None
+        #: The steps of the last minute before the latest one, or the last few where they take longer.
+        self.recent: deque[StepRecord] = deque()
+
+    def add(self, step: StepRecord) -> None:
+        """Take in one step."""
+        self.count += 1
+        self.duration_ns += step.end_ns - step.start_ns
+        self.comm_ns += step.comm_ns
+        if step.exposed_ns is not None:
+            self.exposed_ns = (self.exposed_ns or 0) + step.exposed_ns
+        for label, comm in step.groups:
+            self.groups_ns[label] = self.groups_ns.get(label, 0) + comm
+        if step.p2p_wait_ns is not None:
+            self.p2p_wait_ns = (self.p2p_wait_ns or 0) + step.p2p_wait_ns
+        self.long += step.long
+        self.recent.append(step)
+        while len(self.recent) > LEAST_NEIGHBOURS and self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
+            self.recent.popleft()
+
+    def shares(self, now_ns: int) -> tuple[float, float | None] | None:
+        """Comm share and exposed share of the latest steps.
+
+        Steps that took far longer than their neighbours (a checkpoint, an evaluation, the first one) are left out: they say
+        nothing about training. ``None`` where fewer than three are left, or the rank has not stepped for long.
+        """
+        steps = [step for step in self.recent if not step.long]
+        if len(steps) < LEAST_STEPS:
+            return None
+        usual = median(step.end_ns - step.start_ns for step in steps)
+        if now_ns - self.recent[-1].end_ns > max(SHARE_WINDOW_NS, LONG_TIMES * usual):
+            return None
+        duration = sum(step.end_ns - step.start_ns for step in steps)
+        exposed = [step.exposed_ns for step in steps if step.exposed_ns is not None]
+        known = len(exposed) == len(steps)
+        return sum(step.comm_ns for step in steps) / duration, sum(exposed) / duration if known else None
+
+
+class StepBook:
+    """The steps of one rank: from marks, and from the intervals in which it communicated."""
+
+    def __init__(self) -> None:
+        self.totals = StepTotals()
+        self._tracker = StepTracker()
+        self._waiting: list[Step] = []
+        self._fresh: list[StepRecord] = []
+        self._busy: dict[str, Intervals] = {}
+        self._messages: Intervals | None = None
+        self._durations: deque[int] = deque(maxlen=NEIGHBOURS)
+        #: The first steps, until there are enough to judge them by.
+        self._first: list[StepRecord] | None = []
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why there are no steps, where the marks do not tell them."""
+        return self._tracker.unavailable
+
+    def busy(self, label: str) -> Intervals:
+        """When operations of the groups with this label ran."""
+        return self._busy.setdefault(label, Intervals())
+
+    def messages(self) -> Intervals:
+        """When a thread stood in a wait for a send or recv."""
+        if self._messages is None:
+            self._messages = Intervals()
+        return self._messages
+
+    def trim(self) -> None:
+        """Forget the oldest of what no step has claimed."""
+        for pieces in self._all():
+            if len(pieces.starts) > _MOST_PIECES:
+                pieces.forget(pieces.ends[-_MOST_PIECES])
+
+    def mark(self, record: ev.Record) -> None:
+        """Take in a step mark."""
+        exposed = record.size_bytes if record.flags & ev.EXPOSED else None
+        mark = Mark(record.seq, record.peer, record.launch_ns, record.end_ns, exposed, record.aux)
+        self.finish()  # what was in flight at the mark before has had a step's time to complete
+        for step in self._tracker.feed(mark):
+            self._waiting.append(step)
+            if not step.in_flight:
+                self.finish()
+
+    def finish(self) -> None:
+        """Measure the steps whose operations have ended."""
+        for step in self._waiting:
+            groups = tuple(
+                (label, comm)
+                for label, busy in self._busy.items()
+                if (comm := busy.measure(step.start_ns, step.end_ns))
+            )
+            comm = groups[0][1] if len(groups) == 1 else covered(self._busy.values(), step.start_ns, step.end_ns)
+            exposed = None if step.exposed_ns is None else min(step.exposed_ns, comm)
+            waited = None if self._messages is None else self._messages.measure(step.start_ns, step.end_ns)
+            self._judge(StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed, groups, waited))
+            for pieces in self._all():
+                pieces.forget(step.end_ns)
+        self._waiting = []
+
+    def take(self) -> list[StepRecord]:
+        """Hand over the steps that have come since the last call; one that came before is there again if it proved long."""
+        steps, self._fresh = self._fresh, []
+        return steps
+
+    def _all(self) -> list[Intervals]:
+        return [*self._busy.values(), *([] if self._messages is None else [self._messages])]
+
+    def _judge(self, step: StepRecord) -> None:
+        """Tell whether a step was long; the first ones once there are others to compare them with."""
+        duration = step.end_ns - step.start_ns
+        if self._first is None:
+            step = step._replace(long=duration > LONG_TIMES * median(self._durations))
+        self._durations.append(duration)
+        self.totals.add(step)
+        self._fresh.append(step)
+        if self._first is not None:
+            self._first.append(step)
+            if len(self._first) > LEAST_NEIGHBOURS:
+                self._judge_first(self._first, LONG_TIMES * median(self._durations))
+                self._first = None
+
+    def _judge_first(self, first: list[StepRecord], limit: float) -> None:
+        for step in first:
+            if step.end_ns - step.start_ns > limit:
+                long = step._replace(long=True)
+                self._fresh.append(long)
+                self.totals.long += 1
+                if step in self.totals.recent:
+                    self.totals.recent[self.totals.recent.index(step)] = long

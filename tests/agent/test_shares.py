@@ -1,0 +1,125 @@
+"""Shares of steps: what counts as a step like others, and when there is a share at all."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from commwatch.books import SHARE_WINDOW_NS
+from commwatch.collectors import events as ev
+from commwatch.history import History
+from commwatch.shares import LEAST_NEIGHBOURS, StepBook
+from commwatch.store import _UPGRADES, SCHEMA_VERSION, StoreError, Writer, connect
+from tests.helpers import MS, identity, mark
+
+S = 1000 * MS
+
+
+def stepped(*durations_ms: float, comm: float = 0.2) -> StepBook:
+    """A rank whose steps took so long, a part of each in communication; the first mark is at 1 s."""
+    book = StepBook()
+    ends = list(accumulate((int(ms * MS) for ms in durations_ms), initial=S))
+    for seq, end in enumerate(ends):
+        if seq:
+            start = ends[seq - 1]
+            book.busy("data").add(start, start + int(comm * (end - start)))
+        book.mark(record(seq, end))
+    return book
+
+
+def record(seq: int, end_ns: int) -> ev.Record:
+    return ev.Record._make((seq + 1, *mark(seq, end_ns), seq + 1))
+
+
+def share(book: StepBook, now_ns: int) -> float:
+    """The comm share; nothing is known of exposure here."""
+    shares = book.totals.shares(now_ns)
+    assert shares is not None
+    assert shares[1] is None
+    return shares[0]
+
+
+def long_ones(book: StepBook) -> list[int]:
+    """Numbers of the long steps, as the store would know them in the end."""
+    last = {step.seq: step.long for step in book.take()}
+    return [seq for seq, long in last.items() if long]
+
+
+@pytest.mark.parametrize(
+    ("durations", "long"),
+    [
+        ([100] * 10, []),
+        ([5000] + [100] * 9, [1]),  # the first step compiles
+        ([100] * 9 + [5000, 100], [10]),  # a checkpoint
+        ([100] * 3 + [900] + [100] * 6, [4]),  # among the first
+        ([100, 100, 100, 5000], []),  # too few to tell
+        ([100, 250] * 10, []),  # a loop of two kinds of steps is no trouble
+        ([10 * 1.05**n for n in range(30)], []),  # growing steadily
+    ],
+    ids=["alike", "warm-up", "checkpoint", "early", "few", "alternating", "growing"],
+)
+def test_long_steps(durations: list[float], long: list[int]) -> None:
+    """A step is long if it took over three times the median of those before it; the first ones, of the first six."""
+    book = stepped(*durations)
+    assert long_ones(book) == long
+    assert book.totals.long == len(long)
+    assert book.totals.count == len(durations)
+
+
+def test_long_steps_do_not_poison_the_share() -> None:
+    """The rolling share leaves long steps out: a checkpoint without communication does not hide 40 %."""
+    book = stepped(*[100] * 20, comm=0.4)
+    now = S + 20 * 100 * MS
+    book.mark(record(21, now + 30 * S))
+    assert share(book, now + 30 * S) == pytest.approx(0.4)
+    assert book.totals.comm_ns / book.totals.duration_ns < 0.05
+
+
+def test_steps_that_take_on_are_taken_on() -> None:
+    """Where steps become longer for good, they are long only until half of their neighbours are like them."""
+    book = stepped(*[100] * 40, *[500] * 40)
+    assert long_ones(book) == list(range(41, 41 + 16))
+
+
+def test_share_needs_steps() -> None:
+    """There is no share of fewer than three steps, nor once a rank has not stepped for a minute and three of its steps."""
+    assert stepped().totals.shares(S) is None
+    assert stepped(100, 100).totals.shares(S) is None
+    book = stepped(100, 100, 100)
+    end = book.totals.recent[-1].end_ns
+    assert share(book, end) == pytest.approx(0.2)
+    assert book.totals.shares(end + SHARE_WINDOW_NS) is not None
+    assert book.totals.shares(end + SHARE_WINDOW_NS + 1) is None
+    slow = stepped(*[100_000] * 4)
+    end = slow.totals.recent[-1].end_ns
+    assert share(slow, end + 299 * S) == pytest.approx(0.2)
+    assert slow.totals.shares(end + 301 * S) is None
+
+
+def test_window() -> None:
+    """The share is that of the steps of the last minute, and at least of the last five."""
+    book = stepped(*[100] * 700)
+    assert 600 <= len(book.totals.recent) <= 602
+    assert len(stepped(*[100_000] * 20).totals.recent) == LEAST_NEIGHBOURS
+
+
+def test_history_of_the_first_version(tmp_path: Path) -> None:
+    """A history made before steps had groups is brought up to date, and keeps its steps."""
+    path = tmp_path / "h.sqlite"
+    store = Writer(path)
+    ring = store.ring("a", identity(), 0)
+    store.close()
+    db = connect(path, write=True)
+    for column in ("groups", "p2p_wait_ns", "long"):
+        db.execute(f"ALTER TABLE step DROP COLUMN {column}")
+    db.execute("INSERT INTO step VALUES (?, 7, 10, 20, 5, NULL)", (ring.id,))
+    db.execute("PRAGMA user_version = 1")
+    db.close()
+    assert set(_UPGRADES) == set(range(1, SCHEMA_VERSION))
+    with pytest.raises(StoreError, match="start an agent on it"):
+        History(path)
+    Writer(path).close()
+    with History(path) as history:
+        assert history.steps(0, 100, [ring.id]) == [(ring.id, 7, 10, 20, 5, None, {}, None, False)]
