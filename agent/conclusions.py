@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
+from commwatch.pipelines import Pipeline
 from commwatch.problems import ERRORS
 from commwatch.query import AgentOf, JobFilter, job_exists, known_parameters
 from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
@@ -28,3 +29,10 @@ def job_verdicts(agent: AgentOf, job: JobFilter = None) -> list[Verdict]:
         if (what.job_id, what.group_id) in groups
     ]
     return verdicts(agent.ranks(job), views) + [verdict for verdict in odd if verdict is not None] + late
+
+
+@router.get("/pipelines")
+def job_pipelines(agent: AgentOf, job: JobFilter = None) -> list[Pipeline]:
+    """Pipelines of the jobs of this node: how long their stages wait for messages, in which direction, and the bubble."""
+    job_exists(agent, job)
+    return agent.pipelines(job)

@@ -17,6 +17,7 @@ from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import DURATION_BOUNDS_NS, SIZE_BOUNDS_LOG2, Cell
 from commwatch.collectors import events as ev
 from commwatch.collectors.registry import Reading
+from commwatch.pipelines import directions
 
 #: Distinct group labels of one job; further ones share ``other``.
 MOST_GROUPS = 32
@@ -78,6 +79,12 @@ METRICS = {
             "counter",
             "Time a thread of this rank stood in a wait for a send or recv.",
             _RANK_GROUP,
+        ),
+        Spec(
+            "commwatch_pipeline_wait_seconds_total",
+            "counter",
+            "That time by direction: forward is receiving from the stage before and sending to the next.",
+            ("job_id", "rank", "group", "direction"),
         ),
         Spec("commwatch_collective_in_flight_seconds", "gauge", "Age of the oldest operation in flight.", _GROUP_ID),
         Spec("commwatch_collective_last_seq", "gauge", "Sequence number of the latest finished collective.", _GROUP_ID),
@@ -234,6 +241,9 @@ class Exporter(Collector):
             families.count("events_total", (job.id,), book.read)
             families.count("events_dropped_total", (job.id,), book.lost + book.dropped + book.nonsense)
             families.count("probe_seconds_total", (job.id, str(book.rank)), book.probe_ns / 1e9)
+            for (group, direction), messages in directions(book).items():
+                labels = (job.id, str(book.rank), self._group_label(job.id, group), direction)
+                families.count("pipeline_wait_seconds_total", labels, messages.waited_us / 1e6)
             _steps(families, job.id, book, partial(self._group_label, job.id), self._now_ns())
         self._present(families, job)
 

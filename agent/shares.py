@@ -48,6 +48,12 @@ class StepTotals:
         while len(self.recent) > LEAST_NEIGHBOURS and self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
             self.recent.popleft()
 
+    def p2p_wait_share(self) -> float | None:
+        """The part of the latest steps but for the long ones spent in waits for messages; ``None``: no steps, or no waits."""
+        steps = [step for step in self.recent if not step.long]
+        waited = [step.p2p_wait_ns for step in steps if step.p2p_wait_ns is not None]
+        return sum(waited) / sum(step.end_ns - step.start_ns for step in steps) if waited else None
+
     def shares(self, now_ns: int) -> tuple[float, float | None] | None:
         """Comm share and exposed share of the latest steps.
 

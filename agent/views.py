@@ -16,6 +16,7 @@ from commwatch.collectors import events as ev
 from commwatch.collectors import process
 from commwatch.history import History
 from commwatch.operations import Operation, Place, Reader
+from commwatch.pipelines import Pipeline, pipelines
 from commwatch.store import RingRow
 from commwatch.stragglers import Late
 from commwatch.summary import Counted, Row, counted, identify, summarise
@@ -319,6 +320,12 @@ class Agent:
         return [
             (job_id, group_id, late) for job_id, group_id, late in found if late is not None and job in (None, job_id)
         ]
+
+    def pipelines(self, job: str | None) -> list[Pipeline]:
+        """The pipelines of running jobs, and of those that ended a moment ago."""
+        with self._lock:
+            jobs = list(self._aggregate.jobs.values()) if self._aggregate is not None else []
+            return pipelines(each for each in jobs if job in (None, each.id))
 
     def disagreements(self, job: str | None) -> list[Disagreement]:
         """The latest ones of each group whose ranks are all on this node."""
