@@ -23,6 +23,7 @@ from commwatch.sketch import BINS_PER_E, merge, quantile
 from commwatch.stragglers import LateWindow
 
 _MOST_FAILURES = 16
+_LATELY_NS = 60_000_000_000
 _UNMEASURED = ev.FAILED | ev.UNTIMED
 
 
@@ -100,6 +101,8 @@ class RankBook:
         self.heartbeat_ns = self.dropped = self.probe_ns = 0
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}
         self._live: dict[int, _Books] = {}
+        #: Cells closed within the last minute.
+        self._lately: deque[tuple[int, CellKey, Cell]] = deque()
         #: Number of the first record in the live cells.
         self.live_from: int | None = None
         self._slot_end = 0
@@ -120,6 +123,7 @@ class RankBook:
                         ranks,
                         int(entry["size"]),
                         bool(entry["aligned"]),
+                        str(entry["backend"]) if entry.get("backend") else None,
                     )
                 elif "dtype" in entry:
                     self.dtypes[int(entry["dtype"])] = str(entry["name"])
@@ -236,9 +240,12 @@ class RankBook:
 
     def _close(self) -> None:
         slot = self._slot_end - SLOT_NS
+        while self._lately and self._lately[0][0] <= slot - _LATELY_NS:
+            self._lately.popleft()
         for books in self._live.values():
             books.live = False
             self.closed.append((slot, books.key, books.cell))
+            self._lately.append((slot, books.key, books.cell))
             self.totals.setdefault(books.key, Cell()).add(books.cell)
         self._live.clear()
         self.live_from = None
@@ -255,6 +262,13 @@ class RankBook:
         """All that has been counted since the agent took up this ring: closed sums and live cells."""
         yield from self.totals.items()
         yield from ((books.key, books.cell) for books in self._live.values())
+
+    def lately(self, now_ns: int) -> Iterator[tuple[CellKey, Cell]]:
+        """What was counted in the last minute, by the trainer's clock."""
+        since = now_ns + self._offset_ns - _LATELY_NS
+        yield from ((key, cell) for slot, key, cell in self._lately if slot >= since)
+        if self._slot_end > since:
+            yield from ((books.key, books.cell) for books in self._live.values())
 
     def live_cells(self) -> Iterator[tuple[int, CellKey, Cell]]:
         """What the store has not been given yet, as (slot, key, cell)."""

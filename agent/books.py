@@ -37,6 +37,8 @@ class GroupInfo(NamedTuple):
     ranks: tuple[int, ...] | None
     size: int
     aligned: bool
+    #: torch's name of its backend; ``None``: not known.
+    backend: str | None = None
 
 
 UNKNOWN_GROUP = GroupInfo("unknown", "unknown", "unknown", "", None, 0, False)

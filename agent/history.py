@@ -56,10 +56,12 @@ class History:
     def groups(self) -> dict[tuple[int, int], GroupInfo]:
         """By (ring, number in the ring)."""
         rows = self._db.execute(
-            "SELECT ring, small_id, group_id, label, name, description, ranks, size, aligned FROM grp"
+            "SELECT ring, small_id, group_id, label, name, description, ranks, size, aligned, backend FROM grp"
         )
         return {
-            (r[0], r[1]): GroupInfo(r[2], r[3], r[4], r[5], tuple(json.loads(r[6])) if r[6] else None, r[7], bool(r[8]))
+            (r[0], r[1]): GroupInfo(
+                r[2], r[3], r[4], r[5], tuple(json.loads(r[6])) if r[6] else None, r[7], bool(r[8]), r[9]
+            )
             for r in rows
         }
 

@@ -34,7 +34,7 @@ CREATE TABLE ring (
     dropped INTEGER NOT NULL DEFAULT 0, seen_ns INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'running', steps_unavailable TEXT);
 CREATE INDEX ring_job ON ring (job);
 CREATE TABLE grp (ring INTEGER NOT NULL, small_id INTEGER NOT NULL, group_id TEXT NOT NULL, label TEXT NOT NULL, name TEXT NOT NULL,
-    description TEXT NOT NULL, ranks TEXT, size INTEGER NOT NULL, aligned INTEGER NOT NULL, PRIMARY KEY (ring, small_id)) WITHOUT ROWID;
+    description TEXT NOT NULL, ranks TEXT, size INTEGER NOT NULL, aligned INTEGER NOT NULL, backend TEXT, PRIMARY KEY (ring, small_id)) WITHOUT ROWID;
 CREATE INDEX grp_id ON grp (group_id);
 CREATE TABLE name (ring INTEGER NOT NULL, kind TEXT NOT NULL, code INTEGER NOT NULL, name TEXT NOT NULL, PRIMARY KEY (ring, kind, code)) WITHOUT ROWID;
 CREATE TABLE chunk (id INTEGER PRIMARY KEY, ring INTEGER NOT NULL, first_n INTEGER NOT NULL, until_n INTEGER NOT NULL,
@@ -52,6 +52,7 @@ CREATE INDEX step_end ON step (end_ns);
 #: What brings a history of an earlier version to the next.
 _UPGRADES = {
     1: (
+        "ALTER TABLE grp ADD COLUMN backend TEXT",
         "ALTER TABLE step ADD COLUMN groups TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE step ADD COLUMN p2p_wait_ns INTEGER",
         "ALTER TABLE step ADD COLUMN long INTEGER NOT NULL DEFAULT 0",
@@ -250,8 +251,9 @@ class Writer:
             ranks,
             group.size,
             group.aligned,
+            group.backend,
         )
-        self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?)", row))
+        self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?)", row))
 
     def name(self, ring: int, kind: str, code: int, name: str) -> None:
         """What a number of the ring means: ``kind`` is ``dtype`` or ``op``."""

@@ -27,6 +27,8 @@ class Counted(NamedTuple):
     #: Upper end of the size class in bytes, a power of two; ``None``: the op has no size.
     size: int | None
     cell: Cell
+    #: torch's name of the group's backend; ``None``: not known.
+    backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,8 @@ def identify(
 
 def counted(job: str, rank: int, group: GroupInfo, op: str, key: CellKey, cell: Cell) -> Counted:
     """Join a cell with its names."""
-    return Counted(
-        job, rank, group.label, group.group_id, group.size, op, None if key.size_log2 < 0 else 1 << key.size_log2, cell
-    )
+    size = None if key.size_log2 < 0 else 1 << key.size_log2
+    return Counted(job, rank, group.label, group.group_id, group.size, op, size, cell, group.backend)
 
 
 def summarise(cells: Iterable[Counted], by: Sequence[str]) -> list[Row]:

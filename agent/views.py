@@ -192,10 +192,19 @@ class Agent:
         self, from_ns: int, until_ns: int, by: list[str], same: dict[str, str | int | None]
     ) -> tuple[tuple[float | None, float | None], list[Row]]:
         """Rows, and the time really covered (first and last roll-up)."""
+        job = same.get("job_id")
+        covered, cells = self._cells(from_ns, until_ns, None if job is None else str(job))
+        wanted = [(name, value) for name, value in same.items() if value is not None]
+        rows = summarise((cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted)), by)
+        return covered, rows
+
+    def _cells(
+        self, from_ns: int, until_ns: int, job: str | None
+    ) -> tuple[tuple[float | None, float | None], list[Counted]]:
+        """The time really covered, and what was counted in it."""
         with History(self.path) as history:
-            job = same.get("job_id")
             with self._lock:  # a cell is either stored or live, as long as this is held
-                rings = {ring.id: ring for ring in history.rings(None if job is None else str(job))}
+                rings = {ring.id: ring for ring in history.rings(job)}
                 stored = list(history.rollups(from_ns, until_ns, list(rings)))
                 aggregate = self._aggregate or _recount(history, rings.values())
                 live = _live(aggregate, from_ns, until_ns)
@@ -203,10 +212,7 @@ class Agent:
         cells = [*identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops), *(cell for _, cell in live)]
         begins = [*(r.slot_ns for r in stored), *(slot for slot, _ in live)]
         ends = [*(r.slot_ns + r.length_ns for r in stored), *(slot + SLOT_NS for slot, _ in live)]
-        wanted = [(name, value) for name, value in same.items() if value is not None]
-        rows = summarise((cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted)), by)
-        covered = (min(begins) / 1e9, min(max(ends), time_ns()) / 1e9) if begins else (None, None)
-        return covered, rows
+        return (min(begins) / 1e9, min(max(ends), time_ns()) / 1e9) if begins else (None, None), cells
 
     def operations(
         self, from_ns: int, until_ns: int, before: Place | None, wanted: Callable[[Operation], bool], limit: int

@@ -95,7 +95,8 @@ class Groups:
     def _entry(self, group: Group, name: str, description: str) -> dict[str, Any]:
         group.small_id = self._next_small_id()
         entry = {"name": name, "desc": description, "label": label(name, description), "group_id": group.id}
-        return {**entry, "ranks": group.ranks, "size": group.size, "aligned": group.aligned}
+        about = {"ranks": group.ranks, "size": group.size, "aligned": group.aligned, "backend": _backend(group.ref())}
+        return {**entry, **about}
 
     def named(self, name: str) -> Any:
         """The group that has this name now; ``None``: there is none in ``torch.distributed``."""
@@ -134,6 +135,12 @@ def _ranks(pg: Any) -> tuple[int, ...] | None:
     if members is None:
         return tuple(range(pg.size())) if pg.group_name == "0" else None
     return tuple(sorted(members, key=members.__getitem__))
+
+
+def _backend(pg: Any) -> str | None:
+    """torch's name of a group's backend; ``None`` where it has several, or is not known."""
+    name = c10d._world.pg_map.get(pg, (None,))[0]
+    return None if name in (None, "undefined") else str(name)
 
 
 def _is_unused(pg: Any) -> bool:

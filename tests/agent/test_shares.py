@@ -112,6 +112,7 @@ def test_history_of_the_first_version(tmp_path: Path) -> None:
     ring = store.ring("a", identity(), 0)
     store.close()
     db = connect(path, write=True)
+    db.execute("ALTER TABLE grp DROP COLUMN backend")
     for column in ("groups", "p2p_wait_ns", "long"):
         db.execute(f"ALTER TABLE step DROP COLUMN {column}")
     db.execute("INSERT INTO step VALUES (?, 7, 10, 20, 5, NULL)", (ring.id,))

@@ -142,7 +142,7 @@ def test_groups_and_names_come_back(path: Path) -> None:
     """Groups come back with their members, known or not; names by kind; a later word replaces an earlier one."""
     store = Writer(path)
     ring = store.ring("a", identity(), NOW).id
-    known = GroupInfo("g-1", "tp", "1", "mesh_tp", (0, 3), 2, True)
+    known = GroupInfo("g-1", "tp", "1", "mesh_tp", (0, 3), 2, True, "nccl")
     unknown = GroupInfo("g-2", "2", "2", "undefined", None, 5, False)
     for small_id, group in ((0, unknown), (0, known), (1, unknown)):
         store.group(ring, small_id, group)

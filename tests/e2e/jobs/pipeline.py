@@ -16,7 +16,8 @@ def main() -> None:
     batches, steps = int(sys.argv[1]), int(sys.argv[2])
     stage, stages = begin()
     pipe = dist.new_group(list(range(stages)), group_desc="pipeline")
-    data, sent = torch.ones(256), []
+    data = torch.ones(256)
+    sent: list[dist.Work] = []
 
     def receive(peer: int) -> None:
         if 0 <= peer < stages:
@@ -24,7 +25,9 @@ def main() -> None:
 
     def send(peer: int) -> None:
         if 0 <= peer < stages:
-            sent.append(dist.isend(data, peer, group=pipe))
+            work = dist.isend(data, peer, group=pipe)
+            assert work is not None
+            sent.append(work)
 
     def forward() -> None:
         receive(stage - 1)
