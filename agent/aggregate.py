@@ -13,7 +13,7 @@ from math import log
 from typing import Any
 
 from commwatch.bandwidth import bus_factor
-from commwatch.books import DURATION_BOUNDS_NS, SLOT_NS, UNKNOWN_GROUP, Cell, CellKey, GroupInfo
+from commwatch.books import DURATION_BOUNDS_NS, SLOT_NS, UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import number_of
 from commwatch.intervals import Intervals
@@ -262,6 +262,10 @@ class RankBook:
         """All that has been counted since the agent took up this ring: closed sums and live cells."""
         yield from self.totals.items()
         yield from ((books.key, books.cell) for books in self._live.values())
+
+    def counted(self, job: str, key: CellKey, cell: Cell) -> Counted:
+        """A cell of these books with its names."""
+        return counted(job, self.rank, self.group(key.group), self.op_name(key.op), key, cell)
 
     def lately(self, now_ns: int) -> Iterator[tuple[CellKey, Cell]]:
         """What was counted in the last minute, by the trainer's clock."""

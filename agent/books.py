@@ -103,6 +103,28 @@ class CellKey(NamedTuple):
     size_log2: int
 
 
+class Counted(NamedTuple):
+    """A cell with everything its numbers stand for."""
+
+    job_id: str
+    rank: int
+    group: str
+    group_id: str
+    group_size: int
+    op: str
+    #: Upper end of the size class in bytes, a power of two; ``None``: the op has no size.
+    size: int | None
+    cell: Cell
+    #: torch's name of the group's backend; ``None``: not known.
+    backend: str | None = None
+
+
+def counted(job: str, rank: int, group: GroupInfo, op: str, key: CellKey, cell: Cell) -> Counted:
+    """Join a cell with its names."""
+    size = None if key.size_log2 < 0 else 1 << key.size_log2
+    return Counted(job, rank, group.label, group.group_id, group.size, op, size, cell, group.backend)
+
+
 class StepRecord(NamedTuple):
     """A step with its communication; times in ns of the trainer's clock."""
 

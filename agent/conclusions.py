@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fastapi import APIRouter, Depends
 
+from commwatch.advice import Advice
+from commwatch.efficiency import Efficiency, Line
 from commwatch.pipelines import Pipeline
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, JobFilter, job_exists, known_parameters
+from commwatch.query import AgentOf, JobFilter, LogsOf, Span, job_exists, known_parameters
+from commwatch.report import build
 from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
@@ -31,8 +36,36 @@ def job_verdicts(agent: AgentOf, job: JobFilter = None) -> list[Verdict]:
     return verdicts(agent.ranks(job), views) + [verdict for verdict in odd if verdict is not None] + late
 
 
+@dataclass(frozen=True)
+class Efficiencies:
+    """Operations beside what they should take, and the job's own curves."""
+
+    operations: list[Efficiency]
+    #: T = a(n)·α + b(n)·S/bandwidth through the fastest operations; none where the sizes are too few or too alike.
+    fits: list[Line]
+
+
+@router.get("/efficiency")
+def efficiency(agent: AgentOf, span: Span, job: JobFilter = None) -> Efficiencies:
+    """Operations by group and size beside what they should take, with the reference, and what limits them."""
+    job_exists(agent, job)
+    return Efficiencies(*agent.efficiency(span.from_ns, span.until_ns, job))
+
+
 @router.get("/pipelines")
 def job_pipelines(agent: AgentOf, job: JobFilter = None) -> list[Pipeline]:
     """Pipelines of the jobs of this node: how long their stages wait for messages, in which direction, and the bubble."""
     job_exists(agent, job)
     return agent.pipelines(job)
+
+
+@router.get("/advice")
+def job_advice(agent: AgentOf, logs: LogsOf, job: JobFilter = None) -> list[Advice]:
+    """What to try in a job (the latest by default), what it should bring, and the numbers that led to it."""
+    job_exists(agent, job)
+    known = [each.job_id for each in agent.jobs()]
+    if not known:
+        return []
+    findings = [finding for view in logs.topology(job or known[0]) for finding in view.findings]
+    report = build(agent, job or known[0], agent.path, "", findings)
+    return [] if report is None else report.advice

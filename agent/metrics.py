@@ -17,11 +17,14 @@ from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import DURATION_BOUNDS_NS, SIZE_BOUNDS_LOG2, Cell
 from commwatch.collectors import events as ev
 from commwatch.collectors.registry import Reading
+from commwatch.efficiency import by_op, efficiencies, finder, lines
 from commwatch.pipelines import directions
+from commwatch.references import References
 
 #: Distinct group labels of one job; further ones share ``other``.
 MOST_GROUPS = 32
 OTHER = "other"
+_EFFICIENCY_NS = 5_000_000_000
 
 
 class Spec(NamedTuple):
@@ -85,6 +88,12 @@ METRICS = {
             "counter",
             "That time by direction: forward is receiving from the stage before and sending to the next.",
             ("job_id", "rank", "group", "direction"),
+        ),
+        Spec(
+            "commwatch_collective_efficiency_ratio",
+            "gauge",
+            "Expected over measured transfer time, of the last minute; against a link, or the job's own best.",
+            ("job_id", "group", "op", "reference"),
         ),
         Spec("commwatch_collective_in_flight_seconds", "gauge", "Age of the oldest operation in flight.", _GROUP_ID),
         Spec("commwatch_collective_last_seq", "gauge", "Sequence number of the latest finished collective.", _GROUP_ID),
@@ -191,6 +200,7 @@ class Exporter(Collector):
     Args:
         now_ns: the monotonic clock.
         readings: the node's collectors, as ``() -> (name, readings or None if it failed)``.
+        references: what operations should take.
     """
 
     def __init__(
@@ -199,8 +209,12 @@ class Exporter(Collector):
         lock: threading.RLock,
         now_ns: Callable[[], int],
         readings: Callable[[], Iterable[tuple[str, list[Reading] | None]]],
+        references: References | None = None,
     ) -> None:
         self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
+        self._references = references
+        self._efficiency: dict[tuple[str, str, str, str], float] = {}
+        self._efficiency_at: int | None = None
         self._labels: dict[str, dict[str, str]] = {}
         self._dropped = 0
 
@@ -214,6 +228,7 @@ class Exporter(Collector):
         with self._lock:
             for job in self._aggregate.jobs.values():
                 self._job(families, job)
+            self._efficiencies(families)
             self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
         for name, readings in self._readings():
             families.add("collector_up", (name,), float(readings is not None))
@@ -229,6 +244,20 @@ class Exporter(Collector):
             known[label] = label if len(known) < MOST_GROUPS else OTHER
             self._dropped += known[label] != label
         return known[label]
+
+    def _efficiencies(self, families: _Families) -> None:
+        """Efficiency of the last minute, worked out anew every few seconds: it takes longer than the rest of the page."""
+        now = self._now_ns()
+        if self._efficiency_at is None or now - self._efficiency_at > _EFFICIENCY_NS:
+            self._efficiency_at = now
+            books = [(job.id, book) for job in self._aggregate.jobs.values() for book in job.books.values()]
+            fitted = lines(book.counted(job, key, cell) for job, book in books for key, cell in book.cells())
+            lately = [book.counted(job, key, cell) for job, book in books for key, cell in book.lately(now)]
+            self._efficiency = by_op(efficiencies(lately, finder(self._references), fitted))
+        for (job, group, op, reference), value in self._efficiency.items():
+            label = self._group_label(job, group)
+            if label != OTHER:
+                families.add("collective_efficiency_ratio", (job, label, op, reference), value)
 
     # -- one job ------------------------------------------------------------------------------
 

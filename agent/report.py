@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from statistics import median
 
 from commwatch import pages
+from commwatch.advice import LIMIT, WORTH, Advice, advice
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.facts import facts
 from commwatch.summary import Row
 from commwatch.views import Agent, JobView, RankView, StepView
 
-#: Above this share of a step communication is the bottleneck.
-COMM_SHARE_LIMIT = 0.30
 _MOST_STEPS = 100_000
+_MOST_ADVICE = 5
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,11 @@ class Report:
     history: str
     #: What opens this report again.
     command: str
+    #: The largest gain first.
+    advice: list[Advice]
 
 
-def build(agent: Agent, job_id: str, history: Path, command: str) -> Report | None:
+def build(agent: Agent, job_id: str, history: Path, command: str, findings: Iterable[Finding] = ()) -> Report | None:
     """Put the report of a job together; ``None`` if the history does not know it."""
     job = next((job for job in agent.jobs() if job.job_id == job_id), None)
     if job is None:
@@ -92,6 +97,7 @@ def build(agent: Agent, job_id: str, history: Path, command: str) -> Report | No
     usual = [step for step in steps if not step.long]
     durations = sorted(step.duration_s for step in usual)
     waits = {row.by["rank"]: row for row in by_rank}
+    known = facts(agent, job, usual, ranks, findings)
     lines = [_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks]
     return Report(
         job=job,
@@ -115,6 +121,7 @@ def build(agent: Agent, job_id: str, history: Path, command: str) -> Report | No
         lost=job.lost,
         history=str(history),
         command=command,
+        advice=[] if known is None else advice(known),
     )
 
 
@@ -297,9 +304,9 @@ def _rank_time(hours: float) -> str:
 
 
 def _verdict(report: Report) -> str:
-    if report.comm_share is None or report.comm_share <= COMM_SHARE_LIMIT:
+    if report.comm_share is None or report.comm_share <= LIMIT:
         return ""
-    if report.exposed_share is not None and report.exposed_share < COMM_SHARE_LIMIT / 3:
+    if report.exposed_share is not None and report.exposed_share < WORTH:
         return ": above 30 %, but hidden behind compute"
     return ": above 30 %, communication is the bottleneck"
 
@@ -316,6 +323,14 @@ def text(report: Report) -> str:
         else ["  no operations"]
     )
     lines += ["", f"  {_LEGEND}", ""]
+    if report.advice:
+        lines += ["  what to try (gains are upper bounds)", ""]
+    for each in report.advice[:_MOST_ADVICE]:
+        lines += [
+            f"  * {each.title}: {each.gain}",
+            *textwrap.wrap(each.do, 110, initial_indent="    ", subsequent_indent="    "),
+        ]
+        lines += ["    because " + "; ".join(each.because), ""]
     lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
     return "\n".join(lines)
 
@@ -344,5 +359,8 @@ def html(report: Report) -> str:
         body += ["<h2>Ranks</h2>", pages.table(_RANK_HEAD, ranks, "numbers")]
     operations = [_operation_cells(row) for row in report.operations]
     body += ["<h2>Operations</h2>", pages.table(_OPERATION_HEAD, operations, "numbers"), f"<p>{_LEGEND}</p>"]
+    if report.advice:
+        rows = [(each.title, each.gain, each.do, "; ".join(each.because)) for each in report.advice]
+        body += ["<h2>What to try</h2>", pages.table(("what", "gain, at most", "how", "because"), rows)]
     body.append(f"<p>History: <code>{escape(report.history)}</code>. Again: <code>{escape(report.command)}</code></p>")
     return pages.page(f"commwatch report: {report.job.job_id}", "\n".join(body))

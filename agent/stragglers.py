@@ -50,7 +50,7 @@ class LateWindow:
         by_rank: dict[int, list[int]] = {}
         for _, rank, lateness, _ in window:
             by_rank.setdefault(rank, []).append(lateness)
-        rank = max(by_rank, key=lambda rank: sum(by_rank[rank]))
+        rank = max(by_rank, key=lambda rank: len(by_rank[rank]))
         late, ends = by_rank[rank], [end for end, *_ in window]
         span = max(ends) - min(ends)
         if len(window) < LEAST or len(late) < LATE_IN * len(window) or not span:

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from commwatch.books import UNKNOWN_GROUP, Cell, CellKey, GroupInfo
+from commwatch.books import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
 from commwatch.collectors.events import OPS
 from commwatch.sketch import quantile
 from commwatch.store import RingRow
 
 #: What a summary can be split by.
 DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size")
-
-
-class Counted(NamedTuple):
-    """A cell with everything its numbers stand for."""
-
-    job_id: str
-    rank: int
-    group: str
-    group_id: str
-    group_size: int
-    op: str
-    #: Upper end of the size class in bytes, a power of two; ``None``: the op has no size.
-    size: int | None
-    cell: Cell
-    #: torch's name of the group's backend; ``None``: not known.
-    backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,12 +47,6 @@ def identify(
         if row is not None:
             op = OPS[key.op - 1] if 1 <= key.op <= len(OPS) else ops.get((ring, key.op), "unknown")
             yield counted(row.job, row.rank, groups.get((ring, key.group), UNKNOWN_GROUP), op, key, cell)
-
-
-def counted(job: str, rank: int, group: GroupInfo, op: str, key: CellKey, cell: Cell) -> Counted:
-    """Join a cell with its names."""
-    size = None if key.size_log2 < 0 else 1 << key.size_log2
-    return Counted(job, rank, group.label, group.group_id, group.size, op, size, cell, group.backend)
 
 
 def summarise(cells: Iterable[Counted], by: Sequence[str]) -> list[Row]:

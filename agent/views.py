@@ -11,15 +11,18 @@ from time import time_ns
 
 from commwatch import joins
 from commwatch.aggregate import Aggregate, RankBook, told
-from commwatch.books import SLOT_NS, GroupInfo
+from commwatch.books import SLOT_NS, Counted, GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors import process
+from commwatch.efficiency import Efficiency, Line, curve_of, efficiencies, finder, lines, own_best
 from commwatch.history import History
+from commwatch.model import Curve
 from commwatch.operations import Operation, Place, Reader
 from commwatch.pipelines import Pipeline, pipelines
+from commwatch.references import References
 from commwatch.store import RingRow
 from commwatch.stragglers import Late
-from commwatch.summary import Counted, Row, counted, identify, summarise
+from commwatch.summary import Row, identify, summarise
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class RankView:
     state: str
     host: str
     local_rank: int | None
+    #: As the agent sees it, where it does; else as the trainer does.
     pid: int
     hook: str
     #: ``running``, ``sleeping``, ``disk``, ``stopped`` or ``zombie``; ``None``: the agent cannot see the process.
@@ -154,6 +158,8 @@ class GroupView:
     ranks: list[int]
     #: The probe was there from the group's first operation, so its collectives can be joined.
     aligned: bool
+    #: torch's name of its backend; ``None``: not known.
+    backend: str | None = None
 
 
 class Agent:
@@ -163,6 +169,7 @@ class Agent:
         aggregate: the live books, or ``None`` where only the history is there.
         lock: guards them.
         now_ns: the monotonic clock.
+        references: what operations should take; by default nothing is known of it but the job's own best.
     """
 
     def __init__(
@@ -171,8 +178,9 @@ class Agent:
         aggregate: Aggregate | None = None,
         lock: threading.RLock | None = None,
         now_ns: Callable[[], int] = lambda: 0,
+        references: References | None = None,
     ) -> None:
-        self.path = path
+        self.path, self._references = path, references
         self._aggregate, self._lock, self._now_ns = aggregate, lock or threading.RLock(), now_ns
 
     def has_job(self, job: str) -> bool:
@@ -197,6 +205,20 @@ class Agent:
         wanted = [(name, value) for name, value in same.items() if value is not None]
         rows = summarise((cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted)), by)
         return covered, rows
+
+    def efficiency(self, from_ns: int, until_ns: int, job: str | None) -> tuple[list[Efficiency], list[Line]]:
+        """Operations beside what they should take, and the job's own α-β curves."""
+        _, cells = self._cells(from_ns, until_ns, job)
+        fitted = lines(cells)
+        return efficiencies(cells, finder(self._references), fitted), list(fitted.values())
+
+    def curve(self, group: GroupView, op: str, curves: Iterable[Line]) -> Curve | None:
+        """What such operations of a group should take: by a reference of the link, else by the job's own best."""
+        reference = finder(self._references)(group.group, group.backend, group.size)
+        own = next((line for line in curves if (line.group_id, line.op) == (group.group_id, op)), None)
+        if reference is None and own is not None:
+            reference = own_best(own)
+        return None if reference is None else curve_of(reference, op)
 
     def _cells(
         self, from_ns: int, until_ns: int, job: str | None
@@ -297,7 +319,7 @@ class Agent:
             else "gone",
             host=str(identity.get("host", "")),
             local_rank=identity.get("local_rank"),
-            pid=int(identity.get("pid", 0)),
+            pid=(book.pid if book is not None else None) or int(identity.get("pid", 0)),
             hook=str(identity.get("hook", "")),
             process=process.state(book.pid) if book is not None and book.pid is not None else None,
             heartbeat_age_s=max(0, now - book.heartbeat_ns) / 1e9 if book is not None and alive else None,
@@ -362,7 +384,16 @@ class Agent:
             known = None if group.ranks is None else list(group.ranks)
             views.append(
                 GroupView(
-                    job_id, group_id, group.label, group.name, group.description, group.size, known, ranks, aligned
+                    job_id,
+                    group_id,
+                    group.label,
+                    group.name,
+                    group.description,
+                    group.size,
+                    known,
+                    ranks,
+                    aligned,
+                    group.backend,
                 )
             )
         return sorted(views, key=lambda view: (view.job_id, -view.size, view.name))
@@ -383,7 +414,7 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
 
 def _live(aggregate: Aggregate, from_ns: int, until_ns: int) -> list[tuple[int, Counted]]:
     return [
-        (slot, counted(job.id, book.rank, book.group(key.group), book.op_name(key.op), key, cell.copy()))
+        (slot, book.counted(job.id, key, cell.copy()))
         for job in aggregate.jobs.values()
         for book in job.books.values()
         for slot, key, cell in book.live_cells()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from commwatch import advice
 from commwatch.aggregate import Aggregate
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.findings import RULES
@@ -114,6 +115,11 @@ def test_every_finding_and_class() -> None:
     documented = list(rows("nccl.md"))
     assert [row for row in documented if len(row) == 3] == [[rule.name, rule.severity, rule.title] for rule in RULES]
     assert [row[0] for row in documented if len(row) == 2 and row[0].isidentifier()] == [*CLASSES, OTHER]
+
+
+def test_every_advice() -> None:
+    """Every rule of advice stands in docs/advice.md with what it is about and what to do, and no other does."""
+    assert list(rows("advice.md")) == [[rule.name, rule.title, rule.do] for rule in advice.RULES]
 
 
 def test_links_lead_somewhere() -> None:

@@ -299,6 +299,14 @@ def test_no_straggler(made: LateWindow) -> None:
     assert made.late(NOW) is None
 
 
+def test_straggler_beside_a_checkpoint() -> None:
+    """One checkpoint of rank 0 does not hide rank 1, which is late most of the time."""
+    made = window(*[(1, 20_000_000)] * 30, (0, 3_000_000_000), *[(1, 20_000_000)] * 30)
+    found = made.late(61 * 100_000_000)
+    assert found is not None
+    assert (found.rank, found.late_in) == (1, 60)
+
+
 def test_straggler_of_the_past() -> None:
     """When nothing has come together for 30 s there is no straggler any more."""
     made = window(*[(2, 50 * MS)] * 100)

@@ -17,6 +17,7 @@ from commwatch.collectors.ring import RingReader
 from commwatch.intake import Intake
 from commwatch.store import Writer
 from commwatch.views import Agent
+from tests.e2e.hosts import Host
 from tests.helpers import PATIENCE_S, clean_env, free_port
 
 JOBS = Path(__file__).parent / "jobs"
@@ -109,6 +110,28 @@ def run_job(directory: Path, script: str, *arguments: str, nproc: int = 2, **env
     assert done.returncode == 0 or finished, done.stderr[-4000:]
     assert "commwatch: probe" not in done.stderr, done.stderr[-4000:]
     return done.stdout
+
+
+def run_on(hosts: list[Host], directory: Path, script: str, *arguments: str) -> str:
+    """Run a job with one rank on each host and the probe on; returns what they printed."""
+    ranks = []
+    for rank, host in enumerate(hosts):
+        where = {
+            "MASTER_ADDR": hosts[0].address,
+            "MASTER_PORT": "29700",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(hosts)),
+            "GLOO_SOCKET_IFNAME": host.device,
+        }
+        env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB="link", **where)
+        command = [*host.there, sys.executable, str(JOBS / script), *arguments]
+        ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    said = ""
+    for process in ranks:
+        out, err = process.communicate(timeout=2 * PATIENCE_S)
+        assert process.returncode == 0 or ("job done" in out and UPSTREAM_FLAKE in err), err[-3000:]
+        said += out
+    return said
 
 
 def results(output: str) -> list[Any]:

@@ -1,0 +1,379 @@
+"""What to try, and what it should bring: rules over shares, waits, efficiency and NCCL's findings. Pure.
+
+Every advice names the numbers that led to it. Its gain comes from the α-β model and is a share of step time: what one of so many
+steps would save. It is an upper bound where communication is hidden behind compute by an unknown part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from typing import NamedTuple
+
+from commwatch.bandwidth import bus_factor
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.efficiency import BELOW_THE_LINK
+from commwatch.model import Curve, messages
+
+#: Above this share of a step communication is the bottleneck; above that it is worth a look.
+LIMIT, WORTH = 0.30, 0.10
+#: A gain below this is none.
+_LEAST_GAIN = 0.01
+_MOST_MICRO_STEPS = 64
+#: Buckets that gradients are cut into so that all but the last can hide behind the backward pass.
+_BUCKETS = 8
+#: In a bucket this large the latency is a tenth of the time: 9 parts of bytes to one of messages.
+_PER_LATENCY = 9
+#: Labels of groups that do not carry gradients.
+_NOT_GRADIENTS = re.compile(
+    r"tensor|\btp|_tp|pipe|\bpp|_pp|expert|\bep|_ep|context|\bcp|_cp|sequence|\bsp|_sp|model", re.I
+)
+_TENSOR = re.compile(r"tensor|\btp|_tp|model", re.I)
+_GRADIENT_OPS = ("all_reduce", "reduce_scatter")
+_WIDE = {"float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to try."""
+
+    rule: str
+    title: str
+    #: The numbers that led to it.
+    because: list[str]
+    #: What to try.
+    do: str
+    #: What it should bring, in words.
+    gain: str
+    #: As a share of step time, at most; ``None``: not known.
+    saves_share: float | None
+
+
+class Kind(NamedTuple):
+    """The operations of one kind in one group, per rank and step."""
+
+    group: str
+    op: str
+    group_size: int
+    #: How many a step, their mean size S in bytes (0: none), and what the kind takes of a step in seconds.
+    per_step: float
+    size_bytes: float
+    seconds: float
+    #: What they should take; ``None``: no reference.
+    curve: Curve | None = None
+    #: Expected over measured time, and by which kind of reference; ``None``: not known.
+    efficiency: float | None = None
+    reference: str | None = None
+    #: Ranks of the group on this node.
+    local: int = 0
+    #: ``None``: not known.
+    dtype: str | None = None
+    #: The part of ``seconds`` spent waiting for late ranks, where it is known.
+    waiting_s: float = 0.0
+
+    @property
+    def spans_nodes(self) -> bool:
+        """The group has ranks elsewhere."""
+        return self.local < self.group_size
+
+    @property
+    def latency_s(self) -> float | None:
+        """The part of a step that does not depend on sizes; never more than all of it."""
+        if self.curve is None:
+            return None
+        return min(self.seconds, self.per_step * self.curve.latency_s(self.op, self.group_size))
+
+    @property
+    def transport_s(self) -> float:
+        """What fewer bytes would shorten, at most: neither latency nor waiting for late ranks."""
+        return max(0.0, self.seconds - self.waiting_s - (self.latency_s or 0.0))
+
+    @property
+    def gradients(self) -> bool:
+        """Whether these look like the exchange of gradients: a large reduction of a group that is not for model parallelism."""
+        return self.op in _GRADIENT_OPS and not _NOT_GRADIENTS.search(self.group)
+
+    def named(self) -> str:
+        return f"{self.op} of group {self.group}"
+
+
+class Facts(NamedTuple):
+    """What is known of a job."""
+
+    #: Median step in seconds.
+    step_s: float
+    #: Shares of step time; ``None``: not known.
+    comm: float
+    exposed: float | None
+    kinds: list[Kind]
+    #: Part of its steps that each rank waited for late ranks, where all are in sight.
+    waits: Mapping[int, float]
+    #: Part of the steps spent in waits for messages; ``None``: there are none.
+    bubble: float | None
+    findings: list[Finding]
+
+    @property
+    def visible(self) -> float:
+        """Which part of the communication is exposed; all of it, where that is not known."""
+        return 1.0 if self.exposed is None or not self.comm else min(1.0, self.exposed / self.comm)
+
+    @property
+    def gradients(self) -> Kind | None:
+        """The exchange of gradients: the largest of its like."""
+        return max((kind for kind in self.kinds if kind.gradients), key=lambda kind: kind.seconds, default=None)
+
+    def saves(self, seconds: float) -> float:
+        """The share of a step saved by so many seconds less of communication, if hidden and exposed parts shrink alike."""
+        return seconds / self.step_s * self.visible
+
+
+class Found(NamedTuple):
+    """What a rule has found."""
+
+    because: list[str]
+    gain: str
+    saves_share: float | None
+    #: In place of what the rule has to say in general.
+    do: str = ""
+    title: str = ""
+
+
+class Rule(NamedTuple):
+    """One kind of advice."""
+
+    name: str
+    title: str
+    do: str
+    check: Callable[[Facts], Iterable[Found]]
+
+
+def percent(share: float) -> str:
+    """A share for people."""
+    return f"{100 * share:.0f} %"
+
+
+def _mib(size: float) -> str:
+    return f"{size / (1 << 20):.3g} MiB"
+
+
+def _about(facts: Facts, kind: Kind) -> list[str]:
+    share = percent(kind.seconds / facts.step_s)
+    exposed = "not known" if facts.exposed is None else percent(facts.exposed)
+    return [
+        f"communication is {percent(facts.comm)} of a step (exposed: {exposed})",
+        f"{kind.named()}: {share} of a step, {kind.per_step:.3g} a step of {_mib(kind.size_bytes)}",
+    ]
+
+
+# -- rules --------------------------------------------------------------------------------------
+
+
+def _accumulate(facts: Facts) -> Iterator[Found]:
+    kind = facts.gradients
+    if kind is None or facts.comm <= LIMIT or facts.visible * facts.comm <= WORTH:
+        return
+    exchange = min(facts.comm, kind.seconds / facts.step_s)
+    other, compute = facts.comm - exchange, 1 - facts.comm
+    # k micro-steps take k·(compute + other) and one exchange; the share is under the limit L from this k on.
+    room = LIMIT * compute - (1 - LIMIT) * other
+    needed = ceil((1 - LIMIT) * exchange / room) if room > 0 else None
+    if needed is not None and needed <= 1:
+        return
+    steps = min(needed or _MOST_MICRO_STEPS, _MOST_MICRO_STEPS)
+    share = (steps * other + exchange) / (steps * (compute + other) + exchange)
+    saves = exchange * (1 - 1 / steps) * facts.visible
+    enough = "brings" if share <= LIMIT + 1e-9 else "is not enough, but brings"
+    gain = f"accumulating over {steps} steps {enough} communication from {percent(facts.comm)} to {percent(share)}"
+    yield Found(_about(facts, kind), f"{gain}; up to {percent(saves)} less time a sample", saves)
+
+
+def _larger_buckets(facts: Facts) -> Iterator[Found]:
+    for kind in facts.kinds:
+        latency, factor = kind.latency_s, bus_factor(kind.op, kind.group_size)
+        if kind.curve is None or latency is None or not factor or kind.curve.beta_s == 0 or kind.per_step < 2:
+            continue
+        # Once the messages are a tenth of the time, there is little more to gain.
+        good = _PER_LATENCY * messages(kind.op, kind.group_size) * kind.curve.alpha_s / (factor * kind.curve.beta_s)
+        total = kind.per_step * kind.size_bytes
+        count = max(1, ceil(total / good)) if good > 0 else kind.per_step
+        saved = latency * (1 - count / kind.per_step)
+        if kind.size_bytes >= good or facts.saves(saved) < _LEAST_GAIN:
+            continue
+        because = [
+            *_about(facts, kind),
+            f"starting them is {percent(latency / kind.seconds)} of their time (α-β model)",
+        ]
+        saves = facts.saves(saved)
+        gain = f"{count} a step of {_mib(total / count)} would save up to {percent(saves)} of a step"
+        yield Found(because, gain, saves)
+
+
+def _exposed_in_one(facts: Facts) -> Iterator[Found]:
+    kind = facts.gradients
+    if kind is not None and kind.per_step < 3 and facts.visible > 0.7 and facts.comm > WORTH:
+        hidden = min(kind.seconds / facts.step_s * (1 - 1 / _BUCKETS), 1 - facts.comm) * facts.visible
+        gain = f"in {_BUCKETS} buckets all but the last can hide: up to {percent(hidden)} of a step"
+        yield Found(_about(facts, kind), gain, hidden)
+
+
+def _overlap(facts: Facts) -> Iterator[Found]:
+    exposed = facts.exposed
+    if exposed is None or facts.visible <= 0.7 or facts.comm <= WORTH or not facts.kinds:
+        return
+    kind = max(facts.kinds, key=lambda kind: kind.seconds)
+    if facts.gradients is not None and facts.gradients.per_step < 3:
+        return  # there is nothing to overlap it with: smaller buckets come first
+    saves = min(exposed, 1 - facts.comm)
+    yield Found(_about(facts, kind), f"hidden behind compute it would save up to {percent(saves)} of a step", saves)
+
+
+def _tensor_in_node(facts: Facts) -> Iterator[Found]:
+    ranks_here = max((kind.local for kind in facts.kinds), default=0)
+    for kind in facts.kinds:
+        share = kind.seconds / facts.step_s
+        if not _TENSOR.search(kind.group) or not kind.spans_nodes or share < WORTH or kind.group_size > ranks_here:
+            continue
+        near = next((other.curve for other in facts.kinds if other.curve is not None and not other.spans_nodes), None)
+        time = None if near is None else near.time_s(kind.op, kind.group_size, kind.size_bytes)
+        because = [*_about(facts, kind), f"{kind.local} of its {kind.group_size} ranks are on this node"]
+        if time is None:
+            yield Found(because, "not known: no group within the node to compare with", None)
+            continue
+        saves = facts.saves(max(0.0, kind.seconds - kind.per_step * time))
+        if saves >= _LEAST_GAIN:
+            yield Found(because, f"at the speed of the node's own links up to {percent(saves)} of a step", saves)
+
+
+def _hierarchical(facts: Facts) -> Iterator[Found]:
+    kind = facts.gradients
+    if (
+        kind is None
+        or kind.op != "all_reduce"
+        or not kind.spans_nodes
+        or kind.local < 2
+        or kind.seconds < WORTH * facts.step_s
+    ):
+        return
+    nodes = kind.group_size / kind.local
+    because = [
+        *_about(facts, kind),
+        f"{kind.group_size} ranks on about {nodes:.0f} nodes, {kind.local} of them on this one",
+    ]
+    if kind.latency_s is None:
+        yield Found(because, "not known: no reference for this group", None)
+        return
+    # The ring over the nodes alone has so many messages fewer; those within a node are taken for free.
+    saves = facts.saves(kind.latency_s * (1 - (nodes - 1) / (kind.group_size - 1)))
+    if saves >= _LEAST_GAIN:
+        yield Found(because, f"messages between nodes only: up to {percent(saves)} of a step", saves)
+
+
+def _compression(facts: Facts) -> Iterator[Found]:
+    kind = facts.gradients
+    if kind is None or kind.dtype is None or facts.comm <= LIMIT or facts.visible * facts.comm <= WORTH:
+        return
+    width = _WIDE.get(kind.dtype, 2)
+    transport = kind.transport_s
+    # Top-k with 1 % keeps values and 4-byte indices, and has to gather them from every rank.
+    kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
+    forms = {"fp16": 2 / width, "int8": 1 / width, "top-k of 1 %": kept}
+    saved = {name: facts.saves(transport * (1 - part)) for name, part in forms.items() if part < 1}
+    worth = {name: saves for name, saves in saved.items() if saves >= _LEAST_GAIN}
+    if worth:
+        gain = ", ".join(f"{name} {percent(saves)}" for name, saves in worth.items())
+        because = [*_about(facts, kind), f"gradients travel as {kind.dtype}"]
+        yield Found(because, f"up to, of a step: {gain}", max(worth.values()))
+
+
+def _faster_network(facts: Facts) -> Iterator[Found]:
+    bound = [kind for kind in facts.kinds if kind.curve is not None and (kind.latency_s or 0) < kind.seconds / 2]
+    if facts.comm <= LIMIT or not bound:
+        return
+    kind = max(bound, key=lambda kind: kind.transport_s)
+    saved = sum(kind.transport_s for kind in bound) / 2
+    saves = facts.saves(saved)
+    if saves >= _LEAST_GAIN:
+        after = (facts.comm - saved / facts.step_s) / (1 - saves)
+        gain = f"twice the bandwidth: {percent(saves)} of a step less, communication {percent(max(0.0, after))} of it"
+        yield Found([*_about(facts, kind), "bandwidth-bound (α-β model)"], gain, saves)
+
+
+def _below_the_link(facts: Facts) -> Iterator[Found]:
+    for kind in facts.kinds:
+        if kind.efficiency is None or kind.reference in (None, "own_best") or kind.efficiency >= BELOW_THE_LINK:
+            continue
+        saves = facts.saves(kind.seconds * (1 - kind.efficiency / 0.9))
+        if saves >= _LEAST_GAIN:
+            because = [*_about(facts, kind), f"efficiency {percent(kind.efficiency)} against {kind.reference}"]
+            yield Found(because, f"at 90 % of the reference {percent(saves)} of a step", saves)
+
+
+def _straggler(facts: Facts) -> Iterator[Found]:
+    if len(facts.waits) < 2:
+        return
+    least = min(facts.waits, key=lambda rank: facts.waits[rank])
+    others = median(wait for rank, wait in facts.waits.items() if rank != least)
+    cost = others - facts.waits[least]
+    if others >= 0.05 and facts.waits[least] < 0.2 * others:
+        because = [
+            f"rank {least} waits for others {percent(facts.waits[least])} of its steps, they (median) {percent(others)}"
+        ]
+        yield Found(
+            because, f"up to {percent(cost)} of a step", cost, title=f"rank {least} is late, the others wait for it"
+        )
+
+
+def _bubble(facts: Facts) -> Iterator[Found]:
+    bubble = facts.bubble
+    if bubble is None or not WORTH <= bubble < 0.95:
+        return
+    # (p−1)/(m+p−1) with twice the m; time a sample goes by 1/(1−bubble).
+    after = bubble / (2 - bubble)
+    saves = 1 - (1 - bubble) / (1 - after)
+    gain = f"twice the micro-batches: bubble {percent(after)}, {percent(saves)} less time a sample"
+    yield Found([f"ranks stand {percent(bubble)} of a step in waits for sends and receives"], gain, saves)
+
+
+def _transport(facts: Facts) -> Iterator[Found]:
+    for finding in facts.findings:
+        if finding.severity != "info":
+            yield Found([finding.says], "not known: see the finding", None, do=finding.do, title=finding.title)
+
+
+RULES = (
+    Rule("straggler", "a rank is late", "Look at what it does before its collectives (data loading, clocks, other processes, "
+         "an uneven batch): `commwatch diagnose`, `/api/v1/verdicts`.", _straggler),
+    Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches and exchange "
+         "them once (DDP: `no_sync()`; FSDP2: `set_requires_gradient_sync(False)`); adapt the learning rate to the larger batch.", _accumulate),
+    Rule("larger_buckets", "operations are too small", "Put more into one operation: a larger `bucket_cap_mb` of DDP, larger FSDP "
+         "units, coalesced collectives.", _larger_buckets),
+    Rule("smaller_buckets", "everything is exchanged at once", "Cut gradients into buckets, so that the exchange of one runs while the "
+         "next are computed: DDP with `bucket_cap_mb` of about an eighth of the gradients.", _exposed_in_one),
+    Rule("overlap", "communication does not run beside compute", "Start operations early and wait for them late: `async_op=True`, DDP's or "
+         "FSDP's own overlap (`backward_prefetch`, `forward_prefetch`), fewer host synchronisations before collectives.", _overlap),
+    Rule("below_the_link", "slower than the link", "Look for the wrong transport or interface: `commwatch explain` on the job's NCCL log, "
+         "`/api/v1/topology`, link errors, other traffic on it.", _below_the_link),
+    Rule("tensor_parallel_in_node", "tensor parallelism crosses nodes", "Order the ranks so that each tensor-parallel group lies within one "
+         "node: its operations stand in every layer, on the critical path.", _tensor_in_node),
+    Rule("hierarchical_all_reduce", "one ring over all ranks of all nodes", "Reduce within the node first, then between nodes: HSDP, "
+         "NCCL's own trees (`NCCL_ALGO` unset), a hierarchical all-reduce where the backend has none.", _hierarchical),
+    Rule("compression", "gradients can be smaller", "DDP's `fp16_compress_hook` or `bf16_compress_hook`, PowerSGD, an int8 or top-k hook: "
+         "check that training still converges.", _compression),
+    Rule("faster_network", "the network limits", "A faster link, or more of them (rails, bonding).", _faster_network),
+    Rule("micro_batches", "the pipeline stands idle", "More micro-batches a step, an interleaved or zero-bubble schedule, more equal stages.", _bubble),
+    Rule("nccl_finding", "NCCL's log tells of trouble", "As the finding says: `commwatch explain`.", _transport),
+)  # fmt: skip
+
+
+def advice(facts: Facts) -> list[Advice]:
+    """Everything worth trying, the largest gain first; what cannot be told in advance last."""
+    found = [
+        Advice(rule.name, one.title or rule.title, one.because, one.do or rule.do, one.gain, one.saves_share)
+        for rule in RULES
+        for one in rule.check(facts)
+        if one.saves_share is None or one.saves_share >= _LEAST_GAIN
+    ]
+    return sorted(found, key=lambda each: -(each.saves_share if each.saves_share is not None else -1.0))

@@ -1,0 +1,84 @@
+"""What advice is about, put together from a job's report, its operations and their references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from commwatch.advice import Facts, Kind
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.efficiency import by_op
+from commwatch.summary import Row
+from commwatch.views import Agent, GroupView, JobView, RankView, StepView
+
+#: The latest operations looked at for their dtypes.
+_MOST_OPERATIONS = 1_000
+
+
+def facts(
+    agent: Agent, job: JobView, steps: list[StepView], ranks: list[RankView], findings: Iterable[Finding]
+) -> Facts | None:
+    """What is known of a job; ``None`` where it has no steps to speak of.
+
+    Args:
+        steps: of all ranks, without the long ones.
+    """
+    total = sum(step.duration_s for step in steps)
+    if not total:
+        return None
+    until = 1 << 62
+    _, rows = agent.summary(0, until, ["group", "op"], {"job_id": job.job_id})
+    _, waits = agent.summary(0, until, ["rank"], {"job_id": job.job_id})
+    exposed = [step.exposed_s for step in steps if step.exposed_s is not None]
+    bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
+    durations = {rank.rank: sum(step.duration_s for step in steps if step.rank == rank.rank) for rank in ranks}
+    return Facts(
+        step_s=total / len(steps),
+        comm=sum(step.comm_s for step in steps) / total,
+        exposed=sum(exposed) / total if len(exposed) == len(steps) else None,
+        kinds=_kinds(agent, job.job_id, steps, rows),
+        waits={
+            int(row.by["rank"]): row.wait_s / durations[int(row.by["rank"])]
+            for row in waits
+            if row.by["rank"] is not None and row.wait_s is not None and durations.get(int(row.by["rank"]))
+        },
+        bubble=sum(bubble) / total if bubble else None,
+        findings=list(findings),
+    )
+
+
+def _kinds(agent: Agent, job_id: str, steps: list[StepView], rows: list[Row]) -> list[Kind]:
+    until = 1 << 62
+    efficient, curves = agent.efficiency(0, until, job_id)
+    efficiency = {(group, op): (value, kind) for (_, group, op, kind), value in by_op(efficient).items()}
+    groups: dict[str, GroupView] = {view.group: view for view in agent.groups(job_id)}
+    latest = agent.operations(0, until, None, lambda operation: operation.job_id == job_id, _MOST_OPERATIONS)
+    dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
+    total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
+    per_rank = len(steps) / ranks + 1  # with the step before the first mark
+    kinds = []
+    for row in rows:
+        group, op = str(row.by["group"]), str(row.by["op"])
+        share = sum(step.group_shares.get(group, 0.0) * step.duration_s for step in steps) / total
+        of_group = sum(other.seconds for other in rows if other.by["group"] == group)
+        if not share or not row.seconds or row.group_size is None or row.group_size < 2:
+            continue
+        seconds = share * row.seconds / of_group * total / len(steps)
+        value, reference = efficiency.get((group, op), (None, None))
+        view = groups.get(group)
+        kinds.append(
+            Kind(
+                group=group,
+                op=op,
+                group_size=row.group_size,
+                per_step=row.count / row.ranks / per_rank,
+                size_bytes=row.bytes / row.count if row.count else 0,
+                seconds=seconds,
+                curve=agent.curve(view, op, curves) if view is not None else None,
+                efficiency=value,
+                reference=reference,
+                local=len(view.ranks) if view is not None else 0,
+                dtype=dtypes.get((group, op)),
+                waiting_s=seconds * min(1.0, (row.wait_s or 0) / row.seconds),
+            )
+        )
+    return kinds

@@ -1,0 +1,231 @@
+"""Advice: each rule speaks where it should and not beside it, and its gain is the one worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commwatch.advice import RULES, Advice, Facts, Kind, advice
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.model import Curve
+
+#: 50 us a message, 1 GB/s.
+CURVE = Curve(50e-6, 1e-9)
+
+
+def kind(**more: Any) -> Kind:
+    """The exchange of gradients of four ranks of one node: 10 operations of 1 MB in 40 ms of a step of 100 ms."""
+    about: dict[str, Any] = {"group": "data", "op": "all_reduce", "group_size": 4, "per_step": 10.0, "size_bytes": 1e6}
+    return Kind(**{**about, "seconds": 0.04, "local": 4, **more})
+
+
+def facts(*kinds: Kind, **more: Any) -> Facts:
+    """A job with 40 % of communication in steps of 100 ms, all of it exposed."""
+    about: dict[str, Any] = {"step_s": 0.1, "comm": 0.4, "exposed": 0.4, "kinds": list(kinds) or [kind()]}
+    return Facts(**{**about, "waits": {}, "bubble": None, "findings": [], **more})
+
+
+def given(rule: str, about: Facts) -> Advice | None:
+    """What one rule has to say."""
+    found = [each for each in advice(about) if each.rule == rule]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def gain(rule: str, about: Facts) -> float:
+    """The share of a step that it promises."""
+    found = given(rule, about)
+    assert found is not None
+    assert found.because
+    assert found.saves_share is not None
+    return found.saves_share
+
+
+def finding(severity: str) -> Finding:
+    return Finding(
+        "no_gdr", severity, "GPUDirect RDMA is not used", "rank 0 copies", "slower", "load nvidia-peermem", []
+    )
+
+
+SPEAKS: dict[str, list[Facts]] = {
+    "straggler": [facts(waits={0: 0.2, 1: 0.01, 2: 0.3})],
+    "accumulate_gradients": [facts(), facts(kind(op="reduce_scatter")), facts(exposed=None)],
+    "larger_buckets": [facts(kind(per_step=100, size_bytes=1e4, curve=CURVE))],
+    "smaller_buckets": [facts(kind(per_step=1, size_bytes=1e7))],
+    "overlap": [facts()],
+    "below_the_link": [facts(kind(efficiency=0.3, reference="catalogue"))],
+    "tensor_parallel_in_node": [
+        facts(kind(group="tensor", group_size=4, local=2), kind(seconds=0.001, curve=CURVE)),
+        facts(kind(group="mesh_tp", group_size=2, local=1), kind(seconds=0.001)),
+    ],
+    "hierarchical_all_reduce": [facts(kind(group_size=16, curve=CURVE)), facts(kind(group_size=16))],
+    "compression": [facts(kind(dtype="float32")), facts(kind(dtype="bfloat16"))],
+    "faster_network": [facts(kind(curve=CURVE))],
+    "micro_batches": [facts(bubble=0.3)],
+    "nccl_finding": [facts(findings=[finding("warning")])],
+}
+SILENT: dict[str, list[Facts]] = {
+    "straggler": [
+        facts(waits={0: 0.2, 1: 0.15, 2: 0.3}),
+        facts(waits={0: 0.03, 1: 0.0}),
+        facts(waits={0: 0.5}),
+    ],
+    "accumulate_gradients": [
+        facts(comm=0.29),
+        facts(exposed=0.05),  # hidden
+        facts(kind(group="tensor")),
+        facts(kind(op="all_gather")),
+    ],
+    "larger_buckets": [
+        facts(kind(per_step=100, size_bytes=1e4)),  # no curve
+        facts(kind(per_step=2, size_bytes=1e8, curve=CURVE)),
+        facts(kind(per_step=1, size_bytes=1e3, curve=CURVE)),
+        facts(kind(per_step=100, size_bytes=1e4, curve=Curve(1e-3, 0.0))),
+        facts(kind(op="barrier", size_bytes=0, curve=CURVE)),
+    ],
+    "smaller_buckets": [
+        facts(),
+        facts(kind(per_step=1), exposed=0.1),
+        facts(kind(per_step=1, seconds=0.005), comm=0.05),
+    ],
+    "overlap": [facts(exposed=None), facts(exposed=0.1), facts(kind(per_step=1)), facts(comm=0.08, exposed=0.08)],
+    "below_the_link": [
+        facts(kind(efficiency=0.3, reference="own_best")),
+        facts(kind(efficiency=0.8, reference="bench")),
+        facts(kind()),
+    ],
+    "tensor_parallel_in_node": [
+        facts(kind(group="tensor")),
+        facts(kind(group="tensor", group_size=16, local=4)),  # larger than a node
+        facts(kind(local=2)),
+        facts(kind(group="tensor", local=2, seconds=0.005)),
+    ],
+    "hierarchical_all_reduce": [
+        facts(),
+        facts(kind(group_size=16, local=1)),
+        facts(kind(group_size=16, seconds=0.005)),
+    ],
+    "compression": [facts(kind()), facts(kind(dtype="float32"), comm=0.2), facts(kind(dtype="float32"), exposed=0.01)],
+    "faster_network": [facts(), facts(kind(curve=Curve(1e-3, 1e-9))), facts(kind(curve=CURVE), comm=0.2)],
+    "micro_batches": [facts(), facts(bubble=0.05)],
+    "nccl_finding": [facts(), facts(findings=[finding("info")])],
+}
+
+
+def test_every_rule_has_cases() -> None:
+    """Each rule has a case in which it speaks and one in which it does not."""
+    names = {rule.name for rule in RULES}
+    assert set(SPEAKS) == set(SILENT) == names
+    assert len(names) == len(RULES)
+
+
+@pytest.mark.parametrize(("rule", "about"), [(rule, about) for rule, cases in SPEAKS.items() for about in cases])
+def test_speaks(rule: str, about: Facts) -> None:
+    """A rule speaks where its numbers say so, with what led to it, what to do, and what it brings."""
+    found = given(rule, about)
+    assert found is not None
+    assert all(found.because)
+    assert found.title
+    assert found.do
+    assert found.gain
+    assert found.saves_share is None or 0.01 <= found.saves_share < 1
+
+
+@pytest.mark.parametrize(("rule", "about"), [(rule, about) for rule, cases in SILENT.items() for about in cases])
+def test_silent(rule: str, about: Facts) -> None:
+    """A rule is silent where one of its conditions does not hold."""
+    assert given(rule, about) is None
+
+
+def test_steps_that_bring_the_share_under_the_limit() -> None:
+    """Of 100 ms with 40 ms of gradients: k x 60 ms of compute and one exchange; from k = 2 on it is under 30 % (40 / 160)."""
+    found = given("accumulate_gradients", facts())
+    assert found is not None
+    assert "over 2 steps brings communication from 40 % to 25 %" in found.gain
+    assert found.saves_share == pytest.approx(0.4 / 2)  # a sample takes 60 + 20 ms instead of 100
+    # 60 %: 60 / (k x 40 + 60) under 30 % from k = 4 on (60 / 220 = 27 %).
+    found = given("accumulate_gradients", facts(kind(seconds=0.06), comm=0.6, exposed=0.6))
+    assert found is not None
+    assert "over 4 steps brings communication from 60 % to 27 %" in found.gain
+
+
+def test_steps_are_not_enough() -> None:
+    """Where other communication alone is above 30 % of the rest, it is said that accumulating is not enough."""
+    about = facts(kind(seconds=0.02), kind(group="tensor", seconds=0.04), comm=0.6, exposed=0.6)
+    found = given("accumulate_gradients", about)
+    assert found is not None
+    assert "is not enough" in found.gain
+
+
+def test_larger_buckets_by_the_model() -> None:
+    """100 all_reduces of 10 kB: 6 x 50 us of latency each is 30 ms; in one of 1 MB, under nine times its latency, 0.3 ms."""
+    about = facts(kind(per_step=100, size_bytes=1e4, seconds=0.04, curve=CURVE))
+    assert gain("larger_buckets", about) == pytest.approx((0.030 - 0.0003) / 0.1)
+
+
+def test_half_hidden() -> None:
+    """Where half of the communication is hidden, half as much is to be gained."""
+    assert gain("accumulate_gradients", facts(exposed=0.2)) == pytest.approx(0.1)
+
+
+def test_compression_saves_bytes_only() -> None:
+    """fp16 halves what is neither latency nor waiting: 40 ms - 3 ms - 7 ms; int8 saves three quarters of it."""
+    found = given("compression", facts(kind(dtype="float32", curve=CURVE, waiting_s=0.007)))
+    assert found is not None
+    assert "fp16 15 %" in found.gain
+    assert "int8 22 %" in found.gain
+    half = given("compression", facts(kind(dtype="bfloat16", curve=CURVE)))
+    assert half is not None
+    assert "fp16" not in half.gain
+
+
+def test_twice_the_bandwidth() -> None:
+    """Twice the bandwidth halves what is not latency: (40 - 3) / 2 of 100 ms, so 21.5 of 81.5 ms are left."""
+    found = given("faster_network", facts(kind(curve=CURVE)))
+    assert found is not None
+    assert found.saves_share == pytest.approx(0.185)
+    assert "communication 26 % of it" in found.gain
+
+
+def test_tensor_parallel_by_the_nodes_own_curve() -> None:
+    """Ten all_reduces of 1 MB among four at 50 us and 1 GB/s take 10 x (0.3 + 1.5) ms in the node, 40 ms now."""
+    about = SPEAKS["tensor_parallel_in_node"][0]
+    assert gain("tensor_parallel_in_node", about) == pytest.approx((0.04 - 0.018) / 0.1)
+    (unknown,) = [
+        each for each in advice(SPEAKS["tensor_parallel_in_node"][1]) if each.rule == "tensor_parallel_in_node"
+    ]
+    assert unknown.saves_share is None
+
+
+def test_hierarchy_saves_messages() -> None:
+    """Of 16 ranks on 4 nodes a ring has 30 messages one after another, one over the nodes 6: of 15 ms of latency 12 go."""
+    assert gain("hierarchical_all_reduce", facts(kind(group_size=16, curve=CURVE))) == pytest.approx(0.12)
+
+
+def test_bubble_of_twice_the_micro_batches() -> None:
+    """(p-1)/(m+p-1) = 1/3 becomes 1/5 with twice the m; a sample then takes (2/3)/(4/5) of the time."""
+    assert gain("micro_batches", facts(bubble=1 / 3)) == pytest.approx(1 - (2 / 3) / (4 / 5))
+
+
+def test_who_is_late() -> None:
+    """The rank that waits least is named, and what it costs is what the others (median) wait more than it."""
+    found = given("straggler", facts(waits={0: 0.2, 1: 0.01, 2: 0.3}))
+    assert found is not None
+    assert found.title.startswith("rank 1 ")
+    assert found.saves_share == pytest.approx(0.24)
+
+
+def test_the_largest_gain_first() -> None:
+    """Advice comes by gain; what cannot be told in advance comes last."""
+    about = facts(kind(curve=CURVE, dtype="float32"), bubble=0.3, findings=[finding("error")])
+    found = advice(about)
+    shares = [each.saves_share for each in found]
+    known = [share for share in shares if share is not None]
+    assert known == sorted(known, reverse=True)
+    assert shares == [*known, None]
+
+
+def test_nothing_to_say() -> None:
+    """A job that communicates little gets no advice."""
+    assert advice(facts(kind(seconds=0.002), comm=0.02, exposed=0.01)) == []
