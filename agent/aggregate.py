@@ -13,11 +13,21 @@ from math import log
 from typing import Any
 
 from commwatch.bandwidth import bus_factor
-from commwatch.books import DURATION_BOUNDS_NS, SLOT_NS, UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
+from commwatch.books import (
+    DURATION_BOUNDS_NS,
+    SLOT_NS,
+    UNKNOWN_GROUP,
+    Cell,
+    CellKey,
+    Compared,
+    Counted,
+    GroupInfo,
+    counted,
+)
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import number_of
 from commwatch.intervals import Intervals
-from commwatch.joins import GroupJoin, Part, Waits
+from commwatch.joins import NOT_KNOWN_NS, GroupJoin, Part, Waits
 from commwatch.shares import StepBook
 from commwatch.sketch import BINS_PER_E, merge, quantile
 from commwatch.stragglers import LateWindow
@@ -45,14 +55,14 @@ class Messages:
 class _Books:
     """A live cell with what one look-up should bring along."""
 
-    __slots__ = ("busy", "cell", "factor", "join", "key", "live", "owner", "p2p")
+    __slots__ = ("busy", "cell", "compared", "factor", "join", "key", "live", "owner", "p2p")
 
     def __init__(
         self, owner: RankBook, key: CellKey, factor: float, join: GroupJoin | None, p2p: Intervals | None
     ) -> None:
         self.owner, self.key, self.factor, self.join, self.p2p = owner, key, factor, join, p2p
         self.busy = owner.steps.busy(owner.group(key.group).label)
-        self.cell = Cell()
+        self.cell, self.compared = Cell(), owner.compared.setdefault(key.group, Compared())
         #: False once the cell has been closed.
         self.live = True
 
@@ -79,6 +89,8 @@ class RankBook:
         #: By group: how long others waited for this rank; number of its latest collective.
         self.lateness_ns: dict[int, int] = {}
         self.last_seq: dict[int, int] = {}
+        #: By group: what its join takes.
+        self.compared: dict[int, Compared] = {}
         #: Where this rank's NCCL writes its debug output, if into a file.
         self.nccl_log: str | None = None
         self.steps = StepBook()
@@ -99,6 +111,8 @@ class RankBook:
         self.pid: int | None = None
         self.closed_properly = False
         self.heartbeat_ns = self.dropped = self.probe_ns = 0
+        #: End of the latest operation that a thread of this rank stood in.
+        self._came_out_ns = 0
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}
         self._live: dict[int, _Books] = {}
         #: Cells closed within the last minute.
@@ -184,22 +198,28 @@ class RankBook:
             bins, number = cell.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
             bins[number] = bins.get(number, 0) + 1
             cell.durations[bisect_left(bounds, duration)] += 1
+            came_out = self._came_out_ns
+            if waited_us or not (p2p is not None or flags & ev.ASYNC):
+                self._came_out_ns = end
             if p2p is not None:
                 cell.busy_ns += p2p.add(start, end)
                 cell.p2p_wait_ns += waited_us * 1000
-                waited = max(start, end - waited_us * 1000)
-                books.busy.add(waited, end)
-                self.steps.messages().add(waited, end)
-                self.messages.setdefault((group, op, peer), Messages()).add(size, waited_us)
+                self._message(books, peer, size, waited_us, max(start, end - waited_us * 1000), end)
                 continue
             cell.busy_ns += duration
             books.busy.add(start, end)
             # An end seen when the caller came to wait for it says nothing about when the ranks finished.
             if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
-                joined = books.join.add(seq, Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype)))
-                if joined is not None:
-                    _settle(joined, books.join.window)
+                own = launch - came_out if launch >= came_out else NOT_KNOWN_NS
+                part = Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype), own)
+                _compare(books, books.join, seq, part)
         self.steps.trim()
+
+    def _message(self, books: _Books, peer: int, size: int, waited_us: int, waited_ns: int, end_ns: int) -> None:
+        """Take in what only messages have: a peer, and a wait that began at ``waited_ns``."""
+        books.busy.add(waited_ns, end_ns)
+        self.steps.messages().add(waited_ns, end_ns)
+        self.messages.setdefault((books.key.group, books.key.op, peer), Messages()).add(size, waited_us)
 
     def note_failure(self, record: ev.Record) -> None:
         """Remember an operation that its rank died in."""
@@ -291,6 +311,15 @@ class RankBook:
         self._close()
 
 
+def _compare(books: _Books, join: GroupJoin, seq: int, part: Part) -> None:
+    """Put a rank's part beside those of the others."""
+    books.compared.count += 1
+    books.compared.duration_ns += part.duration_ns
+    joined = join.add(seq, part)
+    if joined is not None:
+        _settle(joined, join.window)
+
+
 def _settle(joined: Waits, window: LateWindow) -> None:
     """Write the waits of a complete collective into the books of its ranks."""
     for part, wait in joined.waits:
@@ -301,7 +330,7 @@ def _settle(joined: Waits, window: LateWindow) -> None:
     late: _Books = joined.late.book
     lateness = late.owner.lateness_ns
     lateness[late.key.group] = lateness.get(late.key.group, 0) + joined.lateness_ns
-    window.add(joined.late.end_ns, joined.late.rank, joined.lateness_ns, joined.transfer_ns)
+    window.add(joined.late.end_ns, joined.late.rank, joined.blame_ns, joined.transfer_ns)
 
 
 def told(part: Part) -> tuple[str, int, str | None]:

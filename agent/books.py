@@ -125,6 +125,15 @@ def counted(job: str, rank: int, group: GroupInfo, op: str, key: CellKey, cell: 
     return Counted(job, rank, group.label, group.group_id, group.size, op, size, cell, group.backend)
 
 
+class Compared:
+    """Symmetric operations of one rank and group whose durations compare with those of the group's other ranks."""
+
+    __slots__ = ("count", "duration_ns")
+
+    def __init__(self) -> None:
+        self.count = self.duration_ns = 0
+
+
 class StepRecord(NamedTuple):
     """A step with its communication; times in ns of the trainer's clock."""
 

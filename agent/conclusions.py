@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 
+from commwatch import joined
 from commwatch.advice import Advice
 from commwatch.efficiency import Efficiency, Line
-from commwatch.pipelines import Pipeline
+from commwatch.joined import RankParts
+from commwatch.joins import MOST_PENDING
+from commwatch.pipelines import Pipeline, pipelines
 from commwatch.problems import ERRORS
 from commwatch.query import AgentOf, JobFilter, LogsOf, Span, job_exists, known_parameters
 from commwatch.report import build
@@ -17,23 +21,40 @@ from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Collectives of groups that have ranks on other nodes, too. Put together with theirs they tell who is late."""
+
+    #: Most collectives of a group that are told: the latest. Where there are many groups and ranks, fewer than were asked for.
+    limit: int
+    parts: list[RankParts]
+
+
 @router.get("/verdicts")
 def job_verdicts(agent: AgentOf, job: JobFilter = None) -> list[Verdict]:
     """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers. Empty: nothing is."""
     job_exists(agent, job)
     views = agent.groups(job)
     groups = {(group.job_id, group.group_id): group for group in views}
-    late = [
-        lateness(late, groups[job_id, group_id])
-        for job_id, group_id, late in agent.stragglers(job)
-        if (job_id, group_id) in groups
+    with agent.live(job) as (jobs, now_ns):
+        late, odd = joined.stragglers(jobs, now_ns), list(joined.disagreements(jobs, now_ns))
+    told = [
+        disagreement(what, groups[what.job_id, what.group_id]) for what in odd if (what.job_id, what.group_id) in groups
     ]
-    odd = [
-        disagreement(what, groups[what.job_id, what.group_id])
-        for what in agent.disagreements(job)
-        if (what.job_id, what.group_id) in groups
-    ]
-    return verdicts(agent.ranks(job), views) + [verdict for verdict in odd if verdict is not None] + late
+    told += [lateness(who, groups[at, group_id]) for at, group_id, who in late if (at, group_id) in groups]
+    return verdicts(agent.ranks(job), views) + [verdict for verdict in told if verdict is not None]
+
+
+@router.get("/parts")
+def parts(
+    agent: AgentOf,
+    job: JobFilter = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_PENDING, description="Most collectives of a group.")] = MOST_PENDING,
+) -> Parts:
+    """The latest symmetric operations of groups that have ranks on other nodes, too: `commwatch diagnose` joins them."""
+    job_exists(agent, job)
+    with agent.live(job) as (jobs, now_ns):
+        return Parts(*joined.parts(jobs, now_ns, limit))
 
 
 @dataclass(frozen=True)
@@ -56,7 +77,8 @@ def efficiency(agent: AgentOf, span: Span, job: JobFilter = None) -> Efficiencie
 def job_pipelines(agent: AgentOf, job: JobFilter = None) -> list[Pipeline]:
     """Pipelines of the jobs of this node: how long their stages wait for messages, in which direction, and the bubble."""
     job_exists(agent, job)
-    return agent.pipelines(job)
+    with agent.live(job) as (jobs, _):
+        return pipelines(jobs)
 
 
 @router.get("/advice")

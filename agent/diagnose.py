@@ -8,20 +8,25 @@ import shutil
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT
 from commwatch.daemon import answering
-from commwatch.verdicts import Verdict, verdicts
+from commwatch.joined import RankParts, put_together
+from commwatch.joins import MOST_PENDING
+from commwatch.verdicts import Verdict, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
 
 _TIMEOUT_S = 10.0
 _STACK_S = 20.0
+#: Most parts of collectives of groups across nodes that all agents are asked for together; at least so many of each group.
+_MOST_PARTS, _LEAST = 500_000, 64
 #: Agents are in the cluster: no proxy between.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _T = TypeVar("_T")
@@ -41,6 +46,8 @@ class Seen:
     told: list[Verdict]
     #: Agents that did not answer, with the reason.
     silent: dict[str, str]
+    #: The latest collectives of groups across nodes.
+    parts: list[RankParts] = field(default_factory=list)
 
 
 def local_agents(directory: Path) -> list[str]:
@@ -79,47 +86,84 @@ def _url(name: str) -> str:
 
 
 def ask(urls: list[str], job: str | None) -> Seen:
-    """Ask all agents at once.
+    """Ask all agents at once, and where groups lie across them once more: all at one moment, for their collectives.
 
     Raises:
         CannotDiagnose: none answers.
     """
-    with ThreadPoolExecutor(max_workers=min(64, len(urls) or 1)) as pool:
-        answers = list(pool.map(lambda url: _ask(url, job), urls))
     seen = Seen([], [], [], {})
-    for url, answer in zip(urls, answers, strict=True):
-        if isinstance(answer, str):
-            seen.silent[url] = answer
-            continue
-        seen.ranks += answer[0]
-        seen.groups += answer[1]
-        seen.told += answer[2]
+    asked: dict[str, tuple[str, ...]] = {}
+    with ThreadPoolExecutor(max_workers=min(64, len(urls) or 1)) as pool:
+        for url, answer in zip(urls, pool.map(lambda url: _answer(_views, url, job), urls), strict=True):
+            if isinstance(answer, str):
+                seen.silent[url] = answer
+                continue
+            ranks, groups, told = answer
+            seen.ranks += ranks
+            seen.groups += groups
+            seen.told += told
+            asked[url] = tuple(group.job_id for group in groups)
+        across = _across(seen.groups)
+        columns = sum(group.size for group in across)
+        limit = max(_LEAST, min(MOST_PENDING, _MOST_PARTS // max(1, columns)))
+        jobs = {group.job_id for group in across}
+        again = {url: sorted(jobs & set(known)) for url, known in asked.items() if jobs & set(known)}
+        parts = pool.map(lambda url: _answer(_parts, url, again[url], limit), again)
+        for url, columns_of in zip(again, parts, strict=True):
+            if isinstance(columns_of, str):
+                seen.silent[url] = columns_of
+            else:
+                seen.parts += columns_of
     if len(seen.silent) == len(urls):
         said = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
         raise CannotDiagnose(said or "no agent watches here; name one, or give its run directory with --dir")
     return seen
 
 
-def _ask(url: str, job: str | None) -> tuple[list[RankView], list[GroupView], list[Verdict]] | str:
-    """One agent's ranks, groups and stragglers, or why it did not answer."""
+def _answer(question: Callable[..., _T], *about: object) -> _T | str:
+    """What an agent answers to a question, or why it does not."""
     try:
-        jobs = [
-            each["job_id"] for each in get(url, "jobs") if each["state"] == "running" and job in (None, each["job_id"])
-        ]
-        ranks, groups, late = [], [], []
-        for each in jobs:
-            query = f"?job={urllib.parse.quote(each, safe='')}"
-            for answer in get(url, f"ranks{query}"):
-                ops = [_view(InFlight, op) for op in answer["in_flight"]]
-                failed = [_view(Failed, op) for op in answer["failed"]]
-                ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
-            groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}")]
-            late += [_view(Verdict, v) for v in get(url, f"verdicts{query}") if v["kind"] in ("straggler", "desync")]
+        return question(*about)
     except OSError as error:
         return str(getattr(error, "reason", error))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, http.client.HTTPException) as error:
         return f"does not answer as an agent of this version: {error}"
-    return ranks, groups, late
+
+
+def _views(url: str, job: str | None) -> tuple[list[RankView], list[GroupView], list[Verdict]]:
+    """One agent's ranks, groups, and what only it can tell."""
+    jobs = [each["job_id"] for each in get(url, "jobs") if each["state"] == "running" and job in (None, each["job_id"])]
+    ranks, groups, told = [], [], []
+    for each in jobs:
+        query = f"?job={urllib.parse.quote(each, safe='')}"
+        for answer in get(url, f"ranks{query}"):
+            ops = [_view(InFlight, op) for op in answer["in_flight"]]
+            failed = [_view(Failed, op) for op in answer["failed"]]
+            ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
+        groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}")]
+        told += [_view(Verdict, v) for v in get(url, f"verdicts{query}") if v["kind"] in ("straggler", "desync")]
+    return ranks, groups, told
+
+
+def _parts(url: str, jobs: list[str], limit: int) -> list[RankParts]:
+    """One agent's parts of the collectives of groups across nodes."""
+    queries = [f"parts?job={urllib.parse.quote(job, safe='')}&limit={limit}" for job in jobs]
+    return [_view(RankParts, answer) for query in queries for answer in get(url, query)["parts"]]
+
+
+def _merged(groups: Iterable[GroupView]) -> dict[tuple[str, str], GroupView]:
+    """Each group once, with the ranks that used it on any node."""
+    merged: dict[tuple[str, str], GroupView] = {}
+    for group in groups:
+        known = merged.setdefault((group.job_id, group.group_id), group)
+        merged[group.job_id, group.group_id] = replace(known, ranks=sorted({*known.ranks, *group.ranks}))
+    return merged
+
+
+def _across(groups: list[GroupView]) -> list[GroupView]:
+    """The groups that several agents tell of, and whose ranks are all in sight."""
+    agents = Counter((group.job_id, group.group_id) for group in groups)
+    return [group for at, group in _merged(groups).items() if agents[at] > 1 and len(group.ranks) == group.size]
 
 
 def get(url: str, path: str) -> Any:
@@ -135,8 +179,15 @@ def _view(kind: type[_T], answer: dict[str, Any]) -> _T:
 def conclude(seen: Seen) -> list[Verdict]:
     """The verdicts on what all agents see."""
     found = verdicts(seen.ranks, seen.groups)
+    groups = _merged(seen.groups)
+    late = [(groups.get((job, group_id)), window.late(0)) for job, group_id, window in put_together(seen.parts)]
+    across = [lateness(who, group) for group, who in late if who is not None and group is not None]
     known = {(verdict.job_id, verdict.group_id, verdict.cause) for verdict in found}
-    return found + [told for told in seen.told if (told.job_id, told.group_id, told.cause) not in known]
+    told: dict[tuple[str, str, str, int | None], Verdict] = {}
+    for verdict in (*seen.told, *across):  # once, though an agent was asked by two names
+        if (verdict.job_id, verdict.group_id, verdict.cause) not in known:
+            told.setdefault((verdict.job_id, verdict.group_id, verdict.cause, verdict.seq), verdict)
+    return found + list(told.values())
 
 
 def stacks(found: list[Verdict], ranks: list[RankView], hostname: str) -> dict[int, str]:

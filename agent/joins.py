@@ -7,7 +7,7 @@ took is the pure transfer. Clocks of different ranks are compared only to tell t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from commwatch.stragglers import LateWindow
 #: Collectives of one group waiting for their ranks; the oldest is given up first.
 MOST_PENDING = 1024
 _MOST_ODD = 4
+#: In the place of a time.
+NOT_KNOWN_NS = 1 << 62
 
 
 class Part(NamedTuple):
@@ -30,6 +32,8 @@ class Part(NamedTuple):
     book: Any
     size: int = 0
     dtype: str | None = None
+    #: Time from the end of the operation that the rank stood in before, of whatever group, to this launch: by no more is it late itself.
+    own_ns: int = NOT_KNOWN_NS
 
 
 class Waits(NamedTuple):
@@ -41,6 +45,11 @@ class Waits(NamedTuple):
     #: The last rank to start, and how long the others (their median) waited for it.
     late: Part
     lateness_ns: int
+
+    @property
+    def blame_ns(self) -> int:
+        """The part of it that is that rank's own: who comes late out of another operation is late by no fault of its own."""
+        return min(self.lateness_ns, self.late.own_ns)
 
 
 def split(parts: list[Part]) -> Waits:
@@ -72,7 +81,9 @@ class GroupJoin:
     def __init__(
         self, size: int, told: Callable[[Part], object] = lambda part: (part.op, part.size, part.dtype)
     ) -> None:
-        self._size, self._told = size, told
+        #: Ranks of the group.
+        self.size = size
+        self._told = told
         self._pending: dict[int, _Pending] = {}
         #: Collectives given up: a rank is not in sight, or was in another operation.
         self.unjoined = 0
@@ -80,6 +91,12 @@ class GroupJoin:
         self.odd: deque[tuple[int, list[Part]]] = deque(maxlen=_MOST_ODD)
         #: Who was late in those that came together.
         self.window = LateWindow()
+
+    def waiting(self) -> Iterator[tuple[int, list[Part]]]:
+        """The collectives that are not complete and may never be here, the latest begun first: number and parts."""
+        for seq, pending in reversed(self._pending.items()):
+            if pending.same_op:
+                yield seq, list(pending.parts.values())
 
     def add(self, seq: int, part: Part) -> Waits | None:
         """Take one rank's part; returns the collective once it is complete."""
@@ -104,7 +121,7 @@ class GroupJoin:
         pending.same_op = pending.same_op and part.op == pending.op
         first = next(iter(pending.parts.values()))
         pending.same_data = pending.same_data and part.size == first.size and part.dtype == first.dtype
-        if len(pending.parts) < self._size:
+        if len(pending.parts) < self.size:
             return None
         del self._pending[seq]
         parts = list(pending.parts.values())

@@ -95,6 +95,13 @@ METRICS = {
             "Expected over measured transfer time, of the last minute; against a link, or the job's own best.",
             ("job_id", "group", "op", "reference"),
         ),
+        Spec(
+            "commwatch_symmetric_collectives_total",
+            "counter",
+            "Symmetric operations whose durations compare with those of the group's other ranks.",
+            _GROUP_ID,
+        ),
+        Spec("commwatch_symmetric_collective_seconds_total", "counter", "Their durations.", _GROUP_ID),
         Spec("commwatch_collective_in_flight_seconds", "gauge", "Age of the oldest operation in flight.", _GROUP_ID),
         Spec("commwatch_collective_last_seq", "gauge", "Sequence number of the latest finished collective.", _GROUP_ID),
         Spec("commwatch_steps_total", "counter", "Training steps, from one step mark to the next.", _RANK),
@@ -294,7 +301,7 @@ class Exporter(Collector):
         return sums
 
     def _present(self, families: _Families, job: Job) -> None:
-        """What is true only of ranks that live: infos, ops in flight."""
+        """What is told only of ranks that live: infos, ops in flight, what compares within one group."""
         now = self._now_ns()
         for book in job.books.values():
             if not book.alive:
@@ -321,6 +328,10 @@ class Exporter(Collector):
                     labels,
                     max(0, now - oldest[small_id]) / 1e9 if small_id in oldest else 0.0,
                 )
+                compared = book.compared.get(small_id)
+                if compared is not None and compared.count:
+                    families.count("symmetric_collectives_total", labels, compared.count)
+                    families.count("symmetric_collective_seconds_total", labels, compared.duration_ns / 1e9)
                 if small_id in book.last_seq:
                     families.add("collective_last_seq", labels, book.last_seq[small_id])
 

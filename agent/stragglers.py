@@ -39,7 +39,7 @@ class LateWindow:
         self._joined: deque[tuple[int, int, int, int]] = deque(maxlen=MOST)
 
     def add(self, end_ns: int, rank: int, lateness_ns: int, transfer_ns: int) -> None:
-        """A collective ended: who was last, how long the others waited for it, what the transfer took."""
+        """A collective ended: who was last, how long the others waited by its own fault, what the transfer took."""
         self._joined.append((end_ns, rank, lateness_ns, transfer_ns))
 
     def late(self, now_ns: int) -> Late | None:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from commwatch.collectors import events as ev
 from commwatch.collectors.spans import spans
+from commwatch.joined import Disagreement
 from commwatch.stragglers import Late
-from commwatch.views import Disagreement, Failed, GroupView, InFlight, RankView
+from commwatch.views import Failed, GroupView, InFlight, RankView
 
 #: An operation hangs when it is older than this, and than so many times its usual duration.
 HANG_S, USUAL_TIMES = 10.0, 5.0
@@ -200,14 +201,15 @@ def _odd(what: dict[int, str]) -> list[int]:
 def lateness(late: Late, group: GroupView) -> Verdict:
     """The verdict on a straggler."""
     waiting = sorted(set(group.members or group.ranks) - {late.rank})
-    share = late.cost_ns / late.window_ns
+    share, window_s = late.cost_ns / late.window_ns, late.window_ns / 1e9
+    window = f"{window_s:.{0 if window_s >= 10 else 1}f} s"
     says = (
         f"straggler: rank {late.rank} is late by {late.lateness_ns / 1e6:.1f} ms (median) in {late.late_in} of "
-        f"{late.collectives} collectives of group {group.group} in {late.window_ns / 1e9:.0f} s; the others waited "
+        f"{late.collectives} collectives of group {group.group} in {window}; the others waited "
         f"{late.cost_ns / 1e9:.2f} s for it, {share:.0%} of the time"
     )
     about = (group.job_id, group.group_id, group.group, None, "")
-    return Verdict("straggler", "late", *about, [late.rank], waiting, late.window_ns / 1e9, says)
+    return Verdict("straggler", "late", *about, [late.rank], waiting, window_s, says)
 
 
 # -- who waits for whom -------------------------------------------------------------------------

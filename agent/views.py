@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import time_ns
 
 from commwatch import joins
-from commwatch.aggregate import Aggregate, RankBook, told
+from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import SLOT_NS, Counted, GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors import process
@@ -18,10 +19,8 @@ from commwatch.efficiency import Efficiency, Line, curve_of, efficiencies, finde
 from commwatch.history import History
 from commwatch.model import Curve
 from commwatch.operations import Operation, Place, Reader
-from commwatch.pipelines import Pipeline, pipelines
 from commwatch.references import References
 from commwatch.store import RingRow
-from commwatch.stragglers import Late
 from commwatch.summary import Row, identify, summarise
 
 
@@ -96,19 +95,6 @@ class Failed:
     seq: int
     dtype: str | None
     size_bytes: int | None
-    #: Seconds since.
-    ago_s: float
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """A collective that ended though its ranks were in different operations, or passed different data."""
-
-    job_id: str
-    group_id: str
-    seq: int
-    #: Operation, size in bytes and dtype by rank.
-    ranks: dict[int, tuple[str, int, str | None]]
     #: Seconds since.
     ago_s: float
 
@@ -335,38 +321,12 @@ class Agent:
             lost=ring.lost + ring.dropped,
         )
 
-    def stragglers(self, job: str | None) -> list[tuple[str, str, Late]]:
-        """Job, ``group_id`` and the straggler of each group that has one; only of groups whose ranks are all on this node."""
-        with self._lock:
-            known = self._aggregate.jobs.values() if self._aggregate is not None else ()
-            jobs = [each for each in known if any(book.alive for book in each.books.values())]
-            found = [
-                (each.id, group_id, join.window.late(self._now_ns()))
-                for each in jobs
-                for group_id, join in each.joins.items()
-            ]
-        return [
-            (job_id, group_id, late) for job_id, group_id, late in found if late is not None and job in (None, job_id)
-        ]
-
-    def pipelines(self, job: str | None) -> list[Pipeline]:
-        """The pipelines of running jobs, and of those that ended a moment ago."""
-        with self._lock:
-            jobs = list(self._aggregate.jobs.values()) if self._aggregate is not None else []
-            return pipelines(each for each in jobs if job in (None, each.id))
-
-    def disagreements(self, job: str | None) -> list[Disagreement]:
-        """The latest ones of each group whose ranks are all on this node."""
-        found = []
+    @contextmanager
+    def live(self, job: str | None) -> Iterator[tuple[list[Job], int]]:
+        """The books of the jobs in sight, held still meanwhile, and what the clock says."""
         with self._lock:
             jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
-            for each in jobs:
-                for group_id, join in each.joins.items() if job in (None, each.id) else ():
-                    for seq, parts in join.odd:
-                        ago_s = max(0, self._now_ns() - max(part.end_ns for part in parts)) / 1e9
-                        ranks = {part.rank: told(part) for part in parts}
-                        found.append(Disagreement(each.id, group_id, seq, ranks, ago_s))
-        return found
+            yield [each for each in jobs if job in (None, each.id)], self._now_ns()
 
     def groups(self, job: str | None) -> list[GroupView]:
         """The groups, by job."""

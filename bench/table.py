@@ -93,6 +93,17 @@ def agent_load(f: Figures) -> list[Row]:
     return rows
 
 
+def joiner(f: Figures) -> list[Row]:
+    """Rows of ``joiner.py``."""
+    return [
+        Row(
+            f"join of one collective over {int(ranks):,} ranks",
+            f"{cost['collective_us']:,.0f} µs, {cost['part_us']:.2f} µs a rank",
+        )
+        for ranks, cost in f.items()
+    ]
+
+
 def probe_memory(f: Figures) -> list[Row]:
     """Rows of ``probe_memory.py``."""
     without = f"(without: {f['plain_mb']:.0f} MB, noise {f['noise_mb']:.1f})"
@@ -118,6 +129,7 @@ BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     collective_cost,
     step_time,
     intake_rate,
+    joiner,
     agent_load,
     probe_memory,
     log_rate,

@@ -278,18 +278,28 @@ def commwatch(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False, **kwargs)
 
 
+#: Body and content type of a URL; raises ``HTTPError`` on an error answer.
+Fetch = Callable[[str], tuple[bytes, str]]
+
+
+def fetch(url: str) -> tuple[bytes, str]:
+    """From here."""
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return response.read(), response.headers["Content-Type"]
+
+
 class RunningAgent:
     """An agent process and how to ask it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path, fetch: Fetch) -> None:
         self.process, self.directory = process, directory
         self.url: str = ""
+        self._fetch = fetch
 
     def get(self, path: str) -> Any:
         """JSON of a path, or text where it is not JSON; raises ``HTTPError`` on an error answer."""
-        with urllib.request.urlopen(self.url + path, timeout=30) as response:
-            body = response.read().decode()
-            return json.loads(body) if "json" in response.headers["Content-Type"] else body
+        body, content_type = self._fetch(self.url + path)
+        return json.loads(body) if "json" in content_type else body.decode()
 
     def samples(self) -> dict[str, float]:
         """``/metrics`` as ``name{labels}`` to value."""
@@ -303,10 +313,21 @@ class RunningAgent:
 
 
 @contextmanager
-def agent(directory: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[RunningAgent]:
-    """An agent on a free port that watches ``directory``; ended by SIGTERM at the end, if it still runs."""
+def agent(
+    directory: Path,
+    *flags: str,
+    env: dict[str, str] | None = None,
+    there: tuple[str, ...] = (),
+    fetch: Fetch = fetch,
+) -> Iterator[RunningAgent]:
+    """An agent on a free port that watches ``directory``; ended by SIGTERM at the end, if it still runs.
+
+    Args:
+        there: what runs a command where the agent is to be, if not here.
+        fetch: how to ask it.
+    """
     command = [sys.executable, "-m", "commwatch", "agent", "--dir", str(directory), "--port", "0", *flags]
-    running = RunningAgent(subprocess.Popen(command, env=env or clean_env()), directory)
+    running = RunningAgent(subprocess.Popen([*there, *command], env=env or clean_env()), directory, fetch)
     try:
 
         def announced() -> bool:

@@ -22,6 +22,7 @@ from commwatch.metrics import METRICS, MOST_GROUPS
 from commwatch.nccl import NcclLogs
 from commwatch.views import Agent
 from commwatch.web import application
+from tests.alerts.test_rules import RULES as FOR_PROMETHEUS
 from tests.helpers import commwatch, needs
 
 TREE = Path(__file__).parents[1]
@@ -38,13 +39,23 @@ def rows(document: str) -> Iterator[list[str]]:
 
 def test_every_metric() -> None:
     """Every metric stands in docs/metrics.md with its type and labels, and no other does."""
-    documented = {row[0]: (row[1], row[2].strip("`")) for row in rows("metrics.md")}
+    documented = {row[0]: (row[1], row[2].strip("`")) for row in rows("metrics.md") if ":" not in row[0]}
     assert documented == {spec.name: (spec.kind, ", ".join(spec.labels)) for spec in METRICS.values()}
     assert f"more than {MOST_GROUPS}" in (DOCS / "metrics.md").read_text(encoding="utf-8")
 
 
+def recorded() -> list[str]:
+    """What our rules for Prometheus record."""
+    return re.findall(r"^ *- record: (\S+)$", FOR_PROMETHEUS.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_rule() -> None:
+    """Every recording rule stands in docs/metrics.md, and no other does."""
+    assert [row[0] for row in rows("metrics.md") if ":" in row[0]] == recorded()
+
+
 def test_metrics_in_the_text() -> None:
-    """Queries and texts name only metrics that exist."""
+    """Queries and texts name only metrics and rules that exist."""
     names = {spec.name for spec in METRICS.values()}
     names |= {
         f"{spec.name}_{part}"
@@ -53,8 +64,10 @@ def test_metrics_in_the_text() -> None:
         for part in ("bucket", "sum", "count")
     }
     for document in (*DOCS.glob("*.md"), TREE / "README.md"):
-        named = set(re.findall(r"\bcommwatch_[a-z0-9_]+\b", document.read_text(encoding="utf-8")))
-        assert named <= names, document.name
+        named = set(
+            re.findall(r"(?<![a-z_])[a-z_:]*commwatch_[a-z0-9_:]*[a-z0-9]", document.read_text(encoding="utf-8"))
+        )
+        assert named <= {*names, *recorded()}, document.name
 
 
 def test_queries_are_promql(tmp_path: Path) -> None:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import time
+import urllib.error
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from commwatch.collectors import events as ev
 from commwatch.diagnose import ask, conclude
 from tests.agent.test_api import rings_of
-from tests.helpers import MS, Trainer, agent, commwatch, group_entry, identity, operation, wait_for
+from tests.helpers import (
+    MS,
+    RunningAgent,
+    Trainer,
+    agent,
+    commwatch,
+    end_rank,
+    group_entry,
+    identity,
+    operation,
+    wait_for,
+    write_ring,
+)
 
 
 def test_ranks_with_failures(tmp_path: Path) -> None:
@@ -27,3 +45,63 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
         finally:
             for trainer in trainers:
                 trainer.kill()
+
+
+def has_read(running: RunningAgent, records: int) -> bool:
+    """The agent has taken in so many."""
+    return bool(sum(rank["records"] for rank in running.get("/api/v1/ranks")) == records)
+
+
+def test_straggler_over_two_agents(tmp_path: Path) -> None:
+    """Each agent sees two ranks of four and names none; together they name the late one, once, by whatever names they are asked."""
+    names = [group_entry(0, (0, 1, 2, 3), "world", group_id="w"), group_entry(1, (2, 3), "local", group_id="l")]
+    begin, count, writers = time.monotonic_ns() - 6_000 * MS, 100, []
+    for rank in range(4):
+        took = (5 if rank == 3 else 35) * MS
+        ends = [begin + seq * 50 * MS for seq in range(count)]
+        made = [operation(start_ns=end - took, end_ns=end, seq=seq) for seq, end in enumerate(ends)]
+        if rank > 1:  # a group of one node, in which nobody is late
+            made += [operation(start_ns=end, end_ns=end + MS, seq=seq, group=1) for seq, end in enumerate(ends)]
+        where = rings_of(tmp_path / "ab"[rank // 2])
+        writers.append(write_ring(where, made, names, rank=rank, world_size=4, wall_offset_ns=0))
+    with agent(tmp_path / "a") as a, agent(tmp_path / "b") as b:
+        for each, read in ((a, 2 * count), (b, 4 * count)):
+            wait_for(partial(has_read, each, read), "the records")
+            assert each.get("/api/v1/verdicts") == []
+            told = each.get("/api/v1/parts?job=job&limit=20")
+            assert told["limit"] == 20
+            assert [(part["group_id"], len(part["seq"])) for part in told["parts"]] == [("w", 20), ("w", 20)]
+            assert conclude(ask([each.url], None)) == []
+        for urls in ([a.url, b.url], [a.url, b.url, b.url.replace("127.0.0.1", "localhost")]):
+            (verdict,) = conclude(ask(urls, None))
+            assert (verdict.kind, verdict.group, verdict.ranks, verdict.waiting) == (
+                "straggler",
+                "world",
+                [3],
+                [0, 1, 2],
+            )
+            assert "late by 30.0 ms (median) in 100 of 100 collectives of group world in 5.0 s" in verdict.says
+        done = commwatch("diagnose", a.url, b.url, "--json")
+        assert (done.returncode, done.stderr) == (1, "")
+        assert [each["ranks"] for each in json.loads(done.stdout)["verdicts"]] == [[3]]
+        for wrong in ("job=none", "limit=0", "limit=2000", "group=w"):
+            with pytest.raises(urllib.error.HTTPError):
+                a.get(f"/api/v1/parts?{wrong}")
+    for writer in writers:
+        end_rank(writer)
+
+
+def test_told_verdicts_count_once(tmp_path: Path) -> None:
+    """An agent that is asked by two names tells of a straggler once."""
+    names, begin = [group_entry(0, (0, 1), "world", group_id="w")], time.monotonic_ns() - 6_000 * MS
+    writers = []
+    for rank in range(2):
+        ends = [begin + seq * 50 * MS for seq in range(100)]
+        made = [operation(start_ns=end - (5 + 30 * rank) * MS, end_ns=end, seq=seq) for seq, end in enumerate(ends)]
+        writers.append(write_ring(rings_of(tmp_path), made, names, rank=rank, wall_offset_ns=0))
+    with agent(tmp_path) as running:
+        wait_for(lambda: running.get("/api/v1/jobs") and running.get("/api/v1/verdicts"), "the verdict")
+        (verdict,) = conclude(ask([running.url, running.url.replace("127.0.0.1", "localhost")], None))
+        assert verdict.ranks == [0]
+    for writer in writers:
+        end_rank(writer)

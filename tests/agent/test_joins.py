@@ -147,6 +147,31 @@ def test_early_rank_is_not_an_earlier_run() -> None:
     assert joined.lateness_ns == 600_000_000_000 - 1_000
 
 
+def test_many_ranks() -> None:
+    """A group of 1,024 ranks, read one after the other as an agent of all of them would: every wait is right."""
+    size, collectives = 1024, 3
+    join = GroupJoin(size)
+    joined = [
+        join.add(seq, part(rank, 1000 + rank * 7)) for rank in reversed(range(size)) for seq in range(collectives)
+    ]
+    whole = [waits for waits in joined if waits is not None]
+    assert joined[-collectives:] == whole
+    for waits in whole:
+        assert (waits.transfer_ns, waits.late.rank) == (1000, 0)
+        assert {each.rank: wait for each, wait in waits.waits} == {rank: rank * 7 for rank in range(size)}
+        assert waits.lateness_ns == 7 * size // 2  # the median of 1 to 1,023
+    assert list(join.waiting()) == []
+
+
+def test_waiting() -> None:
+    """What is not complete is told, the latest first, and not where ranks are in different operations."""
+    join = GroupJoin(3)
+    for seq in range(3):
+        for rank in (0, 1):
+            join.add(seq, part(rank, 10, op=BARRIER if (seq, rank) == (1, 1) else ALL_REDUCE))
+    assert [(seq, [each.rank for each in parts]) for seq, parts in join.waiting()] == [(2, [0, 1]), (0, [0, 1])]
+
+
 def test_pending_is_bounded() -> None:
     """Collectives that wait for a rank in vain are bounded: the oldest are given up first, and each is counted."""
     join, extra = GroupJoin(2), 10

@@ -1,86 +1,20 @@
-"""A real Prometheus scrapes a real agent, and its queries give what was written by hand."""
+"""A real Prometheus scrapes real agents, and its queries and our rules give what was written by hand."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.helpers import MS, agent, end_rank, free_port, group_entry, needs, operation, wait_for, write_ring
-
-
-class Prometheus:
-    """A running Prometheus and how to ask it."""
-
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-
-    def get(self, path: str) -> Any:
-        """The ``data`` of an answer of its HTTP API."""
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}", timeout=30) as response:
-            answer = json.load(response)
-        assert answer["status"] == "success"
-        return answer["data"]
-
-    def query(self, promql: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and values of an instant query."""
-        found = self.get(f"query?{urllib.parse.urlencode({'query': promql})}")["result"]
-        return [(each["metric"], float(each["value"][1])) for each in found]
-
-    def value(self, promql: str) -> float | None:
-        """The one value of a query; ``None`` while there is none."""
-        found = self.query(promql)
-        assert len(found) <= 1, found
-        return found[0][1] if found else None
-
-    def ready(self) -> bool:
-        """It answers."""
-        try:
-            return bool(self.get("status/buildinfo"))
-        except (urllib.error.URLError, OSError):
-            return False
-
-
-@contextmanager
-def prometheus(directory: Path, target: str) -> Iterator[Prometheus]:
-    """A Prometheus of our own on a free port of 127.0.0.1 that scrapes ``target`` twice a second."""
-    config = {
-        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
-        "scrape_configs": [
-            {"job_name": "commwatch", "static_configs": [{"targets": [target.removeprefix("http://")]}]}
-        ],
-    }
-    (directory / "prom.yml").write_text(json.dumps(config))  # JSON is YAML
-    port = free_port()
-    command = ["prometheus", f"--config.file={directory}/prom.yml", f"--storage.tsdb.path={directory}/data"]
-    with open(directory / "prometheus.log", "wb") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
-    running = Prometheus(port)
-    try:
-
-        def ready() -> bool:
-            assert process.poll() is None, (directory / "prometheus.log").read_text()
-            return running.ready()
-
-        wait_for(ready, "Prometheus")
-        yield running
-    finally:
-        process.terminate()
-        process.wait(30)
+from commwatch.collectors import events as ev
+from tests.alerts.test_rules import RULES, SECONDS
+from tests.helpers import MS, agent, end_rank, group_entry, operation, wait_for, write_ring
+from tests.prometheus import Prometheus, prometheus
 
 
 def test_bandwidth_out_of_prometheus(tmp_path: Path) -> None:
     """The target is up, and rate(bus_bytes) / rate(seconds) is the bus bandwidth of what ran, by rank and in all."""
-    needs(shutil.which("prometheus"), "prometheus")
     (tmp_path / "run").mkdir(mode=0o700)
     names = [group_entry(0, (0, 1, 2, 3), "data", group_id="data-0")]
     writers = [write_ring(tmp_path / "run" / "rings", [], names, rank=rank, world_size=4) for rank in range(4)]
@@ -96,7 +30,7 @@ def test_bandwidth_out_of_prometheus(tmp_path: Path) -> None:
     train(0)  # whole before the first scrape: all ranks' rates begin alike
     with agent(tmp_path / "run") as watching:
         wait_for(lambda: watching.samples().get('commwatch_events_total{job_id="job"}') == 4 * per_batch, "the records")
-        with prometheus(tmp_path, watching.url) as prom:
+        with prometheus(tmp_path, [watching.url]) as prom:
             _ask(prom, train, per_batch)
     for writer in writers:
         end_rank(writer)
@@ -125,3 +59,40 @@ def _ask(prom: Prometheus, train: Callable[[int], None], per_batch: int) -> None
     assert late == pytest.approx(0.002 * 2 * per_batch)
     slowest = prom.value("histogram_quantile(1, sum by (le) (commwatch_collective_duration_seconds_bucket))")
     assert slowest == pytest.approx(0.01)  # upper bound of the bucket 3 to 10 ms
+
+
+def test_straggler_over_two_agents(tmp_path: Path) -> None:
+    """A Prometheus with our rules that scrapes two agents, each with two ranks of four, names the late one and nobody else."""
+    names = [group_entry(0, (0, 1, 2, 3), "data", group_id="d"), group_entry(1, (0, 1), "local", group_id="l")]
+    per_batch, writers = 50, []
+    for rank in range(4):
+        (tmp_path / "ab"[rank // 2]).mkdir(mode=0o700, exist_ok=True)
+        writers.append(write_ring(tmp_path / "ab"[rank // 2] / "rings", [], names, rank=rank, world_size=4))
+
+    def train(batch: int) -> None:
+        for seq in range(batch * per_batch, (batch + 1) * per_batch):
+            for rank, writer in enumerate(writers):
+                took = (20 if rank == 2 else 520 + rank) * MS
+                writer.write(*operation(start_ns=seq * 600 * MS, end_ns=seq * 600 * MS + took, seq=seq))
+                # Without an end that compares: counted, and in no mean.
+                untimed = operation(start_ns=seq, end_ns=seq, seq=seq + 1000, flags=ev.UNTIMED, timing=ev.BY_NONE)
+                writer.write(*untimed)
+                if rank < 2:
+                    writer.write(*operation(start_ns=seq, end_ns=seq + MS, seq=seq, group=1))
+
+    train(0)
+    with agent(tmp_path / "a") as a, agent(tmp_path / "b") as b, prometheus(tmp_path, [a.url, b.url], (RULES,)) as prom:
+        count = "sum(commwatch_symmetric_collectives_total{group='data'})"
+        wait_for(lambda: prom.value(count) == 4 * per_batch, "the first batch")
+        train(1)
+        wait_for(lambda: prom.query(f"{SECONDS}straggler5m"), "the straggler")
+        ((labels, lateness),) = prom.query(f"{SECONDS}straggler5m")
+        assert (labels["job_id"], labels["rank"], labels["group"], labels["group_id"]) == ("job", "2", "data", "d")
+        assert lateness == pytest.approx(0.501)  # the others: 520, 521 and 523 ms
+        means = {(each["group"], each["rank"]): value for each, value in prom.query(f"{SECONDS}mean5m")}
+        assert means == pytest.approx(
+            {("data", "0"): 0.52, ("data", "1"): 0.521, ("data", "2"): 0.02, ("data", "3"): 0.523}
+            | {("local", "0"): 0.001, ("local", "1"): 0.001}
+        )
+    for writer in writers:
+        end_rank(writer)

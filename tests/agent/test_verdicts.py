@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from commwatch.joined import Disagreement
 from commwatch.stragglers import LateWindow
 from commwatch.verdicts import HANG_S, Verdict, disagreement, lateness, verdicts
-from commwatch.views import Disagreement, Failed, GroupView, InFlight, RankView
+from commwatch.views import Failed, GroupView, InFlight, RankView
 
 S = 1_000_000_000
 WORLD = GroupView("job", "w", "world", "0", "world", 4, [0, 1, 2, 3], [0, 1, 2, 3], True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from commwatch.pipelines import pipelines
 from tests.e2e.torchjob import digest, run_job
 
 pytestmark = pytest.mark.usefixtures("hook")
@@ -15,8 +16,8 @@ STAGES, BATCHES, STEPS = 3, 4, 12
 def test_bubble_of_1f1b(tmp_path: Path) -> None:
     """The bubble of 1F1B is (p-1)/(m+p-1) on every stage; the first stage waits only backward, the last only forward."""
     run_job(tmp_path, "pipeline.py", str(BATCHES), str(STEPS), nproc=STAGES)
-    agent, _ = digest(tmp_path)
-    (pipeline,) = agent.pipelines(None)
+    with digest(tmp_path)[0].live(None) as (jobs, _):
+        (pipeline,) = pipelines(jobs)
     least = (STAGES - 1) / (BATCHES + STAGES - 1)
     assert (pipeline.group, pipeline.complete, pipeline.micro_batches) == ("pipeline", True, BATCHES)
     assert pipeline.least_bubble_share == pytest.approx(least)

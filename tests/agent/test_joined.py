@@ -1,0 +1,183 @@
+"""Groups that lie across nodes: what one agent tells of them, that it blames nobody, and who is named once all are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from commwatch.aggregate import Aggregate, RankBook
+from commwatch.collectors import events as ev
+from commwatch.joined import MOST_PARTS, RankParts, parts, put_together, stragglers
+from commwatch.joins import MOST_PENDING
+from commwatch.stragglers import WINDOW_NS, Late
+from tests.helpers import MS, group_entry, identity, operation, packed
+
+#: A collective every 100 ms; the first ends at 100 ms.
+EVERY = 100 * MS
+LATE_MS, TOOK_MS = 50, 10
+
+
+def operations(seqs: Iterable[int], took_ms: float, op: str = "all_reduce", **more: int) -> bytes:
+    """Collectives of one rank."""
+    ends = {seq: (seq + 1) * EVERY for seq in seqs}
+    return packed(*(operation(op, start_ns=end - int(took_ms * MS), end_ns=end, seq=seq, **more) for seq, end in ends.items()))  # fmt: skip
+
+
+def node(ranks: Iterable[int], late: int | None, seqs: Iterable[int] = range(50), size: int = 4) -> Aggregate:
+    """An agent's books: some ranks of a group, which all take 60 ms a collective but the late one."""
+    aggregate, seqs = Aggregate(), list(seqs)
+    for rank in ranks:
+        add(aggregate, rank, size).ingest(operations(seqs, TOOK_MS if rank == late else TOOK_MS + LATE_MS))
+    return aggregate
+
+
+def add(aggregate: Aggregate, rank: int, size: int) -> RankBook:
+    """One rank's book."""
+    book = aggregate.open(f"ring-{rank}", identity(rank=rank, world_size=size))
+    book.learn([group_entry(0, tuple(range(size)), "world", group_id="w")])
+    return book
+
+
+def told(*aggregates: Aggregate, now_ns: int = 51 * EVERY, limit: int = MOST_PENDING) -> list[RankParts]:
+    """The parts that several agents tell, the second one a second later than the first, and so on."""
+    return [
+        column
+        for number, aggregate in enumerate(aggregates)
+        for column in parts(aggregate.jobs.values(), now_ns + number * 1_000 * MS, limit)[1]
+    ]
+
+
+def named(columns: Iterable[RankParts]) -> list[Late | None]:
+    """Who is late in each group that is whole."""
+    return [window.late(0) for _, _, window in put_together(columns)]
+
+
+def test_agent_with_some_ranks_blames_nobody() -> None:
+    """An agent that sees two of four ranks names none, whoever of them is late; it tells their parts, newest first."""
+    here = node((0, 1), late=1)
+    assert stragglers(here.jobs.values(), 51 * EVERY) == []
+    limit, (first, second) = parts(here.jobs.values(), 51 * EVERY)
+    assert limit == MOST_PENDING
+    assert (first.job_id, first.group_id, first.group_size, first.rank, second.rank) == ("job", "w", 4, 0, 1)
+    assert first.seq == list(range(49, -1, -1))
+    assert set(first.op) == {"all_reduce"}
+    assert set(first.duration_s) == {0.06}
+    assert set(second.duration_s) == {0.01}
+    assert first.age_s[:2] == pytest.approx([0.1, 0.2])
+
+
+def test_whole_group() -> None:
+    """A group all of whose ranks are here is judged here, and not told."""
+    here = node(range(4), late=2)
+    assert parts(here.jobs.values(), 51 * EVERY)[1] == []
+    ((job, group_id, late),) = stragglers(here.jobs.values(), 51 * EVERY)
+    assert (job, group_id, late.rank) == ("job", "w", 2)
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_put_together(late: int) -> None:
+    """Two agents' parts name the late rank, by how much and in how many, though they were told a second apart."""
+    (who,) = named(told(node((0, 1), late), node((2, 3), late)))
+    assert who is not None
+    assert (who.rank, who.collectives, who.late_in, who.lateness_ns) == (late, 50, 50, LATE_MS * MS)
+    assert who.window_ns == 49 * EVERY  # no second in it that is none
+
+
+def test_one_rank_a_node() -> None:
+    """Agents with one rank each: the whole difference is the lateness."""
+    (who,) = named(told(node([0], 1, size=2), node([1], 1, size=2)))
+    assert who is not None
+    assert (who.rank, who.lateness_ns) == (1, LATE_MS * MS)
+
+
+def test_nobody_is_late() -> None:
+    """Where all are slow nobody is late; and where a node's parts are missing nothing is said."""
+    assert named(told(node((0, 1), None), node((2, 3), None))) == [None]
+    assert named(told(node((0, 1), 1))) == []
+
+
+def test_told_twice() -> None:
+    """An agent that was asked by two names counts once."""
+    here, there = node((0, 1), 3), node((2, 3), 3)
+    (who,) = named(told(here, there, here))
+    assert who is not None
+    assert (who.rank, who.collectives) == (3, 50)
+
+
+def test_only_complete_ones() -> None:
+    """Only collectives that all ranks tell of count, and only those in which all were in the same symmetric operation."""
+    here, there = node((0, 1), 3, seqs=range(40)), node((2, 3), 3, seqs=range(20, 60))
+    (who,) = named(told(here, there, now_ns=61 * EVERY))
+    assert who is not None
+    assert (who.rank, who.collectives) == (3, 20)
+    columns = told(node((0, 1), 3), node((2, 3), 3))
+    assert named([replace(columns[0], op=["barrier"] * 50), *columns[1:]]) == [None]
+    assert named([replace(column, op=["broadcast"] * 50) for column in columns]) == [None]
+
+
+def test_rooted_and_unobserved_operations_are_not_told() -> None:
+    """What no join takes is in no part: rooted operations, ends seen late or not at all, groups used before the probe came."""
+    here = Aggregate()
+    book = add(here, 0, 2)
+    book.ingest(operations(range(5), 10, "broadcast"))
+    book.ingest(operations(range(5, 10), 10, flags=ev.UNTIMED))
+    book.ingest(operations(range(10, 15), 10, flags=ev.ASYNC, timing=ev.BY_WAIT))
+    book.ingest(operations(range(15, 20), 10, flags=ev.UNALIGNED))
+    book.ingest(operations(range(20, 25), 10, flags=ev.FAILED))
+    assert told(here) == []
+    assert book.compared[0].count == 0
+    book.ingest(operations(range(25, 28), 10))
+    assert [column.seq for column in told(here)] == [[27, 26, 25]]
+    assert (book.compared[0].count, book.compared[0].duration_ns) == (3, 30 * MS)
+
+
+def test_the_dead_and_the_old_are_not_told() -> None:
+    """Parts of ranks that are no more, and those older than the window, are left out."""
+    here = node((0, 1), late=None)
+    assert [len(column.seq) for column in told(here, now_ns=WINDOW_NS + 20 * EVERY)] == [30, 30]
+    assert told(here, now_ns=2 * WINDOW_NS) == []
+    next(here.books()).alive = False
+    assert [column.rank for column in told(here)] == [1]
+
+
+def test_bounds() -> None:
+    """An answer holds at most so many collectives of a group, the latest, and fewer where there are many groups and ranks."""
+    assert [column.seq for column in told(node((0, 1), None), limit=3)] == [[49, 48, 47]] * 2
+    ranks, size = 64, 128
+    crowd = Aggregate()
+    for rank in range(ranks):
+        add(crowd, rank, size).ingest(operations(range(500), 1))
+    limit, columns = parts(crowd.jobs.values(), 501 * EVERY)
+    assert (limit, len(columns)) == (MOST_PARTS // ranks, ranks)
+    assert sum(len(column.seq) for column in columns) <= MOST_PARTS
+    assert columns[0].seq[0] == 499
+
+
+def test_late_out_of_another_operation() -> None:
+    """A rank that comes late out of another group's operation is late by no fault of its own; its peer that idles is."""
+    for idles, culprit in ((0, None), (30, 1)):
+        here = [node((), None), node((), None)]
+        for rank, aggregate in enumerate(here):
+            book = add(aggregate, rank, 2)
+            book.learn([group_entry(1, (0, 1, 2, 3), "other", group_id="o")])
+            records = []
+            for seq in range(20):
+                left = seq * EVERY + (45 if rank else 5) * MS  # rank 1 comes out of the other group's 40 ms later
+                launch = left + idles * rank * MS
+                records += [
+                    operation(start_ns=seq * EVERY, end_ns=left, seq=seq, group=1),
+                    operation("barrier", start_ns=launch, end_ns=seq * EVERY + 90 * MS, seq=seq),
+                ]
+            book.ingest(packed(*records))
+        columns = [column for column in told(*here, now_ns=21 * EVERY) if column.group_id == "w"]
+        assert {own for column in columns for own in column.own_s} == {0.0, *([idles / 1e3] if idles else [])}
+        (who,) = named(columns)
+        assert (who and who.rank, who and who.lateness_ns) == (culprit, idles * MS if culprit else None)
+
+
+def test_damaged_columns() -> None:
+    """Columns of different lengths are refused."""
+    with pytest.raises(ValueError, match="different lengths"):
+        RankParts("job", "w", 2, 0, [1, 2], ["all_reduce"], [0.1], [0.1], [None])

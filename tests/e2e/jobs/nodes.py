@@ -1,0 +1,26 @@
+"""All ranks all_reduce for ever, over the job and then over their node; one of them may come late to the job's."""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from common import begin
+
+
+def main() -> None:
+    culprit, numbers = int(sys.argv[1]), int(sys.argv[2])
+    rank, size = begin()
+    per_node = int(os.environ["PER_NODE"])
+    nodes = [list(range(first, first + per_node)) for first in range(0, size, per_node)]
+    mine = [dist.new_group(ranks, group_desc="node") for ranks in nodes][rank // per_node]
+    while True:
+        if rank == culprit:
+            time.sleep(0.05)
+        dist.all_reduce(torch.ones(numbers))
+        dist.all_reduce(torch.ones(10), group=mine)
+
+
+if __name__ == "__main__":
+    main()

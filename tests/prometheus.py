@@ -1,0 +1,88 @@
+"""A Prometheus of our own, and how to ask it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import urllib.error
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import Fetch, fetch, free_port, needs, wait_for
+
+
+class Prometheus:
+    """A running Prometheus and how to ask it."""
+
+    def __init__(self, port: int, fetch: Fetch) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._fetch = fetch
+
+    def get(self, path: str) -> Any:
+        """The ``data`` of an answer of its HTTP API."""
+        answer = json.loads(self._fetch(f"{self.url}/api/v1/{path}")[0])
+        assert answer["status"] == "success"
+        return answer["data"]
+
+    def query(self, promql: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and values of an instant query."""
+        found = self.get(f"query?{urllib.parse.urlencode({'query': promql})}")["result"]
+        return [(each["metric"], float(each["value"][1])) for each in found]
+
+    def value(self, promql: str) -> float | None:
+        """The one value of a query; ``None`` while there is none."""
+        found = self.query(promql)
+        assert len(found) <= 1, found
+        return found[0][1] if found else None
+
+    def ready(self) -> bool:
+        """It answers."""
+        try:
+            return bool(self.get("status/buildinfo"))
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+@contextmanager
+def prometheus(
+    directory: Path,
+    targets: list[str],
+    rules: tuple[Path, ...] = (),
+    *,
+    there: tuple[str, ...] = (),
+    fetch: Fetch = fetch,
+) -> Iterator[Prometheus]:
+    """A Prometheus on a free port of 127.0.0.1 that scrapes ``targets``, and looks at ``rules``, twice a second.
+
+    Args:
+        there: what runs a command where it is to be, if not here.
+        fetch: how to ask it.
+    """
+    needs(shutil.which("prometheus"), "prometheus")
+    addresses = [target.removeprefix("http://") for target in targets]
+    config = {
+        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+        "rule_files": [str(file) for file in rules],
+        "scrape_configs": [{"job_name": "commwatch", "static_configs": [{"targets": addresses}]}],
+    }
+    (directory / "prom.yml").write_text(json.dumps(config))  # JSON is YAML
+    port = free_port()
+    command = ["prometheus", f"--config.file={directory}/prom.yml", f"--storage.tsdb.path={directory}/data"]
+    with open(directory / "prometheus.log", "wb") as log:
+        process = subprocess.Popen([*there, *command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    running = Prometheus(port, fetch)
+    try:
+
+        def ready() -> bool:
+            assert process.poll() is None, (directory / "prometheus.log").read_text()
+            return running.ready()
+
+        wait_for(ready, "Prometheus")
+        yield running
+    finally:
+        process.terminate()
+        process.wait(30)
