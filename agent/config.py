@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from socket import gethostname
 from typing import Any
 
 from commwatch.collectors.identity import run_dir
+from commwatch.links import UnknownLink, find
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,6 +45,8 @@ class Config:
     keep_days: float = 7.0
     #: Seconds the metrics of an ended job stay in /metrics.
     keep_ended: float = 300.0
+    #: Label of a group, or ``*`` for all others, to the link of the catalogue that carries it.
+    links: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rings(self) -> Path:
@@ -113,7 +116,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    known = [field.name for field in fields(Config)]
+    known = [one.name for one in fields(Config)]
     for key in table:
         if key not in known:
             raise ConfigError(f"{file}: unknown key '{key}'; known are {', '.join(known)}")
@@ -137,8 +140,23 @@ def _checked(key: str, value: Any, where: str) -> Any:
             return text if key == "host" else Path(text).expanduser()
         except RuntimeError:
             raise ConfigError(f"{where}: there is no such user: {text}") from None
+    if key == "links":
+        return _checked_links(value, where)
     low, high = _RANGES[key]
     whole = key in ("port", "raw_bytes")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
         raise ConfigError(f"{where}: needs a {'whole ' if whole else ''}number from {low:g} to {high:g}, not {value!r}")
+    return value
+
+
+def _checked_links(value: Any, where: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: needs a table of groups and links, not {value!r}")
+    for group, link in value.items():
+        if not isinstance(link, str):
+            raise ConfigError(f"{where}: {group}: needs the key of a link, not {link!r}")
+        try:
+            find(link)
+        except UnknownLink as error:
+            raise ConfigError(f"{where}: {group}: {error}") from None
     return value

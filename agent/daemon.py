@@ -28,6 +28,7 @@ from commwatch.config import DEFAULT_PORT, Config
 from commwatch.intake import Intake
 from commwatch.metrics import Exporter
 from commwatch.nccl import NcclLogs, logs_of, remove_old
+from commwatch.references import References, directory
 from commwatch.store import StoreError, Writer
 from commwatch.views import Agent
 from commwatch.web import application
@@ -74,12 +75,17 @@ class Daemon:
         self.url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{self.port}"
         registry = CollectorRegistry()
         self._nccl = NcclLogs(config.dir, self._aggregate, self._lock)
+        references = References(directory(config.state), config.links)
         collectors = Collectors()
         exporter = Exporter(
-            self._aggregate, self._lock, time.monotonic_ns, lambda: [*collectors.collect(), *self._nccl.readings()]
+            self._aggregate,
+            self._lock,
+            time.monotonic_ns,
+            lambda: [*collectors.collect(), *self._nccl.readings()],
+            references,
         )
         registry.register(exporter)
-        agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns)
+        agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns, references)
         app = application(agent, self._nccl, registry, self._healthy, self._ready)
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)

@@ -25,14 +25,14 @@ _WORST_FIT = 0.35
 #: Below this share of what the link can do, something is wrong with it.
 BELOW_THE_LINK = 0.7
 
-#: What to hold a group's operations against: by label, backend and size.
-Find = Callable[[str, str | None, int], Reference | None]
+#: What to hold operations against: by label of the group, its backend, ranks and hosts, and the op.
+Find = Callable[[str, str | None, int, int, str], Reference | None]
 
 
 def finder(references: References | None) -> Find:
     """What looks references up, as they are now."""
     if references is None:
-        return lambda group, backend, size: None
+        return lambda *_: None
     references.refresh()
     return references.best
 
@@ -90,6 +90,11 @@ class _Pool:
     one: Counted
     sums: Cell = field(default_factory=Cell)
     ranks: set[int] = field(default_factory=set)
+
+    @property
+    def hosts(self) -> int:
+        """One, or more: symmetric operations need all ranks, so one that is not here is elsewhere."""
+        return 1 if len(self.ranks) == self.one.group_size else 2
 
     @property
     def timed(self) -> int:
@@ -169,7 +174,9 @@ def efficiencies(cells: Iterable[Counted], find: Find, fitted: dict[tuple[str, s
     for pool in _pools(cells):
         one = pool.one
         line = fitted.get((one.job_id, one.group_id, one.op))
-        reference = find(one.group, one.backend, one.group_size) or (own_best(line) if line is not None else None)
+        reference = find(one.group, one.backend, one.group_size, pool.hosts, one.op) or (
+            own_best(line) if line is not None else None
+        )
         expected = None if reference is None else reference.time_s(one.op, one.group_size, pool.mean_size)
         if reference is not None and expected is not None and pool.measured_s > 0:
             found.append((pool, _efficiency(pool, reference, expected)))

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import exp, isfinite, log
@@ -239,7 +239,9 @@ class References:
                 logger.warning("reference passed over: %s", error)
         self._seen, self.measured, self.damaged = seen, measured, damaged
 
-    def best(self, group: str, backend: str | None, group_size: int, hosts: int | None = None) -> Reference | None:
+    def best(
+        self, group: str, backend: str | None, group_size: int, hosts: int | None = None, op: str | None = None
+    ) -> Reference | None:
         """What to hold the operations of a group against: ``bench``, else ``nccl_tests``, else the catalogue.
 
         Measured ones count for their own backend, where both are known, and for groups on one host or on several as theirs was,
@@ -250,14 +252,19 @@ class References:
             backend: torch's name of its backend; ``None``: not known.
             group_size: ranks in the group.
             hosts: on how many hosts they are; ``None``: not known.
+            op: the one that says most of this operation: those that measured it come first, whatever their kind, and those
+                that know nothing of it do not count.
         """
         if group_size < 2:
             return None
-        fitting = [one for one in self.measured.values() if _fits(one, backend, hosts)]
-        for kind in MEASURED:
-            found = _nearest((one for one in fitting if one.kind == kind), group_size)
-            if found is not None:
-                return found
+
+        def order(one: Measured) -> tuple[bool, int, float, float]:
+            estimated = op is not None and op not in one.points
+            return estimated, MEASURED.index(one.kind), abs(log(one.group_size / group_size)), -one.made_at
+
+        fitting = [one for one in self.measured.values() if _fits(one, backend, hosts) and _knows(one, op)]
+        if fitting:
+            return min(fitting, key=order)
         key = self.links.get(group) or self.links.get("*")
         return None if key is None else catalogued(find(key))
 
@@ -282,5 +289,5 @@ def _fits(one: Measured, backend: str | None, hosts: int | None) -> bool:
     return hosts is None or not one.hosts or (hosts > 1) == (len(one.hosts) > 1)
 
 
-def _nearest(measured: Iterable[Measured], group_size: int) -> Measured | None:
-    return min(measured, key=lambda one: (abs(log(one.group_size / group_size)), -one.made_at), default=None)
+def _knows(one: Measured, op: str | None) -> bool:
+    return op is None or op in one.points or Measured.STAND_IN in one.fits

@@ -25,6 +25,7 @@ from commwatch.collectors.nccl.findings import findings
 from commwatch.config import Config
 from commwatch.daemon import answering, wait_until
 from commwatch.nccl import LogRequest, logs_of
+from commwatch.references import References, directory
 from commwatch.store import StoreError
 from commwatch.views import Agent
 
@@ -41,7 +42,7 @@ class CommandNotFound(Exception):
     """The job's command does not exist or cannot be run; the message names it."""
 
 
-class _Stopped(Exception):
+class Stopped(Exception):
     """A signal came before the job did."""
 
 
@@ -77,7 +78,7 @@ def run(
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
     job = job_id(env) if named else _new_job_id(command)
     agent, nccl = None, debugging.Plan()
-    with _Signals() as signals:
+    with Signals() as signals:
         try:
             agent = _find_agent(config) or _start_agent(config, file)
             probe = {} if agent is None else _probe(agent, command, env)
@@ -89,7 +90,7 @@ def run(
             )
             if agent is not None:
                 wait_until(partial(agent.has_all_of, job), _DRAIN_S)
-        except _Stopped as stopped:
+        except Stopped as stopped:
             return 128 + int(stopped.args[0])
         finally:
             if agent is not None:
@@ -99,7 +100,8 @@ def run(
         elsewhere = history != config.history
         opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
         try:
-            _report(history, job, f"{opens} {job}")
+            references = References(directory(history.parent), config.links)
+            _report(Agent(history, references=references), job, f"{opens} {job}")
             _explain(nccl, began)
         except Exception as error:  # the job's exit code matters more than what is wrong with us
             say(f"commwatch: no report: {type(error).__name__}: {error}")
@@ -191,7 +193,7 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     agent = _JobAgent(directory, config.history, process)
     try:
         wait_until(lambda: answering(directory) is not None or process.poll() is not None, _START_S)
-    except _Stopped:
+    except Stopped:
         agent.end()
         raise
     found = answering(directory)
@@ -204,7 +206,7 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
 
 
 def _run_job(
-    command: list[str], env: Mapping[str, str], capture: Path | None, job: str, history: Path | None, signals: _Signals
+    command: list[str], env: Mapping[str, str], capture: Path | None, job: str, history: Path | None, signals: Signals
 ) -> int:
     captured = None if capture is None else _capture(capture)
     stdout, stderr = (None, None) if captured is None else (captured.stdout, captured.stderr)
@@ -238,7 +240,7 @@ def _capture(files: Path) -> debugging.Capture | None:
         return None
 
 
-class _Signals:
+class Signals:
     """Passes signals on to the job; before there is one, they end us. What the caller ignores stays ignored."""
 
     def __init__(self) -> None:
@@ -246,7 +248,7 @@ class _Signals:
         self._stopped = False
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         for number in _FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._forward)
@@ -260,7 +262,7 @@ class _Signals:
         if self.child is None:
             if not self._stopped:  # once: a second signal must not break off the tidying up
                 self._stopped = True
-                raise _Stopped(number)
+                raise Stopped(number)
         # A terminal sends Ctrl-C to the job itself, too.
         elif number != signal.SIGINT or not _in_foreground():
             self.child.send_signal(number)
@@ -329,9 +331,9 @@ def _explain(nccl: debugging.Plan, since: float) -> None:
         say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 
 
-def _report(history: Path, job: str, command: str) -> None:
+def _report(agent: Agent, job: str, command: str) -> None:
     try:
-        built = report.build(Agent(history), job, history, command)
+        built = report.build(agent, job, agent.path, command)
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return

@@ -200,7 +200,8 @@ class Agent:
 
     def curve(self, group: GroupView, op: str, curves: Iterable[Line]) -> Curve | None:
         """What such operations of a group should take: by a reference of the link, else by the job's own best."""
-        reference = finder(self._references)(group.group, group.backend, group.size)
+        hosts = 1 if len(group.ranks) == group.size else 2
+        reference = finder(self._references)(group.group, group.backend, group.size, hosts, op)
         own = next((line for line in curves if (line.group_id, line.op) == (group.group_id, op)), None)
         if reference is None and own is not None:
             reference = own_best(own)

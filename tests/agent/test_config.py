@@ -32,6 +32,9 @@ MISTAKES = {
     "dir_with_a_nul": "dir",
     "state_as_number": "state",
     "host_as_list": "host",
+    "links_not_a_table": "links",
+    "links_unknown": "'ib-ndx'; there are pcie3-x8",
+    "links_not_a_key": "400",
     "key_twice": "TOML",
     "no_equals_sign": "TOML",
     "not_utf8": "TOML",
@@ -82,6 +85,9 @@ def test_settings_without_flag(tmp_path: Path) -> None:
     config = load({"HOME": "/home/someone"}, file)
     assert (config.interval, config.raw_bytes, config.keep_days, config.keep_ended) == (1, 1 << 20, 0.5, 0)
     assert (config.host, config.port) == (Config.host, Config.port)
+    assert config.links == {}
+    file.write_text('[links]\ndata = "8 x ib-ndr"\n"*" = "nvlink4"\n')
+    assert load({"HOME": "/home/someone"}, file).links == {"data": "8 x ib-ndr", "*": "nvlink4"}
 
 
 def test_file_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

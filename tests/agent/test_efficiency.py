@@ -54,10 +54,6 @@ def ran(
     return cells
 
 
-def none(group: str, backend: str | None, size: int) -> Reference | None:
-    """No reference at all."""
-
-
 def judged(cells: list[Counted], reference: Reference | None = None) -> list[Efficiency]:
     return efficiencies(cells, lambda *_: reference, lines(cells))
 
