@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import gc
@@ -10,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from commwatch.config import DEFAULT_PORT, Config
 from commwatch.intake import Intake
 from commwatch.metrics import Exporter
 from commwatch.nccl import NcclLogs, logs_of, remove_old
+from commwatch.profiles import Profiles, kept_in
 from commwatch.references import References, directory
 from commwatch.store import StoreError, Writer
 from commwatch.views import Agent
@@ -40,6 +43,8 @@ _STUCK_NS = 10_000_000_000
 _LOCK_S = 0.3
 #: Seconds between two looks at the NCCL logs.
 _LOGS_S = 0.5
+#: Between two looks for what profiled ranks have left.
+_PROFILES_S = 0.25
 
 
 class CannotStart(Exception):
@@ -86,7 +91,8 @@ class Daemon:
         )
         registry.register(exporter)
         agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns, references)
-        app = application(agent, self._nccl, registry, self._healthy, self._ready)
+        self._profiles = Profiles(config.dir, kept_in(config.state), agent)
+        app = application(agent, self._nccl, self._profiles, registry, self._healthy, self._ready)
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
         )
@@ -94,6 +100,7 @@ class Daemon:
             threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True),
             threading.Thread(target=self._work, name="intake", daemon=True),
             threading.Thread(target=self._follow, name="nccl", daemon=True),
+            threading.Thread(target=self._profile, name="profiles", daemon=True),
         ]
 
     def run(self) -> bool:
@@ -114,6 +121,9 @@ class Daemon:
         self._server.should_exit = True
         for thread in self._threads:
             thread.join(10)
+        if not self._threads[-1].is_alive():
+            with contextlib.suppress(OSError, StoreError, sqlite3.Error):
+                self._profiles.close()
         self._store.close()
         (self.config.dir / "agent.json").unlink(missing_ok=True)
         os.close(self._lock_fd)
@@ -133,7 +143,10 @@ class Daemon:
                 if now - tidied > _TIDY_NS:
                     tidied = now
                     self._store.tidy(now, self.config.raw_bytes, int(self.config.keep_days * 86400e9))
-                    remove_old(logs_of(self.config.state), now / 1e9 - self.config.keep_days * 86400)
+                    oldest = now / 1e9 - self.config.keep_days * 86400
+                    remove_old(logs_of(self.config.state), oldest)
+                    with contextlib.suppress(OSError):
+                        self._profiles.tidy(oldest)
                 self._stop.wait(self.config.interval)
             self._tick()
         except BaseException:
@@ -147,6 +160,14 @@ class Daemon:
         while not self._stop.wait(_LOGS_S):
             self._nccl.tick()
         self._nccl.close()
+
+    def _profile(self) -> None:
+        """The thread of the profiles on demand."""
+        while not self._stop.wait(_PROFILES_S):
+            try:
+                self._profiles.tick()
+            except (OSError, StoreError, sqlite3.Error) as error:
+                log.warning("profiles: %s", error)
 
     def _tick(self) -> None:
         try:

@@ -172,6 +172,14 @@ def get(url: str, path: str) -> Any:
         return json.load(response)
 
 
+def post(url: str, path: str, body: Any) -> Any:
+    """As ``get``, with something to tell; raises ``HTTPError``, an ``OSError``, where the agent refuses."""
+    content, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/api/v1/{path}", content, headers)  # noqa: S310 - an agent's address
+    with _DIRECT.open(request, timeout=_TIMEOUT_S) as response:
+        return json.load(response)
+
+
 def _view(kind: type[_T], answer: dict[str, Any]) -> _T:
     return kind(**{field.name: answer[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 

@@ -51,6 +51,20 @@ class Intervals:
         """Length of the part of ``[start, end)`` that is covered."""
         return sum(e - s for s, e in self.pieces(start, end))
 
+    def minus(self, other: Intervals) -> Intervals:
+        """What of this union is not in ``other``."""
+        left, at = Intervals(), 0
+        for start, end in zip(self.starts, self.ends, strict=True):
+            while at < len(other.ends) and other.ends[at] <= start:
+                at += 1
+            here, free = at, start
+            while here < len(other.starts) and other.starts[here] < end:
+                left.add(free, other.starts[here])
+                free = other.ends[here]
+                here += 1
+            left.add(free, end)
+        return left
+
     def forget(self, before: int) -> None:
         """Drop the pieces that ended by ``before``."""
         gone = bisect_right(self.ends, before)

@@ -35,15 +35,16 @@ class ProblemDetails:
     detail: str
 
 
-_PROBLEM: dict[str, Any] = {
+#: What an error answer holds, for the API's description.
+PROBLEM: dict[str, Any] = {
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
 }
 #: What any route under /api/v1 may answer beside its own.
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "A parameter is wrong; the detail names it.", **_PROBLEM},
-    404: {"description": "There is no such thing; the detail names it.", **_PROBLEM},
-    422: {"description": "A parameter is not of its type; the detail names it.", **_PROBLEM},
-    503: {"description": "The history cannot be read.", **_PROBLEM},
+    400: {"description": "A parameter is wrong; the detail names it.", **PROBLEM},
+    404: {"description": "There is no such thing; the detail names it.", **PROBLEM},
+    422: {"description": "A parameter is not of its type; the detail names it.", **PROBLEM},
+    503: {"description": "The history cannot be read, or a request not be written.", **PROBLEM},
 }
 
 

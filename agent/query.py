@@ -68,7 +68,7 @@ Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most rows to retur
 
 def known_parameters(request: Request) -> None:
     """A misspelt parameter must not pass for a filter that found everything."""
-    route = request.app.openapi()["paths"][request.scope["route"].path]["get"]
+    route = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
     known = [parameter["name"] for parameter in route.get("parameters", ()) if parameter["in"] == "query"]
     for name in request.query_params:
         if name not in known:

@@ -316,9 +316,9 @@ def text(report: Report) -> str:
     width = max(len(name) for name, _ in _facts(report))
     lines = ["", "commwatch report", "", *(f"  {name:<{width}}  {value}" for name, value in _facts(report)), ""]
     if report.ranks and report.steps:
-        lines += [*_columns(_RANK_HEAD, [_rank_cells(line) for line in report.ranks], left=2), ""]
+        lines += [*columns(_RANK_HEAD, [_rank_cells(line) for line in report.ranks], left=2), ""]
     lines += (
-        _columns(_OPERATION_HEAD, [_operation_cells(row) for row in report.operations], left=2)
+        columns(_OPERATION_HEAD, [_operation_cells(row) for row in report.operations], left=2)
         if report.operations
         else ["  no operations"]
     )
@@ -335,7 +335,7 @@ def text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:
+def columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     return [
         "  "

@@ -13,16 +13,18 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from commwatch import __version__, api, conclusions
+from commwatch import __version__, api, conclusions, profile_api
 from commwatch.nccl import NcclLogs
 from commwatch.pages import page, table
 from commwatch.problems import answer_problems
+from commwatch.profiles import Profiles
 from commwatch.views import Agent
 
 
 def application(
     agent: Agent,
     logs: NcclLogs,
+    profiles: Profiles,
     registry: CollectorRegistry,
     healthy: Callable[[], str | None],
     ready: Callable[[], str | None],
@@ -31,6 +33,7 @@ def application(
 
     Args:
         logs: the NCCL logs it follows.
+        profiles: what it does on demand.
         healthy: says why the agent is broken, ``None`` if it is not.
         ready: says why it cannot answer yet or properly, ``None`` if it can.
     """
@@ -43,9 +46,10 @@ def application(
     )
     app.state.agent = agent
     app.state.logs = logs
+    app.state.profiles = profiles
     app.state.scraped = (None, None)
     app.state.trouble = ready
-    for part in (api, conclusions):
+    for part in (api, conclusions, profile_api):
         app.include_router(part.router)
     answer_problems(app)
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from commwatch.collectors import events as ev
-from commwatch.collectors import identity, ring
+from commwatch.collectors import identity, profile_files, ring
 from commwatch.collectors.nccl.debug import own_file
 from commwatch.collectors.torch_groups import Group, Groups
 from commwatch.collectors.torch_steps import StepHooks
+
+if TYPE_CHECKING:
+    from commwatch.collectors.torch_profile import Profiling
 
 
 class Probe(ABC):
@@ -40,8 +46,14 @@ class Probe(ABC):
         self._dtypes: dict[str, int] = {}
         self._ops: dict[str, int] = dict(ev.OP_CODE)
         self._marks = 0
-        self._said = False
+        self._said: set[str] = set()
         self._installed = False
+        #: As the ring's header has it, once there is one.
+        self._job, self._rank = "", -1
+        #: Where a request for a profile would stand.
+        self._request = ""
+        self._profiling: Profiling | None = None
+        self._may_profile = True
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -59,6 +71,7 @@ class Probe(ABC):
             return
         self._installed = False
         self.steps.uninstall()
+        self._guard_profile(self._end_profile)
         self.groups.unwatch()
         self._take_out()
         atexit.unregister(self.uninstall)
@@ -75,6 +88,8 @@ class Probe(ABC):
         """In a forked child (DataLoader worker): the mapping is inherited, and is the parent's to write."""
         self.off = True
         self.ring = None
+        if self._profiling is not None:
+            self._profiling.forget()
 
     def fault(self, error: BaseException, doing: str) -> None:
         """Our own failure: switch off, count it, say it once. Training goes on."""
@@ -83,10 +98,10 @@ class Probe(ABC):
             self.ring.counters[ring.DROPPED] += 1
         self.say(f"probe switched off in rank {self.env.get('RANK', '?')}: {doing}: {type(error).__name__}: {error}")
 
-    def say(self, text: str) -> None:
-        """One line to standard error, once in the life of the process."""
-        if not self._said:
-            self._said = True
+    def say(self, text: str, about: str = "records") -> None:
+        """One line to standard error, once about each thing in the life of the process."""
+        if about not in self._said:
+            self._said.add(about)
             print(f"commwatch: {text}", file=sys.stderr, flush=True)
 
     # -- ring ---------------------------------------------------------------------------------
@@ -96,7 +111,10 @@ class Probe(ABC):
         with self._making:
             if self.ring is None and not self.off and self._installed:
                 try:
-                    self._make_ring(*self._about_ring())
+                    about = self._about_ring()
+                    self._make_ring(*about)
+                    self._job, self._rank = about[1]["job"], about[1]["rank"]
+                    self._request = str(profile_files.request_path(identity.run_dir(self.env), self._job))
                 except OSError as error:
                     self.off = True
                     where = error.filename or identity.run_dir(self.env)
@@ -179,12 +197,15 @@ class Probe(ABC):
     def _mark(self, optimizer: int, began: int, ended: int) -> None:
         """A step mark: one optimizer call has ended, or the user said so (``optimizer`` -1)."""
         if self.off or self.ring is None:
+            self._guard_profile(self._end_profile)
             return
+        number = self._marks & ring.STAMP_MASK
         try:
-            self._write_mark(optimizer, self._marks & ring.STAMP_MASK, began, ended)
+            self._write_mark(optimizer, number, began, ended)
             self._marks += 1
         except Exception as error:
             self.fault(error, "at a step mark")
+        self._guard_profile(self._profile, optimizer, number, ended)
 
     @abstractmethod
     def _write_mark(self, optimizer: int, number: int, began: int, ended: int) -> None:
@@ -193,3 +214,32 @@ class Probe(ABC):
     def mark_now(self) -> None:
         """The user's own step mark."""
         self.steps.explicit(time.monotonic_ns())
+
+    # -- profiles -----------------------------------------------------------------------------
+
+    def _profile(self, optimizer: int, number: int, ended: int) -> None:
+        """At a step mark: does somebody ask for a profile, or is one on its way? What does it is loaded when first asked."""
+        if self._profiling is None:
+            try:
+                os.stat(self._request)  # noqa: PTH116 - half the time of Path's, once a step
+            except OSError:
+                return
+            from commwatch.collectors.torch_profile import Profiling
+
+            self._profiling = Profiling(
+                Path(self._request), self._job, self._rank, self.env, partial(self.say, about="profiles")
+            )
+        self._profiling.mark(optimizer, number, ended)
+
+    def _end_profile(self) -> None:
+        if self._profiling is not None:
+            self._profiling.end()
+
+    def _guard_profile(self, do: Callable[..., None], *args: int) -> None:
+        """Nothing about a profile is the training's trouble, nor the end of the records."""
+        try:
+            if self._may_profile:
+                do(*args)
+        except Exception as error:
+            self._may_profile = False
+            self.say(f"no profiles of rank {self._rank}: {type(error).__name__}: {error}", "profiles")

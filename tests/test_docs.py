@@ -20,6 +20,7 @@ from commwatch.collectors.nccl.findings import RULES
 from commwatch.config import Config
 from commwatch.metrics import METRICS, MOST_GROUPS
 from commwatch.nccl import NcclLogs
+from commwatch.profiles import Profiles
 from commwatch.views import Agent
 from commwatch.web import application
 from tests.alerts.test_rules import RULES as FOR_PROMETHEUS
@@ -113,14 +114,12 @@ def test_every_variable() -> None:
 def test_every_route() -> None:
     """Every route stands in docs/api.md, and no other does."""
     lock = threading.RLock()
-    logs = NcclLogs(Path("none"), Aggregate(), lock)
-    app = application(Agent(Path("none"), None, lock), logs, CollectorRegistry(), lambda: None, lambda: None)
-    routes = {path for path, methods in app.openapi()["paths"].items() if "get" in methods} | {
-        "/",
-        "/docs",
-        "/openapi.json",
-    }
-    assert {row[0] for row in rows("api.md")} == {f"GET {path}" for path in routes}
+    logs, agent = NcclLogs(Path("none"), Aggregate(), lock), Agent(Path("none"), None, lock)
+    profiles = Profiles(Path("none"), Path("none"), agent)
+    app = application(agent, logs, profiles, CollectorRegistry(), lambda: None, lambda: None)
+    routes = {f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods}
+    routes |= {f"GET {path}" for path in ("/", "/docs", "/openapi.json")}
+    assert {row[0] for row in rows("api.md")} == routes
 
 
 def test_every_finding_and_class() -> None:

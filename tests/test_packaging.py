@@ -25,6 +25,7 @@ IN_THE_TRAINER = (
     "ring.py",
     "events.py",
     "identity.py",
+    "profile_files.py",
     "exposure.py",
     "c10d_table.py",
     "native/library.py",

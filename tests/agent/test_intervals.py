@@ -95,3 +95,14 @@ def test_large_times() -> None:
     assert union.add(base, base + 3) == 3
     assert union.add(base + 1, base + 4) == 1
     assert union.measure(base + 2, base + 100) == 2
+
+
+@examples(150)
+@given(st.lists(pairs, max_size=20), st.lists(pairs, max_size=20))
+def test_minus(intervals: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
+    """``minus`` leaves exactly what is in the one union and not in the other, and changes neither."""
+    (union, covered), (other, away) = filled(intervals), filled(others)
+    left = union.minus(other)
+    assert [range(*piece) for piece in zip(left.starts, left.ends, strict=True)] == pieces(covered - away)
+    assert [range(*piece) for piece in zip(union.starts, union.ends, strict=True)] == pieces(covered)
+    assert [range(*piece) for piece in zip(other.starts, other.ends, strict=True)] == pieces(away)

@@ -1,0 +1,175 @@
+"""A real DDP job is profiled on demand: the figures agree with the records, and the training does not notice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.diagnose import post
+from tests.e2e.torchjob import UPSTREAM_FLAKE, results, run_job, torchrun
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
+
+JOB = "train"
+#: Shares of the same steps by trace and by records; what lies between is the way from the call to the backend's thread.
+POINTS = 0.10
+
+
+@dataclass
+class Training:
+    """A job that trains until told to end."""
+
+    process: subprocess.Popen[str]
+    stop: Path
+    said: list[Any] = field(default_factory=list)
+    errors: str = ""
+
+    def finish(self) -> None:
+        """Tell it to end, and take what it says."""
+        self.stop.touch()
+        out, self.errors = self.process.communicate(timeout=2 * PATIENCE_S)
+        assert self.process.returncode == 0 or UPSTREAM_FLAKE in self.errors, self.errors[-3000:]
+        assert out.count("job done") == 2, self.errors[-3000:]
+        self.said = results(out)
+
+
+@contextmanager
+def training(directory: Path, does: str = "nothing", *prefix: str) -> Iterator[Training]:
+    """The job; it has come to its steps once this is entered where an agent watches."""
+    stop = directory.with_name("stop")
+    env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB=JOB)
+    command = [*prefix, *torchrun("profiled.py", 2, str(stop), "1", does)]
+    job = Training(subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE), stop)
+    try:
+        yield job
+    finally:
+        if job.process.poll() is None:
+            job.process.terminate()
+            job.process.communicate(timeout=PATIENCE_S)
+
+
+def steps(running: RunningAgent) -> int:
+    """The latest step that both ranks have made."""
+    latest = {step["rank"]: step["seq"] for step in reversed(running.get("/api/v1/steps?limit=50"))}
+    return min(latest.values()) if len(latest) == 2 else 0
+
+
+def goes_on(running: RunningAgent) -> None:
+    """The training makes more steps."""
+    before = steps(running)
+    wait_for(lambda: steps(running) > before + 5, "more steps")
+
+
+def profiled(directory: Path, *flags: str, code: int = 0) -> dict[int, dict[str, Any]]:
+    """What the command says, by rank."""
+    done = commwatch("profile", "--dir", directory, "--json", *flags)
+    assert done.returncode == code, done.stdout + done.stderr
+    return {rank["rank"]: rank for profile in json.loads(done.stdout)["profiles"] for rank in profile["ranks"]}
+
+
+@pytest.mark.usefixtures("hook")
+def test_profile(tmp_path: Path) -> None:
+    """Shares by trace and by records agree, the trace is there to be opened, and the training goes on to the same results."""
+    with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:
+        wait_for(lambda: steps(running) > 10, "steps")
+        ranks = profiled(tmp_path / "run", "--steps", "50")
+        assert sorted(ranks) == [0, 1]
+        for number, rank in ranks.items():
+            assert (rank["state"], rank["error"], rank["steps"]) == ("done", None, 50)
+            assert rank["until_seq"] - rank["from_seq"] == 50
+            by_trace, by_records = rank["profile"], rank["continuous"]
+            assert (by_trace["source"], by_records["source"]) == ("cpu_ops", "thread_cpu")
+            assert by_trace["comm_share"] == pytest.approx(by_records["comm_share"], abs=POINTS)
+            assert 0 < by_trace["exposed_share"] <= by_trace["comm_share"] < 1
+            with gzip.open(rank["trace"]) as file:
+                trace = json.load(file)
+            assert trace["distributedInfo"]["rank"] == number
+        goes_on(running)
+        done = commwatch("profile", "--dir", tmp_path / "run", JOB, "--ranks", "1")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "job train, by torch.profiler" in done.stdout
+        assert "https://ui.perfetto.dev" in done.stdout
+        assert done.stdout.count(".pt.trace.json.gz") == 1
+        for flags, says in ((("none",), "no job 'none' here"), (("--ranks", "7"), "rank 7 of job 'train'")):
+            done = commwatch("profile", "--dir", tmp_path / "run", *flags)
+            assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+            assert says in done.stderr
+        job.finish()
+    assert "commwatch: " not in job.errors
+    # The same training, unwatched, for as many steps.
+    many = str(len(job.said[0][0]))
+    assert results(run_job(tmp_path / "off", "profiled.py", str(job.stop), many, "nothing", COMMWATCH="0")) == job.said
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        ("runs", "a profiler of the training's own is running"),
+        ("warms", "a profiler of the training's own is running"),
+        ("starts", "it gave way to a profiler that the training started"),
+    ],
+)
+def test_own_profiler(tmp_path: Path, does: str, says: str) -> None:
+    """The training's own profiler comes first: ours says why it has nothing, and the training goes on with what it profiled."""
+    with agent(tmp_path / "run") as running, training(tmp_path / "run", does) as job:
+        wait_for(lambda: steps(running) > 10, "steps")
+        ranks = profiled(tmp_path / "run", "--steps", "50", code=1)
+        assert [ranks[number]["error"] for number in (0, 1)] == [says, says]
+        goes_on(running)
+        job.finish()
+    assert "commwatch: " not in job.errors
+    if does != "warms":
+        assert all(events > 0 for _, events in job.said)
+
+
+def test_nowhere_to_meet(tmp_path: Path) -> None:
+    """Where nothing can be left for the trainers, the command says so in one line, and the training goes on."""
+    with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:
+        wait_for(lambda: steps(running) > 10, "steps")
+        (tmp_path / "run" / "profiling").write_text("no directory")
+        done = commwatch("profile", "--dir", tmp_path / "run")
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+        assert "the request cannot be written" in done.stderr
+        goes_on(running)
+        job.finish()
+    assert "commwatch: " not in job.errors
+
+
+@pytest.mark.usefixtures("hook")
+def test_job_that_ends(tmp_path: Path) -> None:
+    """A job that ends before its profile does leaves what there is, and ends as it does without."""
+    with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:
+        wait_for(lambda: steps(running) > 10, "steps")
+        asked = post(running.url, "profiles", {"job": JOB, "steps": 50})
+        wait_for(lambda: len(list((tmp_path / "run" / "profiling").glob("*.claim"))) == 2, "the ranks to begin")
+        job.finish()
+        path = f"/api/v1/profiles/{asked['id']}"
+        wait_for(lambda: running.get(path)["state"] in ("done", "failed"), "the end of the profile")
+        found = running.get(path)
+    for rank in found["ranks"]:
+        none = rank["error"] == "the training ended before a step was over"
+        assert none or (rank["state"] == "done" and 1 <= rank["steps"] <= 50), rank
+
+
+def test_run(tmp_path: Path) -> None:
+    """Of a job under ``commwatch run``, whose agent and directory go with it, the trace is kept with the history."""
+    run_dir, state = tmp_path / "run", tmp_path / "state"
+    prefix = [sys.executable, "-m", "commwatch", "run", "--dir", str(run_dir), "--state", str(state), "--"]
+    with training(run_dir, "nothing", *prefix) as job:
+        wait_for(lambda: commwatch("diagnose", "--dir", run_dir).stdout.startswith("healthy: 1 running"), "the job")
+        ranks = profiled(run_dir, "--steps", "3")
+        job.finish()
+    assert "comm share" in job.errors
+    assert not list(run_dir.glob("run-*"))
+    for rank in ranks.values():
+        assert rank["state"] == "done"
+        assert Path(rank["trace"]).parent.parent == state / "profiles"
+        assert Path(rank["trace"]).stat().st_size > 1000
