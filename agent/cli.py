@@ -313,6 +313,7 @@ def _doctor(config: Config, arguments: argparse.Namespace) -> int:
 
 def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch import diagnose
+    from commwatch.trainers import evidence
 
     try:
         urls = diagnose.addresses(arguments.agents) if arguments.agents else diagnose.local_agents(config.dir)
@@ -320,9 +321,9 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     except diagnose.CannotDiagnose as error:
         raise UsageError(f"diagnose: {error}") from None
     found = diagnose.conclude(seen)
-    stacks = diagnose.stacks(found, seen.ranks, socket.gethostname())
+    taken = evidence(found, seen.ranks, socket.gethostname())
     say = diagnose.as_json if arguments.json else diagnose.text
-    print(say(found, seen, stacks))
+    print(say(found, seen, taken))
     return 1 if found else 2 if seen.silent else 0
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
-import subprocess
 import urllib.parse
 import urllib.request
 from collections import Counter
@@ -20,11 +18,11 @@ from commwatch.config import DEFAULT_PORT
 from commwatch.daemon import answering
 from commwatch.joined import RankParts, put_together
 from commwatch.joins import MOST_PENDING
+from commwatch.trainers import Evidence
 from commwatch.verdicts import Verdict, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
 
 _TIMEOUT_S = 10.0
-_STACK_S = 20.0
 #: Most parts of collectives of groups across nodes that all agents are asked for together; at least so many of each group.
 _MOST_PARTS, _LEAST = 500_000, 64
 #: Agents are in the cluster: no proxy between.
@@ -198,25 +196,7 @@ def conclude(seen: Seen) -> list[Verdict]:
     return found + list(told.values())
 
 
-def stacks(found: list[Verdict], ranks: list[RankView], hostname: str) -> dict[int, str]:
-    """Python stacks of the ranks that verdicts are about and that run here, where ``py-spy`` is installed and allowed to."""
-    if shutil.which("py-spy") is None:
-        return {}
-    about = {(verdict.job_id, rank) for verdict in found for rank in (*verdict.ranks, *verdict.waiting)}
-    taken = {}
-    for view in ranks:
-        if (view.job_id, view.rank) in about and view.host == hostname and view.state == "running":
-            command = ["py-spy", "dump", "--nonblocking", "--pid", str(view.pid)]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=_STACK_S, check=False)
-            except (OSError, subprocess.TimeoutExpired):
-                continue
-            if done.returncode == 0:
-                taken[view.rank] = done.stdout.rstrip()
-    return taken
-
-
-def text(found: list[Verdict], seen: Seen, stacks_of: dict[int, str]) -> str:
+def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
     """For people."""
     lines = [f"{url} does not answer: {why}" for url, why in seen.silent.items()]
     jobs = sorted({view.job_id for view in seen.ranks})
@@ -231,12 +211,14 @@ def text(found: list[Verdict], seen: Seen, stacks_of: dict[int, str]) -> str:
         whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
         lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")
         lines.append(f"  {verdict.says}")
-    for rank, stack in sorted(stacks_of.items()):
-        lines += ["", f"rank {rank}:", *(f"  {line}" for line in stack.splitlines())]
+    for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
+        what = {"python_stack": "where its Python stands", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
+        lines += ["", f"rank {each.rank} of {each.job_id}, {what[each.kind]}:"]
+        lines += [f"  {line}" for line in each.text.splitlines()]
     return "\n".join(lines)
 
 
-def as_json(found: list[Verdict], seen: Seen, stacks_of: dict[int, str]) -> str:
+def as_json(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
     """For programs."""
-    whole = {"verdicts": [asdict(verdict) for verdict in found], "silent": seen.silent, "stacks": stacks_of}
-    return json.dumps(whole, indent=2)
+    verdicts, evidence = [asdict(verdict) for verdict in found], [asdict(each) for each in taken]
+    return json.dumps({"verdicts": verdicts, "silent": seen.silent, "evidence": evidence}, indent=2)

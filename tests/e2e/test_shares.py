@@ -11,14 +11,14 @@ from commwatch.views import StepView
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import digest, results, run_on
 
-pytestmark = pytest.mark.usefixtures("hook")
-SIZE = 2 << 20
+SIZE = 4 << 20
 #: What TCP leaves of 200 Mbit/s, measured from outside: 23.0 to 23.3 MB/s. Two ranks pass on S bytes each.
 TAKES_S = SIZE / 23.2e6
 POINTS = 0.03
 
 
-def test_known_shares(hosts: list[Host], tmp_path: Path) -> None:
+@pytest.mark.parametrize("hook", ["native"], indirect=True)
+def test_known_shares(hook: str, hosts: list[Host], tmp_path: Path) -> None:
     """A comm share of 10, 30, 60 % is measured within 3 points, overlapped or not; all of it is exposed, or not."""
     for host in hosts:
         host.shape("200mbit")

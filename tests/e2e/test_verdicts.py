@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -110,12 +112,17 @@ def test_healthy(troubled: RunningAgent) -> None:
 
 
 def test_diagnose(troubled: RunningAgent) -> None:
-    """``commwatch diagnose`` says it: exit code 1 and the words; 0 for a healthy job; 2 where nobody answers."""
+    """``commwatch diagnose`` says it: exit code 1, words and stacks; 0 for a healthy job; 2 where nobody answers."""
     wait_for(lambda: verdicts_of(troubled, "stop"), "the verdict")
     done = commwatch("diagnose", "--dir", troubled.directory, "--job", "stop")
     assert (done.returncode, done.stderr) == (1, "")
     assert "HANG in stop: rank 1" in done.stdout
     assert "its process is stopped" in done.stdout
+    wait_for(lambda: verdicts_of(troubled, "save"), "the verdict")
+    done = commwatch("diagnose", "--dir", troubled.directory, "--job", "save", "--json")
+    (evidence,) = [each for each in json.loads(done.stdout)["evidence"] if each["rank"] == 0]
+    assert (evidence["job_id"], evidence["kind"]) == ("save", "python_stack")
+    assert re.search(r"save \(.*troubles.py", evidence["text"])
     done = commwatch("diagnose", troubled.url, "--job", "healthy")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"healthy: 1 running job, {RANKS} ranks\n"
