@@ -92,11 +92,6 @@ class _Pool:
     ranks: set[int] = field(default_factory=set)
 
     @property
-    def hosts(self) -> int:
-        """One, or more: symmetric operations need all ranks, so one that is not here is elsewhere."""
-        return 1 if len(self.ranks) == self.one.group_size else 2
-
-    @property
     def timed(self) -> int:
         return self.sums.count - self.sums.untimed
 
@@ -163,24 +158,49 @@ def own_best(line: Line) -> Modelled:
     return Modelled("own_best", line.op, Curve(line.alpha_s, 0.0 if line.bandwidth is None else 1 / line.bandwidth))
 
 
-def efficiencies(cells: Iterable[Counted], find: Find, fitted: dict[tuple[str, str, str], Line]) -> list[Efficiency]:
-    """Each group, operation and size class that has a reference, most time first.
+class Yardstick:
+    """What to hold the operations of jobs against: a reference of the link, else the job's own curve.
 
     Args:
+        cells: all that is known of the jobs: what they have shown to be able to do, and which ranks of a group are here.
         find: references of the link.
-        fitted: the job's own curves, where there are none of the link.
     """
-    found = []
-    for pool in _pools(cells):
-        one = pool.one
-        line = fitted.get((one.job_id, one.group_id, one.op))
-        reference = find(one.group, one.backend, one.group_size, pool.hosts, one.op) or (
-            own_best(line) if line is not None else None
-        )
-        expected = None if reference is None else reference.time_s(one.op, one.group_size, pool.mean_size)
-        if reference is not None and expected is not None and pool.measured_s > 0:
-            found.append((pool, _efficiency(pool, reference, expected)))
-    return [each for _, each in sorted(found, key=lambda item: -item[0].sums.busy_ns)]
+
+    def __init__(self, cells: Iterable[Counted], find: Find) -> None:
+        cells = list(cells)
+        self.lines = lines(cells)
+        self._find = find
+        self._ranks: dict[tuple[str, str], set[int]] = {}
+        for one in cells:
+            self._ranks.setdefault((one.job_id, one.group_id), set()).add(one.rank)
+        self._known: dict[tuple[str, str, str], Reference | None] = {}
+
+    def reference(self, one: Counted) -> Reference | None:
+        """That of an operation of a group."""
+        key = one.job_id, one.group_id, one.op
+        if key not in self._known:
+            # Symmetric operations need all ranks of a group: one that is not here is on another host.
+            hosts = 1 if len(self._ranks.get(key[:2], ())) == one.group_size else 2
+            line = self.lines.get(key)
+            own = own_best(line) if line is not None else None
+            self._known[key] = self._find(one.group, one.backend, one.group_size, hosts, one.op) or own
+        return self._known[key]
+
+    def efficiencies(self, cells: Iterable[Counted]) -> list[Efficiency]:
+        """Each group, operation and size class that has a reference, most time first."""
+        found = []
+        for pool in _pools(cells):
+            reference = self.reference(pool.one)
+            expected = None if reference is None else reference.time_s(pool.one.op, pool.one.group_size, pool.mean_size)
+            if reference is not None and expected is not None and pool.measured_s > 0:
+                found.append((pool, _efficiency(pool, reference, expected)))
+        return [each for _, each in sorted(found, key=lambda item: -item[0].sums.busy_ns)]
+
+    def overall(self, cells: Iterable[Counted]) -> tuple[float, str] | None:
+        """Efficiency of all these operations together whose transfers are known, and the kind of reference; ``None``: not known, or of
+        several kinds."""
+        kinds = by_kind(self.efficiencies(cells))
+        return next(((value, kind) for kind, value in kinds.items()), None) if len(kinds) == 1 else None
 
 
 def _efficiency(pool: _Pool, reference: Reference, expected: float) -> Efficiency:
@@ -223,12 +243,12 @@ def curve_of(reference: Reference, op: str) -> Curve | None:
     return reference.curve if reference.alpha_known else None
 
 
-def by_op(found: Iterable[Efficiency]) -> dict[tuple[str, str, str, str], float]:
-    """Efficiency by job, group label, op and reference: all expected time over all measured time of joined operations."""
-    sums: dict[tuple[str, str, str, str], list[float]] = {}
+def by_kind(found: Iterable[Efficiency]) -> dict[str, float]:
+    """Efficiency by kind of reference: all expected time over all measured time, where that is transfer."""
+    sums: dict[str, list[float]] = {}
     for each in found:
         if each.measured == "transfer":
-            into = sums.setdefault((each.job_id, each.group, each.op, each.reference), [0.0, 0.0])
+            into = sums.setdefault(each.reference, [0.0, 0.0])
             into[0] += each.expected_s * each.count
             into[1] += each.measured_s * each.count
-    return {key: expected / measured for key, (expected, measured) in sums.items()}
+    return {kind: expected / measured for kind, (expected, measured) in sums.items()}

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from commwatch.advice import Facts, Kind
 from commwatch.collectors.nccl.findings import Finding
-from commwatch.efficiency import by_op
 from commwatch.summary import Row
 from commwatch.views import Agent, GroupView, JobView, RankView, StepView
 
@@ -48,8 +47,7 @@ def facts(
 
 def _kinds(agent: Agent, job_id: str, steps: list[StepView], rows: list[Row]) -> list[Kind]:
     until = 1 << 62
-    efficient, curves = agent.efficiency(0, until, job_id)
-    efficiency = {(group, op): (value, kind) for (_, group, op, kind), value in by_op(efficient).items()}
+    _, curves = agent.efficiency(0, until, job_id)
     groups: dict[str, GroupView] = {view.group: view for view in agent.groups(job_id)}
     latest = agent.operations(0, until, None, lambda operation: operation.job_id == job_id, _MOST_OPERATIONS)
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
@@ -63,7 +61,6 @@ def _kinds(agent: Agent, job_id: str, steps: list[StepView], rows: list[Row]) ->
         if not share or not row.seconds or row.group_size is None or row.group_size < 2:
             continue
         seconds = share * row.seconds / of_group * total / len(steps)
-        value, reference = efficiency.get((group, op), (None, None))
         view = groups.get(group)
         kinds.append(
             Kind(
@@ -74,8 +71,8 @@ def _kinds(agent: Agent, job_id: str, steps: list[StepView], rows: list[Row]) ->
                 size_bytes=row.bytes / row.count if row.count else 0,
                 seconds=seconds,
                 curve=agent.curve(view, op, curves) if view is not None else None,
-                efficiency=value,
-                reference=reference,
+                efficiency=row.efficiency,
+                reference=row.reference,
                 local=len(view.ranks) if view is not None else 0,
                 dtype=dtypes.get((group, op)),
                 waiting_s=seconds * min(1.0, (row.wait_s or 0) / row.seconds),

@@ -14,10 +14,10 @@ from prometheus_client.registry import Collector
 
 from commwatch import __version__
 from commwatch.aggregate import Aggregate, Job, RankBook
-from commwatch.books import DURATION_BOUNDS_NS, SIZE_BOUNDS_LOG2, Cell
+from commwatch.books import DURATION_BOUNDS_NS, SIZE_BOUNDS_LOG2, Cell, Counted
 from commwatch.collectors import events as ev
 from commwatch.collectors.registry import Reading
-from commwatch.efficiency import by_op, efficiencies, finder, lines
+from commwatch.efficiency import Yardstick, by_kind, finder
 from commwatch.pipelines import directions
 from commwatch.references import References
 
@@ -258,9 +258,18 @@ class Exporter(Collector):
         if self._efficiency_at is None or now - self._efficiency_at > _EFFICIENCY_NS:
             self._efficiency_at = now
             books = [(job.id, book) for job in self._aggregate.jobs.values() for book in job.books.values()]
-            fitted = lines(book.counted(job, key, cell) for job, book in books for key, cell in book.cells())
-            lately = [book.counted(job, key, cell) for job, book in books for key, cell in book.lately(now)]
-            self._efficiency = by_op(efficiencies(lately, finder(self._references), fitted))
+            known = (book.counted(job, key, cell) for job, book in books for key, cell in book.cells())
+            yardstick = Yardstick(known, finder(self._references))
+            kinds: dict[tuple[str, str, str], list[Counted]] = {}
+            for job, book in books:
+                for key, cell in book.lately(now):
+                    one = book.counted(job, key, cell)
+                    kinds.setdefault((job, one.group, one.op), []).append(one)
+            self._efficiency = {
+                (*kind, reference): value
+                for kind, lately in kinds.items()
+                for reference, value in by_kind(yardstick.efficiencies(lately)).items()
+            }
         for (job, group, op, reference), value in self._efficiency.items():
             label = self._group_label(job, group)
             if label != OTHER:

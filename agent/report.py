@@ -216,10 +216,11 @@ def percent(value: float | None) -> str:
 
 # -- tables -----------------------------------------------------------------------------------
 
-_OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait")
+_OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
 _LEGEND = (
     "Count, bytes, wait: sums over ranks. Wait: for late ranks in symmetric operations, for the peer in send and recv."
 )
+_REFERENCES = {"bench": "bench", "nccl_tests": "nccl-tests", "catalogue": "link", "own_best": "own best"}
 _RANK_HEAD = ("rank", "state", "steps", "step p50", "comm", "exposed", "wait", "p2p wait")
 
 
@@ -234,6 +235,7 @@ def _operation_cells(row: Row) -> tuple[str, ...]:
     return (
         str(row.by["group"]), str(row.by["op"]), str(row.ranks), count, "–" if no_size else size(row.bytes),
         seconds(row.p50_s), seconds(row.p99_s), rate(row.algbw), rate(row.busbw), seconds(wait),
+        "–" if row.efficiency is None else f"{percent(row.efficiency)} of {_REFERENCES[str(row.reference)]}",
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from commwatch.books import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
@@ -33,6 +33,9 @@ class Row:
     p2p_wait_s: float | None
     failed: int
     untimed: int
+    #: Expected over measured time, where the transfers are known, and by which kind of reference.
+    efficiency: float | None
+    reference: str | None
 
 
 def identify(
@@ -49,26 +52,32 @@ def identify(
             yield counted(row.job, row.rank, groups.get((ring, key.group), UNKNOWN_GROUP), op, key, cell)
 
 
-def summarise(cells: Iterable[Counted], by: Sequence[str]) -> list[Row]:
-    """Add up cells by the given dimensions; most time first."""
-    sums: dict[tuple[str | int | None, ...], Cell] = {}
-    ranks: dict[tuple[str | int | None, ...], set[tuple[str, int]]] = {}
-    sizes: dict[tuple[str | int | None, ...], set[int]] = {}
+def summarise(
+    cells: Iterable[Counted],
+    by: Sequence[str],
+    efficiency: Callable[[list[Counted]], tuple[float, str] | None] = lambda cells: None,
+) -> list[Row]:
+    """Add up cells by the given dimensions; most time first.
+
+    Args:
+        efficiency: of some cells together, and by which kind of reference.
+    """
+    kinds: dict[tuple[str | int | None, ...], list[Counted]] = {}
     for item in cells:
-        key = tuple(getattr(item, dimension) for dimension in by)
-        sums.setdefault(key, Cell()).add(item.cell)
-        ranks.setdefault(key, set()).add((item.job_id, item.rank))
-        sizes.setdefault(key, set()).add(item.group_size)
-    rows = [_row(dict(zip(by, key, strict=True)), cell, len(ranks[key]), sizes[key]) for key, cell in sums.items()]
+        kinds.setdefault(tuple(getattr(item, dimension) for dimension in by), []).append(item)
+    rows = [_row(dict(zip(by, key, strict=True)), items, efficiency(items)) for key, items in kinds.items()]
     return sorted(rows, key=lambda row: (-row.seconds, str(row.by)))
 
 
-def _row(by: dict[str, str | int | None], cell: Cell, ranks: int, sizes: set[int]) -> Row:
+def _row(by: dict[str, str | int | None], items: list[Counted], efficiency: tuple[float, str] | None) -> Row:
+    cell, sizes = Cell(), {item.group_size for item in items}
+    for item in items:
+        cell.add(item.cell)
     seconds = cell.busy_ns / 1e9
     p50, p95, p99 = (quantile(cell.bins, q) for q in (0.5, 0.95, 0.99))
     return Row(
         by=by,
-        ranks=ranks,
+        ranks=len({(item.job_id, item.rank) for item in items}),
         group_size=sizes.pop() if len(sizes) == 1 else None,
         count=cell.count,
         bytes=cell.bytes,
@@ -82,4 +91,6 @@ def _row(by: dict[str, str | int | None], cell: Cell, ranks: int, sizes: set[int
         p2p_wait_s=cell.p2p_wait_ns / 1e9 if cell.p2p_wait_ns else None,
         failed=cell.failed,
         untimed=cell.untimed,
+        efficiency=None if efficiency is None else efficiency[0],
+        reference=None if efficiency is None else efficiency[1],
     )

@@ -15,7 +15,7 @@ from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import SLOT_NS, Counted, GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors import process
-from commwatch.efficiency import Efficiency, Line, curve_of, efficiencies, finder, lines, own_best
+from commwatch.efficiency import Efficiency, Line, Yardstick, curve_of, finder, own_best
 from commwatch.history import History
 from commwatch.model import Curve
 from commwatch.operations import Operation, Place, Reader
@@ -189,14 +189,15 @@ class Agent:
         job = same.get("job_id")
         covered, cells = self._cells(from_ns, until_ns, None if job is None else str(job))
         wanted = [(name, value) for name, value in same.items() if value is not None]
-        rows = summarise((cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted)), by)
+        matching = (cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted))
+        rows = summarise(matching, by, Yardstick(cells, finder(self._references)).overall)
         return covered, rows
 
     def efficiency(self, from_ns: int, until_ns: int, job: str | None) -> tuple[list[Efficiency], list[Line]]:
         """Operations beside what they should take, and the job's own α-β curves."""
         _, cells = self._cells(from_ns, until_ns, job)
-        fitted = lines(cells)
-        return efficiencies(cells, finder(self._references), fitted), list(fitted.values())
+        yardstick = Yardstick(cells, finder(self._references))
+        return yardstick.efficiencies(cells), list(yardstick.lines.values())
 
     def curve(self, group: GroupView, op: str, curves: Iterable[Line]) -> Curve | None:
         """What such operations of a group should take: by a reference of the link, else by the job's own best."""

@@ -7,10 +7,10 @@ import time
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from commwatch.collectors.ring import RingWriter
 from tests.helpers import (
     MS,
     RunningAgent,
@@ -30,7 +30,7 @@ STEPS, SIZE = 30, 4_000_000
 EXPECTED_S = SIZE / 125e6
 
 
-def _rank(rings: Path, rank: int, now_ns: int) -> Any:
+def _rank(rings: Path, rank: int, now_ns: int) -> RingWriter:
     """Steps of 100 ms, of which rank 1 is 64 ms in an all_reduce and rank 0, which waits for it, 70; and 5 ms in a message."""
     began = now_ns - (STEPS + 1) * 100 * MS
     names = [
@@ -52,7 +52,13 @@ def _rank(rings: Path, rank: int, now_ns: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+def trainers() -> list[RingWriter]:
+    """The ranks, once ``asked`` has made them."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory, trainers: list[RingWriter]) -> Iterator[RunningAgent]:
     """An agent that knows which link carries the groups, and watches a job of two ranks."""
     directory = tmp_path_factory.mktemp("concluded")
     (directory / "rings").mkdir(mode=0o700)
@@ -60,12 +66,12 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     (directory / "commwatch.toml").write_text('[links]\n"*" = "eth-1g"\n')
     with agent(directory, "--config", str(directory / "commwatch.toml")) as running:
         now = time.monotonic_ns()
-        writers = [_rank(directory / "rings", rank, now) for rank in (0, 1)]
+        trainers += [_rank(directory / "rings", rank, now) for rank in (0, 1)]
         # The process of the test stands for the trainers, and must not end before the agent has looked.
         wait_for(lambda: running.samples().get('commwatch_steps_total{job_id="train",rank="1"}') == STEPS, "the steps")
         yield running
-        for writer in writers:
-            end_rank(writer)
+        while trainers:
+            end_rank(trainers.pop())
 
 
 def test_efficiency(asked: RunningAgent) -> None:
@@ -121,8 +127,20 @@ def test_advice(asked: RunningAgent) -> None:
     assert shares == sorted(shares, reverse=True)
 
 
-def test_report(asked: RunningAgent, tmp_path: Path) -> None:
-    """The report has shares by group and what to try, as text, JSON and one HTML file that loads nothing."""
+def test_no_such_job(asked: RunningAgent) -> None:
+    """Asked about a job that there is not, every conclusion says so."""
+    for route in ("efficiency", "pipelines", "advice"):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            asked.get(f"/api/v1/{route}?job=nobody")
+        assert error.value.code == 404
+        assert "no job 'nobody'" in error.value.read().decode()
+
+
+def test_report(asked: RunningAgent, trainers: list[RingWriter], tmp_path: Path) -> None:
+    """The report of the ended job has shares by group and what to try, as text, JSON and one HTML file that loads nothing."""
+    while trainers:
+        end_rank(trainers.pop())
+    wait_for(lambda: asked.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
     places = ("--dir", asked.directory, "--config", asked.directory / "commwatch.toml")
     text = commwatch("report", *places, "train")
     assert text.returncode == 0, text.stderr
@@ -139,12 +157,3 @@ def test_report(asked: RunningAgent, tmp_path: Path) -> None:
     html = page.read_text()
     assert "<h2>What to try</h2>" in html
     assert elsewhere(html) == []
-
-
-def test_no_such_job(asked: RunningAgent) -> None:
-    """Asked about a job that there is not, every conclusion says so."""
-    for route in ("efficiency", "pipelines", "advice"):
-        with pytest.raises(urllib.error.HTTPError) as error:
-            asked.get(f"/api/v1/{route}?job=nobody")
-        assert error.value.code == 404
-        assert "no job 'nobody'" in error.value.read().decode()

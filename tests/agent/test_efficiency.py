@@ -8,7 +8,7 @@ import random
 import pytest
 
 from commwatch.books import Cell, Counted
-from commwatch.efficiency import Efficiency, by_op, curve_of, efficiencies, lines
+from commwatch.efficiency import Efficiency, Yardstick, by_kind, curve_of, lines
 from commwatch.model import Curve
 from commwatch.references import Measured, Modelled, Reference
 from commwatch.sketch import bin_of
@@ -55,7 +55,7 @@ def ran(
 
 
 def judged(cells: list[Counted], reference: Reference | None = None) -> list[Efficiency]:
-    return efficiencies(cells, lambda *_: reference, lines(cells))
+    return Yardstick(cells, lambda *_: reference).efficiencies(cells)
 
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -122,7 +122,7 @@ def test_ranks_out_of_sight() -> None:
     assert {each.measured for each in found} == {"duration"}
     assert all(each.efficiency < 0.95 for each in found)
     assert "below the link" not in {each.verdict for each in found}
-    assert by_op(found) == {}
+    assert by_kind(found) == {}
 
 
 def test_one_number_for_a_group() -> None:
@@ -130,7 +130,31 @@ def test_one_number_for_a_group() -> None:
     found = judged([*ran(1_000), *ran(1_000_000, slower=2.0)], Modelled("bench", "x", CURVE))
     expected = sum(each.expected_s * each.count for each in found)
     measured = sum(each.measured_s * each.count for each in found)
-    assert by_op(found) == {("job", "data", "all_reduce", "bench"): pytest.approx(expected / measured)}
+    assert by_kind(found) == {"bench": pytest.approx(expected / measured)}
+    cells = ran(1_000)
+    assert Yardstick(cells, lambda *_: None).overall(cells) is None
+    kinds = {"data": Modelled("bench", "x", CURVE), "tensor": Modelled("catalogue", "x", CURVE)}
+    mixed = [*cells, *(one._replace(group="tensor", group_id="t") for one in cells)]
+    yardstick = Yardstick(mixed, lambda group, *_: kinds[group])
+    assert yardstick.overall(mixed) is None
+    overall = yardstick.overall(cells)
+    assert overall is not None
+    assert overall[0] == pytest.approx(1.0, abs=0.1)
+    assert overall[1] == "bench"
+
+
+def test_which_reference_is_asked_for() -> None:
+    """A reference is looked up by label, backend, ranks, hosts and op: one host where all ranks of the group are here."""
+    asked: list[tuple[str, str | None, int, int, str]] = []
+
+    def find(*about: str | int | None) -> Reference | None:
+        asked.append(about)  # type: ignore[arg-type]
+        return None
+
+    cells = ran(1_000)
+    assert Yardstick(cells, find).reference(cells[0]) is None
+    assert Yardstick(cells[:2], find).reference(cells[0]) is None
+    assert asked == [("data", "gloo", RANKS, 1, "all_reduce"), ("data", "gloo", RANKS, 2, "all_reduce")]
 
 
 def test_operations_without_a_size() -> None:
