@@ -110,7 +110,9 @@ class RankBook:
         #: The trainer's pid as the agent sees it; ``None``: not visible from here.
         self.pid: int | None = None
         self.closed_properly = False
-        self.heartbeat_ns = self.dropped = self.probe_ns = 0
+        self.heartbeat_ns = self.dropped = self.probe_ns = self.overflow = 0
+        #: When operations were last found to have had no room in the table of those in flight.
+        self.overflow_ns: int | None = None
         #: End of the latest operation that a thread of this rank stood in.
         self._came_out_ns = 0
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}

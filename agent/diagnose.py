@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.parse
 import urllib.request
 from collections import Counter
@@ -167,7 +168,17 @@ def _across(groups: list[GroupView]) -> list[GroupView]:
 def get(url: str, path: str) -> Any:
     """What an agent answers under ``/api/v1``; raises ``OSError``, or ``ValueError`` where it is no JSON."""
     with _DIRECT.open(f"{url}/api/v1/{path}", timeout=_TIMEOUT_S) as response:
-        return json.load(response)
+        return _load(response)
+
+
+def _load(response: http.client.HTTPResponse) -> Any:
+    """JSON that has to be here in time, however it drips."""
+    end, body = time.monotonic() + _TIMEOUT_S, bytearray()
+    while piece := response.read1(1 << 16):
+        body += piece
+        if time.monotonic() > end:
+            raise TimeoutError(f"has not sent its answer in {_TIMEOUT_S:.0f} s")
+    return json.loads(body)
 
 
 def post(url: str, path: str, body: Any) -> Any:
@@ -175,7 +186,7 @@ def post(url: str, path: str, body: Any) -> Any:
     content, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/api/v1/{path}", content, headers)  # noqa: S310 - an agent's address
     with _DIRECT.open(request, timeout=_TIMEOUT_S) as response:
-        return json.load(response)
+        return _load(response)
 
 
 def _view(kind: type[_T], answer: dict[str, Any]) -> _T:

@@ -60,7 +60,7 @@ class Intake:
         self._discover(wall_ns)
         before, turn = self.read, list(self._sources.values())
         while turn:
-            turn = [source for source in turn if self._drain(source) >= _BATCH]
+            turn = [source for source in turn if self._drain(source, now_ns) >= _BATCH]
         # Under one lock: a reader finds each cell either here or in the history, never in both or in neither.
         with self._lock:
             for source in self._sources.values():
@@ -142,7 +142,7 @@ class Intake:
 
     # -- records ------------------------------------------------------------------------------
 
-    def _drain(self, source: _Source) -> int:
+    def _drain(self, source: _Source, now_ns: int) -> int:
         """Take one batch of a ring; returns how many records it read or found lost."""
         reader, book = source.reader, source.book
         if reader is None:
@@ -166,6 +166,9 @@ class Intake:
                     book.note_failure(record._replace(end_ns=max(record.launch_ns, reader.counter(ring.HEARTBEAT))))
             book.in_flight = reader.in_flight() if alive else []
             book.heartbeat_ns = reader.counter(ring.HEARTBEAT)
+            overflow = reader.counter(ring.IN_FLIGHT_OVERFLOW)
+            if overflow != book.overflow:
+                book.overflow, book.overflow_ns = overflow, now_ns
             book.dropped, book.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
             book.closed_properly = reader.counter(ring.CLOSED) > 0
             book.alive = alive and not book.closed_properly

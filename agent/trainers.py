@@ -39,17 +39,17 @@ def evidence(found: list[Verdict], ranks: list[RankView], hostname: str) -> list
     Flight Recorder, where the job keeps a pipe for it (``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``)."""
     about = {(verdict.job_id, rank) for verdict in found for rank in (*verdict.ranks, *verdict.waiting)}
     here = [
-        view
+        (view, view.visible_pid)
         for view in ranks
-        if (view.job_id, view.rank) in about and view.host == hostname and view.state == "running" and view.process
+        if (view.job_id, view.rank) in about and view.host == hostname and view.state == "running" and view.visible_pid
     ]
     if not here:
         return []
     with ThreadPoolExecutor(min(16, len(here))) as pool:
-        dumps = list(pool.map(lambda view: flight_recorder(view.rank, view.pid), here))
-        stacks = list(pool.map(lambda view: stack(view.pid), here))
+        dumps = list(pool.map(lambda at: flight_recorder(at[0].rank, at[1]), here))
+        stacks = list(pool.map(lambda at: stack(at[1]), here))
     taken = []
-    for view, told, dump in zip(here, stacks, dumps, strict=True):
+    for (view, _), told, dump in zip(here, stacks, dumps, strict=True):
         if told is not None:
             taken.append(Evidence(view.job_id, view.rank, "python_stack", told))
         if dump is not None:

@@ -245,7 +245,14 @@ def _waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], 
         last = -1 if member is None else member.last_seq.get(group.group_id, -1)
         if rank not in inside and max(last, ahead.get(rank, -1)) < seq:
             missing.append(rank)
-    yield _Wait(group, inside, missing)
+    wait = _Wait(group, inside, missing)
+    # A rank that is inside may have had no room to say so.
+    if not any(_is_unsure(known.get((group.job_id, rank)), wait.since_s) for rank in missing):
+        yield wait
+
+
+def _is_unsure(view: RankView | None, since_s: float) -> bool:
+    return view is not None and view.overflow_s is not None and view.overflow_s < since_s + RECENT_S
 
 
 def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[_Wait]:

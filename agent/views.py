@@ -110,7 +110,7 @@ class RankView:
     state: str
     host: str
     local_rank: int | None
-    #: As the agent sees it, where it does; else as the trainer does.
+    #: As the trainer sees it.
     pid: int
     hook: str
     #: ``running``, ``sleeping``, ``disk``, ``stopped`` or ``zombie``; ``None``: the agent cannot see the process.
@@ -126,6 +126,10 @@ class RankView:
     failed: list[Failed]
     records: int
     lost: int
+    #: Seconds since operations had no room in the table of those in flight, so that some of them are not in ``in_flight``; ``None``: never.
+    overflow_s: float | None = None
+    #: The trainer's pid as the agent sees it; ``None``: it does not.
+    visible_pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -307,7 +311,7 @@ class Agent:
             else "gone",
             host=str(identity.get("host", "")),
             local_rank=identity.get("local_rank"),
-            pid=(book.pid if book is not None else None) or int(identity.get("pid", 0)),
+            pid=int(identity.get("pid", 0)),
             hook=str(identity.get("hook", "")),
             process=process.state(book.pid) if book is not None and book.pid is not None else None,
             heartbeat_age_s=max(0, now - book.heartbeat_ns) / 1e9 if book is not None and alive else None,
@@ -321,6 +325,10 @@ class Agent:
             failed=[_failed(book, record, now) for record in book.failures] if book is not None else [],
             records=ring.next_n - ring.lost,
             lost=ring.lost + ring.dropped,
+            overflow_s=max(0, now - book.overflow_ns) / 1e9
+            if book is not None and book.overflow_ns is not None
+            else None,
+            visible_pid=book.pid if book is not None else None,
         )
 
     @contextmanager

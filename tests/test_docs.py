@@ -134,9 +134,17 @@ def test_every_advice() -> None:
     assert list(rows("advice.md")) == [[rule.name, rule.title, rule.do] for rule in advice.RULES]
 
 
+def anchors(document: Path) -> set[str]:
+    """What its headings are called in links, as GitHub does."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
     """Every link from one document to a file of the tree finds it."""
     for document in (*DOCS.glob("*.md"), TREE / "README.md"):
-        for link in re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8")):
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]+)?\)", document.read_text(encoding="utf-8")):
             if not re.match(r"[a-z]+:", link):
-                assert (document.parent / link).exists(), f"{document.name}: {link}"
+                target = document.parent / link if link else document
+                assert target.exists(), f"{document.name}: {link}"
+                assert not anchor or anchor[1:] in anchors(target), f"{document.name}: {link}{anchor}"

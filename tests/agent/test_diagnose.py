@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
 import time
 import urllib.error
 from functools import partial
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.collectors import events as ev
-from commwatch.diagnose import ask, conclude
+from commwatch.diagnose import CannotDiagnose, ask, conclude
 from tests.agent.test_api import rings_of
 from tests.helpers import (
     MS,
@@ -45,6 +48,30 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
         finally:
             for trainer in trainers:
                 trainer.kill()
+
+
+def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that sends its answer byte by byte and never ends holds nobody up for longer than one that is silent."""
+    monkeypatch.setattr("commwatch.diagnose._TIMEOUT_S", 0.5)
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n[")
+                while not stop.wait(0.05):
+                    with contextlib.suppress(OSError):
+                        connection.sendall(b" ")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            with pytest.raises(CannotDiagnose, match="has not sent its answer"):
+                ask([f"http://127.0.0.1:{server.getsockname()[1]}"], None)
+        finally:
+            stop.set()
+            dripping.join()
 
 
 def has_read(running: RunningAgent, records: int) -> bool:

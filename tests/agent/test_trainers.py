@@ -61,7 +61,8 @@ def rank_view(pid: int, **more: object) -> RankView:
         "state": "running",
         "host": "here",
         "local_rank": 3,
-        "pid": pid,
+        "pid": 1,
+        "visible_pid": pid,
     }
     rest = {"hook": "native", "process": "sleeping", "heartbeat_age_s": 0.0, "last_seq": {}, "launched_s": {}}
     return RankView(**{**about, **rest, "in_flight": [], "failed": [], "records": 0, "lost": 0, **more})  # type: ignore[arg-type]
@@ -127,7 +128,7 @@ def test_stacks(tmp_path: Path) -> None:
         assert [(each.rank, each.kind) for each in found] == [(3, "python_stack"), (3, "flight_recorder")]
         assert "saving_a_checkpoint" in found[0].text
         assert found[1].text == str(tmp_path / "dump_3")
-        for view in (rank_view(pid, host="there"), rank_view(pid, state="gone"), rank_view(pid, process=None)):
+        for view in (rank_view(pid, host="there"), rank_view(pid, state="gone"), rank_view(pid, visible_pid=None)):
             assert evidence([stalled(3)], [view], "here") == []
         assert evidence([stalled(2)], [rank_view(pid)], "here") == []
     assert stack(pid) is None

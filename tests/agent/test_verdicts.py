@@ -83,6 +83,13 @@ def test_missing_rank(missing: RankView | None, kind: str, cause: str, says: str
     assert (verdict.group_id, verdict.seq, verdict.op, verdict.since_s) == ("w", 7, "all_reduce", 60.0)
 
 
+def test_no_room_to_say_so() -> None:
+    """A rank whose table of operations in flight was full lately may be inside unseen: nobody is blamed; long ago is no excuse."""
+    assert judged(*WAITING, rank(3, overflow_s=90.0)) == []
+    (verdict,) = judged(*WAITING, rank(3, overflow_s=300.0))
+    assert verdict.ranks == [3]
+
+
 def test_worst_absence_first() -> None:
     """Of several missing ranks the one that will never come is to blame; the others are told of."""
     (verdict,) = judged(rank(0, op()), rank(1), rank(2, state="gone"), rank(3))
