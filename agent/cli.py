@@ -380,9 +380,9 @@ def _stop_with_parent(daemon: Daemon) -> None:
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch import report
+    from commwatch.answers import Agent
     from commwatch.references import References, directory
     from commwatch.store import StoreError
-    from commwatch.views import Agent
 
     agent = Agent(config.history, references=References(directory(config.state), config.links))
     try:

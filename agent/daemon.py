@@ -24,16 +24,16 @@ from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
 from commwatch.aggregate import Aggregate
+from commwatch.answers import Agent
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors
 from commwatch.config import DEFAULT_PORT, Config
+from commwatch.exporter import Exporter
 from commwatch.intake import Intake
-from commwatch.metrics import Exporter
 from commwatch.nccl import NcclLogs, logs_of, remove_old
 from commwatch.profiles import Profiles, kept_in
 from commwatch.references import References, directory
 from commwatch.store import StoreError, Writer
-from commwatch.views import Agent
 from commwatch.web import application
 
 log = logging.getLogger("commwatch")

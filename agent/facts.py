@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commwatch.advice import Facts, Kind
+from commwatch.answers import Agent
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.summary import Row
-from commwatch.views import Agent, GroupView, JobView, RankView, StepView
+from commwatch.views import GroupView, JobView, RankView, StepView
 
 #: The latest operations looked at for their dtypes.
 _MOST_OPERATIONS = 1_000

@@ -19,10 +19,11 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from commwatch import traces
+from commwatch.answers import Agent
 from commwatch.collectors import profile_files as files
 from commwatch.collectors.identity import make_private_dir, ring_prefix
 from commwatch.trace import GroupShare
-from commwatch.views import Agent, RankView, StepView
+from commwatch.views import RankView, StepView
 
 log = logging.getLogger("commwatch")
 #: Seconds within which a rank that profiles has written its trace once the request is over, and in which the records of

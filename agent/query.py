@@ -11,9 +11,9 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
+from commwatch.answers import Agent
 from commwatch.nccl import NcclLogs
 from commwatch.problems import Problem
-from commwatch.views import Agent
 
 MOST_ROWS = 10_000
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -13,10 +13,11 @@ from statistics import median
 
 from commwatch import pages
 from commwatch.advice import LIMIT, WORTH, Advice, advice
+from commwatch.answers import Agent
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.facts import facts
 from commwatch.summary import Row
-from commwatch.views import Agent, JobView, RankView, StepView
+from commwatch.views import JobView, RankView, StepView
 
 _MOST_STEPS = 100_000
 _MOST_ADVICE = 5

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch import debugging, explain, native, report
+from commwatch.answers import Agent
 from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir, ring_prefix
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import findings
@@ -27,7 +28,6 @@ from commwatch.daemon import answering, wait_until
 from commwatch.nccl import LogRequest, logs_of
 from commwatch.references import References, directory
 from commwatch.store import StoreError
-from commwatch.views import Agent
 
 #: The agent is ready well within this, also on a busy machine; the job does not wait longer.
 _START_S = 30.0

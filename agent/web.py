@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from commwatch import __version__, api, conclusions, profile_api
+from commwatch.answers import Agent
 from commwatch.nccl import NcclLogs
 from commwatch.pages import page, table
 from commwatch.problems import answer_problems
 from commwatch.profiles import Profiles
-from commwatch.views import Agent
 
 
 def application(

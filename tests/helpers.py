@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from commwatch.aggregate import Aggregate
+from commwatch.answers import Agent
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.ring import RingWriter
@@ -29,7 +30,6 @@ from commwatch.history import History
 from commwatch.intake import Intake
 from commwatch.store import RingRow, Writer
 from commwatch.summary import Row
-from commwatch.views import Agent
 
 MS = 1_000_000
 #: Unix time of monotonic 0 in ``identity``.

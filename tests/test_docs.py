@@ -15,13 +15,14 @@ from prometheus_client import CollectorRegistry
 
 from commwatch import advice
 from commwatch.aggregate import Aggregate
+from commwatch.answers import Agent
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.findings import RULES
 from commwatch.config import Config
-from commwatch.metrics import METRICS, MOST_GROUPS
+from commwatch.exporter import MOST_GROUPS
+from commwatch.metrics import METRICS
 from commwatch.nccl import NcclLogs
 from commwatch.profiles import Profiles
-from commwatch.views import Agent
 from commwatch.web import application
 from tests.alerts.test_rules import RULES as FOR_PROMETHEUS
 from tests.helpers import commwatch, needs

@@ -22,7 +22,8 @@ from commwatch.aggregate import Aggregate, RankBook
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.registry import Reading
-from commwatch.metrics import METRICS, MOST_GROUPS, Exporter
+from commwatch.exporter import MOST_GROUPS, Exporter
+from commwatch.metrics import METRICS
 from tests.helpers import MS, end_rank, group_entry, mark, needs, operation, packed, write_ring
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics.txt"

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.aggregate import Aggregate
+from commwatch.answers import Agent
 from commwatch.collectors import events as ev
 from commwatch.collectors.ring import RingReader
 from commwatch.intake import Intake
 from commwatch.store import Writer
-from commwatch.views import Agent
 from tests.e2e.hosts import Host
 from tests.helpers import PATIENCE_S, clean_env, free_port
 

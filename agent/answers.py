@@ -1,0 +1,304 @@
+"""What the API, the report and the command line show: answers put together from history and live books."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from time import time_ns
+
+from commwatch import joins
+from commwatch.aggregate import Aggregate, Job, RankBook
+from commwatch.books import SLOT_NS, Counted, GroupInfo
+from commwatch.collectors import events as ev
+from commwatch.collectors import process
+from commwatch.efficiency import Efficiency, Line, Yardstick, curve_of, finder, own_best
+from commwatch.history import History
+from commwatch.model import Curve
+from commwatch.operations import Operation, Place, Reader
+from commwatch.references import References
+from commwatch.store import RingRow
+from commwatch.summary import Row, identify, summarise
+from commwatch.views import Failed, GroupView, InFlight, JobView, RankView, StepView
+
+
+class Agent:
+    """Answers from the history at ``path`` and, inside an agent, from its live books too.
+
+    Args:
+        aggregate: the live books, or ``None`` where only the history is there.
+        lock: guards them.
+        now_ns: the monotonic clock.
+        references: what operations should take; by default nothing is known of it but the job's own best.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        aggregate: Aggregate | None = None,
+        lock: threading.RLock | None = None,
+        now_ns: Callable[[], int] = lambda: 0,
+        references: References | None = None,
+    ) -> None:
+        self.path, self._references = path, references
+        self._aggregate, self._lock, self._now_ns = aggregate, lock or threading.RLock(), now_ns
+
+    def has_job(self, job: str) -> bool:
+        """Whether the history knows it."""
+        with History(self.path) as history:
+            return bool(history.rings(job))
+
+    def jobs(self) -> list[JobView]:
+        """All jobs, the latest started first."""
+        with History(self.path) as history:
+            by_job: dict[str, list[RingRow]] = {}
+            for ring in history.rings():
+                by_job.setdefault(ring.job, []).append(ring)
+        return sorted((_job(job, rings) for job, rings in by_job.items()), key=lambda job: -job.started_at)
+
+    def summary(
+        self, from_ns: int, until_ns: int, by: list[str], same: dict[str, str | int | None]
+    ) -> tuple[tuple[float | None, float | None], list[Row]]:
+        """Rows, and the time really covered (first and last roll-up)."""
+        job = same.get("job_id")
+        covered, cells = self._cells(from_ns, until_ns, None if job is None else str(job))
+        wanted = [(name, value) for name, value in same.items() if value is not None]
+        matching = (cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted))
+        rows = summarise(matching, by, Yardstick(cells, finder(self._references)).overall)
+        return covered, rows
+
+    def efficiency(self, from_ns: int, until_ns: int, job: str | None) -> tuple[list[Efficiency], list[Line]]:
+        """Operations beside what they should take, and the job's own α-β curves."""
+        _, cells = self._cells(from_ns, until_ns, job)
+        yardstick = Yardstick(cells, finder(self._references))
+        return yardstick.efficiencies(cells), list(yardstick.lines.values())
+
+    def curve(self, group: GroupView, op: str, curves: Iterable[Line]) -> Curve | None:
+        """What such operations of a group should take: by a reference of the link, else by the job's own best."""
+        hosts = 1 if len(group.ranks) == group.size else 2
+        reference = finder(self._references)(group.group, group.backend, group.size, hosts, op)
+        own = next((line for line in curves if (line.group_id, line.op) == (group.group_id, op)), None)
+        if reference is None and own is not None:
+            reference = own_best(own)
+        return None if reference is None else curve_of(reference, op)
+
+    def _cells(
+        self, from_ns: int, until_ns: int, job: str | None
+    ) -> tuple[tuple[float | None, float | None], list[Counted]]:
+        """The time really covered, and what was counted in it."""
+        with History(self.path) as history:
+            with self._lock:  # a cell is either stored or live, as long as this is held
+                rings = {ring.id: ring for ring in history.rings(job)}
+                stored = list(history.rollups(from_ns, until_ns, list(rings)))
+                aggregate = self._aggregate or _recount(history, rings.values())
+                live = _live(aggregate, from_ns, until_ns)
+            groups, ops = history.groups(), history.names("op")
+        cells = [*identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops), *(cell for _, cell in live)]
+        begins = [*(r.slot_ns for r in stored), *(slot for slot, _ in live)]
+        ends = [*(r.slot_ns + r.length_ns for r in stored), *(slot + SLOT_NS for slot, _ in live)]
+        return (min(begins) / 1e9, min(max(ends), time_ns()) / 1e9) if begins else (None, None), cells
+
+    def operations(
+        self, from_ns: int, until_ns: int, before: Place | None, wanted: Callable[[Operation], bool], limit: int
+    ) -> list[Operation]:
+        """Single operations, newest first."""
+        with History(self.path) as history:
+            reader = Reader(history, {ring.id: ring for ring in history.rings()})
+            return list(islice(reader.newest_first(from_ns, until_ns, before, wanted), limit))
+
+    def collective(self, group_id: str, seq: int) -> tuple[list[Operation], joins.Waits | None] | None:
+        """The ranks of one collective and, where all are here and the operation is symmetric, who waited."""
+        with History(self.path) as history:
+            found = Reader(history, {ring.id: ring for ring in history.rings()}).collective(group_id, seq)
+        if not found:
+            return None
+        joinable = (
+            len(found) == found[0].group_size > 1 and len({o.op for o in found}) == 1 and found[0].op in ev.SYMMETRIC
+        )
+        if not joinable or any(
+            o.duration_s is None or not o.aligned or (o.timing == "wait" and o.is_async) for o in found
+        ):
+            return found, None
+        parts = [joins.Part(o.rank, ev.OP_CODE[o.op], 0, 0, round((o.duration_s or 0) * 1e9), None) for o in found]
+        return found, joins.split(parts)
+
+    def steps(self, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
+        """Steps that ended in the window, newest first."""
+        with History(self.path) as history:
+            rings = {ring.id: ring for ring in history.rings(job) if rank is None or ring.rank == rank}
+            steps = history.steps(from_ns, until_ns, list(rings), limit)
+        views = []
+        for step in steps:
+            ring, duration = rings[step.ring], (step.end_ns - step.start_ns) / 1e9
+            exposed = None if step.exposed_ns is None else step.exposed_ns / 1e9
+            share, exposed_share = step.comm_ns / 1e9 / duration, None if exposed is None else exposed / duration
+            views.append(
+                StepView(
+                    ring.job,
+                    ring.rank,
+                    step.seq,
+                    step.start_ns / 1e9,
+                    step.end_ns / 1e9,
+                    duration,
+                    step.comm_ns / 1e9,
+                    share,
+                    exposed,
+                    exposed_share,
+                    {label: comm_ns / 1e9 / duration for label, comm_ns in step.groups.items()},
+                    None if step.p2p_wait_ns is None else step.p2p_wait_ns / 1e9,
+                    step.long,
+                )
+            )
+        return views
+
+    def ranks(self, job: str | None) -> list[RankView]:
+        """The ranks, by job and number."""
+        with History(self.path) as history:
+            latest: dict[tuple[str, int], RingRow] = {(ring.job, ring.rank): ring for ring in history.rings(job)}
+        begun: dict[str, int] = {}
+        for ring in latest.values():
+            if ring.running:
+                begun[ring.job] = max(begun.get(ring.job, 0), ring.started_ns)
+        # What ended before a rank of now began is of a run before, under the same name.
+        latest = {at: ring for at, ring in latest.items() if ring.running or ring.seen_ns >= begun.get(ring.job, 0)}
+        with self._lock:
+            jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
+            live = {uid: book for job_ in jobs for uid, book in job_.books.items()}
+            views = [self._rank(ring, live.get(ring.uid)) for ring in latest.values()]
+        return sorted(views, key=lambda view: (view.job_id, view.rank))
+
+    def _rank(self, ring: RingRow, book: RankBook | None) -> RankView:
+        now, identity = self._now_ns(), ring.identity
+        alive = book.alive if book is not None else ring.running
+        return RankView(
+            job_id=ring.job,
+            rank=ring.rank,
+            restart=ring.restart,
+            state="running"
+            if alive
+            else "ended"
+            if ring.state == "ended" or (book is not None and book.closed_properly)
+            else "gone",
+            host=str(identity.get("host", "")),
+            local_rank=identity.get("local_rank"),
+            pid=int(identity.get("pid", 0)),
+            hook=str(identity.get("hook", "")),
+            process=process.state(book.pid) if book is not None and book.pid is not None else None,
+            heartbeat_age_s=max(0, now - book.heartbeat_ns) / 1e9 if book is not None and alive else None,
+            last_seq={book.group(small_id).group_id: seq for small_id, seq in book.last_seq.items()}
+            if book is not None
+            else {},
+            launched_s={book.group(group).group_id: max(0, now - at) / 1e9 for group, at in book.launched_ns.items()}
+            if book is not None
+            else {},
+            in_flight=[_in_flight(book, record, now) for record in book.in_flight] if book is not None else [],
+            failed=[_failed(book, record, now) for record in book.failures] if book is not None else [],
+            records=ring.next_n - ring.lost,
+            lost=ring.lost + ring.dropped,
+            overflow_s=max(0, now - book.overflow_ns) / 1e9
+            if book is not None and book.overflow_ns is not None
+            else None,
+            visible_pid=book.pid if book is not None else None,
+        )
+
+    @contextmanager
+    def live(self, job: str | None) -> Iterator[tuple[list[Job], int]]:
+        """The books of the jobs in sight, held still meanwhile, and what the clock says."""
+        with self._lock:
+            jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
+            yield [each for each in jobs if job in (None, each.id)], self._now_ns()
+
+    def groups(self, job: str | None) -> list[GroupView]:
+        """The groups, by job."""
+        with History(self.path) as history:
+            rings = {ring.id: ring for ring in history.rings(job)}
+            seen: dict[tuple[str, str], list[tuple[int, GroupInfo]]] = {}
+            for (ring, _), group in history.groups().items():
+                if ring in rings:
+                    seen.setdefault((rings[ring].job, group.group_id), []).append((rings[ring].rank, group))
+        views = []
+        for (job_id, group_id), members in seen.items():
+            group = members[0][1]
+            ranks = sorted({rank for rank, _ in members})
+            aligned = all(info.aligned for _, info in members)
+            known = None if group.ranks is None else list(group.ranks)
+            views.append(
+                GroupView(
+                    job_id,
+                    group_id,
+                    group.label,
+                    group.name,
+                    group.description,
+                    group.size,
+                    known,
+                    ranks,
+                    aligned,
+                    group.backend,
+                )
+            )
+        return sorted(views, key=lambda view: (view.job_id, -view.size, view.name))
+
+
+def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
+    """The books of what is stored but not in a roll-up yet: an agent's last seconds, seen from outside of it."""
+    aggregate, groups, ops = Aggregate(), history.groups(), history.names("op")
+    for ring in rings:
+        if ring.rolled_n < ring.next_n:
+            book = aggregate.open(ring.uid, ring.identity)
+            book.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
+            book.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
+            for records, until_n in history.raw_since(ring):
+                book.ingest(records, until_n)
+    return aggregate
+
+
+def _live(aggregate: Aggregate, from_ns: int, until_ns: int) -> list[tuple[int, Counted]]:
+    return [
+        (slot, book.counted(job.id, key, cell.copy()))
+        for job in aggregate.jobs.values()
+        for book in job.books.values()
+        for slot, key, cell in book.live_cells()
+        if from_ns <= slot < until_ns
+    ]
+
+
+def _job(job: str, rings: list[RingRow]) -> JobView:
+    unavailable = next((ring.steps_unavailable for ring in rings if ring.steps_unavailable), None)
+    return JobView(
+        job_id=job,
+        state="running" if any(ring.running for ring in rings) else "ended",
+        world_size=rings[-1].world_size,
+        ranks=sorted({ring.rank for ring in rings}),
+        restarts=max(ring.restart for ring in rings),
+        started_at=min(ring.started_ns for ring in rings) / 1e9,
+        last_seen_at=max(ring.seen_ns for ring in rings) / 1e9,
+        lost=sum(ring.lost + ring.dropped for ring in rings),
+        steps_unavailable=unavailable,
+    )
+
+
+def _in_flight(book: RankBook, record: ev.Record, now_ns: int) -> InFlight:
+    group, op = book.group(record.group), book.op_name(record.op)
+    blocked, usual_ns = bool(record.flags & ev.BLOCKED), book.usual_ns(record.group, record.op)
+    return InFlight(
+        op=op,
+        group=group.label,
+        group_id=group.group_id,
+        seq=record.seq,
+        peer=record.peer if record.peer >= 0 else None,
+        tag=record.tag if op in ev.P2P else None,
+        dtype=book.dtypes.get(record.dtype),
+        size_bytes=None if record.flags & ev.NO_SIZE else record.size_bytes,
+        age_s=max(0, now_ns - record.launch_ns) / 1e9,
+        blocked=blocked,
+        waited_s=max(0, now_ns - record.start_ns) / 1e9 if blocked and op in ev.P2P else None,
+        usual_s=None if usual_ns is None else usual_ns / 1e9,
+    )
+
+
+def _failed(book: RankBook, record: ev.Record, now_ns: int) -> Failed:
+    size = None if record.flags & ev.NO_SIZE else record.size_bytes
+    dtype, ago = book.dtypes.get(record.dtype), max(0, now_ns - record.end_ns) / 1e9
+    return Failed(book.op_name(record.op), book.group(record.group).group_id, record.seq, dtype, size, ago)
