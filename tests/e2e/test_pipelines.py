@@ -9,7 +9,7 @@ import pytest
 from commwatch.pipelines import pipelines
 from tests.e2e.torchjob import digest, run_job
 
-pytestmark = pytest.mark.usefixtures("hook")
+pytestmark = [pytest.mark.usefixtures("hook"), pytest.mark.parametrize("hook", ["native"], indirect=True)]
 STAGES, BATCHES, STEPS = 3, 4, 12
 
 

@@ -20,11 +20,11 @@ def main() -> None:
     go_on, step = torch.ones(1), 0
     while go_on.item():
         step += 1
-        time.sleep(0.02 * noise.random())
+        time.sleep(0.1 * noise.random())
         square = torch.ones(96, 96)
-        for _ in range(noise.randrange(20)):
+        for _ in range(noise.randrange(5)):
             square @ square
-        if step % 400 == 0 and rank == 0:
+        if step % 100 == 0 and rank == 0:
             time.sleep(3)  # a checkpoint
         for _ in range(4):
             dist.all_reduce(torch.ones(10_000))
