@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from time import time_ns
 
@@ -20,7 +20,7 @@ from commwatch.model import Curve
 from commwatch.operations import Operation, Place, Reader
 from commwatch.references import References
 from commwatch.store import RingRow
-from commwatch.summary import Row, identify, summarise
+from commwatch.summary import Row, identify, merged, summarise
 from commwatch.views import Failed, GroupView, InFlight, JobView, RankView, StepView
 
 
@@ -95,7 +95,8 @@ class Agent:
                 aggregate = self._aggregate or _recount(history, rings.values())
                 live = _live(aggregate, from_ns, until_ns)
             groups, ops = history.groups(), history.names("op")
-        cells = [*identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops), *(cell for _, cell in live)]
+        named = identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops)
+        cells = merged(chain(named, (cell for _, cell in live)))
         begins = [*(r.slot_ns for r in stored), *(slot for slot, _ in live)]
         ends = [*(r.slot_ns + r.length_ns for r in stored), *(slot + SLOT_NS for slot, _ in live)]
         return (min(begins) / 1e9, min(max(ends), time_ns()) / 1e9) if begins else (None, None), cells

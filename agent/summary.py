@@ -52,6 +52,17 @@ def identify(
             yield counted(row.job, row.rank, groups.get((ring, key.group), UNKNOWN_GROUP), op, key, cell)
 
 
+def merged(cells: Iterable[Counted]) -> list[Counted]:
+    """The same with one cell for each rank, group, op and size, whenever it was counted."""
+    sums: dict[tuple[str, int, str, str, int | None], Counted] = {}
+    for one in cells:
+        key = one.job_id, one.rank, one.group_id, one.op, one.size
+        if key not in sums:
+            sums[key] = one._replace(cell=Cell())
+        sums[key].cell.add(one.cell)
+    return list(sums.values())
+
+
 def summarise(
     cells: Iterable[Counted],
     by: Sequence[str],
