@@ -25,6 +25,7 @@ from commwatch.books import (
     counted,
 )
 from commwatch.collectors import events as ev
+from commwatch.collectors.gpu import GpuPlace, place_of
 from commwatch.collectors.ring import number_of
 from commwatch.intervals import Intervals
 from commwatch.joins import NOT_KNOWN_NS, GroupJoin, Part, Waits
@@ -93,6 +94,7 @@ class RankBook:
         self.compared: dict[int, Compared] = {}
         #: Where this rank's NCCL writes its debug output, if into a file.
         self.nccl_log: str | None = None
+        self.gpu: GpuPlace | None = None  # the card it says it computes on
         self.steps = StepBook()
         #: By (group, op, peer): what its messages were, and how long it stood waiting for them.
         self.messages: dict[tuple[int, int, int], Messages] = {}
@@ -147,7 +149,9 @@ class RankBook:
                     self.ops[int(entry["op"])] = str(entry["name"])
                 elif "nccl_log" in entry:
                     self.nccl_log = str(entry["nccl_log"])
-            except (KeyError, TypeError, ValueError):
+                elif "gpu" in entry:
+                    self.gpu = place_of(entry["gpu"])
+            except (AttributeError, KeyError, TypeError, ValueError):
                 continue
 
     def group(self, small_id: int) -> GroupInfo:

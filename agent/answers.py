@@ -14,6 +14,7 @@ from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import SLOT_NS, Counted, GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors import process
+from commwatch.collectors.gpu import Gpu, GpuPlace
 from commwatch.efficiency import Efficiency, Line, Yardstick, curve_of, finder, own_best
 from commwatch.history import History
 from commwatch.model import Curve
@@ -32,6 +33,7 @@ class Agent:
         lock: guards them.
         now_ns: the monotonic clock.
         references: what operations should take; by default nothing is known of it but the job's own best.
+        gpu_at: the card that a rank computes on.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class Agent:
         lock: threading.RLock | None = None,
         now_ns: Callable[[], int] = lambda: 0,
         references: References | None = None,
+        gpu_at: Callable[[GpuPlace | None], Gpu | None] = lambda where: None,
     ) -> None:
-        self.path, self._references = path, references
+        self.path, self._references, self._gpu_at = path, references, gpu_at
         self._aggregate, self._lock, self._now_ns = aggregate, lock or threading.RLock(), now_ns
 
     def has_job(self, job: str) -> bool:
@@ -172,6 +175,8 @@ class Agent:
 
     def _rank(self, ring: RingRow, book: RankBook | None) -> RankView:
         now, identity = self._now_ns(), ring.identity
+        place = book.gpu if book is not None else None
+        gpu = self._gpu_at(place)
         alive = book.alive if book is not None else ring.running
         return RankView(
             job_id=ring.job,
@@ -202,6 +207,8 @@ class Agent:
             if book is not None and book.overflow_ns is not None
             else None,
             visible_pid=book.pid if book is not None else None,
+            gpu=gpu.card.index if gpu is not None else None,
+            gpu_uuid=place.uuid if place is not None else None,
         )
 
     @contextmanager

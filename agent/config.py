@@ -19,6 +19,7 @@ else:
     import tomli as tomllib
 
 DEFAULT_PORT = 9477
+GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
 
 
 class ConfigError(Exception):
@@ -45,6 +46,8 @@ class Config:
     keep_days: float = 7.0
     #: Seconds the metrics of an ended job stay in /metrics.
     keep_ended: float = 300.0
+    #: ``auto``: GPUs are read where there are any; ``required``: none to read is a fault; ``off``: their driver is left alone.
+    gpus: str = GPUS_AUTO
     #: Label of a group, or ``*`` for all others, to the link of the catalogue that carries it.
     links: Mapping[str, str] = field(default_factory=dict)
 
@@ -142,6 +145,10 @@ def _checked(key: str, value: Any, where: str) -> Any:
             raise ConfigError(f"{where}: there is no such user: {text}") from None
     if key == "links":
         return _checked_links(value, where)
+    if key == "gpus":
+        if value not in GPUS:
+            raise ConfigError(f"{where}: needs one of {', '.join(GPUS)}, not {value!r}")
+        return value
     low, high = _RANGES[key]
     whole = key in ("port", "raw_bytes")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:

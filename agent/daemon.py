@@ -29,6 +29,7 @@ from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors
 from commwatch.config import DEFAULT_PORT, Config
 from commwatch.exporter import Exporter
+from commwatch.gpus import Gpus
 from commwatch.intake import Intake
 from commwatch.nccl import NcclLogs, logs_of, remove_old
 from commwatch.profiles import Profiles, kept_in
@@ -43,6 +44,8 @@ _STUCK_NS = 10_000_000_000
 _LOCK_S = 0.3
 #: Seconds between two looks at the NCCL logs.
 _LOGS_S = 0.5
+#: Between two looks at the GPUs.
+_GPUS_S = 1.0
 #: Between two looks for what profiled ranks have left.
 _PROFILES_S = 0.25
 
@@ -81,21 +84,24 @@ class Daemon:
         registry = CollectorRegistry()
         self._nccl = NcclLogs(config.dir, self._aggregate, self._lock)
         references = References(directory(config.state), config.links)
+        self._gpus = Gpus(config.gpus)
         collectors = Collectors()
         exporter = Exporter(
             self._aggregate,
             self._lock,
             time.monotonic_ns,
-            lambda: [*collectors.collect(), *self._nccl.readings()],
+            lambda: [*collectors.collect(), *self._gpus.readings(), *self._nccl.readings()],
             references,
+            self._gpus.label,
         )
         registry.register(exporter)
-        agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns, references)
+        agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns, references, self._gpus.place)
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
-        app = application(agent, self._nccl, self._profiles, registry, self._healthy, self._ready)
+        app = application(agent, self._nccl, self._profiles, self._gpus, registry, self._healthy, self._ready)
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
         )
+        self._gpu_thread = threading.Thread(target=self._watch_gpus, name="gpus", daemon=True)
         self._threads = [
             threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True),
             threading.Thread(target=self._work, name="intake", daemon=True),
@@ -110,7 +116,7 @@ class Daemon:
         gc.set_threshold(20_000, 50, 50)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
-        for thread in self._threads:
+        for thread in (*self._threads, self._gpu_thread):
             thread.start()
         _announce(
             self.config.dir,
@@ -121,6 +127,7 @@ class Daemon:
         self._server.should_exit = True
         for thread in self._threads:
             thread.join(10)
+        self._gpu_thread.join(_GPUS_S)  # a sick card does not hold up the end
         if not self._threads[-1].is_alive():
             with contextlib.suppress(OSError, StoreError, sqlite3.Error):
                 self._profiles.close()
@@ -160,6 +167,14 @@ class Daemon:
         while not self._stop.wait(_LOGS_S):
             self._nccl.tick()
         self._nccl.close()
+
+    def _watch_gpus(self) -> None:
+        """The thread of the GPUs: a sick card may keep it, and nobody else."""
+        while True:
+            self._gpus.tick()
+            if self._stop.wait(_GPUS_S):
+                break
+        self._gpus.close()
 
     def _profile(self) -> None:
         """The thread of the profiles on demand."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch import __version__
+from commwatch.collectors.gpu import ALARMING
 from commwatch.collectors.nccl import debug
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT, Config
@@ -24,6 +25,8 @@ from commwatch.diagnose import get, local_agents
 #: Room that the rings of a node of eight ranks take, with some to spare.
 _ROOM_BYTES = 32 << 20
 _SCRAPED_S = 300.0
+#: Xids older than this are history.
+_XIDS_S = 86400.0
 _PASS, _WARN, _FAIL = "pass", "warn", "fail"
 Get = Callable[[str], Any]
 
@@ -112,6 +115,7 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
     else:
         yield Check(_PASS, "history", about["history"])
     yield _scraping(about)
+    yield from _gpus(get("gpus"))
     jobs = [job for job in get("jobs") if job["state"] == "running"]
     if not jobs:
         remedy = "COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; it shows after its first collective"
@@ -130,6 +134,46 @@ def _scraping(about: dict[str, Any]) -> Check:
         remedy = "add this address to a scrape_config; from another host the agent needs --host 0.0.0.0"
         return Check(_WARN, "prometheus", f"/metrics was {since} fetched", remedy)
     return Check(_PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'somebody'}")
+
+
+def _gpus(view: dict[str, Any]) -> Iterator[Check]:
+    """Cards, their troubles, and ranks on cards that the agent does not see."""
+    cards, driver = view["gpus"], view["driver"]
+    placed = sum(len(card["ranks"]) for card in cards)
+    if view["state"] == "up":
+        version = f"{driver['vendor']} driver {driver['version']}{f', CUDA {cuda}' if (cuda := driver['cuda']) else ''}"
+        yield Check(
+            _PASS, "gpus", f"{len(cards)}, {version}; {placed} of {placed + len(view['elsewhere'])} ranks placed"
+        )
+    elif view["state"] == "down":
+        remedy = (
+            "nvidia-smi (amd-smi) says whether the driver works; after an update of the driver start the agent again"
+        )
+        yield Check(_WARN, "gpus", f"cannot be read: {view['says']}", remedy)
+    else:
+        yield Check(_PASS, "gpus", f"none are read: {view['says']}")
+    if view["elsewhere"]:
+        who = ", ".join(f"{rank['job_id']} rank {rank['rank']}" for rank in view["elsewhere"])
+        remedy = "give the agent's container all GPUs: NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility"
+        yield Check(_WARN, "gpus", f"the agent does not see the card of {who}", remedy)
+    for card in cards:
+        yield from _gpu(card)
+
+
+def _gpu(card: dict[str, Any]) -> Iterator[Check]:
+    gpu, name = card["gpu"], f"GPU {card['gpu']['card']['index']}"
+    if gpu["lost"]:
+        remedy = "nvidia-smi and the kernel's log say more; reset the card or reboot the node"
+        yield Check(_WARN, "gpus", f"{name} does not answer: {gpu['lost']}", remedy)
+    latest = {xid["xid"]: xid for xid in reversed(card["xids"])}
+    for number, xid in latest.items():
+        age = time.time() - xid["at"]
+        if age < _XIDS_S:
+            yield Check(_WARN, "gpus", f"{name}: Xid {number} {age / 60:.0f} min ago: {xid['title']}", xid["do"])
+    reasons = [reason for reason in ALARMING if gpu["measured"]["throttled"].get(reason)]
+    if reasons:
+        remedy = "see to cooling and power supply of the node"
+        yield Check(_WARN, "gpus", f"{name} is held back: {', '.join(reasons)}", remedy)
 
 
 def _records(get: Get, job: str) -> int:

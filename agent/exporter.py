@@ -15,6 +15,7 @@ from commwatch import __version__
 from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import DURATION_BOUNDS_NS, SIZE_BOUNDS_LOG2, Cell, Counted
 from commwatch.collectors import events as ev
+from commwatch.collectors.gpu import GpuPlace
 from commwatch.collectors.registry import Reading
 from commwatch.efficiency import Yardstick, by_kind, finder
 from commwatch.families import Families, Labels
@@ -43,6 +44,7 @@ class Exporter(Collector):
         now_ns: the monotonic clock.
         readings: the node's collectors, as ``() -> (name, readings or None if it failed)``.
         references: what operations should take.
+        gpu_of: the number of the card that a rank computes on, as its label.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Exporter(Collector):
         now_ns: Callable[[], int],
         readings: Callable[[], Iterable[tuple[str, list[Reading] | None]]],
         references: References | None = None,
+        gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
     ) -> None:
+        self._gpu_of = gpu_of
         self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
         self._references = references
         self._efficiency: dict[tuple[str, str, str, str], float] = {}
@@ -151,11 +155,8 @@ class Exporter(Collector):
             if not book.alive:
                 continue
             rank, local_rank = str(book.rank), book.identity.get("local_rank")
-            families.add(
-                "rank_info",
-                (job.id, rank, "" if local_rank is None else str(local_rank), str(book.identity.get("hook", ""))),
-                1,
-            )
+            place = (self._gpu_of(book.gpu), "" if local_rank is None else str(local_rank))
+            families.add("rank_info", (job.id, rank, *place, str(book.identity.get("hook", ""))), 1)
             oldest: dict[int, int] = {}
             for record in book.in_flight:
                 # A posted send or recv is no news until somebody waits for it.

@@ -14,6 +14,40 @@ class Spec(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+_GPU = ("gpu",)
+GPU_METRICS = (
+    Spec("commwatch_gpu_utilization_ratio", "gauge", "Share of the last moments in which any kernel ran.", _GPU),
+    Spec("commwatch_gpu_memory_utilization_ratio", "gauge", "Share of them in which memory was read or written.", _GPU),
+    Spec("commwatch_gpu_memory_used_bytes", "gauge", "Memory in use.", _GPU),
+    Spec("commwatch_gpu_memory_total_bytes", "gauge", "Memory there is.", _GPU),
+    Spec("commwatch_gpu_power_watts", "gauge", "Power drawn.", _GPU),
+    Spec("commwatch_gpu_power_limit_watts", "gauge", "Power the card is allowed.", _GPU),
+    Spec("commwatch_gpu_energy_joules_total", "counter", "Energy taken since the driver was loaded.", _GPU),
+    Spec("commwatch_gpu_temperature_celsius", "gauge", "Temperature of the chip.", _GPU),
+    Spec("commwatch_gpu_clock_hertz", "gauge", "Clock of the multiprocessors and of the memory.", (*_GPU, "clock")),
+    Spec(
+        "commwatch_gpu_throttled", "gauge", "1 while the card keeps its clock down for this reason.", (*_GPU, "reason")
+    ),
+    Spec("commwatch_gpu_pcie_bytes_total", "counter", "Bytes over PCIe, as the card sees it.", (*_GPU, "direction")),
+    Spec(
+        "commwatch_gpu_pcie_bytes_per_second",
+        "gauge",
+        "The same during a look of 20 ms every ten seconds, where the card does not count.",
+        (*_GPU, "direction"),
+    ),
+    Spec("commwatch_gpu_pcie_replays_total", "counter", "Packets sent again over PCIe.", _GPU),
+    Spec("commwatch_gpu_nvlink_bytes_total", "counter", "Payload over all NVLinks of the card.", (*_GPU, "direction")),
+    Spec("commwatch_gpu_nvlink_errors_total", "counter", "Errors of all NVLinks of the card.", (*_GPU, "type")),
+    Spec("commwatch_gpu_ecc_errors_total", "counter", "Memory errors since the driver was loaded.", (*_GPU, "type")),
+    Spec("commwatch_gpu_xid_errors_total", "counter", "Xids seen since the agent began.", (*_GPU, "xid")),
+    Spec("commwatch_gpu_up", "gauge", "0 for a card that was there and does not answer any more.", _GPU),
+    Spec(
+        "commwatch_gpu_info",
+        "gauge",
+        "Always 1; which card it is.",
+        (*_GPU, "uuid", "bus_id", "name", "vendor", "driver_version"),
+    ),
+)
 _OPS = ("job_id", "rank", "group", "op")
 _RANK_GROUP = ("job_id", "rank", "group")
 _RANK = ("job_id", "rank")
@@ -124,6 +158,7 @@ METRICS = {
             _RANK,
         ),
         Spec("commwatch_network_bytes_total", "counter", "Bytes a network device has moved.", ("device", "direction")),
+        *GPU_METRICS,
         Spec(
             "commwatch_nccl_messages_total",
             "counter",
@@ -137,7 +172,12 @@ METRICS = {
             ("job_id", "group", "transport"),
         ),
         Spec("commwatch_job_info", "gauge", "Always 1; one per job in sight.", ("job_id", "world_size", "restart")),
-        Spec("commwatch_rank_info", "gauge", "Always 1; where a rank runs.", ("job_id", "rank", "local_rank", "hook")),
+        Spec(
+            "commwatch_rank_info",
+            "gauge",
+            "Always 1; where a rank runs.",
+            ("job_id", "rank", "gpu", "local_rank", "hook"),
+        ),
         Spec(
             "commwatch_group_info",
             "gauge",

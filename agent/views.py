@@ -111,6 +111,10 @@ class RankView:
     overflow_s: float | None = None
     #: The trainer's pid as the agent sees it; ``None``: it does not.
     visible_pid: int | None = None
+    #: The card it computes on, as ``/api/v1/gpus`` numbers it; ``None``: none, not known, or not one the agent sees.
+    gpu: int | None = None
+    #: As the trainer itself says; ``None``: it has not said, or the rank is no more.
+    gpu_uuid: str | None = None
 
 
 @dataclass(frozen=True)

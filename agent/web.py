@@ -13,8 +13,9 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from commwatch import __version__, api, conclusions, profile_api
+from commwatch import __version__, api, conclusions, gpu_api, profile_api
 from commwatch.answers import Agent
+from commwatch.gpus import Gpus
 from commwatch.nccl import NcclLogs
 from commwatch.pages import page, table
 from commwatch.problems import answer_problems
@@ -25,6 +26,7 @@ def application(
     agent: Agent,
     logs: NcclLogs,
     profiles: Profiles,
+    gpus: Gpus,
     registry: CollectorRegistry,
     healthy: Callable[[], str | None],
     ready: Callable[[], str | None],
@@ -34,6 +36,7 @@ def application(
     Args:
         logs: the NCCL logs it follows.
         profiles: what it does on demand.
+        gpus: the cards of the node.
         healthy: says why the agent is broken, ``None`` if it is not.
         ready: says why it cannot answer yet or properly, ``None`` if it can.
     """
@@ -47,9 +50,10 @@ def application(
     app.state.agent = agent
     app.state.logs = logs
     app.state.profiles = profiles
+    app.state.gpus = gpus
     app.state.scraped = (None, None)
     app.state.trouble = ready
-    for part in (api, conclusions, profile_api):
+    for part in (api, conclusions, gpu_api, profile_api):
         app.include_router(part.router)
     answer_problems(app)
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from commwatch.collectors import events as ev
 from commwatch.collectors import identity, profile_files, ring
 from commwatch.collectors.nccl.debug import own_file
+from commwatch.collectors.torch_gpu import Finder
 from commwatch.collectors.torch_groups import Group, Groups
 from commwatch.collectors.torch_steps import StepHooks
 
@@ -54,6 +55,8 @@ class Probe(ABC):
         self._request = ""
         self._profiling: Profiling | None = None
         self._may_profile = True
+        #: Finds out which GPU this process computes on; ``None`` once it is told, or never will be.
+        self._gpu: Finder | None = Finder(env)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -121,6 +124,7 @@ class Probe(ABC):
                     self.say(f"not recording this run: {error.strerror or error} ({where})")
                 else:
                     self._tell_log()
+                    self._tell_gpu()
                     if self.remark and dist.get_rank() == 0:
                         print(f"commwatch: {self.remark}", file=sys.stderr, flush=True)
             return self.ring is not None
@@ -143,6 +147,20 @@ class Probe(ABC):
             path = own_file(self.env)
             if path is not None and self.ring is not None:
                 self.ring.name({"nccl_log": path})
+
+    def _tell_gpu(self) -> None:
+        """Leave word which GPU this process computes on, once that can be known."""
+        if self._gpu is None or self.ring is None:
+            return
+        try:
+            found = self._gpu.look()
+            if found is not None:
+                self.ring.name({"gpu": found})
+            if found is not None or self._gpu.over:
+                self._gpu = None
+        except Exception as error:  # whatever torch is like: the agent does without
+            self._gpu = None
+            self.say(f"does not know which GPU it is on: {type(error).__name__}: {error}", "gpu")
 
     @abstractmethod
     def _make_ring(self, *about: Any) -> None:
@@ -205,6 +223,8 @@ class Probe(ABC):
             self._marks += 1
         except Exception as error:
             self.fault(error, "at a step mark")
+        if self._gpu is not None:
+            self._tell_gpu()
         self._guard_profile(self._profile, optimizer, number, ended)
 
     @abstractmethod

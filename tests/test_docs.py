@@ -16,10 +16,13 @@ from prometheus_client import CollectorRegistry
 from commwatch import advice
 from commwatch.aggregate import Aggregate
 from commwatch.answers import Agent
+from commwatch.collectors.gpu import THROTTLE_REASONS
+from commwatch.collectors.gpu_xids import XIDS
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.findings import RULES
 from commwatch.config import Config
 from commwatch.exporter import MOST_GROUPS
+from commwatch.gpus import Gpus
 from commwatch.metrics import METRICS
 from commwatch.nccl import NcclLogs
 from commwatch.profiles import Profiles
@@ -117,7 +120,7 @@ def test_every_route() -> None:
     lock = threading.RLock()
     logs, agent = NcclLogs(Path("none"), Aggregate(), lock), Agent(Path("none"), None, lock)
     profiles = Profiles(Path("none"), Path("none"), agent)
-    app = application(agent, logs, profiles, CollectorRegistry(), lambda: None, lambda: None)
+    app = application(agent, logs, profiles, Gpus("off"), CollectorRegistry(), lambda: None, lambda: None)
     routes = {f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods}
     routes |= {f"GET {path}" for path in ("/", "/docs", "/openapi.json")}
     assert {row[0] for row in rows("api.md")} == routes
@@ -128,6 +131,22 @@ def test_every_finding_and_class() -> None:
     documented = list(rows("nccl.md"))
     assert [row for row in documented if len(row) == 3] == [[rule.name, rule.severity, rule.title] for rule in RULES]
     assert [row[0] for row in documented if len(row) == 2 and row[0].isidentifier()] == [*CLASSES, OTHER]
+
+
+def test_every_reason_and_xid() -> None:
+    """Every reason of throttling, and every Xid in words with what to do, stands in docs/gpus.md, and no other does."""
+    documented = list(rows("gpus.md"))
+    assert [row[0] for row in documented if row[0] in THROTTLE_REASONS] == [*THROTTLE_REASONS]
+    assert [row for row in documented if row[0].isdecimal()] == [
+        [str(n), said.title, said.do] for n, said in XIDS.items()
+    ]
+    read = {
+        name
+        for row in documented
+        if row[0].startswith("commwatch_gpu")
+        for name in re.findall(r"commwatch_\w+", row[0])
+    }
+    assert read == {spec.name for spec in METRICS.values() if spec.name.startswith("commwatch_gpu_")}
 
 
 def test_every_advice() -> None:

@@ -147,8 +147,8 @@ def test_install_says_that_torch_is_missing(installed: Path, tmp_path: Path) -> 
 
 
 def test_import_is_light() -> None:
-    """`import commwatch` brings in no web framework, no numpy, no torch."""
-    heavy = "{'fastapi', 'numpy', 'prometheus_client', 'pydantic', 'starlette', 'torch', 'uvicorn'}"
+    """`import commwatch` brings in no web framework, no numpy, no torch, no driver's library."""
+    heavy = "{'amdsmi', 'fastapi', 'numpy', 'prometheus_client', 'pydantic', 'pynvml', 'starlette', 'torch', 'uvicorn'}"
     code = f"import sys, commwatch; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

@@ -32,6 +32,7 @@ MISTAKES = {
     "dir_with_a_nul": "dir",
     "state_as_number": "state",
     "host_as_list": "host",
+    "gpus_unknown": "auto, required, off",
     "links_not_a_table": "links",
     "links_unknown": "'ib-ndx'; there are pcie3-x8",
     "links_not_a_key": "400",

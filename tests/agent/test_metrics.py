@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,9 +23,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from commwatch.aggregate import Aggregate, RankBook
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
+from commwatch.collectors.gpu import GpuPlace, Measured, Xid
+from commwatch.collectors.gpu import readings as gpu_readings
 from commwatch.collectors.registry import Reading
 from commwatch.exporter import MOST_GROUPS, Exporter
 from commwatch.metrics import METRICS
+from tests.gpus import DRIVER, UUIDS, full, lost
 from tests.helpers import MS, end_rank, group_entry, mark, needs, operation, packed, write_ring
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics.txt"
@@ -33,10 +38,14 @@ UNKNOWN_OP = 32
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def exporter(aggregate: Aggregate, readings: list[tuple[str, list[Reading] | None]] | None = None) -> CollectorRegistry:
+def exporter(
+    aggregate: Aggregate,
+    readings: list[tuple[str, list[Reading] | None]] | None = None,
+    gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
+) -> CollectorRegistry:
     """What the agent serves, at ten seconds on a clock that stands still."""
     registry = CollectorRegistry()
-    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, lambda: readings or []))
+    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, lambda: readings or [], gpu_of=gpu_of))
     return registry
 
 
@@ -73,6 +82,7 @@ def _train(rings: Path, rank: int) -> Path:
     """One rank of four: every kind of operation, and one that hangs."""
     mesh = group_entry(1, (0, 1) if rank < 2 else (2, 3), "mesh_tp", group_id="tp-a" if rank < 2 else "tp-b")
     names = [group_entry(0, (0, 1, 2, 3), group_id="world"), mesh, {"op": UNKNOWN_OP, "name": "c10d::swap"}]
+    names += [{"gpu": {"uuid": UUIDS[0], "bus_id": "", "index": 0}}] if rank == 0 else []
     t = S  # rank k comes k ms late; all finish together
     odd = operation("barrier", start_ns=t + 60 * MS, end_ns=t + 61 * MS, seq=2, size=0, flags=ev.NO_SIZE)
     p2p = operation(
@@ -117,7 +127,10 @@ def recorded(rings: Path) -> Aggregate:
     return aggregate
 
 
+#: A card that has everything, one that has PCIe's rates instead of counters and an Xid, and one that is lost.
+GPUS = [full(0), replace(full(1), measured=Measured(pcie_bytes_per_second={"transmit": 1e6, "receive": 2e6})), lost(2)]
 READINGS: list[tuple[str, list[Reading] | None]] = [
+    ("gpu", list(gpu_readings(DRIVER, GPUS, {Xid(UUIDS[1], 79): 1}))),
     ("network", [Reading("network_bytes_total", ("eth0", way), n) for way, n in (("receive", 1e9), ("transmit", 5e8))]),
     ("broken", None),
 ]
@@ -126,7 +139,8 @@ READINGS: list[tuple[str, list[Reading] | None]] = [
 def golden_page() -> str:
     """The page for the recorded rings."""
     with TemporaryDirectory() as rings:
-        return page(recorded(Path(rings)), READINGS)
+        registry = exporter(recorded(Path(rings)), READINGS, lambda where: "0" if where is not None else "")
+        return generate_latest(registry).decode()
 
 
 def test_whole_page() -> None:
@@ -225,7 +239,8 @@ def test_two_jobs_never_share_a_series() -> None:
     found = samples(GOLDEN.read_text())
     nodes = ("build_info", "collector_up", "series_dropped_total", "network_bytes_total")
     for name, labels in found:
-        assert ("job_id" in dict(labels)) != (name.removeprefix("commwatch_") in nodes), name
+        of_node = name.removeprefix("commwatch_") in nodes or name.startswith("commwatch_gpu_")
+        assert ("job_id" in dict(labels)) != of_node, name
     assert {dict(labels).get("job_id") for _, labels in found} == {"train", "eval", None}
 
 
@@ -260,8 +275,9 @@ def _node(ranks: int = 8) -> Aggregate:
 
 
 def test_series_of_a_full_node() -> None:
-    """A node with 8 ranks and 13 (group, op) pairs each stays within the budget of 1,500 series."""
-    found = samples(page(_node(), READINGS))
+    """A node with 8 cards, 8 ranks and 13 (group, op) pairs each stays within the budget of 1,500 series."""
+    eight = [("gpu", list(gpu_readings(DRIVER, map(full, range(8)), {})))]
+    found = samples(page(_node(), [*READINGS[1:], *eight]))
     assert sum(name == "commwatch_collectives_total" for name, _ in found) == 8 * 13
     assert len(found) <= 1500
 

@@ -74,7 +74,7 @@ def read_rings(directory: Path) -> list[RankRecords]:
                 rank.groups[entry["group"]] = entry
             elif "dtype" in entry:
                 rank.dtypes[entry["dtype"]] = entry["name"]
-            else:
+            elif "op" in entry:
                 rank.ops[entry["op"]] = entry["name"]
         reader.close()
         found.append(rank)
