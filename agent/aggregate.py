@@ -95,6 +95,8 @@ class RankBook:
         #: Where this rank's NCCL writes its debug output, if into a file.
         self.nccl_log: str | None = None
         self.gpu: GpuPlace | None = None  # the card it says it computes on
+        #: The folder that NCCL Inspector dumps into.
+        self.inspector: str | None = None
         self.steps = StepBook()
         #: By (group, op, peer): what its messages were, and how long it stood waiting for them.
         self.messages: dict[tuple[int, int, int], Messages] = {}
@@ -151,6 +153,8 @@ class RankBook:
                     self.nccl_log = str(entry["nccl_log"])
                 elif "gpu" in entry:
                     self.gpu = place_of(entry["gpu"])
+                elif "inspector" in entry:
+                    self.inspector = str(entry["inspector"])
             except (AttributeError, KeyError, TypeError, ValueError):
                 continue
 

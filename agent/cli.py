@@ -149,6 +149,13 @@ def _parser() -> argparse.ArgumentParser:
         help="agents (host, host:port, URL), or a file of targets (file_sd, .json)",
     )
     diagnose.add_argument("--job", help="only this job")
+    diagnose.add_argument(
+        "--flight-recorder",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="ask nobody: read these dumps of PyTorch's Flight Recorder, one of each rank, pickled or JSON",
+    )
     diagnose.add_argument("--json", action="store_true", help="for programs")
     diagnose.set_defaults(command=_diagnose)
 
@@ -315,6 +322,8 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch import diagnose
     from commwatch.trainers import evidence
 
+    if arguments.flight_recorder:
+        return _flight_recorder(arguments)
     try:
         urls = diagnose.addresses(arguments.agents) if arguments.agents else diagnose.local_agents(config.dir)
         seen = diagnose.ask(urls, arguments.job)
@@ -325,6 +334,19 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     say = diagnose.as_json if arguments.json else diagnose.text
     print(say(found, seen, taken))
     return 1 if found else 2 if seen.silent else 0
+
+
+def _flight_recorder(arguments: argparse.Namespace) -> int:
+    from commwatch import flight
+
+    if arguments.agents or arguments.job:
+        raise UsageError("diagnose: --flight-recorder asks no agent: without ADDRESS and --job")
+    dumps, damaged = flight.take_all(arguments.flight_recorder)
+    if not dumps:
+        raise UsageError(f"diagnose: {'; '.join(f'{file}: {why}' for file, why in damaged.items())}")
+    found = flight.conclude(dumps)
+    print((flight.as_json if arguments.json else flight.text)(found, dumps, damaged))
+    return 1 if found else 2 if damaged else 0
 
 
 def _profile(config: Config, arguments: argparse.Namespace) -> int:

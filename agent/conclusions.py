@@ -17,6 +17,7 @@ from commwatch.problems import ERRORS
 from commwatch.query import AgentOf, JobFilter, LogsOf, Span, job_exists, known_parameters
 from commwatch.report import build
 from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
+from commwatch.witness_api import WitnessesOf
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
 
@@ -31,8 +32,11 @@ class Parts:
 
 
 @router.get("/verdicts")
-def job_verdicts(agent: AgentOf, job: JobFilter = None) -> list[Verdict]:
-    """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers. Empty: nothing is."""
+def job_verdicts(agent: AgentOf, witnesses: WitnessesOf, job: JobFilter = None) -> list[Verdict]:
+    """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers; then what NCCL's RAS says.
+
+    Empty: nothing is.
+    """
     job_exists(agent, job)
     views = agent.groups(job)
     groups = {(group.job_id, group.group_id): group for group in views}
@@ -42,7 +46,8 @@ def job_verdicts(agent: AgentOf, job: JobFilter = None) -> list[Verdict]:
         disagreement(what, groups[what.job_id, what.group_id]) for what in odd if (what.job_id, what.group_id) in groups
     ]
     told += [lateness(who, groups[at, group_id]) for at, group_id, who in late if (at, group_id) in groups]
-    return verdicts(agent.ranks(job), views) + [verdict for verdict in told if verdict is not None]
+    found = verdicts(agent.ranks(job), views) + [verdict for verdict in told if verdict is not None]
+    return found + witnesses.ras.verdicts(job)
 
 
 @router.get("/parts")

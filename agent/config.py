@@ -50,6 +50,10 @@ class Config:
     gpus: str = GPUS_AUTO
     #: Label of a group, or ``*`` for all others, to the link of the catalogue that carries it.
     links: Mapping[str, str] = field(default_factory=dict)
+    #: A folder that NCCL Inspector dumps into, beside those that probes tell of.
+    inspector_dir: Path | None = None
+    #: Addresses of NCCL's RAS that are polled, with commas between; not set: none is.
+    ras: str | None = None
 
     @property
     def rings(self) -> Path:
@@ -94,6 +98,8 @@ def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Conf
     # A directory of one's own holds all there is; else history never lies in memory.
     state = given.get("state") or (directory if "dir" in given else _state_home(env) / "commwatch")
     rest = {key: value for key, value in given.items() if key not in ("dir", "state")}
+    if "inspector_dir" in rest:
+        rest["inspector_dir"] = rest["inspector_dir"].absolute()
     return replace(Config(dir=directory, state=state.absolute()), **rest)
 
 
@@ -135,12 +141,16 @@ def _from_text(key: str, text: str, variable: str) -> Any:
 
 
 def _checked(key: str, value: Any, where: str) -> Any:
-    if key in ("dir", "state", "host"):
+    if key in ("dir", "state", "host", "inspector_dir", "ras"):
+        is_address = key in ("host", "ras")
         text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
-        if not text or "\0" in text:
-            raise ConfigError(f"{where}: needs {'an address' if key == 'host' else 'a directory'}, not {value!r}")
+        if not text or "\0" in text or (key == "ras" and addresses(text) is None):
+            needs = (
+                "addresses such as localhost:28028" if key == "ras" else "an address" if is_address else "a directory"
+            )
+            raise ConfigError(f"{where}: needs {needs}, not {value!r}")
         try:
-            return text if key == "host" else Path(text).expanduser()
+            return text if is_address else Path(text).expanduser()
         except RuntimeError:
             raise ConfigError(f"{where}: there is no such user: {text}") from None
     if key == "links":
@@ -154,6 +164,21 @@ def _checked(key: str, value: Any, where: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
         raise ConfigError(f"{where}: needs a {'whole ' if whole else ''}number from {low:g} to {high:g}, not {value!r}")
     return value
+
+
+def addresses(text: str) -> list[tuple[str, int]] | None:
+    """Hosts and ports with commas between; ``None`` where one is none.
+
+    >>> addresses("localhost:28028, [::1]:28029")
+    [('localhost', 28028), ('::1', 28029)]
+    """
+    found = []
+    for part in text.split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
+            return None
+        found.append((host.removeprefix("[").removesuffix("]"), int(port)))
+    return found
 
 
 def _checked_links(value: Any, where: str) -> dict[str, str]:

@@ -27,25 +27,26 @@ from commwatch.aggregate import Aggregate
 from commwatch.answers import Agent
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors
-from commwatch.config import DEFAULT_PORT, Config
+from commwatch.config import DEFAULT_PORT, Config, addresses
 from commwatch.exporter import Exporter
 from commwatch.gpus import Gpus
+from commwatch.inspector import Inspector
 from commwatch.intake import Intake
 from commwatch.nccl import NcclLogs, logs_of, remove_old
 from commwatch.profiles import Profiles, kept_in
+from commwatch.ras import Ras
 from commwatch.references import References, directory
 from commwatch.store import StoreError, Writer
 from commwatch.web import application
+from commwatch.witness_api import Witnesses
 
 log = logging.getLogger("commwatch")
 _TIDY_NS = 60_000_000_000
 #: Without a sign of life from the intake for so long the agent is not healthy.
 _STUCK_NS = 10_000_000_000
 _LOCK_S = 0.3
-#: Seconds between two looks at the NCCL logs.
-_LOGS_S = 0.5
-#: Between two looks at the GPUs.
-_GPUS_S = 1.0
+#: Seconds between two looks at the NCCL logs, and at NCCL Inspector's files; at whether it is time to ask NCCL's RAS; at the GPUs.
+_LOGS_S, _RAS_S, _GPUS_S = 0.5, 1.0, 1.0
 #: Between two looks for what profiled ranks have left.
 _PROFILES_S = 0.25
 
@@ -83,6 +84,8 @@ class Daemon:
         self.url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{self.port}"
         registry = CollectorRegistry()
         self._nccl = NcclLogs(config.dir, self._aggregate, self._lock)
+        self._inspector = Inspector(config.inspector_dir, self._aggregate, self._lock)
+        self._ras = Ras(addresses(config.ras) or () if config.ras else (), self._aggregate, self._lock)
         references = References(directory(config.state), config.links)
         self._gpus = Gpus(config.gpus)
         collectors = Collectors()
@@ -90,14 +93,23 @@ class Daemon:
             self._aggregate,
             self._lock,
             time.monotonic_ns,
-            lambda: [*collectors.collect(), *self._gpus.readings(), *self._nccl.readings()],
+            lambda: [
+                *collectors.collect(),
+                *self._gpus.readings(),
+                *self._nccl.readings(),
+                *self._inspector.readings(),
+                *self._ras.readings(),
+            ],
             references,
             self._gpus.label,
         )
         registry.register(exporter)
         agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns, references, self._gpus.place)
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
-        app = application(agent, self._nccl, self._profiles, self._gpus, registry, self._healthy, self._ready)
+        witnesses = Witnesses(self._inspector, self._ras)
+        app = application(
+            agent, self._nccl, self._profiles, self._gpus, witnesses, registry, self._healthy, self._ready
+        )
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
         )
@@ -106,6 +118,8 @@ class Daemon:
             threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True),
             threading.Thread(target=self._work, name="intake", daemon=True),
             threading.Thread(target=self._follow, name="nccl", daemon=True),
+            threading.Thread(target=self._inspect, name="inspector", daemon=True),
+            threading.Thread(target=self._poll, name="ras", daemon=True),
             threading.Thread(target=self._profile, name="profiles", daemon=True),
         ]
 
@@ -175,6 +189,17 @@ class Daemon:
             if self._stop.wait(_GPUS_S):
                 break
         self._gpus.close()
+
+    def _inspect(self) -> None:
+        """The thread of NCCL Inspector's files."""
+        while not self._stop.wait(_LOGS_S):
+            self._inspector.tick()
+        self._inspector.close()
+
+    def _poll(self) -> None:
+        """The thread that asks NCCL's RAS."""
+        while not self._stop.wait(_RAS_S):
+            self._ras.tick()
 
     def _profile(self) -> None:
         """The thread of the profiles on demand."""

@@ -140,7 +140,8 @@ def _views(url: str, job: str | None) -> tuple[list[RankView], list[GroupView], 
             failed = [_view(Failed, op) for op in answer["failed"]]
             ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
         groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}")]
-        told += [_view(Verdict, v) for v in get(url, f"verdicts{query}") if v["kind"] in ("straggler", "desync")]
+        verdicts_of = [_view(Verdict, answer) for answer in get(url, f"verdicts{query}")]
+        told += [v for v in verdicts_of if v.source != "probe" or v.kind in ("straggler", "desync")]
     return ranks, groups, told
 
 
@@ -199,11 +200,12 @@ def conclude(seen: Seen) -> list[Verdict]:
     groups = _merged(seen.groups)
     late = [(groups.get((job, group_id)), window.late(0)) for job, group_id, window in put_together(seen.parts)]
     across = [lateness(who, group) for group, who in late if who is not None and group is not None]
-    known = {(verdict.job_id, verdict.group_id, verdict.cause) for verdict in found}
-    told: dict[tuple[str, str, str, int | None], Verdict] = {}
+    known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
+    told: dict[tuple[object, ...], Verdict] = {}
     for verdict in (*seen.told, *across):  # once, though an agent was asked by two names
-        if (verdict.job_id, verdict.group_id, verdict.cause) not in known:
-            told.setdefault((verdict.job_id, verdict.group_id, verdict.cause, verdict.seq), verdict)
+        at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
+        if at not in known:
+            told.setdefault((*at, verdict.group, verdict.seq), verdict)
     return found + list(told.values())
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commwatch import __version__
+from commwatch import __version__, trainers
 from commwatch.collectors.gpu import ALARMING
 from commwatch.collectors.nccl import debug
 from commwatch.collectors.spans import spans
@@ -29,6 +29,11 @@ _SCRAPED_S = 300.0
 _XIDS_S = 86400.0
 _PASS, _WARN, _FAIL = "pass", "warn", "fail"
 Get = Callable[[str], Any]
+_INSPECTOR = (
+    "by default it writes when the job ends: set NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000; "
+    "the agent has to see the folder under the same path"
+)
+_RAS = "NCCL 2.24 or later; the setting ras has to name the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
 
 
 @dataclass(frozen=True)
@@ -212,6 +217,33 @@ def _job(job: dict[str, Any], get: Get, before: int, wait_s: float) -> Iterator[
             _WARN, "steps", f"{name}: none: {job['steps_unavailable']}", "commwatch.step() at the end of each step"
         )
     yield _nccl(name, get)
+    yield from _witnesses(name, get)
+    yield _recorder(name, ranks)
+
+
+def _witnesses(name: str, get: Get) -> Iterator[Check]:
+    told = get(f"witnesses?job={urllib.parse.quote(name, safe='')}")
+    for what, states, remedy in (("inspector", ("found", "down"), _INSPECTOR), ("ras", ("down",), _RAS)):
+        state = told[what]["state"]
+        wrong = state in states
+        says = f"{name}: {state}: {told[what]['says']}"
+        yield Check(_WARN if wrong else _PASS, what, says, remedy if wrong else "")
+
+
+def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
+    """Whether ``commwatch diagnose`` can have PyTorch's Flight Recorder dumped."""
+    what, here = "fl. recorder", socket.gethostname()
+    near = [rank for rank in ranks if rank["host"] == here and rank["visible_pid"] and rank["state"] == "running"]
+    if not near:
+        return Check(_PASS, what, f"{name}: not known: its processes are not visible from here")
+    states = {rank["rank"]: trainers.recorder(rank["rank"], rank["visible_pid"]) for rank in near}
+    down = [rank for rank, state in states.items() if state == "down"]
+    if down:
+        remedy = "ProcessGroupNCCL makes it, with TORCH_FR_BUFFER_SIZE=2000; no other backend does"
+        return Check(_WARN, what, f"{name}: down: rank {spans(down)} has no pipe", remedy)
+    if "works" in states.values():
+        return Check(_PASS, what, f"{name}: works: commwatch diagnose can have it dumped")
+    return Check(_PASS, what, f"{name}: off: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set")
 
 
 def _nccl(name: str, get: Get) -> Check:

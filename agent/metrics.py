@@ -51,6 +51,7 @@ GPU_METRICS = (
 _OPS = ("job_id", "rank", "group", "op")
 _RANK_GROUP = ("job_id", "rank", "group")
 _RANK = ("job_id", "rank")
+_INSPECTOR = ("job_id", "rank", "group", "op", "timing")
 _GROUP_ID = ("job_id", "rank", "group", "group_id")
 
 METRICS = {
@@ -170,6 +171,19 @@ METRICS = {
             "gauge",
             "Channel connections that the ranks of this node have made, from NCCL's INFO log.",
             ("job_id", "group", "transport"),
+        ),
+        Spec(
+            "commwatch_inspector_collectives_total",
+            "counter",
+            "Operations that NCCL Inspector has timed: by default only on the GPU, from 8 KiB on.",
+            _INSPECTOR,
+        ),
+        Spec("commwatch_inspector_collective_seconds_total", "counter", "Their durations, by its clock.", _INSPECTOR),
+        Spec(
+            "commwatch_inspector_collective_bus_bytes_total",
+            "counter",
+            "Their S times the bus factor; absent where there is no bus bandwidth.",
+            _INSPECTOR,
         ),
         Spec("commwatch_job_info", "gauge", "Always 1; one per job in sight.", ("job_id", "world_size", "restart")),
         Spec(

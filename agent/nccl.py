@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -328,12 +328,17 @@ def matching(comm: Communicator, ranks: dict[tuple[str, int], int], groups: Iter
         if member.init.rank is not None
     }
     several = comm.pooled and len(comm.members) > len(comm.ranks)
-    if several or not seen or any(rank is None for _, rank in seen):
-        return []
+    places = {(at, rank) for at, rank in seen if at is not None and rank is not None}
+    return [] if several or len(places) < len(seen) else fitting(comm.nranks, places, groups)
+
+
+def fitting(size: int, places: Set[tuple[int, int]], groups: Iterable[GroupInfo]) -> list[GroupInfo]:
+    """The process groups of that size that have global ranks at those places: (rank in the communicator, global rank)."""
     return [
         group
         for group in groups
         if group.ranks is not None
-        and group.size == comm.nranks == len(group.ranks)
-        and all(group.ranks[at] == rank for at, rank in seen if at is not None)
+        and group.size == size == len(group.ranks)
+        and places
+        and all(at < size and group.ranks[at] == rank for at, rank in places)
     ]

@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from commwatch.collectors.flight_recorder import BadDump
 from commwatch.daemon import wait_until
+from commwatch.flight import take, told
 from commwatch.verdicts import Verdict
 from commwatch.views import RankView
 
@@ -29,7 +31,7 @@ class Evidence:
 
     job_id: str
     rank: int
-    #: ``python_stack``, or ``flight_recorder``: then ``text`` names the file it was written to, on the trainer's own disk.
+    #: ``python_stack``, or ``flight_recorder``: then the first line of ``text`` names the file, on the trainer's own disk.
     kind: str
     text: str
 
@@ -46,14 +48,14 @@ def evidence(found: list[Verdict], ranks: list[RankView], hostname: str) -> list
     if not here:
         return []
     with ThreadPoolExecutor(min(16, len(here))) as pool:
-        dumps = list(pool.map(lambda at: flight_recorder(at[0].rank, at[1]), here))
+        dumps = list(pool.map(lambda at: _recorded(at[0].rank, at[1]), here))
         stacks = list(pool.map(lambda at: stack(at[1]), here))
     taken = []
-    for (view, _), told, dump in zip(here, stacks, dumps, strict=True):
-        if told is not None:
-            taken.append(Evidence(view.job_id, view.rank, "python_stack", told))
+    for (view, _), python, dump in zip(here, stacks, dumps, strict=True):
+        if python is not None:
+            taken.append(Evidence(view.job_id, view.rank, "python_stack", python))
         if dump is not None:
-            taken.append(Evidence(view.job_id, view.rank, "flight_recorder", str(dump)))
+            taken.append(Evidence(view.job_id, view.rank, "flight_recorder", dump))
     return taken
 
 
@@ -86,6 +88,26 @@ def flight_recorder(rank: int, pid: int, proc: Path = _PROC, timeout_s: float = 
     if not _poke(_inside(proc, pid, Path(f"{stem}{rank}.pipe"))):
         return None
     return dump if wait_until(lambda: _written(seen, before), timeout_s) else None
+
+
+def _recorded(rank: int, pid: int) -> str | None:
+    """The file that a rank's Flight Recorder was dumped to, and what it says of the rank's groups."""
+    dump = flight_recorder(rank, pid)
+    if dump is None:
+        return None
+    try:
+        lines = told(take(_inside(_PROC, pid, dump), rank))
+    except (BadDump, OSError) as error:
+        lines = [f"it cannot be read: {getattr(error, 'strerror', None) or error}"]
+    return "\n".join([str(dump), *lines])
+
+
+def recorder(rank: int, pid: int, proc: Path = _PROC) -> str:
+    """Whether a rank's Flight Recorder can be asked for a dump: ``off``, ``works``, or ``down`` where its pipe is not there."""
+    stem = _environment(proc / str(pid)).get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    if not stem:
+        return "off"
+    return "works" if _inside(proc, pid, Path(f"{stem}{rank}.pipe")).is_fifo() else "down"
 
 
 def _environment(process: Path) -> Mapping[str, str]:

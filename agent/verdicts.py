@@ -31,7 +31,7 @@ _SAYS = {
     "dead": "process dead: rank {} was killed or crashed",
     "gone": "rank gone: rank {} has ended and will not come",
     "stopped": "stalled: rank {} has not joined; its process is stopped",
-    "unseen": "agent cannot see rank {}: it runs elsewhere (ask its agent, too), or has not communicated yet",
+    "unseen": "no word of rank {}: it runs elsewhere (ask its agent, too), or has not communicated yet",
     "silent": "stalled: rank {} has not joined; its Python does not run (stuck in C, or holding the GIL)",
     "not_joined": "stalled: rank {} has not joined; it is alive and does something else",
 }
@@ -56,6 +56,8 @@ class Verdict:
     waiting: list[int]
     since_s: float
     says: str
+    #: Who tells it: ``probe``, ``ras`` (NCCL's) or ``flight_recorder`` (PyTorch's).
+    source: str = "probe"
 
 
 class _Wait(NamedTuple):

@@ -13,13 +13,14 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from commwatch import __version__, api, conclusions, gpu_api, profile_api
+from commwatch import __version__, api, conclusions, gpu_api, profile_api, witness_api
 from commwatch.answers import Agent
 from commwatch.gpus import Gpus
 from commwatch.nccl import NcclLogs
 from commwatch.pages import page, table
 from commwatch.problems import answer_problems
 from commwatch.profiles import Profiles
+from commwatch.witness_api import Witnesses
 
 
 def application(
@@ -27,6 +28,7 @@ def application(
     logs: NcclLogs,
     profiles: Profiles,
     gpus: Gpus,
+    witnesses: Witnesses,
     registry: CollectorRegistry,
     healthy: Callable[[], str | None],
     ready: Callable[[], str | None],
@@ -37,6 +39,7 @@ def application(
         logs: the NCCL logs it follows.
         profiles: what it does on demand.
         gpus: the cards of the node.
+        witnesses: NCCL Inspector and NCCL's RAS.
         healthy: says why the agent is broken, ``None`` if it is not.
         ready: says why it cannot answer yet or properly, ``None`` if it can.
     """
@@ -51,9 +54,10 @@ def application(
     app.state.logs = logs
     app.state.profiles = profiles
     app.state.gpus = gpus
+    app.state.witnesses = witnesses
     app.state.scraped = (None, None)
     app.state.trouble = ready
-    for part in (api, conclusions, gpu_api, profile_api):
+    for part in (api, conclusions, gpu_api, profile_api, witness_api):
         app.include_router(part.router)
     answer_problems(app)
 

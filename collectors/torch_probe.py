@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from commwatch.collectors import events as ev
 from commwatch.collectors import identity, profile_files, ring
-from commwatch.collectors.nccl.debug import own_file
+from commwatch.collectors.nccl.debug import inspector_dir, own_file
 from commwatch.collectors.torch_gpu import Finder
 from commwatch.collectors.torch_groups import Group, Groups
 from commwatch.collectors.torch_steps import StepHooks
@@ -142,11 +142,11 @@ class Probe(ABC):
         return path, who, slots, mode
 
     def _tell_log(self) -> None:
-        """Leave word where this process's NCCL writes."""
+        """Leave word where this process's NCCL and NCCL Inspector write."""
         with contextlib.suppress(OSError, ValueError):  # no folder to be in, no room: the agent does without
-            path = own_file(self.env)
-            if path is not None and self.ring is not None:
-                self.ring.name({"nccl_log": path})
+            for name, path in (("nccl_log", own_file(self.env)), ("inspector", inspector_dir(self.env))):
+                if path is not None and self.ring is not None:
+                    self.ring.name({name: path})
 
     def _tell_gpu(self) -> None:
         """Leave word which GPU this process computes on, once that can be known."""

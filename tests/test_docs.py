@@ -23,10 +23,13 @@ from commwatch.collectors.nccl.findings import RULES
 from commwatch.config import Config
 from commwatch.exporter import MOST_GROUPS
 from commwatch.gpus import Gpus
+from commwatch.inspector import Inspector
 from commwatch.metrics import METRICS
 from commwatch.nccl import NcclLogs
 from commwatch.profiles import Profiles
+from commwatch.ras import Ras
 from commwatch.web import application
+from commwatch.witness_api import Witnesses
 from tests.alerts.test_rules import RULES as FOR_PROMETHEUS
 from tests.helpers import commwatch, needs
 
@@ -120,7 +123,8 @@ def test_every_route() -> None:
     lock = threading.RLock()
     logs, agent = NcclLogs(Path("none"), Aggregate(), lock), Agent(Path("none"), None, lock)
     profiles = Profiles(Path("none"), Path("none"), agent)
-    app = application(agent, logs, profiles, Gpus("off"), CollectorRegistry(), lambda: None, lambda: None)
+    witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
+    app = application(agent, logs, profiles, Gpus("off"), witnesses, CollectorRegistry(), lambda: None, lambda: None)
     routes = {f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods}
     routes |= {f"GET {path}" for path in ("/", "/docs", "/openapi.json")}
     assert {row[0] for row in rows("api.md")} == routes

@@ -76,3 +76,12 @@ def own_file(env: Mapping[str, str]) -> str | None:
     """The debug file of this process, as a whole path."""
     name = file_of(in_force(env))
     return None if name is None else os.path.abspath(expanded(name, str(os.getpid())))  # noqa: PTH100 - keeps what a link names
+
+
+def inspector_dir(env: Mapping[str, str]) -> str | None:
+    """The folder that NCCL Inspector dumps into, as a whole path; ``None`` where it is not switched on."""
+    if not re.match(r"\s*[+-]?0*[1-9]", env.get("NCCL_INSPECTOR_ENABLE", "")):  # it asks atoi
+        return None
+    job = env.get("SLURM_JOBID", "")
+    name = env.get("NCCL_INSPECTOR_DUMP_DIR") or f"nccl-inspector-{job if job.isdecimal() else 'unknown-jobid'}"
+    return os.path.abspath(name)  # noqa: PTH100 - keeps what a link names

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.config import Config, ConfigError, load
+from commwatch.config import Config, ConfigError, addresses, load
 from tests.helpers import clean_env, commwatch, commwatch_as_nobody
 
 WRONG = Path(__file__).parents[1] / "fixtures" / "config"
@@ -36,6 +36,8 @@ MISTAKES = {
     "links_not_a_table": "links",
     "links_unknown": "'ib-ndx'; there are pcie3-x8",
     "links_not_a_key": "400",
+    "inspector_dir_empty": "inspector_dir",
+    "ras_without_a_port": "addresses such as localhost:28028",
     "key_twice": "TOML",
     "no_equals_sign": "TOML",
     "not_utf8": "TOML",
@@ -120,6 +122,17 @@ def test_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (config.dir, config.state) == (tmp_path / "run", tmp_path / "kept")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load({"HOME": str(tmp_path)}, dir="~/run").dir == tmp_path / "run"
+
+
+def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other witnesses are off unless asked for; several RAS stand with commas between, and a relative folder is made whole."""
+    config = load({"HOME": "/home/someone"})
+    assert (config.inspector_dir, config.ras) == (None, None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "commwatch.toml").write_text('ras = "localhost:28028, [::1]:28029"\ninspector_dir = "dumps"\n')
+    config = load({"HOME": "/home/someone"})
+    assert config.inspector_dir == tmp_path / "dumps"
+    assert addresses(config.ras or "") == [("localhost", 28028), ("::1", 28029)]
 
 
 # -- wrong ones ---------------------------------------------------------------------------------

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from commwatch.config import load
-from commwatch.doctor import Check, examine
+from commwatch.doctor import Check, _witnesses, examine
 from tests.agent.test_api import rings_of
 from tests.helpers import MS, RunningAgent, Trainer, agent, commwatch, group_entry, identity, operation, wait_for
 
@@ -59,6 +62,10 @@ def test_all_well(tmp_path: Path) -> None:
         assert checks[what].result == "pass", checks[what]
     assert "all 2 ranks" in checks["probe"].says
     assert checks["nccl log"].result == "warn"
+    assert checks["fl. recorder"].says == "job: not known: its processes are not visible from here"
+    for what in ("inspector", "ras"):
+        assert checks[what].result == "pass"
+        assert checks[what].says.startswith("job: off: ")
     assert done.returncode == 0
     assert {entry["what"] for entry in json.loads(done.stdout)} >= {"agent", "probe", "records"}
 
@@ -78,6 +85,29 @@ def test_what_is_wrong(tmp_path: Path) -> None:
         assert checks[what].result == "warn", checks[what]
         assert says in checks[what].says
         assert checks[what].remedy
+
+
+def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Inspector that has not written yet, a RAS that does not answer, and a Flight Recorder without a pipe are named with a remedy."""
+    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", str(tmp_path / "pipe_"))
+    here = socket.gethostname()
+    with agent(tmp_path) as running, trainer(running, 0, host=here) as one:
+        one.call("name", [({"inspector": str(tmp_path / "dumps")},)])
+        one.write([operation(start_ns=3 * MS, end_ns=4 * MS, seq=1)])
+        wait_for(lambda: running.get("/api/v1/witnesses")["inspector"]["state"] == "found", "the folder")
+        wait_for(lambda: running.get("/api/v1/ranks")[0]["visible_pid"], "its process")
+        checks = found(tmp_path)
+        os.mkfifo(tmp_path / "pipe_0.pipe")
+        assert found(tmp_path)["fl. recorder"].says == "job: works: commwatch diagnose can have it dumped"
+    for what, says in (("inspector", "job: found: nothing yet in "), ("fl. recorder", "job: down: rank 0 has no pipe")):
+        assert checks[what].result == "warn"
+        assert checks[what].says.startswith(says)
+        assert checks[what].remedy
+    told = {"inspector": {"state": "works", "says": ""}, "ras": {"state": "down", "says": "localhost:1: refused"}}
+    works, down = _witnesses("job", lambda path: told)
+    assert (works.result, works.remedy) == ("pass", "")
+    assert (down.result, down.says) == ("warn", "job: down: localhost:1: refused")
+    assert "NCCL_RAS_ADDR" in down.remedy
 
 
 def test_run_directory_that_cannot_be(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.trainers import evidence, flight_recorder, stack
+from commwatch.trainers import evidence, flight_recorder, recorder, stack
 from commwatch.verdicts import Verdict
 from commwatch.views import RankView
+from tests.collectors.test_flight_recorder import dump_of, entry, pending
 from tests.helpers import PATIENCE_S, needs
 
 #: As ProcessGroupNCCL does: opens the pipe of its rank, and writes its dump when something comes. (PyTorch, c10d, DumpPipe.)
@@ -33,7 +35,7 @@ def saving_a_checkpoint():
             asked = b""
         if asked:
             with open(sys.argv[1] + str(rank), "wb") as dump:
-                dump.write(b"what was recorded")
+                dump.write(os.environ.get("RECORDED", "what was recorded").encode())
 
 print("ready", flush=True)
 saving_a_checkpoint()
@@ -127,8 +129,25 @@ def test_stacks(tmp_path: Path) -> None:
         found = evidence([stalled(3)], [rank_view(pid)], "here")
         assert [(each.rank, each.kind) for each in found] == [(3, "python_stack"), (3, "flight_recorder")]
         assert "saving_a_checkpoint" in found[0].text
-        assert found[1].text == str(tmp_path / "dump_3")
+        assert found[1].text.splitlines()[0] == str(tmp_path / "dump_3")
+        assert "it cannot be read: no dump" in found[1].text
         for view in (rank_view(pid, host="there"), rank_view(pid, state="gone"), rank_view(pid, visible_pid=None)):
             assert evidence([stalled(3)], [view], "here") == []
         assert evidence([stalled(2)], [rank_view(pid)], "here") == []
     assert stack(pid) is None
+
+
+def test_what_was_recorded(tmp_path: Path) -> None:
+    """A dump that a verdict has led to is read: it says where the rank is in each group."""
+    stems = {
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe_"),
+        "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_"),
+    }
+    with trainer(tmp_path / "dump_", RECORDED=json.dumps(dump_of(entry(0, 1), pending(1, 2))), **stems) as pid:
+        assert recorder(3, pid) == "works"
+        assert recorder(4, pid) == "down"
+        found = [each for each in evidence([stalled(3)], [rank_view(pid)], "here") if each.kind == "flight_recorder"]
+        file, line = found[0].text.splitlines()
+        assert file == str(tmp_path / "dump_3")
+        assert line.startswith("default_pg: all_reduce 2 started, not completed, called ")
+    assert recorder(3, os.getpid()) == "off"

@@ -72,7 +72,7 @@ WAITING = [rank(n, op()) for n in (0, 1, 2)]
         (rank(3, heartbeat_age_s=30.0), "stalled", "silent", "its Python does not run"),
         (rank(3, state="gone"), "hang", "dead", "process dead: rank 3"),
         (rank(3, state="ended"), "hang", "gone", "rank gone: rank 3"),
-        (None, "stalled", "unseen", "agent cannot see rank 3"),
+        (None, "stalled", "unseen", "no word of rank 3"),
     ],
 )
 def test_missing_rank(missing: RankView | None, kind: str, cause: str, says: str) -> None:

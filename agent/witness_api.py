@@ -1,0 +1,48 @@
+"""The route of the other witnesses: what NCCL Inspector and NCCL's RAS say, beside the probe and never mixed with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+
+from commwatch.inspector import Inspector
+from commwatch.problems import ERRORS
+from commwatch.query import AgentOf, JobFilter, job_exists, known_parameters
+from commwatch.ras import Ras
+from commwatch.witness_views import InspectorView, RasView
+
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """Who else tells an agent of the jobs."""
+
+    inspector: Inspector
+    ras: Ras
+
+
+@dataclass(frozen=True)
+class WitnessesView:
+    """What they say."""
+
+    inspector: InspectorView
+    ras: RasView
+
+
+def _witnesses_of(request: Request) -> Witnesses:
+    witnesses = request.app.state.witnesses
+    assert isinstance(witnesses, Witnesses)
+    return witnesses
+
+
+WitnessesOf = Annotated[Witnesses, Depends(_witnesses_of)]
+
+
+@router.get("/witnesses")
+def witnesses(agent: AgentOf, witnesses: WitnessesOf, job: JobFilter = None) -> WitnessesView:
+    """What NCCL Inspector timed on the GPU, and what NCCL's RAS counted over all nodes; and whether they are off, or down."""
+    job_exists(agent, job)
+    return WitnessesView(witnesses.inspector.view(job), witnesses.ras.view(job))
