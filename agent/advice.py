@@ -17,6 +17,7 @@ from commwatch.bandwidth import bus_factor
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.efficiency import BELOW_THE_LINK
 from commwatch.model import Curve, messages
+from commwatch.network_advice import Network, Said, complaints, far_from_nic
 
 #: Above this share of a step communication is the bottleneck; above that it is worth a look.
 LIMIT, WORTH = 0.30, 0.10
@@ -114,6 +115,7 @@ class Facts(NamedTuple):
     #: Part of the steps spent in waits for messages; ``None``: there are none.
     bubble: float | None
     findings: list[Finding]
+    network: Network = Network()
 
     @property
     def visible(self) -> float:
@@ -337,6 +339,16 @@ def _bubble(facts: Facts) -> Iterator[Found]:
     yield Found([f"ranks stand {percent(bubble)} of a step in waits for sends and receives"], gain, saves)
 
 
+def _network(check: Callable[[Network], Iterable[Said]]) -> Callable[[Facts], Iterator[Found]]:
+    def rule(facts: Facts) -> Iterator[Found]:
+        share = sum(kind.seconds for kind in facts.kinds if kind.spans_nodes) / facts.step_s
+        for said in check(facts.network) if share >= WORTH else ():
+            because = [f"groups across nodes take {percent(share)} of a step", *said.because]
+            yield Found(because, "not known: see `/api/v1/host`", None, said.do, said.title)
+
+    return rule
+
+
 def _transport(facts: Facts) -> Iterator[Found]:
     for finding in facts.findings:
         if finding.severity != "info":
@@ -364,6 +376,12 @@ RULES = (
          "check that training still converges.", _compression),
     Rule("faster_network", "the network limits", "A faster link, or more of them (rails, bonding).", _faster_network),
     Rule("micro_batches", "the pipeline stands idle", "More micro-batches a step, an interleaved or zero-bubble schedule, more equal stages.", _bubble),
+    Rule("gpu_far_from_nic", "a rank crosses NUMA to its NIC", "Put ranks that talk to other nodes on GPUs of the NIC's socket, or give "
+         "each socket a NIC.", _network(far_from_nic)),
+    Rule("nic_below_its_rate", "a NIC runs at less than it can", "Look at slot, cable and switch port: `commwatch doctor`.",
+         _network(complaints("slow", "down"))),
+    Rule("link_errors", "a link loses packets, or is congested", "Look at cable, transceiver and switch port, PFC and ECN: `commwatch doctor`.",
+         _network(complaints("errors", "congestion"))),
     Rule("nccl_finding", "NCCL's log tells of trouble", "As the finding says: `commwatch explain`.", _transport),
 )  # fmt: skip
 

@@ -209,6 +209,7 @@ class Agent:
             visible_pid=book.pid if book is not None else None,
             gpu=gpu.card.index if gpu is not None else None,
             gpu_uuid=place.uuid if place is not None else None,
+            gpu_bus_id=place.bus_id or None if place is not None else None,
         )
 
     @contextmanager

@@ -14,10 +14,11 @@ from fastapi.responses import Response
 
 from commwatch import __version__
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
+from commwatch.host_views import HostView
 from commwatch.nccl import NcclMessage, Topology
 from commwatch.operations import Operation, Place, place_of
 from commwatch.problems import ERRORS, Problem
-from commwatch.query import AgentOf, JobFilter, Limit, LogsOf, Span, job_exists, known_parameters
+from commwatch.query import AgentOf, HostOf, JobFilter, Limit, LogsOf, Span, job_exists, known_parameters
 from commwatch.summary import DIMENSIONS, Row
 from commwatch.views import GroupView, JobView, RankView, StepView
 
@@ -205,6 +206,13 @@ def groups(agent: AgentOf, job: JobFilter = None) -> list[GroupView]:
     """The process groups that were used."""
     job_exists(agent, job)
     return agent.groups(job)
+
+
+@router.get("/host")
+def host(agent: AgentOf, watch: HostOf, job: JobFilter = None) -> HostView:
+    """This node: CPU, memory, network devices, GPUs near them, what is wrong, and what collectives sent beside what was counted."""
+    job_exists(agent, job)
+    return watch.view(job)
 
 
 @router.get("/topology")

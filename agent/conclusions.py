@@ -14,7 +14,7 @@ from commwatch.joined import RankParts
 from commwatch.joins import MOST_PENDING
 from commwatch.pipelines import Pipeline, pipelines
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, JobFilter, LogsOf, Span, job_exists, known_parameters
+from commwatch.query import AgentOf, HostOf, JobFilter, LogsOf, Span, job_exists, known_parameters
 from commwatch.report import build
 from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
 from commwatch.witness_api import WitnessesOf
@@ -87,12 +87,12 @@ def job_pipelines(agent: AgentOf, job: JobFilter = None) -> list[Pipeline]:
 
 
 @router.get("/advice")
-def job_advice(agent: AgentOf, logs: LogsOf, job: JobFilter = None) -> list[Advice]:
+def job_advice(agent: AgentOf, logs: LogsOf, host: HostOf, job: JobFilter = None) -> list[Advice]:
     """What to try in a job (the latest by default), what it should bring, and the numbers that led to it."""
     job_exists(agent, job)
     known = [each.job_id for each in agent.jobs()]
     if not known:
         return []
     findings = [finding for view in logs.topology(job or known[0]) for finding in view.findings]
-    report = build(agent, job or known[0], agent.path, "", findings)
+    report = build(agent, job or known[0], agent.path, "", findings, host.view(job or known[0]))
     return [] if report is None else report.advice

@@ -30,6 +30,7 @@ from commwatch.collectors.registry import Collectors
 from commwatch.config import DEFAULT_PORT, Config, addresses
 from commwatch.exporter import Exporter
 from commwatch.gpus import Gpus
+from commwatch.host import HostWatch
 from commwatch.inspector import Inspector
 from commwatch.intake import Intake
 from commwatch.nccl import NcclLogs, logs_of, remove_old
@@ -37,7 +38,7 @@ from commwatch.profiles import Profiles, kept_in
 from commwatch.ras import Ras
 from commwatch.references import References, directory
 from commwatch.store import StoreError, Writer
-from commwatch.web import application
+from commwatch.web import Watchers, application
 from commwatch.witness_api import Witnesses
 
 log = logging.getLogger("commwatch")
@@ -45,8 +46,8 @@ _TIDY_NS = 60_000_000_000
 #: Without a sign of life from the intake for so long the agent is not healthy.
 _STUCK_NS = 10_000_000_000
 _LOCK_S = 0.3
-#: Seconds between two looks at the NCCL logs, and at NCCL Inspector's files; at whether it is time to ask NCCL's RAS; at the GPUs.
-_LOGS_S, _RAS_S, _GPUS_S = 0.5, 1.0, 1.0
+#: Seconds between two looks at the NCCL logs, and at NCCL Inspector's files; at whether it is time to ask NCCL's RAS; at GPUs and node.
+_LOGS_S, _RAS_S, _GPUS_S, _HOST_S = 0.5, 1.0, 1.0, 1.0
 #: Between two looks for what profiled ranks have left.
 _PROFILES_S = 0.25
 
@@ -89,12 +90,14 @@ class Daemon:
         references = References(directory(config.state), config.links)
         self._gpus = Gpus(config.gpus)
         collectors = Collectors()
+        self._host = HostWatch(self._aggregate, self._lock, time.monotonic_ns)
         exporter = Exporter(
             self._aggregate,
             self._lock,
             time.monotonic_ns,
             lambda: [
                 *collectors.collect(),
+                *self._host.readings(),
                 *self._gpus.readings(),
                 *self._nccl.readings(),
                 *self._inspector.readings(),
@@ -107,9 +110,8 @@ class Daemon:
         agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns, references, self._gpus.place)
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
         witnesses = Witnesses(self._inspector, self._ras)
-        app = application(
-            agent, self._nccl, self._profiles, self._gpus, witnesses, registry, self._healthy, self._ready
-        )
+        watchers = Watchers(self._nccl, self._profiles, self._gpus, witnesses, self._host)
+        app = application(agent, watchers, registry, self._healthy, self._ready)
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
         )
@@ -120,6 +122,7 @@ class Daemon:
             threading.Thread(target=self._follow, name="nccl", daemon=True),
             threading.Thread(target=self._inspect, name="inspector", daemon=True),
             threading.Thread(target=self._poll, name="ras", daemon=True),
+            threading.Thread(target=self._watch_host, name="host", daemon=True),
             threading.Thread(target=self._profile, name="profiles", daemon=True),
         ]
 
@@ -200,6 +203,13 @@ class Daemon:
         """The thread that asks NCCL's RAS."""
         while not self._stop.wait(_RAS_S):
             self._ras.tick()
+
+    def _watch_host(self) -> None:
+        """The thread that looks at the node."""
+        while True:
+            self._host.tick()
+            if self._stop.wait(_HOST_S):
+                return
 
     def _profile(self) -> None:
         """The thread of the profiles on demand."""

@@ -21,12 +21,14 @@ from commwatch.collectors.nccl import debug
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT, Config
 from commwatch.diagnose import get, local_agents
+from commwatch.traffic import NOT_COUNTED
 
 #: Room that the rings of a node of eight ranks take, with some to spare.
 _ROOM_BYTES = 32 << 20
 _SCRAPED_S = 300.0
 #: Xids older than this are history.
 _XIDS_S = 86400.0
+_STUCK_S = 30.0
 _PASS, _WARN, _FAIL = "pass", "warn", "fail"
 Get = Callable[[str], Any]
 _INSPECTOR = (
@@ -121,6 +123,7 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
         yield Check(_PASS, "history", about["history"])
     yield _scraping(about)
     yield from _gpus(get("gpus"))
+    yield from network_checks(get("host"))
     jobs = [job for job in get("jobs") if job["state"] == "running"]
     if not jobs:
         remedy = "COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; it shows after its first collective"
@@ -179,6 +182,31 @@ def _gpu(card: dict[str, Any]) -> Iterator[Check]:
     if reasons:
         remedy = "see to cooling and power supply of the node"
         yield Check(_WARN, "gpus", f"{name} is held back: {', '.join(reasons)}", remedy)
+
+
+def network_checks(host: dict[str, Any]) -> Iterator[Check]:
+    """What ``/api/v1/host`` says of network devices."""
+    age = time.time() - host["looked_at"] if host["looked_at"] is not None else 0.0
+    if age > _STUCK_S:
+        remedy = (
+            "a driver holds it up: look at dmesg; commwatch_network_bytes_total and its neighbours are absent meanwhile"
+        )
+        yield Check(_WARN, "network", f"not looked at for {age:.0f} s", remedy)
+    for complaint in host["complaints"]:
+        yield Check(_WARN, "network", f"{complaint['device']}: {complaint['says']}", complaint["remedy"])
+    used = [nic for nic in host["nics"] if nic["received_bytes"] or nic["sent_bytes"]]
+    if not used:
+        remedy = "the agent sees the devices of its own network namespace: run it in the trainer's (same pod, or host network)"
+        yield Check(_WARN, "network", "no device has moved a byte", remedy)
+    elif not host["complaints"]:
+        yield Check(_PASS, "network", ", ".join(_named(nic) for nic in used))
+    if host["traffic"]["says"] == NOT_COUNTED:
+        remedy = "run it in the trainer's network namespace, so that what is sent can be told from what was to be sent"
+        yield Check(_WARN, "traffic", f"collectives across nodes: {NOT_COUNTED}", remedy)
+
+
+def _named(nic: dict[str, Any]) -> str:
+    return nic["device"] if nic["speed"] is None else f"{nic['device']} ({nic['speed'] * 8 / 1e9:.3g} Gbit/s)"
 
 
 def _records(get: Get, job: str) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from commwatch.advice import Facts, Kind
 from commwatch.answers import Agent
 from commwatch.collectors.nccl.findings import Finding
+from commwatch.host_views import HostView
+from commwatch.near import places
+from commwatch.network_advice import Network
 from commwatch.summary import Row
 from commwatch.views import GroupView, JobView, RankView, StepView
 
@@ -15,12 +18,20 @@ _MOST_OPERATIONS = 1_000
 
 
 def facts(
-    agent: Agent, job: JobView, steps: list[StepView], ranks: list[RankView], findings: Iterable[Finding]
+    agent: Agent,
+    job: JobView,
+    steps: list[StepView],
+    ranks: list[RankView],
+    findings: Iterable[Finding],
+    host: HostView | None = None,
+    gpus: Mapping[int, str] | None = None,
 ) -> Facts | None:
     """What is known of a job; ``None`` where it has no steps to speak of.
 
     Args:
         steps: of all ranks, without the long ones.
+        host: the node, if somebody watches it right now.
+        gpus: PCI addresses of the GPUs of the ranks of this node, as far as they are known.
     """
     total = sum(step.duration_s for step in steps)
     if not total:
@@ -43,6 +54,7 @@ def facts(
         },
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
+        network=Network() if host is None else Network(places(gpus or {}, host), host.complaints),
     )
 
 

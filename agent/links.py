@@ -11,6 +11,8 @@ from pathlib import Path
 
 from commwatch.model import Curve
 
+#: Beginning of the keys that carry what a kind of network device carries.
+_OF_DEVICES = {"ethernet": "eth-", "infiniband": "ib-", "roce": "roce-"}
 _SEVERAL = re.compile(r"(?:(\d{1,4})\s*x\s+)?(\S+)")
 
 
@@ -70,3 +72,16 @@ def find(text: str) -> Link:
     if number == 1:
         return link
     return replace(link, key=f"{number} x {key}", name=f"{number} x {link.name}", bandwidth=number * link.bandwidth)
+
+
+def of_device(kind: str, speed: float | None) -> str | None:
+    """The key of the link of a network device, by its kind and its speed in bytes per second; ``None``: none fits.
+
+    >>> of_device("infiniband", 50e9), of_device("roce", 3.125e9)
+    ('ib-ndr', None)
+    """
+    prefix = _OF_DEVICES.get(kind)
+    if prefix is None or speed is None:
+        return None
+    fitting = (link.key for link in links().values() if link.key.startswith(prefix))
+    return next((key for key in fitting if abs(links()[key].bandwidth / speed - 1) < 0.01), None)

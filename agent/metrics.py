@@ -52,6 +52,7 @@ _OPS = ("job_id", "rank", "group", "op")
 _RANK_GROUP = ("job_id", "rank", "group")
 _RANK = ("job_id", "rank")
 _INSPECTOR = ("job_id", "rank", "group", "op", "timing")
+_DIRECTION = ("device", "direction")
 _GROUP_ID = ("job_id", "rank", "group", "group_id")
 
 METRICS = {
@@ -158,8 +159,40 @@ METRICS = {
             "Exposed communication time over step time, of the same steps.",
             _RANK,
         ),
-        Spec("commwatch_network_bytes_total", "counter", "Bytes a network device has moved.", ("device", "direction")),
         *GPU_METRICS,
+        Spec("commwatch_network_bytes_total", "counter", "Bytes a network device or RDMA port has moved.", _DIRECTION),
+        Spec("commwatch_network_packets_total", "counter", "Packets it has moved.", _DIRECTION),
+        Spec("commwatch_network_errors_total", "counter", "Packets with errors.", _DIRECTION),
+        Spec("commwatch_network_drops_total", "counter", "Packets without errors that it has dropped.", _DIRECTION),
+        Spec(
+            "commwatch_network_speed_bytes_per_second",
+            "gauge",
+            "What its link carries a direction, line code taken off; absent where not known.",
+            ("device",),
+        ),
+        Spec("commwatch_network_up", "gauge", "1 if its link is up.", ("device",)),
+        Spec("commwatch_network_link_downs_total", "counter", "How often its link was lost.", ("device",)),
+        Spec(
+            "commwatch_infiniband_events_total",
+            "counter",
+            "Errors, congestion and retransmissions of an RDMA port, as its driver counts them.",
+            ("device", "event"),
+        ),
+        Spec(
+            "commwatch_network_info",
+            "gauge",
+            "Always 1; what a device is: its network device, place, and link of the catalogue.",
+            ("device", "kind", "netdev", "pci", "numa_node", "link"),
+        ),
+        Spec("commwatch_host_cpu_seconds_total", "counter", "Time of all cores by mode.", ("mode",)),
+        Spec("commwatch_host_memory_total_bytes", "gauge", "Memory of the node."),
+        Spec("commwatch_host_memory_available_bytes", "gauge", "What programs could still have of it."),
+        Spec(
+            "commwatch_host_pressure_seconds_total",
+            "counter",
+            "Time in which some task stood still for want of a resource.",
+            ("resource",),
+        ),
         Spec(
             "commwatch_nccl_messages_total",
             "counter",

@@ -12,6 +12,7 @@ from typing import Annotated
 from fastapi import Depends, Query, Request
 
 from commwatch.answers import Agent
+from commwatch.host import HostWatch
 from commwatch.nccl import NcclLogs
 from commwatch.problems import Problem
 
@@ -87,8 +88,15 @@ def _logs_of(request: Request) -> NcclLogs:
     return logs
 
 
+def _host_of(request: Request) -> HostWatch:
+    host = request.app.state.host
+    assert isinstance(host, HostWatch)
+    return host
+
+
 AgentOf = Annotated[Agent, Depends(_agent_of)]
 LogsOf = Annotated[NcclLogs, Depends(_logs_of)]
+HostOf = Annotated[HostWatch, Depends(_host_of)]
 
 
 def job_exists(agent: Agent, job: str | None) -> None:

@@ -16,6 +16,7 @@ from commwatch.advice import LIMIT, WORTH, Advice, advice
 from commwatch.answers import Agent
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.facts import facts
+from commwatch.host_views import HostView
 from commwatch.summary import Row
 from commwatch.views import JobView, RankView, StepView
 
@@ -85,8 +86,19 @@ class Report:
     advice: list[Advice]
 
 
-def build(agent: Agent, job_id: str, history: Path, command: str, findings: Iterable[Finding] = ()) -> Report | None:
-    """Put the report of a job together; ``None`` if the history does not know it."""
+def build(
+    agent: Agent,
+    job_id: str,
+    history: Path,
+    command: str,
+    findings: Iterable[Finding] = (),
+    host: HostView | None = None,
+) -> Report | None:
+    """Put the report of a job together; ``None`` if the history does not know it.
+
+    Args:
+        host: the node, if somebody watches it right now.
+    """
     job = next((job for job in agent.jobs() if job.job_id == job_id), None)
     if job is None:
         return None
@@ -98,7 +110,8 @@ def build(agent: Agent, job_id: str, history: Path, command: str, findings: Iter
     usual = [step for step in steps if not step.long]
     durations = sorted(step.duration_s for step in usual)
     waits = {row.by["rank"]: row for row in by_rank}
-    known = facts(agent, job, usual, ranks, findings)
+    gpus = {rank.rank: rank.gpu_bus_id for rank in ranks if rank.gpu_bus_id is not None}
+    known = facts(agent, job, usual, ranks, findings, host, gpus)
     lines = [_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks]
     return Report(
         job=job,

@@ -115,6 +115,8 @@ class RankView:
     gpu: int | None = None
     #: As the trainer itself says; ``None``: it has not said, or the rank is no more.
     gpu_uuid: str | None = None
+    #: Its PCI address; ``None``: not known.
+    gpu_bus_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from html import escape
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
@@ -16,6 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from commwatch import __version__, api, conclusions, gpu_api, profile_api, witness_api
 from commwatch.answers import Agent
 from commwatch.gpus import Gpus
+from commwatch.host import HostWatch
 from commwatch.nccl import NcclLogs
 from commwatch.pages import page, table
 from commwatch.problems import answer_problems
@@ -23,12 +24,24 @@ from commwatch.profiles import Profiles
 from commwatch.witness_api import Witnesses
 
 
+class Watchers(NamedTuple):
+    """What an agent has running beside its intake, each with a thread of its own."""
+
+    #: The NCCL logs it follows.
+    logs: NcclLogs
+    #: What it does on demand.
+    profiles: Profiles
+    #: The cards of the node.
+    gpus: Gpus
+    #: NCCL Inspector and NCCL's RAS.
+    witnesses: Witnesses
+    #: What it knows of the node.
+    host: HostWatch
+
+
 def application(
     agent: Agent,
-    logs: NcclLogs,
-    profiles: Profiles,
-    gpus: Gpus,
-    witnesses: Witnesses,
+    watchers: Watchers,
     registry: CollectorRegistry,
     healthy: Callable[[], str | None],
     ready: Callable[[], str | None],
@@ -36,10 +49,7 @@ def application(
     """The whole web face of an agent.
 
     Args:
-        logs: the NCCL logs it follows.
-        profiles: what it does on demand.
-        gpus: the cards of the node.
-        witnesses: NCCL Inspector and NCCL's RAS.
+        watchers: what runs beside the intake.
         healthy: says why the agent is broken, ``None`` if it is not.
         ready: says why it cannot answer yet or properly, ``None`` if it can.
     """
@@ -51,10 +61,11 @@ def application(
         description="The communication of the training jobs on this node.",
     )
     app.state.agent = agent
-    app.state.logs = logs
-    app.state.profiles = profiles
-    app.state.gpus = gpus
-    app.state.witnesses = witnesses
+    app.state.logs = watchers.logs
+    app.state.profiles = watchers.profiles
+    app.state.gpus = watchers.gpus
+    app.state.witnesses = watchers.witnesses
+    app.state.host = watchers.host
     app.state.scraped = (None, None)
     app.state.trouble = ready
     for part in (api, conclusions, gpu_api, profile_api, witness_api):

@@ -27,7 +27,7 @@ class Collector(Protocol):
 
 #: Name -> ``module:Class``; a module is imported when its collector is built.
 COLLECTORS = {
-    "network": "commwatch.collectors.network:NetworkCollector",
+    "host": "commwatch.collectors.host:HostCollector",
 }
 
 

@@ -18,17 +18,20 @@ from commwatch.aggregate import Aggregate
 from commwatch.answers import Agent
 from commwatch.collectors.gpu import THROTTLE_REASONS
 from commwatch.collectors.gpu_xids import XIDS
+from commwatch.collectors.infiniband import EVENTS, HW_EVENTS
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.findings import RULES
+from commwatch.collectors.nics import LINK_DOWNED
 from commwatch.config import Config
 from commwatch.exporter import MOST_GROUPS
 from commwatch.gpus import Gpus
+from commwatch.host import HostWatch
 from commwatch.inspector import Inspector
 from commwatch.metrics import METRICS
 from commwatch.nccl import NcclLogs
 from commwatch.profiles import Profiles
 from commwatch.ras import Ras
-from commwatch.web import application
+from commwatch.web import Watchers, application
 from commwatch.witness_api import Witnesses
 from tests.alerts.test_rules import RULES as FOR_PROMETHEUS
 from tests.helpers import commwatch, needs
@@ -124,7 +127,8 @@ def test_every_route() -> None:
     logs, agent = NcclLogs(Path("none"), Aggregate(), lock), Agent(Path("none"), None, lock)
     profiles = Profiles(Path("none"), Path("none"), agent)
     witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
-    app = application(agent, logs, profiles, Gpus("off"), witnesses, CollectorRegistry(), lambda: None, lambda: None)
+    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, HostWatch(Aggregate(), lock, lambda: 0))
+    app = application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None)
     routes = {f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods}
     routes |= {f"GET {path}" for path in ("/", "/docs", "/openapi.json")}
     assert {row[0] for row in rows("api.md")} == routes
@@ -172,3 +176,11 @@ def test_links_lead_somewhere() -> None:
                 target = document.parent / link if link else document
                 assert target.exists(), f"{document.name}: {link}"
                 assert not anchor or anchor[1:] in anchors(target), f"{document.name}: {link}{anchor}"
+
+
+def test_every_event() -> None:
+    """Every event of RDMA ports stands in docs/host.md with what it counts, and no other does."""
+    events = {**EVENTS, **HW_EVENTS}
+    del events[LINK_DOWNED]  # a metric of its own
+    section = (DOCS / "host.md").read_text(encoding="utf-8").partition("### Events")[2].partition("## GPUs")[0]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)) == events

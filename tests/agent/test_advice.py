@@ -8,7 +8,10 @@ import pytest
 
 from commwatch.advice import RULES, Advice, Facts, Kind, advice
 from commwatch.collectors.nccl.findings import Finding
+from commwatch.host_views import Complaint
 from commwatch.model import Curve
+from commwatch.near import Place
+from commwatch.network_advice import Network
 
 #: 50 us a message, 1 GB/s.
 CURVE = Curve(50e-6, 1e-9)
@@ -48,6 +51,16 @@ def finding(severity: str) -> Finding:
     )
 
 
+def place(distance: str, rank: int = 3, **more: Any) -> Place:
+    """A rank's GPU and the device that its traffic goes through."""
+    about: dict[str, Any] = {"nearest": "mlx5_0:1", "nearest_distance": distance, "seen": True, **more}
+    return Place(rank, f"0000:{rank:02x}:00.0", "mlx5_0:1", distance, **about)
+
+
+def complaint(kind_: str) -> Complaint:
+    return Complaint(kind_, "mlx5_0:1", "is not well", "look at the cable")
+
+
 SPEAKS: dict[str, list[Facts]] = {
     "straggler": [facts(waits={0: 0.2, 1: 0.01, 2: 0.3})],
     "accumulate_gradients": [facts(), facts(kind(op="reduce_scatter")), facts(exposed=None)],
@@ -64,6 +77,13 @@ SPEAKS: dict[str, list[Facts]] = {
     "faster_network": [facts(kind(curve=CURVE))],
     "micro_batches": [facts(bubble=0.3)],
     "nccl_finding": [facts(findings=[finding("warning")])],
+    "gpu_far_from_nic": [
+        facts(kind(local=2), network=Network([place("SYS"), place("PIX", rank=0)])),
+        facts(kind(local=2), network=Network([place("SYS", nearest_distance="PIX")])),
+        facts(kind(local=2), network=Network([place("SYS", seen=False)])),
+    ],
+    "nic_below_its_rate": [facts(kind(local=2), network=Network((), [complaint(each)])) for each in ("slow", "down")],
+    "link_errors": [facts(kind(local=2), network=Network((), [complaint(each)])) for each in ("errors", "congestion")],
 }
 SILENT: dict[str, list[Facts]] = {
     "straggler": [
@@ -110,6 +130,20 @@ SILENT: dict[str, list[Facts]] = {
     "faster_network": [facts(), facts(kind(curve=Curve(1e-3, 1e-9))), facts(kind(curve=CURVE), comm=0.2)],
     "micro_batches": [facts(), facts(bubble=0.05)],
     "nccl_finding": [facts(), facts(findings=[finding("info")])],
+    "gpu_far_from_nic": [
+        facts(kind(local=2), network=Network([place("NODE")])),
+        facts(network=Network([place("SYS")])),  # no group crosses nodes
+        facts(kind(local=2, seconds=0.005), network=Network([place("SYS")])),  # hardly
+        facts(kind(local=2)),  # not known
+    ],
+    "nic_below_its_rate": [
+        facts(kind(local=2), network=Network((), [complaint("errors")])),
+        facts(network=Network((), [complaint("slow")])),
+    ],
+    "link_errors": [
+        facts(kind(local=2), network=Network((), [complaint("slow")])),
+        facts(network=Network((), [complaint("errors")])),
+    ],
 }
 
 
@@ -214,6 +248,33 @@ def test_who_is_late() -> None:
     assert found is not None
     assert found.title.startswith("rank 1 ")
     assert found.saves_share == pytest.approx(0.24)
+
+
+def test_rank_that_crosses_numa() -> None:
+    """The rank, its GPU and the device are named; where a nearer device is there, it is what to use."""
+    alone, nearer, unseen = (given("gpu_far_from_nic", about) for about in SPEAKS["gpu_far_from_nic"])
+    assert alone is not None
+    assert nearer is not None
+    assert unseen is not None
+    assert alone.title == "rank 3 crosses NUMA to its NIC"
+    assert alone.because == [
+        "groups across nodes take 40 % of a step",
+        "rank 3: GPU 0000:03:00.0 is in another NUMA node than mlx5_0:1, which carries the traffic",
+    ]
+    assert "NICs" not in alone.do
+    assert nearer.do.startswith("Nearer: mlx5_0:1; let the job use it")
+    assert unseen.because[1].endswith("the nearest there is")
+    both = given("gpu_far_from_nic", facts(kind(local=2), network=Network([place("SYS"), place("SYS", rank=5)])))
+    assert both is not None
+    assert both.title == "ranks 3, 5 cross NUMA to their NICs"
+
+
+def test_trouble_of_a_device() -> None:
+    """What is wrong with a device is said with its name and what to do about it."""
+    found = given("link_errors", SPEAKS["link_errors"][0])
+    assert found is not None
+    assert found.because[1] == "mlx5_0:1: is not well"
+    assert found.do == "Look at the cable."
 
 
 def test_the_largest_gain_first() -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commwatch.config import load
-from commwatch.doctor import Check, _witnesses, examine
+from commwatch.doctor import Check, _witnesses, examine, network_checks
+from commwatch.traffic import NOT_COUNTED
 from tests.agent.test_api import rings_of
+from tests.agent.test_host import Watched
 from tests.helpers import MS, RunningAgent, Trainer, agent, commwatch, group_entry, identity, operation, wait_for
 
 
@@ -108,6 +112,33 @@ def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (works.result, works.remedy) == ("pass", "")
     assert (down.result, down.says) == ("warn", "job: down: localhost:1: refused")
     assert "NCCL_RAS_ADDR" in down.remedy
+
+
+def test_network(tmp_path: Path) -> None:
+    """What is wrong with a network device is a warning with its remedy; where nothing is, the devices are named with their speeds."""
+    (slow,) = network_checks(asdict(Watched("infiniband", tmp_path / "a").watch.view()))
+    assert (slow.result, slow.what) == ("warn", "network")
+    assert slow.says.startswith("mlx5_1:1: 400 Gbit/s behind a PCI Express link of 32 GT/s x8")
+    assert "slot" in slow.remedy
+    (fine,) = network_checks(asdict(Watched("roce", tmp_path / "b").watch.view()))
+    assert fine.result == "pass"
+    assert fine.says.startswith("mlx5_0:1 (100 Gbit/s), ens1f0np0 (100 Gbit/s)")
+
+
+def test_look_that_is_stuck(tmp_path: Path) -> None:
+    """A look at the node that a driver holds up is named."""
+    view = {**asdict(Watched("roce", tmp_path).watch.view()), "looked_at": time.time() - 60}
+    stuck, *_ = network_checks(view)
+    assert (stuck.result, stuck.says) == ("warn", "not looked at for 60 s")
+
+
+def test_another_network_namespace(tmp_path: Path) -> None:
+    """An agent that sees no device, or none that carries what the collectives send, is in the wrong network namespace."""
+    view = asdict(Watched("roce", tmp_path).watch.view())
+    empty = {**view, "nics": [], "traffic": {**view["traffic"], "says": NOT_COUNTED}}
+    checks = list(network_checks(empty))
+    assert [(check.result, check.what) for check in checks] == [("warn", "network"), ("warn", "traffic")]
+    assert all("network namespace" in check.remedy for check in checks)
 
 
 def test_run_directory_that_cannot_be(tmp_path: Path) -> None:

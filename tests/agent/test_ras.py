@@ -18,12 +18,13 @@ from commwatch.books import GroupInfo
 from commwatch.collectors import ras as client
 from commwatch.collectors.ras import Communicator, Member, parse
 from commwatch.gpus import Gpus
+from commwatch.host import HostWatch
 from commwatch.inspector import Inspector
 from commwatch.nccl import NcclLogs
 from commwatch.profiles import Profiles
 from commwatch.ras import POLL_S, SETTLED_S, Joined, Known, Ras, join, judge
 from commwatch.verdicts import Verdict
-from commwatch.web import application
+from commwatch.web import Watchers, application
 from commwatch.witness_api import Witnesses
 from tests.agent.test_api import rings_of
 from tests.helpers import (
@@ -326,8 +327,9 @@ def served(watch: Watch, ras: Ras) -> Iterator[str]:
     lock = threading.RLock()
     witnesses = Witnesses(Inspector(None, watch.aggregate, lock), ras)
     logs, profiles = NcclLogs(Path("none"), watch.aggregate, lock), Profiles(Path("none"), Path("none"), watch.agent)
-    gpus = Gpus("off")
-    app = application(watch.agent, logs, profiles, gpus, witnesses, CollectorRegistry(), lambda: None, lambda: None)
+    host = HostWatch(watch.aggregate, lock, lambda: 0)
+    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, host)
+    app = application(watch.agent, watchers, CollectorRegistry(), lambda: None, lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -112,18 +112,25 @@ def run_job(directory: Path, script: str, *arguments: str, nproc: int = 2, **env
     return done.stdout
 
 
-def run_on(hosts: list[Host], directory: Path, script: str, *arguments: str) -> str:
-    """Run a job with one rank on each host and the probe on; returns what they printed."""
+def run_on(hosts: list[Host], directory: Path | list[Path], script: str, *arguments: str, per_host: int = 1) -> str:
+    """Run a job on hosts with the probe on; returns what its ranks printed.
+
+    Args:
+        directory: the run directory, or one for each host.
+        per_host: ranks on each host.
+    """
     ranks = []
-    for rank, host in enumerate(hosts):
+    for rank in range(per_host * len(hosts)):
+        host = hosts[rank // per_host]
+        place = directory if isinstance(directory, Path) else directory[rank // per_host]
         where = {
             "MASTER_ADDR": hosts[0].address,
             "MASTER_PORT": "29700",
             "RANK": str(rank),
-            "WORLD_SIZE": str(len(hosts)),
+            "WORLD_SIZE": str(per_host * len(hosts)),
             "GLOO_SOCKET_IFNAME": host.device,
         }
-        env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB="link", **where)
+        env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(place), COMMWATCH_JOB="link", **where)
         command = [*host.there, sys.executable, str(JOBS / script), *arguments]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     said = ""

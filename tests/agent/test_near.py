@@ -1,0 +1,83 @@
+"""Which network device the traffic of a rank's GPU goes through, and that the advice about a job hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from commwatch import report
+from commwatch.facts import facts
+from commwatch.host_views import HostView
+from commwatch.near import for_traffic, places
+from commwatch.traffic import GroupTraffic
+from tests.agent.test_host import Watched
+from tests.helpers import MS, Watch, end_rank, group_entry, mark, operation, write_ring
+
+GPUS = {0: "00000000:19:00.0", 1: "00000000:49:00.0", 2: "00000000:99:00.0"}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> HostView:
+    """Two sockets with an InfiniBand port on each."""
+    return Watched("infiniband", tmp_path / "host").watch.view()
+
+
+def carried_by(host: HostView, *devices: str) -> HostView:
+    """The same host while these devices carry a job."""
+    groups = [GroupTraffic("job", "data", "data-0", 1e9, [])]
+    return replace(host, traffic=replace(host.traffic, carriers=list(devices), groups=groups))
+
+
+def test_by_the_nearest(host: HostView) -> None:
+    """Where it is not known what carries the traffic, the nearest device is taken, and it is said that this was not seen."""
+    assert [(each.rank, each.nic, each.distance, each.seen) for each in places(GPUS, host)] == [
+        (0, "mlx5_0:1", "PIX", False),
+        (1, "mlx5_0:1", "NODE", False),
+        (2, "mlx5_1:1", "PHB", False),
+    ]
+
+
+def test_by_what_carries(host: HostView) -> None:
+    """Where one device carries all, the GPU on the other socket crosses to it, with a nearer one beside it."""
+    far = places(GPUS, carried_by(host, "mlx5_0:1"))[2]
+    assert (far.nic, far.distance, far.nearest, far.nearest_distance, far.seen) == (
+        "mlx5_0:1", "SYS", "mlx5_1:1", "PHB", True,
+    )  # fmt: skip
+    both = places(GPUS, carried_by(host, "mlx5_0:1", "mlx5_1:1"))
+    assert [each.distance for each in both] == ["PIX", "NODE", "PHB"]
+
+
+def test_not_what_is_slow_or_down(host: HostView) -> None:
+    """The port for management does not carry a job, nor does one that is down, nor a port's network device."""
+    assert for_traffic(host.nics) == ["mlx5_0:1", "mlx5_1:1"]
+    down = [replace(nic, up=False) if nic.device == "mlx5_0:1" else nic for nic in host.nics]
+    assert for_traffic(down) == ["mlx5_1:1"]
+    assert for_traffic([]) == []
+
+
+def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
+    """A job whose groups cross nodes is told of the slot that holds its NIC back, and of the rank that crosses NUMA."""
+    records = [mark(0, 1 * MS)]
+    for n in range(10):
+        at = (1 + 100 * n) * MS
+        records += [
+            operation(start_ns=at + 10 * MS, end_ns=at + 60 * MS, seq=n, size=1_000_000),
+            mark(n + 1, at + 100 * MS, exposed_ns=50 * MS),
+        ]
+    watch = Watch(tmp_path)
+    end_rank(write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=0))
+    watch.tick()
+    built = report.build(watch.agent, "job", watch.path, "", (), host)
+    assert built is not None
+    (slow,) = [each for each in built.advice if each.rule == "nic_below_its_rate"]
+    assert slow.because[1].startswith("mlx5_1:1: 400 Gbit/s behind")
+    (job,) = watch.agent.jobs()
+    steps, ranks = watch.agent.steps(0, 1 << 62, "job", None, 100), watch.agent.ranks("job")
+    known = facts(watch.agent, job, steps, ranks, (), carried_by(host, "mlx5_0:1"), {0: GPUS[2]})
+    assert known is not None
+    assert [(each.rank, each.distance) for each in known.network.places] == [(0, "SYS")]
+    alone = facts(watch.agent, job, steps, ranks, ())
+    assert alone is not None
+    assert not alone.network.complaints
