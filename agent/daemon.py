@@ -115,16 +115,31 @@ class Daemon:
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
         )
-        self._gpu_thread = threading.Thread(target=self._watch_gpus, name="gpus", daemon=True)
+        self._profiling = self._beside("profiles", self._profile, _PROFILES_S)
         self._threads = [
             threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True),
             threading.Thread(target=self._work, name="intake", daemon=True),
-            threading.Thread(target=self._follow, name="nccl", daemon=True),
-            threading.Thread(target=self._inspect, name="inspector", daemon=True),
-            threading.Thread(target=self._poll, name="ras", daemon=True),
-            threading.Thread(target=self._watch_host, name="host", daemon=True),
-            threading.Thread(target=self._profile, name="profiles", daemon=True),
+            self._beside("nccl", self._nccl.tick, _LOGS_S, self._nccl.close),
+            self._beside("inspector", self._inspector.tick, _LOGS_S, self._inspector.close),
+            self._beside("ras", self._ras.tick, _RAS_S),
+            self._beside("host", self._host.tick, _HOST_S),
+            self._profiling,
         ]
+        self._gpu_thread = self._beside("gpus", self._gpus.tick, _GPUS_S, self._gpus.close)
+
+    def _beside(
+        self, name: str, tick: Callable[[], object], every_s: float, close: Callable[[], None] = lambda: None
+    ) -> threading.Thread:
+        """A thread beside the intake, which looks again and again until the agent ends."""
+
+        def loop() -> None:
+            while True:
+                tick()
+                if self._stop.wait(every_s):
+                    break
+            close()
+
+        return threading.Thread(target=loop, name=name, daemon=True)
 
     def run(self) -> bool:
         """Serve until SIGTERM, SIGINT or ``stop``, take what the rings still hold, and end; False if the intake failed."""
@@ -145,7 +160,7 @@ class Daemon:
         for thread in self._threads:
             thread.join(10)
         self._gpu_thread.join(_GPUS_S)  # a sick card does not hold up the end
-        if not self._threads[-1].is_alive():
+        if not self._profiling.is_alive():
             with contextlib.suppress(OSError, StoreError, sqlite3.Error):
                 self._profiles.close()
         self._store.close()
@@ -179,45 +194,12 @@ class Daemon:
             self._stop.set()
             raise
 
-    def _follow(self) -> None:
-        """The thread of the NCCL logs."""
-        while not self._stop.wait(_LOGS_S):
-            self._nccl.tick()
-        self._nccl.close()
-
-    def _watch_gpus(self) -> None:
-        """The thread of the GPUs: a sick card may keep it, and nobody else."""
-        while True:
-            self._gpus.tick()
-            if self._stop.wait(_GPUS_S):
-                break
-        self._gpus.close()
-
-    def _inspect(self) -> None:
-        """The thread of NCCL Inspector's files."""
-        while not self._stop.wait(_LOGS_S):
-            self._inspector.tick()
-        self._inspector.close()
-
-    def _poll(self) -> None:
-        """The thread that asks NCCL's RAS."""
-        while not self._stop.wait(_RAS_S):
-            self._ras.tick()
-
-    def _watch_host(self) -> None:
-        """The thread that looks at the node."""
-        while True:
-            self._host.tick()
-            if self._stop.wait(_HOST_S):
-                return
-
     def _profile(self) -> None:
-        """The thread of the profiles on demand."""
-        while not self._stop.wait(_PROFILES_S):
-            try:
-                self._profiles.tick()
-            except (OSError, StoreError, sqlite3.Error) as error:
-                log.warning("profiles: %s", error)
+        """Look what profiled ranks have left."""
+        try:
+            self._profiles.tick()
+        except (OSError, StoreError, sqlite3.Error) as error:
+            log.warning("profiles: %s", error)
 
     def _tick(self) -> None:
         try:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 
 from commwatch.gpus import Gpus, GpuViews
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, JobFilter, job_exists, known_parameters
+from commwatch.query import AgentOf, JobFilter, job_exists, known_parameters, of_app
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
 
 
-def _gpus_of(request: Request) -> Gpus:
-    gpus = request.app.state.gpus
-    assert isinstance(gpus, Gpus)
-    return gpus
-
-
 @router.get("/gpus")
-def gpus(agent: AgentOf, cards: Annotated[Gpus, Depends(_gpus_of)], job: JobFilter = None) -> GpuViews:
+def gpus(agent: AgentOf, cards: Annotated[Gpus, Depends(of_app("gpus", Gpus))], job: JobFilter = None) -> GpuViews:
     """The cards of this node with what was read of them last, their latest Xids, and the ranks on them (of one job, if asked)."""
     job_exists(agent, job)
     with agent.live(job) as (jobs, now_ns):

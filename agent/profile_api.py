@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from commwatch.collectors.profile_files import MOST_SECONDS, MOST_STEPS
 from commwatch.problems import ERRORS, PROBLEM, Problem
 from commwatch.profiles import NotThere, Profile, Profiles, Refused
-from commwatch.query import known_parameters
+from commwatch.query import known_parameters, of_app
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
 _CONFLICT = {"description": "The job does not run, or is being profiled already.", **PROBLEM}
@@ -33,13 +33,7 @@ class Wanted(BaseModel):
     ] = 120.0
 
 
-def _profiles_of(request: Request) -> Profiles:
-    profiles = request.app.state.profiles
-    assert isinstance(profiles, Profiles)
-    return profiles
-
-
-ProfilesOf = Annotated[Profiles, Depends(_profiles_of)]
+ProfilesOf = Annotated[Profiles, Depends(of_app("profiles", Profiles))]
 
 
 def _declared_json(request: Request) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Query, Request
 
@@ -17,6 +18,7 @@ from commwatch.nccl import NcclLogs
 from commwatch.problems import Problem
 
 MOST_ROWS = 10_000
+_T = TypeVar("_T")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -76,27 +78,20 @@ def known_parameters(request: Request) -> None:
             raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
 
 
-def _agent_of(request: Request) -> Agent:
-    agent = request.app.state.agent
-    assert isinstance(agent, Agent)
-    return agent
+def of_app(name: str, kind: type[_T]) -> Callable[[Request], _T]:
+    """What ``application`` has left for the routes under a name."""
+
+    def get(request: Request) -> _T:
+        found = getattr(request.app.state, name)
+        assert isinstance(found, kind)
+        return found
+
+    return get
 
 
-def _logs_of(request: Request) -> NcclLogs:
-    logs = request.app.state.logs
-    assert isinstance(logs, NcclLogs)
-    return logs
-
-
-def _host_of(request: Request) -> HostWatch:
-    host = request.app.state.host
-    assert isinstance(host, HostWatch)
-    return host
-
-
-AgentOf = Annotated[Agent, Depends(_agent_of)]
-LogsOf = Annotated[NcclLogs, Depends(_logs_of)]
-HostOf = Annotated[HostWatch, Depends(_host_of)]
+AgentOf = Annotated[Agent, Depends(of_app("agent", Agent))]
+LogsOf = Annotated[NcclLogs, Depends(of_app("logs", NcclLogs))]
+HostOf = Annotated[HostWatch, Depends(of_app("host", HostWatch))]
 
 
 def job_exists(agent: Agent, job: str | None) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 
 from commwatch.inspector import Inspector
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, JobFilter, job_exists, known_parameters
+from commwatch.query import AgentOf, JobFilter, job_exists, known_parameters, of_app
 from commwatch.ras import Ras
 from commwatch.witness_views import InspectorView, RasView
 
@@ -32,13 +32,7 @@ class WitnessesView:
     ras: RasView
 
 
-def _witnesses_of(request: Request) -> Witnesses:
-    witnesses = request.app.state.witnesses
-    assert isinstance(witnesses, Witnesses)
-    return witnesses
-
-
-WitnessesOf = Annotated[Witnesses, Depends(_witnesses_of)]
+WitnessesOf = Annotated[Witnesses, Depends(of_app("witnesses", Witnesses))]
 
 
 @router.get("/witnesses")
