@@ -15,7 +15,7 @@ from commwatch.books import SLOT_NS, Counted, GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors import process
 from commwatch.collectors.gpu import Gpu, GpuPlace
-from commwatch.efficiency import Efficiency, Line, Yardstick, curve_of, finder, own_best
+from commwatch.efficiency import Efficiency, Line, Yardstick, curve_of, finder
 from commwatch.history import History
 from commwatch.model import Curve
 from commwatch.operations import Operation, Place, Reader
@@ -78,14 +78,17 @@ class Agent:
         yardstick = Yardstick(cells, finder(self._references))
         return yardstick.efficiencies(cells), list(yardstick.lines.values())
 
-    def curve(self, group: GroupView, op: str, curves: Iterable[Line]) -> Curve | None:
-        """What such operations of a group should take: by a reference of the link, else by the job's own best."""
-        hosts = 1 if len(group.ranks) == group.size else 2
-        reference = finder(self._references)(group.group, group.backend, group.size, hosts, op)
-        own = next((line for line in curves if (line.group_id, line.op) == (group.group_id, op)), None)
-        if reference is None and own is not None:
-            reference = own_best(own)
-        return None if reference is None else curve_of(reference, op)
+    def curves(self, job: str) -> dict[tuple[str, str], Curve]:
+        """What operations should take, by group label and op: by a reference of the link, else by the job's own best."""
+        _, cells = self._cells(0, 1 << 62, job)
+        yardstick = Yardstick(cells, finder(self._references))
+        found: dict[tuple[str, str], Curve] = {}
+        for one in cells:
+            reference = yardstick.reference(one)
+            curve = None if reference is None else curve_of(reference, one.op)
+            if curve is not None:
+                found.setdefault((one.group, one.op), curve)
+        return found
 
     def _cells(
         self, from_ns: int, until_ns: int, job: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from commwatch.advice import Facts, Kind
 from commwatch.answers import Agent
@@ -11,17 +12,27 @@ from commwatch.host_views import HostView
 from commwatch.near import places
 from commwatch.network_advice import Network
 from commwatch.summary import Row
-from commwatch.views import GroupView, JobView, RankView, StepView
+from commwatch.views import GroupView, JobView, StepView
 
 #: The latest operations looked at for their dtypes.
 _MOST_OPERATIONS = 1_000
+
+
+class Counts(NamedTuple):
+    """What a report has added up already."""
+
+    #: By group and op, and by rank.
+    operations: list[Row]
+    by_rank: list[Row]
+    #: The part of the steps that operations of a group took, by its label.
+    group_shares: Mapping[str, float]
 
 
 def facts(
     agent: Agent,
     job: JobView,
     steps: list[StepView],
-    ranks: list[RankView],
+    counts: Counts,
     findings: Iterable[Finding],
     host: HostView | None = None,
     gpus: Mapping[int, str] | None = None,
@@ -36,21 +47,20 @@ def facts(
     total = sum(step.duration_s for step in steps)
     if not total:
         return None
-    until = 1 << 62
-    _, rows = agent.summary(0, until, ["group", "op"], {"job_id": job.job_id})
-    _, waits = agent.summary(0, until, ["rank"], {"job_id": job.job_id})
     exposed = [step.exposed_s for step in steps if step.exposed_s is not None]
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
-    durations = {rank.rank: sum(step.duration_s for step in steps if step.rank == rank.rank) for rank in ranks}
+    durations: dict[int | str | None, float] = {}
+    for step in steps:
+        durations[step.rank] = durations.get(step.rank, 0.0) + step.duration_s
     return Facts(
         step_s=total / len(steps),
         comm=sum(step.comm_s for step in steps) / total,
         exposed=sum(exposed) / total if len(exposed) == len(steps) else None,
-        kinds=_kinds(agent, job.job_id, steps, rows),
+        kinds=_kinds(agent, job.job_id, steps, counts),
         waits={
-            int(row.by["rank"]): row.wait_s / durations[int(row.by["rank"])]
-            for row in waits
-            if row.by["rank"] is not None and row.wait_s is not None and durations.get(int(row.by["rank"]))
+            int(rank): row.wait_s / durations[rank]
+            for row in counts.by_rank
+            if row.wait_s is not None and (rank := row.by["rank"]) is not None and durations.get(rank)
         },
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
@@ -58,19 +68,18 @@ def facts(
     )
 
 
-def _kinds(agent: Agent, job_id: str, steps: list[StepView], rows: list[Row]) -> list[Kind]:
-    until = 1 << 62
-    _, curves = agent.efficiency(0, until, job_id)
+def _kinds(agent: Agent, job_id: str, steps: list[StepView], counts: Counts) -> list[Kind]:
+    curves = agent.curves(job_id)
     groups: dict[str, GroupView] = {view.group: view for view in agent.groups(job_id)}
-    latest = agent.operations(0, until, None, lambda operation: operation.job_id == job_id, _MOST_OPERATIONS)
+    latest = agent.operations(0, 1 << 62, None, lambda operation: operation.job_id == job_id, _MOST_OPERATIONS)
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
     per_rank = len(steps) / ranks + 1  # with the step before the first mark
     kinds = []
-    for row in rows:
+    for row in counts.operations:
         group, op = str(row.by["group"]), str(row.by["op"])
-        share = sum(step.group_shares.get(group, 0.0) * step.duration_s for step in steps) / total
-        of_group = sum(other.seconds for other in rows if other.by["group"] == group)
+        share = counts.group_shares.get(group, 0.0)
+        of_group = sum(other.seconds for other in counts.operations if other.by["group"] == group)
         if not share or not row.seconds or row.group_size is None or row.group_size < 2:
             continue
         seconds = share * row.seconds / of_group * total / len(steps)
@@ -83,7 +92,7 @@ def _kinds(agent: Agent, job_id: str, steps: list[StepView], rows: list[Row]) ->
                 per_step=row.count / row.ranks / per_rank,
                 size_bytes=row.bytes / row.count if row.count else 0,
                 seconds=seconds,
-                curve=agent.curve(view, op, curves) if view is not None else None,
+                curve=curves.get((group, op)),
                 efficiency=row.efficiency,
                 reference=row.reference,
                 local=len(view.ranks) if view is not None else 0,

@@ -15,7 +15,7 @@ from commwatch import pages
 from commwatch.advice import LIMIT, WORTH, Advice, advice
 from commwatch.answers import Agent
 from commwatch.collectors.nccl.findings import Finding
-from commwatch.facts import facts
+from commwatch.facts import Counts, facts
 from commwatch.host_views import HostView
 from commwatch.summary import Row
 from commwatch.views import JobView, RankView, StepView
@@ -111,7 +111,8 @@ def build(
     durations = sorted(step.duration_s for step in usual)
     waits = {row.by["rank"]: row for row in by_rank}
     gpus = {rank.rank: rank.gpu_bus_id for rank in ranks if rank.gpu_bus_id is not None}
-    known = facts(agent, job, usual, ranks, findings, host, gpus)
+    group_shares = _group_shares(usual)
+    known = facts(agent, job, usual, Counts(operations, by_rank, group_shares), findings, host, gpus)
     lines = [_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks]
     return Report(
         job=job,
@@ -123,7 +124,7 @@ def build(
         step_p95_s=durations[int(0.95 * (len(durations) - 1))] if durations else None,
         comm_share=_share([step.comm_s for step in usual], usual),
         exposed_share=_share([step.exposed_s for step in usual], usual),
-        group_shares=_group_shares(usual),
+        group_shares=group_shares,
         p2p_wait_share=_share([step.p2p_wait_s for step in usual], usual),
         long_steps=_long([step for step in steps if step.long]),
         rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.collectors.ring import RingWriter
+from tests.agent.test_api import rings_of
 from tests.helpers import (
     MS,
     RunningAgent,
@@ -61,12 +62,11 @@ def trainers() -> list[RingWriter]:
 def asked(tmp_path_factory: pytest.TempPathFactory, trainers: list[RingWriter]) -> Iterator[RunningAgent]:
     """An agent that knows which link carries the groups, and watches a job of two ranks."""
     directory = tmp_path_factory.mktemp("concluded")
-    (directory / "rings").mkdir(mode=0o700)
-    directory.chmod(0o700)
+    rings = rings_of(directory)
     (directory / "commwatch.toml").write_text('[links]\n"*" = "eth-1g"\n')
     with agent(directory, "--config", str(directory / "commwatch.toml")) as running:
         now = time.monotonic_ns()
-        trainers += [_rank(directory / "rings", rank, now) for rank in (0, 1)]
+        trainers += [_rank(rings, rank, now) for rank in (0, 1)]
         # The process of the test stands for the trainers, and must not end before the agent has looked.
         wait_for(lambda: running.samples().get('commwatch_steps_total{job_id="train",rank="1"}') == STEPS, "the steps")
         yield running

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commwatch import report
-from commwatch.facts import facts
+from commwatch.facts import Counts, facts
 from commwatch.host_views import HostView
 from commwatch.near import for_traffic, places
 from commwatch.traffic import GroupTraffic
@@ -74,10 +74,11 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     (slow,) = [each for each in built.advice if each.rule == "nic_below_its_rate"]
     assert slow.because[1].startswith("mlx5_1:1: 400 Gbit/s behind")
     (job,) = watch.agent.jobs()
-    steps, ranks = watch.agent.steps(0, 1 << 62, "job", None, 100), watch.agent.ranks("job")
-    known = facts(watch.agent, job, steps, ranks, (), carried_by(host, "mlx5_0:1"), {0: GPUS[2]})
+    steps = watch.agent.steps(0, 1 << 62, "job", None, 100)
+    counts = Counts(built.operations, [], built.group_shares)
+    known = facts(watch.agent, job, steps, counts, (), carried_by(host, "mlx5_0:1"), {0: GPUS[2]})
     assert known is not None
     assert [(each.rank, each.distance) for each in known.network.places] == [(0, "SYS")]
-    alone = facts(watch.agent, job, steps, ranks, ())
+    alone = facts(watch.agent, job, steps, counts, ())
     assert alone is not None
     assert not alone.network.complaints
