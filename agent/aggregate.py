@@ -36,6 +36,8 @@ from commwatch.stragglers import LateWindow
 _MOST_FAILURES = 16
 _LATELY_NS = 60_000_000_000
 _UNMEASURED = ev.FAILED | ev.UNTIMED
+#: Its caller went on: asked for a handle, or put it on a stream.
+_NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
 
 
 class Messages:
@@ -209,12 +211,12 @@ class RankBook:
             bins[number] = bins.get(number, 0) + 1
             cell.durations[bisect_left(bounds, duration)] += 1
             came_out = self._came_out_ns
-            if waited_us or not (p2p is not None or flags & ev.ASYNC):
+            if waited_us or not (p2p is not None or flags & _NOT_STOOD_IN):
                 self._came_out_ns = end
             if p2p is not None:
                 cell.busy_ns += p2p.add(start, end)
                 cell.p2p_wait_ns += waited_us * 1000
-                self._message(books, peer, size, waited_us, max(start, end - waited_us * 1000), end)
+                self._message(books, peer, size, waited_us, start, end, flags)
                 continue
             cell.busy_ns += duration
             books.busy.add(start, end)
@@ -225,10 +227,20 @@ class RankBook:
                 _compare(books, books.join, seq, part)
         self.steps.trim()
 
-    def _message(self, books: _Books, peer: int, size: int, waited_us: int, waited_ns: int, end_ns: int) -> None:
-        """Take in what only messages have: a peer, and a wait that began at ``waited_ns``."""
-        books.busy.add(waited_ns, end_ns)
-        self.steps.messages().add(waited_ns, end_ns)
+    def _message(
+        self, books: _Books, peer: int, size: int, waited_us: int, start_ns: int, end_ns: int, flags: int
+    ) -> None:
+        """Take in what only messages have: a peer, and a wait for them.
+
+        On the CPU a message that nobody waits for costs nothing. On a GPU it keeps its stream from start to end, and who
+        stood still for that is not known.
+        """
+        if flags & ev.ON_DEVICE:
+            books.busy.add(start_ns, end_ns)
+        else:
+            waited_ns = max(start_ns, end_ns - waited_us * 1000)
+            books.busy.add(waited_ns, end_ns)
+            self.steps.messages().add(waited_ns, end_ns)
         self.messages.setdefault((books.key.group, books.key.op, peer), Messages()).add(size, waited_us)
 
     def note_failure(self, record: ev.Record) -> None:

@@ -178,6 +178,8 @@ class Agent:
 
     def _rank(self, ring: RingRow, book: RankBook | None) -> RankView:
         now, identity = self._now_ns(), ring.identity
+        timing = identity.get("timing")
+        timing = timing if isinstance(timing, dict) else {}
         place = book.gpu if book is not None else None
         gpu = self._gpu_at(place)
         alive = book.alive if book is not None else ring.running
@@ -210,6 +212,8 @@ class Agent:
             if book is not None and book.overflow_ns is not None
             else None,
             visible_pid=book.pid if book is not None else None,
+            gpu_timing=str(timing.get("mode", "")),
+            gpu_timing_reason=str(timing.get("reason", "")),
             gpu=gpu.card.index if gpu is not None else None,
             gpu_uuid=place.uuid if place is not None else None,
             gpu_bus_id=place.bus_id or None if place is not None else None,

@@ -237,6 +237,7 @@ def _job(job: dict[str, Any], get: Get, before: int, wait_s: float) -> Iterator[
     dear = "python" in hooks
     remedy = "commwatch native build with the trainer's Python makes it cheaper" if dear else ""
     yield Check(_WARN if dear else _PASS, "hook", f"{name}: {', '.join(hooks)}", remedy)
+    yield from _gpu_timing(name, ranks)
     if job["lost"]:
         remedy = "a larger ring (COMMWATCH_SLOTS), or an agent with more CPU"
         yield Check(_WARN, "losses", f"{name}: {job['lost']} records were lost", remedy)
@@ -247,6 +248,17 @@ def _job(job: dict[str, Any], get: Get, before: int, wait_s: float) -> Iterator[
     yield _nccl(name, get)
     yield from _witnesses(name, get)
     yield _recorder(name, ranks)
+
+
+def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
+    """How operations on GPUs are timed, and why so: one line for all ranks that have it in common."""
+    told = {(rank["gpu_timing"], rank["gpu_timing_reason"]) for rank in ranks if rank["gpu_timing"]}
+    for mode, reason in sorted(told):
+        alike = [rank for rank in ranks if (rank["gpu_timing"], rank["gpu_timing_reason"]) == (mode, reason)]
+        which = "" if len(told) == 1 else f" on rank {spans(rank['rank'] for rank in alike)}"
+        blind = mode == "off" and any(rank["gpu"] is not None or rank["gpu_uuid"] is not None for rank in alike)
+        remedy = "operations on GPUs are counted, not measured: COMMWATCH_TIMING=events or poll" if blind else ""
+        yield Check(_WARN if blind else _PASS, "gpu timing", f"{name}: {mode}{which}: {reason}", remedy)
 
 
 def _witnesses(name: str, get: Get) -> Iterator[Check]:

@@ -194,7 +194,7 @@ def _operations(families: Families, job: str, sums: _Sums) -> None:
         if cell.joined:
             families.count("collective_wait_seconds_total", (job, rank, group), cell.wait_ns / 1e9)
             families.count("rank_lateness_seconds_total", (job, rank, group), 0.0)
-        if op in ev.P2P:
+        if op in ev.P2P and cell.p2p_wait_ns:
             families.count("p2p_wait_seconds_total", (job, rank, group), cell.p2p_wait_ns / 1e9)
     for (rank, group), late_ns in sums.lateness_ns.items():
         families.count("rank_lateness_seconds_total", (job, rank, group), late_ns / 1e9)

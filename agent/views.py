@@ -111,6 +111,9 @@ class RankView:
     overflow_s: float | None = None
     #: The trainer's pid as the agent sees it; ``None``: it does not.
     visible_pid: int | None = None
+    #: How its operations on GPUs are timed (``events``, ``poll``, ``off``), and why so; empty where it does not say.
+    gpu_timing: str = ""
+    gpu_timing_reason: str = ""
     #: The card it computes on, as ``/api/v1/gpus`` numbers it; ``None``: none, not known, or not one the agent sees.
     gpu: int | None = None
     #: As the trainer itself says; ``None``: it has not said, or the rank is no more.

@@ -49,13 +49,14 @@ UNTIMED = 8  # the end was not observable: counted, has no duration
 UNALIGNED = 16  # the probe came after the group was used: counted, never joined
 EXPOSED = 32  # step mark: the exposed time is known
 BLOCKED = 64  # in flight: a thread stands in wait() since ``start_ns``
+ON_DEVICE = 128  # ran on a GPU: nobody on the CPU stands in it
 
 #: Times (ns) and sizes from here on were written by nobody: 146 years, four exabytes.
 NONSENSE = 1 << 62
 
 #: How the end of an operation was observed, by code.
-TIMING = ("none", "future", "poll", "wait", "call")
-BY_NONE, BY_FUTURE, BY_POLL, BY_WAIT, BY_CALL = range(5)
+TIMING = ("none", "future", "poll", "wait", "call", "events")
+BY_NONE, BY_FUTURE, BY_POLL, BY_WAIT, BY_CALL, BY_EVENTS = range(6)
 
 
 class Record(NamedTuple):
@@ -88,11 +89,3 @@ class Record(NamedTuple):
     timing: int
     aux: int
     stamp2: int
-
-
-def counted_from_ns(op: str, start_ns: int, end_ns: int, waited_us: int) -> int:
-    """Where an operation begins to count as communication time.
-
-    A posted ``recv`` (or a ``send`` whose end shows only in its wait) costs nothing until somebody waits for it.
-    """
-    return max(start_ns, end_ns - waited_us * 1000) if op in P2P else start_ns

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.native.library import ADD_GROUP, ADD_NAME, OPEN, Library
@@ -63,7 +65,8 @@ class NativeProbe(Probe):
                     raise RuntimeError(f"cannot hook c10d::{op.name}")
             _hooked[str(self._library.path)] = self._library
         clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
-        session = self._library.install(*self._callbacks, clock, self.timing == "poll")
+        session = self._library.install(*self._callbacks, clock)
+        self._library.time_devices(self.timing.code)
         _in_use[:] = [(other, probe) for other, probe in _in_use if not probe._library.over(other)]
         _in_use.append((session, self))
         self.groups.on_made = lambda name: self._library.forget_group(name.encode())
@@ -90,6 +93,14 @@ class NativeProbe(Probe):
         ranks = group.ranks or ()
         array = (ctypes.c_int32 * len(ranks))(*ranks)
         self._library.describe_group(handle, group.small_id, group.size, group.aligned, array, len(ranks))
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def _begin_batch(self, pg: Any) -> None:
+        torch.ops.commwatch.batch_begins(pg.boxed())
+
+    def _end_batch(self, pg: Any, work: Any) -> None:
+        torch.ops.commwatch.batch_ends(None if work is None else work.boxed(), pg.boxed())
 
     # -- steps --------------------------------------------------------------------------------
 

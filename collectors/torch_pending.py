@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Work
 from commwatch.collectors import events as ev
 from commwatch.collectors.torch_groups import Group
 
-_HEARTBEAT_S = 1.0
+HEARTBEAT_S = 1.0
 _POLL_FIRST_S, _POLL_SLOWEST_S = 0.002, 0.05
 #: References to a Work that only we hold: the flight's attribute and the argument of getrefcount.
 _ONLY_OURS = 2
@@ -46,8 +46,10 @@ class Flight:
         "launch",
         "on_cpu",
         "outputs",
+        "pg",
         "queue",
         "slot",
+        "watch",
         "watched",
         "work",
     )
@@ -81,6 +83,9 @@ class Flight:
         self.work: Any = None
         self.future: Any = None
         self.outputs: tuple[int, ...] = ()
+        #: On a device, until the call returns: what was noted of it, and its process group.
+        self.watch: Any = None
+        self.pg: Any = None
 
 
 class Pending:
@@ -96,7 +101,7 @@ class Pending:
         self._by_work: dict[int, Flight] = {}
         self._by_memory: dict[int, Flight] = {}
         self._wake = threading.Event()
-        self._pause = _HEARTBEAT_S
+        self._pause = HEARTBEAT_S
         #: A blocking call has been taken in since the last look. It does not wake the thread, so that looks again soon.
         self._blocking = False
         self._original: Any = None
@@ -130,11 +135,11 @@ class Pending:
         self._pause = _POLL_FIRST_S
         self._wake.set()
 
-    def sleep(self) -> None:
+    def sleep(self, at_most_s: float = HEARTBEAT_S) -> None:
         """Until there may be something to do: a heartbeat's time, less while operations are pending."""
-        pause = self._pause if self._by_work else _POLL_SLOWEST_S if self._blocking else _HEARTBEAT_S
+        pause = self._pause if self._by_work else _POLL_SLOWEST_S if self._blocking else HEARTBEAT_S
         self._blocking = False
-        if self._wake.wait(pause):
+        if self._wake.wait(min(pause, at_most_s)):
             self._wake.clear()
         self._pause = min(self._pause * 2, _POLL_SLOWEST_S)
 

@@ -23,6 +23,7 @@ from commwatch.collectors.nccl.debug import inspector_dir, own_file
 from commwatch.collectors.torch_gpu import Finder
 from commwatch.collectors.torch_groups import Group, Groups
 from commwatch.collectors.torch_steps import StepHooks
+from commwatch.collectors.torch_timing import OFF, Batches, choose, has_runtime
 
 if TYPE_CHECKING:
     from commwatch.collectors.torch_profile import Profiling
@@ -38,7 +39,9 @@ class Probe(ABC):
         self.env = env
         self.off = False
         self.ring: ring.RingFile | None = None
-        self.timing = env.get("COMMWATCH_TIMING", "auto")
+        #: How operations on GPUs are timed.
+        self.timing = choose(env, self.hook, runtime=has_runtime(), is_rocm=torch.version.hip is not None)
+        self._coalesced = Batches(partial(self._batch, self._begin_batch), partial(self._batch, self._end_batch))
         self.groups = Groups(identity.job_id(env), identity.restart_count(env))
         self.steps = StepHooks(self._mark)
         #: Said by the first rank once it records.
@@ -64,6 +67,8 @@ class Probe(ABC):
         """Put the hooks in."""
         self._installed = True
         self._put_in()
+        if self.timing.mode != OFF:
+            self._coalesced.watch()
         self.groups.watch()
         self.steps.install()
         atexit.register(self.uninstall)
@@ -76,6 +81,7 @@ class Probe(ABC):
         self.steps.uninstall()
         self._guard_profile(self._end_profile)
         self.groups.unwatch()
+        self._coalesced.unwatch()
         self._take_out()
         atexit.unregister(self.uninstall)
 
@@ -135,7 +141,8 @@ class Probe(ABC):
         identity.make_private_dir(directory, self.env)
         mode = identity.make_private_dir(directory / "rings", self.env)
         rank, size = dist.get_rank(), dist.get_world_size()
-        who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook, timing=self.timing)
+        who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
+        who["timing"] = self.timing._asdict()
         path = identity.ring_path(directory / "rings", who["job"], who["restart"], rank)
         asked = self.env.get("COMMWATCH_SLOTS", "")
         slots = int(asked) if asked.isdecimal() and int(asked) >= 2 * ring.MARGIN else ring.DEFAULT_SLOTS
@@ -209,6 +216,23 @@ class Probe(ABC):
         except OSError:
             return otherwise
         return code
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def _batch(self, do: Callable[..., None], *args: Any) -> None:
+        if not self.off:
+            try:
+                do(*args)
+            except Exception as error:
+                self.fault(error, "at a batch")
+
+    @abstractmethod
+    def _begin_batch(self, pg: Any) -> None:
+        """Operations of this group are coalesced from now on."""
+
+    @abstractmethod
+    def _end_batch(self, pg: Any, work: Any) -> None:
+        """They are no more; ``work``, if there is one, ends them all."""
 
     # -- steps --------------------------------------------------------------------------------
 

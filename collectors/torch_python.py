@@ -10,8 +10,7 @@ The end of an operation is seen, in this order of preference (the record says wh
 - ``poll``: ``Work.is_completed`` became true, looked at every few milliseconds by one thread;
 - ``call``: the call itself blocked until the end (``monitored_barrier``).
 
-On CUDA the future is ready when the kernel is queued, and a query from any thread breaks a CUDA graph capture
-in another. So there operations are counted and have no duration, unless ``COMMWATCH_TIMING=poll`` asks for it.
+On CUDA the future is ready when the kernel is queued. There ``torch_device.py`` sees to the end: ``events``, or ``poll``.
 """
 
 from __future__ import annotations
@@ -30,19 +29,21 @@ from commwatch.collectors import ring
 from commwatch.collectors.c10d_table import Measure
 from commwatch.collectors.exposure import Exposure
 from commwatch.collectors.native.library import COST_SAMPLE
+from commwatch.collectors.torch_device import LOOK_S, Devices
 from commwatch.collectors.torch_groups import Group
 from commwatch.collectors.torch_ops import MEASURES, C10dOp, c10d_ops
-from commwatch.collectors.torch_pending import Flight, Pending
+from commwatch.collectors.torch_pending import HEARTBEAT_S, Flight, Pending
 from commwatch.collectors.torch_probe import Probe
 
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _now = time.monotonic_ns
 
 
-def _on_cpu(what: Any) -> bool:
+def _device_of(what: Any) -> torch.device | None:
+    """Where the first tensor of an argument lies, if not on the CPU."""
     while isinstance(what, (list, tuple)) and what:
         what = what[0]
-    return bool(what.is_cpu) if isinstance(what, torch.Tensor) else True
+    return what.device if isinstance(what, torch.Tensor) and not what.is_cpu else None
 
 
 class PythonProbe(Probe):
@@ -55,6 +56,7 @@ class PythonProbe(Probe):
         super().__init__(env)
         self.exposure = Exposure()
         self.pending = Pending(self.finish, self._wait_begins)
+        self.devices = Devices(self.timing, self.finish, self.pending.wake, partial(self.say, about="devices"))
         self._library: torch.library.Library | None = None
         self._torch_dtypes: dict[torch.dtype, int] = {}
         self._cost = 0
@@ -79,6 +81,7 @@ class PythonProbe(Probe):
             self._thread.join(1.0)
         if self.ring is not None and not self.off:
             self.pending.give_up()
+            self.devices.give_up()
             self.ring.close(_now())
 
     def _make_ring(self, *about: Any) -> None:
@@ -92,9 +95,10 @@ class PythonProbe(Probe):
             self.ring.counters[ring.HEARTBEAT] = _now()
             try:
                 self.pending.poll()
+                self.devices.poll()
             except Exception as error:
                 self.fault(error, "looking for ended operations")
-            self.pending.sleep()
+            self.pending.sleep(LOOK_S if self.devices else HEARTBEAT_S)
 
     # -- one operation ------------------------------------------------------------------------
 
@@ -134,7 +138,7 @@ class PythonProbe(Probe):
                 group = known.get(id(pg))
                 if group is None or group.ref() is not pg:
                     group = self.group_of(pg)
-                flags, size, dtype, on_cpu = self._measure(op, args, group)
+                flags, size, dtype, device = self._measure(op, args, group)
                 # Trailing arguments that have their default (async_op=True) do not arrive; p2p has no such argument.
                 if async_at is not None and (len(args) <= async_at or args[async_at]):
                     flags |= ev.ASYNC
@@ -146,32 +150,39 @@ class PythonProbe(Probe):
                     queue, seq, tag = None, group.next_seq(), 0
                 code = codes.get(name) or self.op_code(name)
                 head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
-                return Flight(head, now, flags, group, queue, writer.begin(*head, 0, 0, 0, flags, 0, 0), on_cpu)
+                slot = writer.begin(*head, 0, 0, 0, flags, 0, 0)
+                flight = Flight(head, now, flags, group, queue, slot, device is None)
+                if device is not None:
+                    flight.pg = pg
+                    flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC))
+                return flight
             except Exception as error:
                 self.fault(error, f"at the launch of {name}")
                 return None
 
         return launch
 
-    def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, bool]:
-        """Flags, size in bytes, dtype id of an operation, and whether its tensors are on the CPU."""
+    def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:
+        """Flags, size in bytes, dtype id of an operation, and where its tensors lie if not on the CPU."""
         flags = 0 if group.aligned else ev.UNALIGNED
         if op.measure is Measure.NONE:
-            return flags | ev.NO_SIZE, 0, ev.NO_DTYPE, _on_cpu(args[0])
+            device = _device_of(args[0])
+            return flags | ev.NO_SIZE | (ev.ON_DEVICE if device else 0), 0, ev.NO_DTYPE, device
         tensors, factor = MEASURES[op.measure](args, group.size)
         if not tensors:
-            return flags, 0, ev.NO_DTYPE, True
+            return flags, 0, ev.NO_DTYPE, None
         first = tensors[0]
         dtype = self._torch_dtypes.get(first.dtype) or self._add_dtype(first.dtype)
-        on_cpu = first.is_cpu
-        if not on_cpu:
+        device = None if first.is_cpu else first.device
+        if device is not None:
+            flags |= ev.ON_DEVICE
             self.exposure.known = False
         single = len(tensors) == 1
         strided = first.layout is torch.strided if single else all(t.layout is torch.strided for t in tensors)
         if not strided:  # sparse: its bytes are not in one place
-            return flags | ev.NO_SIZE, 0, dtype, on_cpu
+            return flags | ev.NO_SIZE, 0, dtype, device
         size = first.nbytes if single else sum([tensor.nbytes for tensor in tensors])
-        return flags, size * factor, dtype, on_cpu
+        return flags, size * factor, dtype, device
 
     def _add_dtype(self, dtype: torch.dtype) -> int:
         code = self._torch_dtypes[dtype] = self.dtype_code(str(dtype).removeprefix("torch."))
@@ -189,7 +200,10 @@ class PythonProbe(Probe):
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
                 return
             work = Work.unbox(work)
-            if flight.on_cpu:
+            if flight.watch is not None:
+                watch, flight.watch, pg, flight.pg = flight.watch, None, flight.pg, None
+                self.devices.follow(watch, flight, work, pg)
+            elif flight.on_cpu:
                 try:
                     future = work.get_future()
                 except RuntimeError:  # this Work has none
@@ -199,8 +213,6 @@ class PythonProbe(Probe):
                     self.pending.add(flight, work, args)
                 else:
                     self._follow_future(flight, work, future)
-            elif self.timing == "poll" and not torch.cuda.is_current_stream_capturing():
-                self.pending.add(flight, work, args)
             else:
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
             if sampled and self.ring is not None:
@@ -234,8 +246,15 @@ class PythonProbe(Probe):
         except Exception as error:
             self.fault(error, "at the begin of a wait")
 
-    def finish(self, flight: Flight, end: int, timing: int, flag: int = 0) -> None:
-        """Write the record of an operation, once; never raises."""
+    def finish(
+        self, flight: Flight, end: int, timing: int, flag: int = 0, began: int = 0, measured: bool = False
+    ) -> None:
+        """Write the record of an operation, once; never raises.
+
+        Args:
+            began: when it began on its device, as far as that was seen.
+            measured: there it took from then to its end.
+        """
         try:
             writer = self.ring
             if flight.done or writer is None:
@@ -251,12 +270,20 @@ class PythonProbe(Probe):
             waited = min((end - blocked) // 1000, ring.STAMP_MASK) if blocked and queue is not None else 0
             last_end = flight.group.last_end
             previous = last_end.get(queue, 0)
-            start = max(flight.launch, min(previous, end))
+            start = max(flight.launch, began, 0 if measured else min(previous, end))
             if end > previous and not flag & ev.UNTIMED:
                 last_end[queue] = end
             writer.write(*flight.head, waited, start, end, flight.flags | flag, timing, 0)
         except Exception as error:
             self.fault(error, "writing a record")
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def _begin_batch(self, pg: Any) -> None:
+        self.devices.begin_batch(pg)
+
+    def _end_batch(self, pg: Any, work: Any) -> None:
+        self.devices.end_batch(pg, work)
 
     # -- steps --------------------------------------------------------------------------------
 

@@ -5,9 +5,7 @@
 // it raises. Called through ctypes; see library.py.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <cxxabi.h>
-#include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
@@ -15,6 +13,7 @@
 
 #include <typeinfo>
 
+#include "device.h"
 #include "session.h"
 
 namespace commwatch {
@@ -231,33 +230,66 @@ void follow_on_cpu(Session& session, IValue& result, c10::intrusive_ptr<c10d::Wo
   }
 }
 
-// Put this thread, which asks for the state of events, out of the way of CUDA graph captures in others. False: it cannot.
-bool enter_relaxed_capture_mode() {
-  constexpr int kRelaxed = 2;  // cudaStreamCaptureModeRelaxed
-  void* cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
-  if (cuda == nullptr) return false;
-  auto* exchange = reinterpret_cast<int (*)(int*)>(dlsym(cuda, "cudaThreadExchangeStreamCaptureMode"));
-  int mode = kRelaxed;
-  return exchange != nullptr && exchange(&mode) == 0;
+// Operations between `_start_coalescing` and `_end_coalescing` of a process group. None of their Works ever ends; the one
+// that the end returns does. One thread does all that, and so these are its own.
+struct Batch {
+  const c10d::ProcessGroup* group;
+  std::vector<std::shared_ptr<Flight>> flights;
+  std::optional<OnDevice> last;
+};
+
+std::vector<Batch>& batches() {
+  static thread_local std::vector<Batch> open;
+  return open;
 }
 
-std::atomic<bool> may_poll_devices{false};
+Batch* batch_of(const c10d::ProcessGroup* group) {
+  for (Batch& batch : batches()) {
+    if (batch.group == group) return &batch;
+  }
+  return nullptr;
+}
 
-bool is_capturing(const at::Device& device) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  return guard.isStreamCapturing(guard.getStream(device));
-#else
-  return true;  // this torch does not tell: leave it alone
-#endif
+// Take the batch of this group out of those that are open.
+std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
+  Batch* const found = batch_of(group);
+  if (found == nullptr) return std::nullopt;
+  std::optional<Batch> batch = std::move(*found);
+  batches().erase(batches().begin() + (found - batches().data()));
+  return batch;
+}
+
+void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, std::vector<std::shared_ptr<Flight>> flights) {
+  auto watch = std::make_shared<DeviceWatch>(std::move(noted), std::move(work), std::move(flights));
+  session.poller().add([watch = std::move(watch)] { return watch->look(); });
+}
+
+void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup* group, c10::intrusive_ptr<c10d::Work> work,
+                      std::shared_ptr<Flight> flight) {
+  if (noted.timing == DeviceTiming::kOff) return flight->finish(now_ns(), format::kByNone, format::kUntimed);
+  Batch* const batch = batch_of(group);
+  if (batch == nullptr) return look_after(session, std::move(noted), std::move(work), {std::move(flight)});
+  batch->last.emplace(std::move(noted));
+  batch->flights.push_back(std::move(flight));
+}
+
+// Have the Works of this group say how long they took. What they are made of is decided here, once, before the first.
+void have_times(Group& group, c10d::ProcessGroup& process_group, const c10::Device& device) {
+  if (device_timing().load() != DeviceTiming::kEvents || group.times_asked.exchange(true)) return;
+  try {
+    process_group.getBackend(device.type())->enableCollectivesTiming();
+  } catch (const std::exception&) {  // a backend without: their ends are looked for all the same
+  }
 }
 
 // -- one operation
 
-Group* group_of(Session& session, const IValue& argument) {
+c10d::ProcessGroup& process_group_of(const IValue& argument) {
   // What toCustomClass does, but for checking the type, which the operator's schema has done.
-  const auto held = argument.toObjectRef().getSlot(0).toCapsule();
-  const auto& process_group = static_cast<const c10d::ProcessGroup&>(*held);
+  return static_cast<c10d::ProcessGroup&>(*argument.toObjectRef().getSlot(0).toCapsule());
+}
+
+Group* group_of(Session& session, const c10d::ProcessGroup& process_group) {
   const std::string& name = process_group.getGroupName();
   if (Group* known = session.find(&process_group, name)) return known;
   auto group = std::make_unique<Group>(&process_group, name);
@@ -276,6 +308,8 @@ uint8_t dtype_of(Session& session, c10::ScalarType type) {
 struct Launched {
   std::shared_ptr<Flight> flight;
   std::optional<at::Device> device;  // where it is not the CPU
+  std::optional<OnDevice> noted;     // likewise
+  const c10d::ProcessGroup* group = nullptr;
   bool sampled = false;
 };
 
@@ -321,12 +355,14 @@ struct Kernel : c10::OperatorKernel {
     }
     const uint64_t now = now_ns();
     const IValue* args = &stack[stack.size() - op.arguments];
-    Group* const group = group_of(session, args[op.group_at]);
+    c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
+    Group* const group = group_of(session, process_group);
     Record record;
     record.launch_ns = now;
     record.group = group->small_id;
     record.flags = group->aligned ? 0 : format::kUnaligned;
     Launched launched;
+    launched.group = &process_group;
     measure(session, args, *group, &record, &launched);
     if (op.async_at >= 0 && args[op.async_at].toBool()) record.flags |= format::kAsync;
     if (op.peer_at >= 0) record.peer = group->global_rank(args[op.peer_at].toInt());
@@ -342,6 +378,10 @@ struct Kernel : c10::OperatorKernel {
       record.seq = group->next_seq.fetch_add(1);
     }
     launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !launched.device.has_value(), record);
+    if (launched.device) {
+      have_times(*group, process_group, *launched.device);
+      launched.noted = launch_on(*launched.device, (record.flags & format::kAsync) != 0);
+    }
     launched.sampled = record.seq % format::kCostSample == format::kCostSample - 1;  // not the first, which asks Python
     if (launched.sampled) session.spent((now_ns() - now) * format::kCostSample);
     return launched;
@@ -358,6 +398,7 @@ struct Kernel : c10::OperatorKernel {
     if (op.measure != format::Measure::kNone) record->dtype = dtype_of(session, size.first->scalar_type());
     if (!size.first->is_cpu()) {
       launched->device = size.first->device();
+      record->flags |= format::kOnDevice;
       session.exposure.not_known();
     }
   }
@@ -371,12 +412,12 @@ struct Kernel : c10::OperatorKernel {
       flight.finish(now_ns(), format::kByNone, format::kUntimed);
     } else {
       auto work = stack.back().toCustomClass<c10d::Work>();
-      if (!launched.device) {
+      if (launched.noted) {
+        follow_on_device(session, std::move(*launched.noted), launched.group, std::move(work), std::move(launched.flight));
+      } else if (work) {
         follow_on_cpu(session, stack.back(), std::move(work), std::move(launched.flight));
-      } else if (may_poll_devices.load() && !is_capturing(*launched.device)) {
-        follow_by_looking(session, std::move(work), std::move(launched.flight));
       } else {
-        flight.finish(now_ns(), format::kByNone, format::kUntimed);
+        flight.finish(now_ns(), format::kByCall);
       }
     }
     if (began != 0) session.spent((now_ns() - began) * format::kCostSample);
@@ -386,8 +427,33 @@ struct Kernel : c10::OperatorKernel {
   std::atomic<int> code;
 };
 
+// A batch of this group begins, in this thread. One that never came to its end, for its user's code raised, goes.
+void batch_begins(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  take_batch(group.get());
+  batches().push_back(Batch{group.get(), {}, std::nullopt});
+}
+
+// It ends with `work`; without one, with what is on the current stream.
+void batch_ends(const std::optional<c10::intrusive_ptr<c10d::Work>>& work, const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  const Entered entered;
+  std::optional<Batch> batch = take_batch(group.get());
+  if (entered.get() == nullptr || !batch || !batch->last) return;
+  try {
+    look_after(*entered.get(), std::move(*batch->last), work.value_or(nullptr), std::move(batch->flights));
+  } catch (const std::exception& error) {
+    entered.get()->fault("the end of a batch", error.what());
+  }
+}
+
 // Leaked: threads of a backend may still be in it when the process ends.
-torch::Library* library = nullptr;
+torch::Library *library = nullptr, *batch_library = nullptr;
+
+void hook_batches() {
+  batch_library = new torch::Library(torch::Library::FRAGMENT, "commwatch", std::nullopt, __FILE__, __LINE__);
+  const std::string group = "__torch__.torch.classes.c10d.ProcessGroup group", work = "__torch__.torch.classes.c10d.Work? work";
+  batch_library->def(("batch_begins(" + group + ") -> ()").c_str(), &batch_begins);
+  batch_library->def(("batch_ends(" + work + ", " + group + ") -> ()").c_str(), &batch_ends);
+}
 
 }  // namespace
 }  // namespace commwatch
@@ -407,6 +473,7 @@ COMMWATCH_API int cw_hook(const char* name, const char* op_name, int code, int p
   try {
     if (library == nullptr) {
       library = new torch::Library(torch::Library::IMPL, "c10d", std::make_optional(c10::DispatchKey::BackendSelect), __FILE__, __LINE__);
+      hook_batches();
     }
     Op op{op_name, code, p2p != 0, static_cast<format::Measure>(measure), arguments, group_at, async_at, peer_at, tag_at};
     library->impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::move(op))));
@@ -420,18 +487,23 @@ COMMWATCH_API int cw_hook(const char* name, const char* op_name, int code, int p
 // against one that is just being dispatched. So uninstalling leaves them in; without a session they pass everything on.
 COMMWATCH_API void cw_unhook() {
   delete library;
-  library = nullptr;
+  delete batch_library;
+  library = batch_library = nullptr;
 }
+
+// How operations on devices are timed from now on, as torch_timing.py numbers it.
+COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_cast<DeviceTiming>(timing)); }
+
 
 // Begin to record. training_thread: its CPU clock. Returns the session.
 COMMWATCH_API void* cw_install(int (*open)(void*), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
-                              int (*add_op)(const char*), int training_thread, int poll_devices) {
+                              int (*add_op)(const char*), int training_thread) {
   static const int forked = pthread_atfork(nullptr, nullptr, [] {
     current.store(nullptr);
     forks.fetch_add(1);
   });
   (void)forked;
-  auto* session = new Session(Python{open, add_group, add_dtype, add_op}, training_thread, poll_devices != 0);
+  auto* session = new Session(Python{open, add_group, add_dtype, add_op}, training_thread);
   current.store(session);
   return session;
 }
@@ -441,8 +513,7 @@ COMMWATCH_API int cw_attach(void* opening, int fd, uint64_t slots) {
   auto* const session = static_cast<Session*>(opening);
   if (session->ring() != nullptr) return 1;
   try {
-    const bool poll_devices = session->poll_devices;
-    return session->attach(fd, slots, [poll_devices] { may_poll_devices.store(poll_devices && enter_relaxed_capture_mode()); }) ? 1 : 0;
+    return session->attach(fd, slots) ? 1 : 0;
   } catch (const std::exception&) {  // no thread to be had
     return 0;
   }

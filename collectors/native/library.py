@@ -77,11 +77,13 @@ def format_header() -> str:
         "kUnaligned": events.UNALIGNED,
         "kExposed": events.EXPOSED,
         "kBlocked": events.BLOCKED,
+        "kOnDevice": events.ON_DEVICE,
         "kByNone": events.BY_NONE,
         "kByFuture": events.BY_FUTURE,
         "kByPoll": events.BY_POLL,
         "kByWait": events.BY_WAIT,
         "kByCall": events.BY_CALL,
+        "kByEvents": events.BY_EVENTS,
         "kCostSample": COST_SAMPLE,
     }
     constants = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())
@@ -198,8 +200,10 @@ class Library:
         self.hook.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *[ctypes.c_int] * 8]
         self.unhook = quick.cw_unhook
         self.install = quick.cw_install
-        self.install.argtypes = [OPEN, ADD_GROUP, ADD_NAME, ADD_NAME, ctypes.c_int, ctypes.c_int]
+        self.install.argtypes = [OPEN, ADD_GROUP, ADD_NAME, ADD_NAME, ctypes.c_int]
         self.install.restype = ctypes.c_void_p
+        self.time_devices = quick.cw_time_devices
+        self.time_devices.argtypes = [ctypes.c_int]
         self.over = quick.cw_over
         self.over.argtypes = [ctypes.c_void_p]
         self.attach = quick.cw_attach

@@ -103,6 +103,8 @@ struct Group {
   bool aligned = false;
   std::vector<int32_t> ranks;
   std::atomic<uint32_t> next_seq{0};
+  // Its backend has been asked to time operations on devices.
+  std::atomic<bool> times_asked{false};
   Queue collectives;
   Few<PeerKey, Queue> peers;
   Few<TagKey, std::atomic<uint32_t>> tags;
@@ -124,13 +126,12 @@ struct Python {
 // are freed, once the last operation has left.
 class Session {
  public:
-  Session(const Python& python, clockid_t training_thread, bool poll_devices)
-      : python(python), poll_devices(poll_devices), exposure(training_thread, now_ns()) {}
+  Session(const Python& python, clockid_t training_thread) : python(python), exposure(training_thread, now_ns()) {}
 
   // -- life
 
   // Take over the ring behind `fd`, once. False where it cannot be mapped.
-  bool attach(int fd, uint64_t slots, std::function<void()> thread_begins) {
+  bool attach(int fd, uint64_t slots) {
     const size_t size = format::kRecordsAt + slots * format::kRecordSize;
     void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) return false;
@@ -138,11 +139,10 @@ class Session {
     size_ = size;
     Ring* const ring = new Ring(base_, slots);
     poller_ = std::make_unique<Poller>(
-        [thread_begins = std::move(thread_begins)] {
+        [] {
           sigset_t all;
           sigfillset(&all);
           pthread_sigmask(SIG_BLOCK, &all, nullptr);
-          thread_begins();
         },
         [ring] { ring->set(format::kHeartbeat, now_ns()); });
     ring_.store(ring);
@@ -182,8 +182,13 @@ class Session {
   void fault(const char* doing, const char* what) {
     if (off.exchange(true)) return;
     if (Ring* ring = this->ring()) ring->add(format::kDropped, 1);
+    say("probe switched off", doing, what);
+  }
+
+  // One line to standard error.
+  static void say(const char* happened, const char* doing, const char* what) {
     const char* rank = getenv("RANK");
-    dprintf(STDERR_FILENO, "commwatch: probe switched off in rank %s: %s: %s\n", rank != nullptr ? rank : "?", doing, what);
+    dprintf(STDERR_FILENO, "commwatch: %s in rank %s: %s: %s\n", happened, rank != nullptr ? rank : "?", doing, what);
   }
 
   Ring* ring() const { return ring_.load(std::memory_order_acquire); }
@@ -239,7 +244,6 @@ class Session {
   }
 
   const Python python;
-  const bool poll_devices;
   std::atomic<bool> off{false};
   Exposure exposure;
   Few<int, std::atomic<uint8_t>> dtypes;
@@ -297,7 +301,8 @@ class Flight {
     watch(now);
   }
 
-  void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0) {
+  // began_ns: when it began on its device, as far as that was seen. measured: there it took from then to its end.
+  void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0, uint64_t began_ns = 0, bool measured = false) {
     if (inherited() || done_.exchange(true)) return;
     ring_.end(slot_);
     const bool untimed = (flag & format::kUntimed) != 0;
@@ -305,7 +310,7 @@ class Flight {
     const uint64_t blocked = blocked_since_.load();
     if (blocked != 0 && p2p_) record_.waited_us = static_cast<uint32_t>(std::min<uint64_t>((end_ns - blocked) / 1000, UINT32_MAX));
     const uint64_t previous = untimed ? queue_.last_end_ns.load(std::memory_order_relaxed) : queue_.ended(end_ns);
-    record_.start_ns = std::max(record_.launch_ns, std::min(previous, end_ns));
+    record_.start_ns = std::max({record_.launch_ns, measured ? 0 : std::min(previous, end_ns), began_ns});
     record_.end_ns = end_ns;
     record_.flags |= flag;
     record_.timing = timing;

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import shutil
 import subprocess
 import sys
 import time
@@ -17,28 +14,8 @@ import pytest
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.ring import RingReader
-from tests.conftest import CACHE
-from tests.e2e.torchjob import JOBS, RankRecords, read_rings, results, run_job, torchrun
-from tests.helpers import PATIENCE_S, clean_env, needs, wait_for
-
-
-def alone(directory: Path, script: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a job of one process to its end."""
-    return subprocess.run(
-        [sys.executable, str(JOBS / script), *map(str, arguments)],
-        env=clean_env(**{"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), "RANK": "0", **env}),
-        capture_output=True,
-        text=True,
-        timeout=3 * PATIENCE_S,
-        check=False,
-    )
-
-
-def said(done: subprocess.CompletedProcess[str]) -> list[Any]:
-    """What a job of one process said; it has ended well."""
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "commwatch: " not in done.stderr
-    return results(done.stdout)
+from tests.e2e.torchjob import JOBS, RankRecords, alone, built_for_torch, read_rings, results, run_job, said, torchrun
+from tests.helpers import PATIENCE_S, clean_env, wait_for
 
 
 def seqs(records: list[ev.Record]) -> list[int]:
@@ -258,26 +235,8 @@ def _check_destroyed(rank: RankRecords) -> None:
 
 @pytest.fixture(scope="session")
 def lazy_backend() -> Path:
-    """The backend of ``jobs/lazy_backend.cpp``, built; kept between runs under the name of its source."""
-    compiler = shutil.which("g++")
-    needs(compiler, "g++")
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    torch, source = Path(spec.origin).parent, JOBS / "lazy_backend.cpp"
-    made_of = source.read_bytes() + (torch / "version.py").read_bytes()
-    built = CACHE / f"lazy-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
-    if not built.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        include, new = torch / "include", built.with_suffix(".new")
-        headers = ["-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")]
-        options = ["-std=c++20", "-O0", "-fPIC", "-shared", "-pthread", *headers]
-        libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
-        command = [str(compiler), *options, str(source), "-o", str(new), *libraries]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-        assert done.returncode == 0, done.stderr
-        new.rename(built)
-    return built
+    """The backend of ``jobs/lazy_backend.cpp``, built."""
+    return built_for_torch("lazy_backend.cpp")
 
 
 def test_works_that_have_to_be_looked_at(hook: str, lazy_backend: Path, tmp_path: Path) -> None:

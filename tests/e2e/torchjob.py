@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,8 +20,9 @@ from commwatch.collectors import events as ev
 from commwatch.collectors.ring import RingReader
 from commwatch.intake import Intake
 from commwatch.store import Writer
+from tests.conftest import CACHE
 from tests.e2e.hosts import Host
-from tests.helpers import PATIENCE_S, clean_env, free_port
+from tests.helpers import PATIENCE_S, clean_env, free_port, needs
 
 JOBS = Path(__file__).parent / "jobs"
 #: Torch 2.13 on CPU sometimes aborts at interpreter exit, with and without us; the job has done all by then.
@@ -110,6 +114,48 @@ def run_job(directory: Path, script: str, *arguments: str, nproc: int = 2, **env
     assert done.returncode == 0 or finished, done.stderr[-4000:]
     assert "commwatch: probe" not in done.stderr, done.stderr[-4000:]
     return done.stdout
+
+
+def alone(directory: Path, script: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a job of one process to its end."""
+    return subprocess.run(
+        [sys.executable, str(JOBS / script), *map(str, arguments)],
+        env=clean_env(**{"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), "RANK": "0", **env}),
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_S,
+        check=False,
+    )
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[Any]:
+    """What a job of one process said; it has ended well."""
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "commwatch: " not in done.stderr
+    return results(done.stdout)
+
+
+def built_for_torch(source_name: str) -> Path:
+    """A library of ``jobs/`` in C++, built; kept between runs under the name of its source."""
+    compiler = shutil.which("g++")
+    needs(compiler, "g++")
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    torch, source = Path(spec.origin).parent, JOBS / source_name
+    made_of = source.read_bytes() + (torch / "version.py").read_bytes()
+    built = CACHE / f"{source.stem}-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
+    if not built.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        include, new = torch / "include", built.with_suffix(".new")
+        headers = ["-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")]
+        options = ["-std=c++20", "-O0", "-fPIC", "-shared", "-pthread", *headers]
+        libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
+        command = [str(compiler), *options, str(source), "-o", str(new), *libraries]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode == 0, done.stderr
+        new.rename(built)
+    return built
 
 
 def run_on(hosts: list[Host], directory: Path | list[Path], script: str, *arguments: str, per_host: int = 1) -> str:

@@ -104,10 +104,10 @@ class Life {
   explicit Life(const char* name, uint64_t slots = 4096) : name_(std::string("/memfd:") + name), slots_(slots) {
     clockid_t clock;
     pthread_getcpuclockid(pthread_self(), &clock);
-    session = std::make_unique<Session>(Python{}, clock, false);
+    session = std::make_unique<Session>(Python{}, clock);
     const int fd = memfd_create(name, MFD_CLOEXEC);
     CHECK(ftruncate(fd, static_cast<off_t>(size())) == 0, "session: there is memory");
-    CHECK(session->attach(fd, slots, [] {}), "session: the ring can be mapped");
+    CHECK(session->attach(fd, slots), "session: the ring can be mapped");
     file_ = static_cast<char*>(mmap(nullptr, size(), PROT_READ, MAP_SHARED, fd, 0));
     fd_ = fd;
   }

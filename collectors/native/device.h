@@ -1,0 +1,232 @@
+// When operations on a GPU begin and end, seen by asking events, never by waiting for the device.
+//
+// Works whatever the device: through c10's own interface to streams and events. What c10 has no name for are the two
+// functions of the CUDA (HIP) runtime that keep us out of the way of graph captures.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "session.h"
+
+namespace commwatch {
+
+// As torch_timing.py numbers them.
+enum class DeviceTiming : int { kOff, kPoll, kEvents };
+
+// What of the CUDA runtime we call ourselves. Null where this process has none.
+struct Runtime {
+  int (*exchange_capture_mode)(int*);
+  int (*is_capturing)(void*, int*);
+  int (*last_error)();
+
+  static const Runtime& get() {
+    static const Runtime found = find();
+    return found;
+  }
+
+  // Is this stream being captured into a graph? Yes, where that cannot be said.
+  bool capturing(const c10::Stream& stream) const {
+    int status = 0;
+    if (is_capturing == nullptr) return true;
+    if (is_capturing(stream.native_handle(), &status) == 0) return status != 0;
+    last_error();  // ours, not to be found by the next of torch's checks
+    return true;
+  }
+
+  // Put this thread out of the way of captures in others.
+  bool step_aside() const {
+    int mode = 2;  // cudaStreamCaptureModeRelaxed
+    return exchange_capture_mode != nullptr && exchange_capture_mode(&mode) == 0;
+  }
+
+ private:
+  static Runtime find() {
+    for (const bool cuda : {true, false}) {
+      void* torch = dlopen(cuda ? "libtorch_cuda.so" : "libtorch_hip.so", RTLD_NOLOAD | RTLD_LAZY);
+      const auto look = [torch](const char* name) {
+        void* found = dlsym(RTLD_DEFAULT, name);
+        return found == nullptr && torch != nullptr ? dlsym(torch, name) : found;
+      };
+      const Runtime runtime{
+          reinterpret_cast<int (*)(int*)>(look(cuda ? "cudaThreadExchangeStreamCaptureMode" : "hipThreadExchangeStreamCaptureMode")),
+          reinterpret_cast<int (*)(void*, int*)>(look(cuda ? "cudaStreamIsCapturing" : "hipStreamIsCapturing")),
+          reinterpret_cast<int (*)()>(look(cuda ? "cudaGetLastError" : "hipGetLastError"))};
+      if (runtime.exchange_capture_mode != nullptr && runtime.is_capturing != nullptr && runtime.last_error != nullptr) return runtime;
+    }
+    return Runtime{};
+  }
+};
+
+// Events used again and again, for making and destroying one takes locks of the driver's. Takes none itself.
+class Events {
+  struct GiveBack {
+    void operator()(c10::Event* event) const {
+      for (auto& slot : spare(event->flag())) {
+        c10::Event* nothing = nullptr;
+        if (slot.compare_exchange_strong(nothing, event)) return;
+      }
+      delete event;
+    }
+  };
+
+ public:
+  using Event = std::unique_ptr<c10::Event, GiveBack>;
+
+  // An event recorded on `stream`.
+  static Event record(const c10::Stream& stream, bool timed) {
+    const auto flag = timed ? kTimed : c10::EventFlag::PYTORCH_DEFAULT;
+    std::unique_ptr<c10::Event> event;
+    for (auto& slot : spare(flag)) {
+      event.reset(slot.exchange(nullptr));
+      if (event) break;
+    }
+    if (!event || event->device() != stream.device()) event = std::make_unique<c10::Event>(stream.device_type(), flag);
+    event->record(stream);
+    return Event(event.release());
+  }
+
+ private:
+  static constexpr c10::EventFlag kTimed = c10::EventFlag::BACKEND_DEFAULT;
+  static constexpr size_t kSpare = 64;
+  using Spare = std::atomic<c10::Event*>[kSpare];
+
+  static Spare& spare(c10::EventFlag flag) {
+    static Spare kept[2];  // never destroyed: the driver may be gone by then
+    return kept[flag == kTimed ? 1 : 0];
+  }
+};
+
+// How operations on devices are timed in this process; off once that has failed.
+inline std::atomic<DeviceTiming>& device_timing() {
+  static std::atomic<DeviceTiming> timing{DeviceTiming::kOff};
+  return timing;
+}
+
+// What is noted of one operation at its launch.
+struct OnDevice {
+  c10::Device device;
+  DeviceTiming timing = DeviceTiming::kOff;
+  // On the stream that was current at the launch: what the operation takes in is ready, and those before it are over.
+  Events::Event ready;
+};
+
+// Before the call. own_times: the operation's Work tells how long it took, so that we need not.
+inline OnDevice launch_on(const c10::Device& device, bool own_times) {
+  OnDevice noted{device, device_timing().load(), nullptr};
+  if (noted.timing == DeviceTiming::kOff) return noted;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream stream = guard.getStream(device);
+  if (Runtime::get().capturing(stream)) {
+    noted.timing = DeviceTiming::kOff;
+  } else if (noted.timing == DeviceTiming::kPoll || !own_times) {
+    noted.ready = Events::record(stream, noted.timing == DeviceTiming::kEvents);
+  }
+  return noted;
+}
+
+// Looks after operations on a device until they are over: one, or all of a batch, which begin and end together.
+class DeviceWatch {
+ public:
+  using Works = c10::intrusive_ptr<c10d::Work>;
+
+  // After the call, in its thread. work: null where the operation runs on the stream that is current, as blocking ones do
+  // on NCCL from torch 2.8 on.
+  DeviceWatch(OnDevice noted, Works work, std::vector<std::shared_ptr<Flight>> flights)
+      : noted_(std::move(noted)), work_(std::move(work)), flights_(std::move(flights)) {
+    if (work_) return;
+    const c10::impl::VirtualGuardImpl guard(noted_.device.type());
+    over_ = Events::record(guard.getStream(noted_.device), timed());
+  }
+
+  DeviceWatch(const DeviceWatch&) = delete;
+  DeviceWatch& operator=(const DeviceWatch&) = delete;
+
+  // In the poller's thread; true once there is nothing left to look at.
+  bool look() {
+    try {
+      return device_timing().load() == DeviceTiming::kOff || !prepared() || looked();
+    } catch (const std::exception& error) {
+      give_up(error.what());
+    } catch (...) {
+      give_up("unknown exception");
+    }
+    return true;
+  }
+
+ private:
+  bool timed() const { return noted_.timing == DeviceTiming::kEvents; }
+
+  // This thread asks about one device, on which it must be or it would make itself at home on the first one.
+  bool prepared() const {
+    static thread_local c10::DeviceIndex on = -1;
+    if (on == noted_.device.index()) return true;
+    const c10::impl::VirtualGuardImpl guard(noted_.device.type());
+    guard.setDevice(noted_.device);
+    TORCH_CHECK(Runtime::get().step_aside(), "the CUDA runtime does not let us out of the way of graph captures");
+    on = noted_.device.index();
+    return true;
+  }
+
+  bool looked() {
+    const uint64_t now = now_ns();
+    if (noted_.ready && !timed() && !began_) {
+      if (!noted_.ready->query()) {
+        not_ready_ = true;
+      } else {
+        began_ = true;
+        if (not_ready_) began_ns_ = now;  // seen to happen
+      }
+    }
+    if (work_ ? !work_->isCompleted() : !over_->query()) return false;
+    const uint8_t failed = work_ && work_->exception() ? format::kFailed : 0;
+    const int64_t took_ns = timed() && failed == 0 ? duration_ns() : -1;
+    const bool known = took_ns >= 0 && static_cast<uint64_t>(took_ns) < now;
+    const uint64_t began = known ? now - static_cast<uint64_t>(took_ns) : began_ns_;
+    for (auto& flight : flights_) flight->finish(now, known ? format::kByEvents : format::kByPoll, failed, began, known);
+    return true;
+  }
+
+  // On the device's own clock; -1: not known.
+  int64_t duration_ns() const {
+    double ms = -1;
+    if (!work_) {
+      ms = noted_.ready ? noted_.ready->elapsedTime(*over_) : -1;
+    } else if (works_tell().load()) {
+      try {
+        ms = work_->getDuration();
+      } catch (const std::exception&) {  // timing is not on for it, nor will it be
+        works_tell().store(false);
+      }
+    }
+    return std::isfinite(ms) && ms >= 0 ? static_cast<int64_t>(ms * 1e6) : -1;
+  }
+
+  static std::atomic<bool>& works_tell() {
+    static std::atomic<bool> tell{true};
+    return tell;
+  }
+
+  // The device does not answer as it should: leave it alone from now on.
+  static void give_up(const char* why) {
+    if (device_timing().exchange(DeviceTiming::kOff) != DeviceTiming::kOff) Session::say("operations on GPUs are no longer timed", "looking after them", why);
+  }
+
+  OnDevice noted_;
+  Works work_;
+  Events::Event over_;
+  std::vector<std::shared_ptr<Flight>> flights_;
+  bool began_ = false;
+  bool not_ready_ = false;
+  uint64_t began_ns_ = 0;
+};
+
+}  // namespace commwatch

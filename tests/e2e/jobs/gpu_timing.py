@@ -1,0 +1,134 @@
+"""Operations on a GPU that is played by ``fake_gpu.cpp``. Arguments: its library, and a scene."""
+
+import contextlib
+import ctypes
+import os
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import say
+from torch._C._distributed_c10d import ProcessGroup
+from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
+
+import commwatch
+from commwatch.collectors.torch_collectives import ring_file
+
+MS = 1_000_000
+#: Compute before the first operation, and what operations take.
+COMPUTE_MS, OP_MS = 600, 200
+
+
+class Scene:
+    """The stage: one group, whose operations on the device go through the fake NCCL."""
+
+    def __init__(self, library: str) -> None:
+        torch.ops.load_library(library)
+        self.gpu = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        commwatch.install()
+        dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+        self.group = dist.new_group([0])
+        assert isinstance(self.group, ProcessGroup)
+        self.gpu.gpu_use(self.group.group_name.encode())
+        self.gpu.gpu_op_takes(ctypes.c_int64(OP_MS * MS))
+        self.device = torch.device("privateuseone:0")
+        module = SimpleNamespace(
+            set_device=lambda _: self.gpu.gpu_set_device(),
+            is_current_stream_capturing=lambda: self.gpu.gpu_capturing() != 0,
+        )
+        torch._register_device_module("privateuseone", module)
+
+    def compute(self) -> None:
+        """Something else on the current stream."""
+        self.gpu.gpu_compute(ctypes.c_int64(COMPUTE_MS * MS))
+
+    def reduce(self, async_op: bool) -> Any:
+        """One all_reduce of 1 KiB."""
+        return dist.all_reduce(torch.ops.fake_gpu.tensor(256), group=self.group, async_op=async_op)
+
+    def recorded(self, records: int) -> None:
+        """Wait until so many records stand in the ring."""
+        ring = ring_file()
+        assert ring is not None
+        while int.from_bytes(ring.read_bytes()[64:72], "little") < records:  # its cursor
+            time.sleep(0.01)
+
+    # -- scenes -------------------------------------------------------------------------------
+
+    def ops(self) -> None:
+        """Two operations queued behind compute, and a blocking one behind them."""
+        self.compute()
+        works = [self.reduce(True), self.reduce(True)]
+        for work in works:
+            work.wait()
+        self.reduce(False)
+        self.recorded(3)
+        del work, works
+
+    def capture(self) -> None:
+        """One operation before a capture, over in the midst of it; one captured; one after it."""
+        before = self.reduce(True)
+        self.gpu.gpu_capture(1)
+        captured = self.reduce(True)
+        self.recorded(2)
+        self.gpu.gpu_capture(0)
+        after = self.reduce(True)
+        self.recorded(3)
+        del before, captured, after
+
+    def batch(self) -> None:
+        """A batch of three behind compute, one that blocks, one whose user raises, and one operation after all."""
+        self.compute()
+        with coalescing(self.group, self.device, async_ops=True) as manager:
+            for send in (True, False, True):
+                (self.group.send if send else self.group.recv)([torch.ops.fake_gpu.tensor(256)], 0, 0)
+        manager.wait()
+        self.recorded(3)
+        self.group._start_coalescing(self.device)
+        self.reduce_now()
+        self.group._end_coalescing(self.device)
+        self.recorded(4)
+        with contextlib.suppress(ZeroDivisionError), coalescing(self.group, self.device):
+            self.reduce_now()
+            print(1 / 0)
+        self.group._start_coalescing(self.device)
+        self.group._end_coalescing(self.device)
+        self.reduce_now()
+        self.recorded(6)
+
+    def reduce_now(self) -> None:
+        """A blocking all_reduce that the coalescing manager does not collect."""
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
+        self.group.allreduce([torch.ops.fake_gpu.tensor(256)], options)
+
+    def broken(self) -> None:
+        """The device stops answering while an operation runs; training on the CPU goes on."""
+        work = self.reduce(True)
+        self.gpu.gpu_break()
+        self.recorded(1)
+        works = [self.reduce(True), self.reduce(False)]
+        dist.all_reduce(torch.ones(8), group=self.group)
+        self.recorded(4)
+        del work, works
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    scene = Scene(sys.argv[1])
+    getattr(scene, sys.argv[2])()
+    gpu = scene.gpu
+    while gpu.gpu_works():  # the fake's works hold their tensors
+        time.sleep(0.01)
+    seen = {name: getattr(gpu, f"gpu_{name}")() for name in ("works", "timed_groups", "disturbed", "at_home")}
+    say({**seen, "events": [gpu.gpu_events(0), gpu.gpu_events(1)]})
+    commwatch.uninstall()
+    dist.destroy_process_group()
+    os.write(1, b"job done\n")
+
+
+if __name__ == "__main__":
+    main()

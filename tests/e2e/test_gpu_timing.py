@@ -1,0 +1,108 @@
+"""Timing on a GPU, in both hooks, against one that is played in real time and knows how long everything takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.collectors import events as ev
+from tests.e2e.torchjob import RankRecords, alone, built_for_torch, read_rings, results, said
+
+#: As in ``jobs/gpu_timing.py``.
+COMPUTE_NS, OP_NS = 600_000_000, 200_000_000
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Path:
+    """The GPU of ``jobs/fake_gpu.cpp``, built."""
+    return built_for_torch("fake_gpu.cpp")
+
+
+def play(directory: Path, gpu: Path, scene: str, **env: str) -> tuple[dict[str, Any], RankRecords]:
+    """Run a scene; returns what the GPU saw of us, and the records."""
+    ((seen,),) = (said(alone(directory, "gpu_timing.py", gpu, scene, COMMWATCH="0", **env)),)
+    (rank,) = read_rings(directory)
+    assert {r.flags & ev.ON_DEVICE for r in rank.operations if r.size_bytes == 1024} == {ev.ON_DEVICE}
+    # Never is a capture disturbed, a thread on no device, or a Work kept past its end.
+    assert (seen["disturbed"], seen["at_home"], seen["works"]) == (0, 0, 0)
+    return seen, rank
+
+
+def took(record: ev.Record) -> int:
+    """Its duration."""
+    return record.end_ns - record.start_ns
+
+
+def test_gpus_own_clock(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """Durations are the GPU's own, to 0.1 %: without the wait for its inputs, for what is queued before it, or for being looked at."""
+    seen, rank = play(tmp_path, gpu, "ops")
+    assert rank.identity["timing"]["mode"] == "events"
+    assert seen["timed_groups"] == 1
+    first, second, blocking = rank.operations
+    for record in (first, second, blocking):
+        assert ev.TIMING[record.timing] == "events"
+        assert took(record) == pytest.approx(OP_NS, rel=1e-3)
+    assert first.start_ns - first.launch_ns >= COMPUTE_NS / 2  # it was put on the stream a moment before
+    assert first.end_ns <= second.end_ns <= blocking.end_ns
+
+
+def test_no_timing_events_with_one_queue(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """With CUDA_DEVICE_MAX_CONNECTIONS=1 no timing event is ever made; ends are polled for, inputs' wait left out."""
+    asked = {"COMMWATCH_TIMING": "poll"} if hook == "python" else {}
+    seen, rank = play(tmp_path, gpu, "ops", CUDA_DEVICE_MAX_CONNECTIONS="1", **asked)
+    assert rank.identity["timing"]["mode"] == "poll"
+    assert seen["timed_groups"] == seen["events"][1] == 0
+    assert seen["events"][0] > 0
+    first, second, blocking = rank.operations
+    for record in (first, second, blocking):
+        assert ev.TIMING[record.timing] == "poll"
+        assert 0 < took(record) < COMPUTE_NS
+    assert first.start_ns - first.launch_ns >= COMPUTE_NS / 2  # it was put on the stream a moment before
+    assert second.start_ns >= first.end_ns
+
+
+def test_counted_only(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """With COMMWATCH_TIMING=off the device is left alone: no event is made, operations are counted without a duration."""
+    seen, rank = play(tmp_path, gpu, "ops", COMMWATCH_TIMING="off")
+    assert (rank.identity["timing"]["mode"], seen["timed_groups"], seen["events"]) == ("off", 0, [0, 0])
+    assert [(r.flags & ~ev.ASYNC, r.timing) for r in rank.operations] == [(ev.UNTIMED | ev.ON_DEVICE, ev.BY_NONE)] * 3
+
+
+@pytest.mark.parametrize("mode", ["events", "poll"])
+def test_capture(hook: str, mode: str, gpu: Path, tmp_path: Path) -> None:
+    """A graph capture is not disturbed while an earlier operation is looked after; what is captured is counted only."""
+    _, rank = play(tmp_path, gpu, "capture", COMMWATCH_TIMING=mode)
+    before, captured, after = rank.operations
+    assert [ev.TIMING[r.timing] for r in (before, captured, after)] == [mode, "none", mode]
+
+
+def test_batches(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """Operations of a batch end together, when the batch does; what its user broke off has no end; the next are as ever."""
+    _, rank = play(tmp_path, gpu, "batch")
+    *messages, blocking, broken, last = rank.operations
+    assert [rank.op(r) for r in messages] == ["send", "recv", "send"]
+    for record in messages:
+        assert took(record) == pytest.approx(3 * OP_NS, rel=1e-3)
+        assert record.start_ns - record.launch_ns >= COMPUTE_NS / 2
+    assert len({(record.start_ns, record.end_ns) for record in messages}) == 1
+    assert [ev.TIMING[r.timing] for r in (blocking, broken, last)] == ["events", "none", "events"]
+    # On an idle stream an operation's inputs are ready at its launch, a moment before it begins.
+    assert OP_NS <= min(took(blocking), took(last)) <= max(took(blocking), took(last)) < 2 * OP_NS
+
+
+def test_device_that_stops_answering(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """A device that does not answer is left alone from then on: said once, counted without durations, the CPU's go on."""
+    done = alone(tmp_path, "gpu_timing.py", gpu, "broken", COMMWATCH="0")
+    assert done.returncode == 0, done.stderr[-4000:]
+    complaints = [line for line in done.stderr.splitlines() if line.startswith("commwatch: ")]
+    assert len(complaints) == 1
+    assert "no longer timed" in complaints[0]
+    assert "fell off the bus" in complaints[0]
+    assert results(done.stdout)[0]["works"] == 0
+    (rank,) = read_rings(tmp_path)
+    on_device = [r for r in rank.operations if r.flags & ev.ON_DEVICE]
+    assert [(ev.TIMING[r.timing], bool(r.flags & ev.UNTIMED)) for r in on_device] == [("none", True)] * 3
+    (on_cpu,) = [r for r in rank.operations if not r.flags & ev.ON_DEVICE]
+    assert ev.TIMING[on_cpu.timing] in ("future", "call")
