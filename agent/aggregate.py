@@ -116,6 +116,7 @@ class RankBook:
         #: The trainer's pid as the agent sees it; ``None``: not visible from here.
         self.pid: int | None = None
         self.closed_properly = False
+        self.gone_ns: int | None = None  # when its trainer was found to live no more; monotonic
         self.heartbeat_ns = self.dropped = self.probe_ns = self.overflow = 0
         #: When operations were last found to have had no room in the table of those in flight.
         self.overflow_ns: int | None = None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from time import time_ns
 
-from commwatch import joins
+from commwatch import joins, sight
 from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import SLOT_NS, Counted, GroupInfo
 from commwatch.collectors import events as ev
-from commwatch.collectors import process
 from commwatch.collectors.gpu import Gpu, GpuPlace
 from commwatch.efficiency import Efficiency, Line, Yardstick, curve_of, finder
 from commwatch.history import History
@@ -22,7 +22,7 @@ from commwatch.operations import Operation, Place, Reader
 from commwatch.references import References
 from commwatch.store import RingRow
 from commwatch.summary import Row, identify, merged, summarise
-from commwatch.views import Failed, GroupView, InFlight, JobView, RankView, StepView
+from commwatch.views import GroupView, JobView, RankView, StepView
 
 
 class Agent:
@@ -177,47 +177,11 @@ class Agent:
         return sorted(views, key=lambda view: (view.job_id, view.rank))
 
     def _rank(self, ring: RingRow, book: RankBook | None) -> RankView:
-        now, identity = self._now_ns(), ring.identity
-        timing = identity.get("timing")
-        timing = timing if isinstance(timing, dict) else {}
-        place = book.gpu if book is not None else None
-        gpu = self._gpu_at(place)
-        alive = book.alive if book is not None else ring.running
-        return RankView(
-            job_id=ring.job,
-            rank=ring.rank,
-            restart=ring.restart,
-            state="running"
-            if alive
-            else "ended"
-            if ring.state == "ended" or (book is not None and book.closed_properly)
-            else "gone",
-            host=str(identity.get("host", "")),
-            local_rank=identity.get("local_rank"),
-            pid=int(identity.get("pid", 0)),
-            hook=str(identity.get("hook", "")),
-            process=process.state(book.pid) if book is not None and book.pid is not None else None,
-            heartbeat_age_s=max(0, now - book.heartbeat_ns) / 1e9 if book is not None and alive else None,
-            last_seq={book.group(small_id).group_id: seq for small_id, seq in book.last_seq.items()}
-            if book is not None
-            else {},
-            launched_s={book.group(group).group_id: max(0, now - at) / 1e9 for group, at in book.launched_ns.items()}
-            if book is not None
-            else {},
-            in_flight=[_in_flight(book, record, now) for record in book.in_flight] if book is not None else [],
-            failed=[_failed(book, record, now) for record in book.failures] if book is not None else [],
-            records=ring.next_n - ring.lost,
-            lost=ring.lost + ring.dropped,
-            overflow_s=max(0, now - book.overflow_ns) / 1e9
-            if book is not None and book.overflow_ns is not None
-            else None,
-            visible_pid=book.pid if book is not None else None,
-            gpu_timing=str(timing.get("mode", "")),
-            gpu_timing_reason=str(timing.get("reason", "")),
-            gpu=gpu.card.index if gpu is not None else None,
-            gpu_uuid=place.uuid if place is not None else None,
-            gpu_bus_id=place.bus_id or None if place is not None else None,
-        )
+        kept = ring.next_n - ring.lost, ring.lost + ring.dropped
+        if book is None:
+            return _stored(ring, *kept)
+        view, gpu = sight.rank(ring.job, book, self._now_ns()), self._gpu_at(book.gpu)
+        return replace(view, records=kept[0], lost=kept[1], gpu=None if gpu is None else gpu.card.index)
 
     @contextmanager
     def live(self, job: str | None) -> Iterator[tuple[list[Job], int]]:
@@ -234,26 +198,7 @@ class Agent:
             for (ring, _), group in history.groups().items():
                 if ring in rings:
                     seen.setdefault((rings[ring].job, group.group_id), []).append((rings[ring].rank, group))
-        views = []
-        for (job_id, group_id), members in seen.items():
-            group = members[0][1]
-            ranks = sorted({rank for rank, _ in members})
-            aligned = all(info.aligned for _, info in members)
-            known = None if group.ranks is None else list(group.ranks)
-            views.append(
-                GroupView(
-                    job_id,
-                    group_id,
-                    group.label,
-                    group.name,
-                    group.description,
-                    group.size,
-                    known,
-                    ranks,
-                    aligned,
-                    group.backend,
-                )
-            )
+        views = [sight.group(job_id, members) for (job_id, _), members in seen.items()]
         return sorted(views, key=lambda view: (view.job_id, -view.size, view.name))
 
 
@@ -295,26 +240,26 @@ def _job(job: str, rings: list[RingRow]) -> JobView:
     )
 
 
-def _in_flight(book: RankBook, record: ev.Record, now_ns: int) -> InFlight:
-    group, op = book.group(record.group), book.op_name(record.op)
-    blocked, usual_ns = bool(record.flags & ev.BLOCKED), book.usual_ns(record.group, record.op)
-    return InFlight(
-        op=op,
-        group=group.label,
-        group_id=group.group_id,
-        seq=record.seq,
-        peer=record.peer if record.peer >= 0 else None,
-        tag=record.tag if op in ev.P2P else None,
-        dtype=book.dtypes.get(record.dtype),
-        size_bytes=None if record.flags & ev.NO_SIZE else record.size_bytes,
-        age_s=max(0, now_ns - record.launch_ns) / 1e9,
-        blocked=blocked,
-        waited_s=max(0, now_ns - record.start_ns) / 1e9 if blocked and op in ev.P2P else None,
-        usual_s=None if usual_ns is None else usual_ns / 1e9,
+def _stored(ring: RingRow, records: int, lost: int) -> RankView:
+    """A rank that only the history knows: nothing of it is in flight."""
+    mode, reason = sight.gpu_timing(ring.identity)
+    return RankView(
+        job_id=ring.job,
+        rank=ring.rank,
+        restart=ring.restart,
+        state="running" if ring.running else "ended" if ring.state == "ended" else "gone",
+        host=str(ring.identity.get("host", "")),
+        local_rank=ring.identity.get("local_rank"),
+        pid=int(ring.identity.get("pid", 0)),
+        hook=str(ring.identity.get("hook", "")),
+        process=None,
+        heartbeat_age_s=None,
+        last_seq={},
+        launched_s={},
+        in_flight=[],
+        failed=[],
+        records=records,
+        lost=lost,
+        gpu_timing=mode,
+        gpu_timing_reason=reason,
     )
-
-
-def _failed(book: RankBook, record: ev.Record, now_ns: int) -> Failed:
-    size = None if record.flags & ev.NO_SIZE else record.size_bytes
-    dtype, ago = book.dtypes.get(record.dtype), max(0, now_ns - record.end_ns) / 1e9
-    return Failed(book.op_name(record.op), book.group(record.group).group_id, record.seq, dtype, size, ago)

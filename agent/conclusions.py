@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
-from commwatch import joined
+from commwatch import joined, sight
 from commwatch.advice import Advice
 from commwatch.efficiency import Efficiency, Line
 from commwatch.joined import RankParts
@@ -16,7 +16,7 @@ from commwatch.pipelines import Pipeline, pipelines
 from commwatch.problems import ERRORS
 from commwatch.query import AgentOf, HostOf, JobFilter, LogsOf, Span, job_exists, known_parameters
 from commwatch.report import build
-from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
+from commwatch.verdicts import Verdict, verdicts
 from commwatch.witness_api import WitnessesOf
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
@@ -38,16 +38,10 @@ def job_verdicts(agent: AgentOf, witnesses: WitnessesOf, job: JobFilter = None) 
     Empty: nothing is.
     """
     job_exists(agent, job)
-    views = agent.groups(job)
-    groups = {(group.job_id, group.group_id): group for group in views}
+    groups = agent.groups(job)
     with agent.live(job) as (jobs, now_ns):
-        late, odd = joined.stragglers(jobs, now_ns), list(joined.disagreements(jobs, now_ns))
-    told = [
-        disagreement(what, groups[what.job_id, what.group_id]) for what in odd if (what.job_id, what.group_id) in groups
-    ]
-    told += [lateness(who, groups[at, group_id]) for at, group_id, who in late if (at, group_id) in groups]
-    found = verdicts(agent.ranks(job), views) + [verdict for verdict in told if verdict is not None]
-    return found + witnesses.ras.verdicts(job)
+        told = sight.told(jobs, groups, now_ns)
+    return verdicts(agent.ranks(job), groups) + told + witnesses.ras.verdicts(job)
 
 
 @router.get("/parts")

@@ -10,6 +10,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
+from commwatch.alerts.receivers import settings as receivers
 from commwatch.collectors.identity import run_dir
 from commwatch.links import UnknownLink, find
 
@@ -54,6 +55,12 @@ class Config:
     inspector_dir: Path | None = None
     #: Addresses of NCCL's RAS that are polled, with commas between; not set: none is.
     ras: str | None = None
+    #: Where alerts go. Secrets stand elsewhere.
+    receivers: tuple[receivers.Asked, ...] = field(default_factory=tuple)
+    #: Thresholds of the list of alerts that are not the default, by name. What names there are, the list says.
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    #: A list of alerts instead of ours.
+    rules: Path | None = None
 
     @property
     def rings(self) -> Path:
@@ -61,9 +68,19 @@ class Config:
         return self.dir / "rings"
 
     @property
+    def evidence(self) -> Path:
+        """Where the evidence of alerts lies, per host likewise."""
+        return self.state / f"evidence-{gethostname()}"
+
+    @property
     def history(self) -> Path:
         """The history file: one per host, for home directories are often shared by many."""
         return self.state / f"history-{gethostname()}.sqlite"
+
+    @property
+    def alerts(self) -> Path:
+        """Active and past alerts, one file per host as well."""
+        return self.state / f"alerts-{gethostname()}.json"
 
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -73,6 +90,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "keep_days": (0.01, 3650),
     "keep_ended": (0, 86400),
 }
+#: With the name of a threshold behind it, in capitals.
+_THRESHOLD_VARIABLE = "COMMWATCH_THRESHOLD_"
 _ENVIRONMENT = {"dir": "COMMWATCH_DIR", "state": "COMMWATCH_STATE", "host": "COMMWATCH_HOST", "port": "COMMWATCH_PORT"}
 
 
@@ -93,13 +112,13 @@ def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Conf
     for key, variable in _ENVIRONMENT.items():
         if env.get(variable):
             given[key] = _checked(key, _from_text(key, env[variable], variable), variable)
+    given["thresholds"] = {**given.get("thresholds", {}), **_thresholds_of(env)}
     given.update({key: _checked(key, value, f"--{key}") for key, value in flags.items() if value is not None})
     directory = Path(given.get("dir", run_dir(env))).absolute()
     # A directory of one's own holds all there is; else history never lies in memory.
     state = given.get("state") or (directory if "dir" in given else _state_home(env) / "commwatch")
     rest = {key: value for key, value in given.items() if key not in ("dir", "state")}
-    if "inspector_dir" in rest:
-        rest["inspector_dir"] = rest["inspector_dir"].absolute()
+    rest |= {key: rest[key].absolute() for key in ("inspector_dir", "rules") if key in rest}
     return replace(Config(dir=directory, state=state.absolute()), **rest)
 
 
@@ -140,21 +159,39 @@ def _from_text(key: str, text: str, variable: str) -> Any:
     return int(text)
 
 
+def _thresholds_of(env: Mapping[str, str]) -> dict[str, float]:
+    found = {}
+    for variable, text in env.items():
+        name = variable.removeprefix(_THRESHOLD_VARIABLE).lower()
+        if variable.startswith(_THRESHOLD_VARIABLE) and name and text:
+            try:
+                found[name] = float(text)
+            except ValueError:
+                raise ConfigError(f"{variable}={text}: not a number") from None
+    return found
+
+
+#: What a text must be, by key.
+_TEXTS = {
+    **dict.fromkeys(("dir", "state", "inspector_dir"), "a directory"),
+    "rules": "a file",
+    "host": "an address",
+    "ras": "addresses such as localhost:28028",
+}
+
+
 def _checked(key: str, value: Any, where: str) -> Any:
-    if key in ("dir", "state", "host", "inspector_dir", "ras"):
-        is_address = key in ("host", "ras")
-        text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
-        if not text or "\0" in text or (key == "ras" and addresses(text) is None):
-            needs = (
-                "addresses such as localhost:28028" if key == "ras" else "an address" if is_address else "a directory"
-            )
-            raise ConfigError(f"{where}: needs {needs}, not {value!r}")
-        try:
-            return text if is_address else Path(text).expanduser()
-        except RuntimeError:
-            raise ConfigError(f"{where}: there is no such user: {text}") from None
+    if key in _TEXTS:
+        return _checked_text(key, value, where)
     if key == "links":
         return _checked_links(value, where)
+    if key == "receivers":
+        try:
+            return receivers.checked(value)
+        except receivers.BadReceiver as error:
+            raise ConfigError(f"{where}: {error}") from None
+    if key == "thresholds":
+        return _checked_thresholds(value, where)
     if key == "gpus":
         if value not in GPUS:
             raise ConfigError(f"{where}: needs one of {', '.join(GPUS)}, not {value!r}")
@@ -164,6 +201,16 @@ def _checked(key: str, value: Any, where: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
         raise ConfigError(f"{where}: needs a {'whole ' if whole else ''}number from {low:g} to {high:g}, not {value!r}")
     return value
+
+
+def _checked_text(key: str, value: Any, where: str) -> str | Path:
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
+    if not text or "\0" in text or (key == "ras" and addresses(text) is None):
+        raise ConfigError(f"{where}: needs {_TEXTS[key]}, not {value!r}")
+    try:
+        return text if key in ("host", "ras") else Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{where}: there is no such user: {text}") from None
 
 
 def addresses(text: str) -> list[tuple[str, int]] | None:
@@ -191,4 +238,13 @@ def _checked_links(value: Any, where: str) -> dict[str, str]:
             find(link)
         except UnknownLink as error:
             raise ConfigError(f"{where}: {group}: {error}") from None
+    return value
+
+
+def _checked_thresholds(value: Any, where: str) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: needs a table of names and numbers, not {value!r}")
+    for name, number in value.items():
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise ConfigError(f"{where}: {name}: needs a number, not {number!r}")
     return value

@@ -14,7 +14,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,28 @@ from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
 from commwatch.aggregate import Aggregate
+from commwatch.alert_rules import plan_of
+from commwatch.alerting import Alerting, Plan
+from commwatch.alerts.book import Book
+from commwatch.alerts.model import Alert
+from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.answers import Agent
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors
 from commwatch.config import DEFAULT_PORT, Config, addresses
+from commwatch.evidence import Evidence, Sources
 from commwatch.exporter import Exporter
 from commwatch.gpus import Gpus
 from commwatch.host import HostWatch
 from commwatch.inspector import Inspector
 from commwatch.intake import Intake
 from commwatch.nccl import NcclLogs, logs_of, remove_old
+from commwatch.notifications import address_of, delivery_of, readings
 from commwatch.profiles import Profiles, kept_in
 from commwatch.ras import Ras
 from commwatch.references import References, directory
 from commwatch.store import StoreError, Writer
+from commwatch.waiting import wait_until
 from commwatch.web import Watchers, application
 from commwatch.witness_api import Witnesses
 
@@ -46,8 +54,11 @@ _TIDY_NS = 60_000_000_000
 #: Without a sign of life from the intake for so long the agent is not healthy.
 _STUCK_NS = 10_000_000_000
 _LOCK_S = 0.3
-#: Seconds between two looks at the NCCL logs, and at NCCL Inspector's files; at whether it is time to ask NCCL's RAS; at GPUs and node.
-_LOGS_S, _RAS_S, _GPUS_S, _HOST_S = 0.5, 1.0, 1.0, 1.0
+#: Seconds between two looks at the NCCL logs, and at NCCL Inspector's files; at whether it is time to ask NCCL's RAS; at GPUs and node;
+#: at whether it is time to evaluate the rules.
+_LOGS_S, _RAS_S, _GPUS_S, _HOST_S, _ALERTS_S = 0.5, 1.0, 1.0, 1.0, 1.0
+#: Between two looks whether an alert wants evidence; what its receivers may take to be told the last when the agent ends.
+_EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 #: Between two looks for what profiled ranks have left.
 _PROFILES_S = 0.25
 
@@ -61,12 +72,14 @@ class Daemon:
 
     Args:
         config: its settings.
+        plan: the alerts that it raises by itself; by default those of the settings.
 
     Raises:
-        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened.
+        ConfigError: the list of alerts is wrong.
+        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, a rule not be read.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, plan: Plan | None = None) -> None:
         self.config = config
         self._lock_fd = _lock_directory(config)
         try:
@@ -102,15 +115,28 @@ class Daemon:
                 *self._nccl.readings(),
                 *self._inspector.readings(),
                 *self._ras.readings(),
+                ("alerts", readings(self._delivery)),
             ],
             references,
             self._gpus.label,
+            lambda: self._ras.verdicts(None),
         )
         registry.register(exporter)
         agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns, references, self._gpus.place)
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
         witnesses = Witnesses(self._inspector, self._ras)
-        watchers = Watchers(self._nccl, self._profiles, self._gpus, witnesses, self._host)
+        address = address_of(config, self.port)
+        self._delivery = delivery_of(config, address)
+        self._evidence = Evidence(config.evidence, address, Sources(agent, self._nccl, self._gpus, self._host).sections)
+        plan = plan or plan_of(config, f"{socket.gethostname()}:{self.port}", address, self._tell)
+        try:
+            self._alerting = Alerting(plan, registry.collect, Book(config.alerts))
+        except UnsupportedExpression as error:
+            raise CannotStart(f"alert {error}; take it from the list, or write it otherwise") from None
+        registry.register(self._alerting)
+        watchers = Watchers(
+            self._nccl, self._profiles, self._gpus, witnesses, self._host, self._alerting, self._evidence
+        )
         app = application(agent, watchers, registry, self._healthy, self._ready)
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
@@ -123,6 +149,8 @@ class Daemon:
             self._beside("inspector", self._inspector.tick, _LOGS_S, self._inspector.close),
             self._beside("ras", self._ras.tick, _RAS_S),
             self._beside("host", self._host.tick, _HOST_S),
+            self._beside("alerts", self._alerting.tick, _ALERTS_S, self._alerting.close),
+            self._beside("evidence", self._evidence.tick, _EVIDENCE_S),
             self._profiling,
         ]
         self._gpu_thread = self._beside("gpus", self._gpus.tick, _GPUS_S, self._gpus.close)
@@ -159,6 +187,7 @@ class Daemon:
         self._server.should_exit = True
         for thread in self._threads:
             thread.join(10)
+        self._delivery.close(_FAREWELL_S)
         self._gpu_thread.join(_GPUS_S)  # a sick card does not hold up the end
         if not self._profiling.is_alive():
             with contextlib.suppress(OSError, StoreError, sqlite3.Error):
@@ -193,6 +222,11 @@ class Daemon:
             self._failed = True
             self._stop.set()
             raise
+
+    def _tell(self, alerts: Sequence[Alert]) -> None:
+        """Hand on what fires and what is over, with the address of its evidence."""
+        self._evidence.want(alerts)
+        self._delivery.send(self._evidence.linked(alerts))
 
     def _profile(self) -> None:
         """Look what profiled ranks have left."""
@@ -303,13 +337,3 @@ def answering(directory: Path) -> Announcement | None:
     except OSError:
         return None
     return None
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Look at ``condition`` until it holds; False if it does not in time."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from commwatch import __version__
+from commwatch import __version__, sight
 from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import DURATION_BOUNDS_NS, SIZE_BOUNDS_LOG2, Cell, Counted
 from commwatch.collectors import events as ev
@@ -21,10 +21,13 @@ from commwatch.efficiency import Yardstick, by_kind, finder
 from commwatch.families import Families, Labels
 from commwatch.pipelines import directions
 from commwatch.references import References
+from commwatch.verdicts import Verdict
 
 #: Distinct group labels of one job; further ones share ``other``.
 MOST_GROUPS = 32
 OTHER = "other"
+#: Verdicts in ``/metrics``, those that stand the longest, and ranks of one.
+MOST_VERDICTS, MOST_CULPRITS = 16, 8
 _EFFICIENCY_NS = 5_000_000_000
 
 
@@ -45,6 +48,7 @@ class Exporter(Collector):
         readings: the node's collectors, as ``() -> (name, readings or None if it failed)``.
         references: what operations should take.
         gpu_of: the number of the card that a rank computes on, as its label.
+        told: verdicts that do not come from the books: what NCCL's RAS says.
     """
 
     def __init__(
@@ -55,8 +59,9 @@ class Exporter(Collector):
         readings: Callable[[], Iterable[tuple[str, list[Reading] | None]]],
         references: References | None = None,
         gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
+        told: Callable[[], list[Verdict]] = list,
     ) -> None:
-        self._gpu_of = gpu_of
+        self._gpu_of, self._told = gpu_of, told
         self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
         self._references = references
         self._efficiency: dict[tuple[str, str, str, str], float] = {}
@@ -75,7 +80,10 @@ class Exporter(Collector):
             for job in self._aggregate.jobs.values():
                 self._job(families, job)
             self._efficiencies(families)
+            _ups(families, self._aggregate.jobs.values())
+            verdicts = sight.conclude(self._aggregate.jobs.values(), self._now_ns())
             self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
+        _verdicts(families, [*verdicts, *self._told()])
         for name, readings in self._readings():
             families.add("collector_up", (name,), float(readings is not None))
             for reading in readings or ():
@@ -231,3 +239,21 @@ def _steps(families: Families, job: str, book: RankBook, label: Callable[[str], 
         families.add("comm_share_ratio", labels, shares[0])
         if shares[1] is not None:
             families.add("exposed_comm_share_ratio", labels, shares[1])
+
+
+def _ups(families: Families, jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        for book in sight.of_this_run(job):
+            if book.alive or not book.closed_properly:
+                families.add("rank_up", (job.id, str(book.rank)), float(book.alive))
+
+
+def _verdicts(families: Families, found: list[Verdict]) -> None:
+    """One series per culprit; of several verdicts alike how long the first has stood."""
+    ages: dict[Labels, float] = {}
+    for verdict in sorted(found, key=lambda verdict: -verdict.since_s)[:MOST_VERDICTS]:
+        about = (verdict.job_id, verdict.group, verdict.group_id, verdict.kind)
+        for rank in [str(rank) for rank in verdict.ranks[:MOST_CULPRITS]] or [""]:
+            ages.setdefault((*about, rank), verdict.since_s)
+    for labels, age_s in ages.items():
+        families.add("verdict_seconds", labels, age_s)

@@ -171,6 +171,8 @@ class Intake:
                 book.overflow, book.overflow_ns = overflow, now_ns
             book.dropped, book.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
             book.closed_properly = reader.counter(ring.CLOSED) > 0
+            if book.alive and (book.closed_properly or not alive):
+                book.gone_ns = now_ns
             book.alive = alive and not book.closed_properly
             book.pid = (owner or None) if book.alive else None
         return drained.read + drained.lost

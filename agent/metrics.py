@@ -159,6 +159,18 @@ METRICS = {
             "Exposed communication time over step time, of the same steps.",
             _RANK,
         ),
+        Spec(
+            "commwatch_verdict_seconds",
+            "gauge",
+            "For how long a verdict has stood: what is wrong now, one series per culprit; of a straggler, the time judged.",
+            ("job_id", "group", "group_id", "kind", "rank"),
+        ),
+        Spec(
+            "commwatch_rank_up",
+            "gauge",
+            "1 while the rank's process lives, 0 once it was lost; absent once it has ended properly.",
+            _RANK,
+        ),
         *GPU_METRICS,
         Spec("commwatch_network_bytes_total", "counter", "Bytes a network device or RDMA port has moved.", _DIRECTION),
         Spec("commwatch_network_packets_total", "counter", "Packets it has moved.", _DIRECTION),
@@ -206,6 +218,12 @@ METRICS = {
             ("job_id", "group", "transport"),
         ),
         Spec(
+            "commwatch_nccl_finding",
+            "gauge",
+            "Always 1; what the NCCL logs of a job show to be wrong or slow.",
+            ("job_id", "finding", "severity"),
+        ),
+        Spec(
             "commwatch_inspector_collectives_total",
             "counter",
             "Operations that NCCL Inspector has timed: by default only on the GPU, from 8 KiB on.",
@@ -250,6 +268,26 @@ METRICS = {
             "counter",
             "Groups counted under the label 'other' because a job has too many.",
         ),
+        Spec(
+            "commwatch_notifications_total",
+            "counter",
+            "Alerts by what came of telling a receiver of them, each time it is told.",
+            ("receiver", "result"),
+        ),
+        Spec(
+            "commwatch_notifications_waiting",
+            "gauge",
+            "Alerts whose latest state a receiver has not been told.",
+            ("receiver",),
+        ),
+        Spec(
+            "commwatch_alerts",
+            "gauge",
+            "Alerts that the agent itself has raised, by state: pending or firing.",
+            ("alertname", "severity", "state"),
+        ),
+        Spec("commwatch_alert_evaluation_seconds_total", "counter", "Time that evaluating the rules has taken."),
+        Spec("commwatch_alert_evaluation_failures_total", "counter", "Rules that could not be evaluated in a round."),
         Spec("commwatch_collector_up", "gauge", "1 if the collector worked last time.", ("collector",)),
     )
 }

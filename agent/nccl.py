@@ -129,9 +129,18 @@ class _JobLogs:
         self.counts: Counter[str] = Counter()
         self._job, self._heard = job, heard
         self.follower = Follower(self._take, since)
+        self._found: list[tuple[str, str]] | None = None
+
+    def findings(self) -> list[tuple[str, str]]:
+        """Name and severity of each kind of finding; looked for again only once there are new lines, for that takes long."""
+        with self._lock:
+            if self._found is None:
+                self._found = sorted({(finding.name, finding.severity) for finding in findings(self.account)})
+            return self._found
 
     def _take(self, line: str, path: str, number: int) -> None:
         with self._lock:
+            self._found = None
             for warned in self.account.add(line, path, number):
                 self.counts[warned.kind] += 1
                 self._heard(self._job, warned)
@@ -220,7 +229,7 @@ class NcclLogs:
     # -- answers ------------------------------------------------------------------------------
 
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
-        """For ``/metrics``: messages by class, and channels by process group and transport."""
+        """For ``/metrics``: messages by class, findings, and channels by process group and transport."""
         if self._clock() - self._looked_at > _STUCK_S:
             return [(COLLECTOR, None)]
         found = []
@@ -229,6 +238,7 @@ class NcclLogs:
                 if not logs.follower.paths:
                     continue
                 found += [Reading("nccl_messages_total", (job, kind), logs.counts[kind]) for kind in (*CLASSES, OTHER)]
+                found += [Reading("nccl_finding", (job, *finding), 1) for finding in logs.findings()]
                 channels: Counter[tuple[str, str]] = Counter()
                 for comm, groups in self._joined(job, logs.account):
                     if len(groups) == 1:

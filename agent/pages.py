@@ -10,6 +10,7 @@ table { border-collapse: collapse; margin: 1rem 0 }
 th, td { padding: .25rem .75rem; border-bottom: 1px solid #8884; text-align: left; vertical-align: top }
 .numbers th:nth-child(n+3), .numbers td:nth-child(n+3) { text-align: right; white-space: nowrap }
 div { overflow-x: auto }
+pre { white-space: pre-wrap }
 code { background: #8882; padding: 0 .2em }
 """
 
@@ -27,3 +28,12 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], kind: str = ""
     lines = ["<tr>" + "".join(f"<th>{escape(cell)}" for cell in head)] if head else []
     lines += ["<tr>" + "".join(f"<td>{escape(cell)}" for cell in row) for row in rows]
     return f'<div><table class="{kind}">' + "\n".join(lines) + "</table></div>"
+
+
+def prose(title: str, markdown: str) -> str:
+    """A page of a text in Markdown: its sections under headings that can be linked to, else as it is written."""
+    body = []
+    for section in markdown.split("\n## ")[1:]:
+        name, _, text = section.partition("\n")
+        body.append(f'<h2 id="{escape(name.lower())}">{escape(name)}</h2>\n<pre>{escape(text.strip())}</pre>')
+    return page(title, "\n".join(body))

@@ -24,10 +24,11 @@ from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_di
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import findings
 from commwatch.config import Config
-from commwatch.daemon import answering, wait_until
+from commwatch.daemon import answering
 from commwatch.nccl import LogRequest, logs_of
 from commwatch.references import References, directory
 from commwatch.store import StoreError
+from commwatch.waiting import wait_until
 
 #: The agent is ready well within this, also on a busy machine; the job does not wait longer.
 _START_S = 30.0

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commwatch.collectors.flight_recorder import BadDump
-from commwatch.daemon import wait_until
 from commwatch.flight import take, told
 from commwatch.verdicts import Verdict
 from commwatch.views import RankView
+from commwatch.waiting import wait_until
 
 _STACK_S = 20.0
 #: PyTorch looks at the pipe about once a second, and writes some megabytes.

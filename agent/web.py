@@ -13,12 +13,15 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from commwatch import __version__, api, conclusions, gpu_api, profile_api, witness_api
+from commwatch import __version__, alert_api, api, conclusions, gpu_api, profile_api, witness_api
+from commwatch.alerting import Alerting
+from commwatch.alerts.catalogue import shipped
 from commwatch.answers import Agent
+from commwatch.evidence import Evidence
 from commwatch.gpus import Gpus
 from commwatch.host import HostWatch
 from commwatch.nccl import NcclLogs
-from commwatch.pages import page, table
+from commwatch.pages import page, prose, table
 from commwatch.problems import answer_problems
 from commwatch.profiles import Profiles
 from commwatch.witness_api import Witnesses
@@ -37,6 +40,10 @@ class Watchers(NamedTuple):
     witnesses: Witnesses
     #: What it knows of the node.
     host: HostWatch
+    #: The rules that it evaluates itself.
+    alerts: Alerting
+    #: What was to be seen when they began to fire.
+    evidence: Evidence
 
 
 def application(
@@ -66,9 +73,11 @@ def application(
     app.state.gpus = watchers.gpus
     app.state.witnesses = watchers.witnesses
     app.state.host = watchers.host
+    app.state.alerts = watchers.alerts
+    app.state.evidence = watchers.evidence
     app.state.scraped = (None, None)
     app.state.trouble = ready
-    for part in (api, conclusions, gpu_api, profile_api, witness_api):
+    for part in (api, alert_api, conclusions, gpu_api, profile_api, witness_api):
         app.include_router(part.router)
     answer_problems(app)
 
@@ -93,9 +102,15 @@ def application(
     def docs() -> str:
         return _docs_page(app.openapi())
 
+    @app.get("/runbook", include_in_schema=False, response_class=HTMLResponse)
+    def runbook() -> str:
+        return prose("Runbook", shipped("runbook.md"))
+
     @app.get("/", include_in_schema=False, response_class=HTMLResponse)
     def root() -> str:
-        links = "".join(f'<li><a href="{path}">{path}</a></li>' for path in ("/docs", "/metrics", "/api/v1/jobs"))
+        links = "".join(
+            f'<li><a href="{path}">{path}</a></li>' for path in ("/docs", "/metrics", "/runbook", "/api/v1/jobs")
+        )
         return page("commwatch", f"<p>The agent runs.</p><ul>{links}</ul>")
 
     return app

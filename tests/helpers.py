@@ -22,10 +22,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from commwatch.aggregate import Aggregate
+from commwatch.alerting import NO_ALERTS, Alerting
+from commwatch.alerts.book import Book
 from commwatch.answers import Agent
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.ring import RingWriter
+from commwatch.evidence import Evidence
 from commwatch.history import History
 from commwatch.intake import Intake
 from commwatch.store import RingRow, Writer
@@ -138,6 +141,11 @@ def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9)
             file.write(ev.RECORD.pack(stamp, *operation(start_ns=0, end_ns=end_ns, seq=1), stamp))
         file.seek(ring.COUNTERS_AT + 8 * ring.CURSOR)
         file.write(until.to_bytes(8, "little"))
+
+
+def no_alerts() -> tuple[Alerting, Evidence]:
+    """What evaluates no rules, and keeps no evidence."""
+    return Alerting(NO_ALERTS, lambda: (), Book(Path("none"))), Evidence(Path("none"), "", lambda job: {})
 
 
 class Trainer:

@@ -53,12 +53,14 @@ def prometheus(
     targets: list[str],
     rules: tuple[Path, ...] = (),
     *,
+    flags: tuple[str, ...] = (),
     there: tuple[str, ...] = (),
     fetch: Fetch = fetch,
 ) -> Iterator[Prometheus]:
     """A Prometheus on a free port of 127.0.0.1 that scrapes ``targets``, and looks at ``rules``, twice a second.
 
     Args:
+        flags: more of its command line.
         there: what runs a command where it is to be, if not here.
         fetch: how to ask it.
     """
@@ -73,7 +75,9 @@ def prometheus(
     port = free_port()
     command = ["prometheus", f"--config.file={directory}/prom.yml", f"--storage.tsdb.path={directory}/data"]
     with open(directory / "prometheus.log", "wb") as log:
-        process = subprocess.Popen([*there, *command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*there, *command, *flags, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+        )
     running = Prometheus(port, fetch)
     try:
 

@@ -10,11 +10,17 @@ import threading
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from commwatch import advice
 from commwatch.aggregate import Aggregate
+from commwatch.alert_rules import labels_by_series
+from commwatch.alerts import catalogue
+from commwatch.alerts.check import OF_A_SCRAPE, labels
+from commwatch.alerts.export import runbook
+from commwatch.alerts.model import SEVERITIES
 from commwatch.answers import Agent
 from commwatch.collectors.gpu import THROTTLE_REASONS
 from commwatch.collectors.gpu_xids import XIDS
@@ -33,11 +39,12 @@ from commwatch.profiles import Profiles
 from commwatch.ras import Ras
 from commwatch.web import Watchers, application
 from commwatch.witness_api import Witnesses
-from tests.alerts.test_rules import RULES as FOR_PROMETHEUS
-from tests.helpers import commwatch, needs
+from tests.helpers import commwatch, needs, no_alerts
 
 TREE = Path(__file__).parents[1]
 DOCS = TREE / "docs"
+RUNBOOK = TREE / "alerts" / "runbook.md"
+ALERTS = catalogue.read(catalogue.shipped("rules.yaml"))
 
 
 def rows(document: str) -> Iterator[list[str]]:
@@ -57,7 +64,7 @@ def test_every_metric() -> None:
 
 def recorded() -> list[str]:
     """What our rules for Prometheus record."""
-    return re.findall(r"^ *- record: (\S+)$", FOR_PROMETHEUS.read_text(encoding="utf-8"), re.MULTILINE)
+    return [record.name for record in ALERTS.records]
 
 
 def test_every_rule() -> None:
@@ -74,7 +81,7 @@ def test_metrics_in_the_text() -> None:
         if spec.kind == "histogram"
         for part in ("bucket", "sum", "count")
     }
-    for document in (*DOCS.glob("*.md"), TREE / "README.md"):
+    for document in (*DOCS.glob("*.md"), TREE / "README.md", RUNBOOK):
         named = set(
             re.findall(r"(?<![a-z_])[a-z_:]*commwatch_[a-z0-9_:]*[a-z0-9]", document.read_text(encoding="utf-8"))
         )
@@ -121,17 +128,51 @@ def test_every_variable() -> None:
     assert documented == read
 
 
-def test_every_route() -> None:
-    """Every route stands in docs/api.md, and no other does."""
+def openapi() -> dict[str, Any]:
+    """The routes of the application and their parameters."""
     lock = threading.RLock()
     logs, agent = NcclLogs(Path("none"), Aggregate(), lock), Agent(Path("none"), None, lock)
     profiles = Profiles(Path("none"), Path("none"), agent)
     witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
-    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, HostWatch(Aggregate(), lock, lambda: 0))
-    app = application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None)
-    routes = {f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods}
+    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, HostWatch(Aggregate(), lock, lambda: 0), *no_alerts())
+    return application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None).openapi()
+
+
+def test_every_route() -> None:
+    """Every route stands in docs/api.md, and no other does."""
+    routes = {f"{method.upper()} {path}" for path, methods in openapi()["paths"].items() for method in methods}
     routes |= {f"GET {path}" for path in ("/", "/docs", "/openapi.json")}
     assert {row[0] for row in rows("api.md")} == routes
+
+
+def test_runbook_has_every_alert() -> None:
+    """Each alert has its section in the runbook, with a request and a query, and no section is of another."""
+    text = RUNBOOK.read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert list(sections) == list(dict.fromkeys(rule.name for rule in ALERTS.alerts))
+    for name, section in sections.items():
+        for part in ("**It means** ", "```sh\ncurl -s '", "```promql\n", "**Do** "):
+            assert part in section, f"{name}: {part}"
+        assert runbook("", name) == f"#{name.lower()}"
+
+
+def test_runbook_asks_what_there_is() -> None:
+    """Every request of the runbook is to a route, with parameters that it has; every query is PromQL over series that there are."""
+    text, routes = RUNBOOK.read_text(encoding="utf-8"), openapi()["paths"]
+    asked = re.findall(r"localhost:9477(/[^'?\s]*)(?:\?([^'\s]*))?'", text)
+    asked += re.findall(r"`(/(?:api|healthz)[^`?]*)(?:\?([^`]*))?`", text)
+    assert len(asked) > len(ALERTS.alerts)
+    for path, query in asked:
+        known = {each["name"] for each in routes[path]["get"].get("parameters", ())}
+        assert {part.partition("=")[0] for part in query.split("&") if part} <= known, f"{path}?{query}"
+    series = {name: frozenset(labels) | OF_A_SCRAPE for name, labels in labels_by_series().items()}
+    series |= {"up": OF_A_SCRAPE}
+    for record in ALERTS.records:
+        series[record.name] = labels(record.expr, series, record.name)
+    queries = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
+    assert len(queries) >= len({rule.name for rule in ALERTS.alerts})
+    for query in queries:
+        labels(query, series, "runbook")
 
 
 def test_every_finding_and_class() -> None:
@@ -170,12 +211,30 @@ def anchors(document: Path) -> set[str]:
 
 def test_links_lead_somewhere() -> None:
     """Every link from one document to a file of the tree finds it."""
-    for document in (*DOCS.glob("*.md"), TREE / "README.md"):
+    for document in (*DOCS.glob("*.md"), TREE / "README.md", RUNBOOK):
         for link, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]+)?\)", document.read_text(encoding="utf-8")):
             if not re.match(r"[a-z]+:", link):
                 target = document.parent / link if link else document
                 assert target.exists(), f"{document.name}: {link}"
                 assert not anchor or anchor[1:] in anchors(target), f"{document.name}: {link}{anchor}"
+
+
+def test_every_alert() -> None:
+    """Every alert with its severity, ``for`` and who evaluates it, and every threshold, stands in docs/alerts.md, and no other does."""
+    documented = list(rows("alerts.md"))
+    assert [row[:4] for row in documented if row[1] in SEVERITIES] == [
+        [
+            rule.name,
+            rule.severity,
+            catalogue.duration(rule.for_s) if rule.for_s else "at once",
+            "Prometheus" if rule.prometheus_only else "both",
+        ]
+        for rule in ALERTS.alerts
+    ]
+    assert [row for row in documented if row[0] in {each.name for each in ALERTS.thresholds}] == [
+        [each.name, f"{each.default:g}", f"{each.low:g} to {each.high:g}", each.unit, each.help]
+        for each in ALERTS.thresholds
+    ]
 
 
 def test_every_event() -> None:

@@ -84,7 +84,7 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 def test_wheel_has_every_file(built: tuple[Path, Path]) -> None:
     """Every module and data file of the four folders is in the wheel, and nothing beside the one package."""
     inside = set(zipfile.ZipFile(built[1]).namelist())
-    shipped = (".py", ".json", ".yaml", ".css", ".html", ".js", ".cpp", ".h")
+    shipped = (".py", ".json", ".md", ".yaml", ".yml", ".css", ".html", ".js", ".cpp", ".h")
     expected = {
         f"{FOLDERS[folder]}/{rest}"
         for folder, _, rest in (name.partition("/") for name in listed())
@@ -148,7 +148,7 @@ def test_install_says_that_torch_is_missing(installed: Path, tmp_path: Path) -> 
 
 def test_import_is_light() -> None:
     """`import commwatch` brings in no web framework, no numpy, no torch, no driver's library."""
-    heavy = "{'amdsmi', 'fastapi', 'numpy', 'prometheus_client', 'pydantic', 'pynvml', 'starlette', 'torch', 'uvicorn'}"
+    heavy = "{'amdsmi', 'fastapi', 'numpy', 'prometheus_client', 'pydantic', 'promql_parser', 'pynvml', 'starlette', 'torch', 'uvicorn', 'yaml'}"
     code = f"import sys, commwatch; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
@@ -182,6 +182,15 @@ def test_collectors_know_nothing_of_the_agent() -> None:
     for file in (TREE / "collectors").rglob("*.py"):
         ours = [name for name in _imports(file) if _within(name, ("commwatch",))]
         assert [name for name in ours if not _within(name, ("commwatch.collectors",))] == [], file.name
+
+
+def test_alerts_know_nothing_of_the_agent() -> None:
+    """Imports flow one way: alerts import nothing of ours but alerts and collectors."""
+    for file in (TREE / "alerts").rglob("*.py"):
+        ours = [name for name in _imports(file) if _within(name, ("commwatch",))]
+        assert [name for name in ours if not _within(name, ("commwatch.alerts", "commwatch.collectors"))] == [], (
+            file.name
+        )
 
 
 def test_editable_install(copy: Path, tmp_path: Path) -> None:

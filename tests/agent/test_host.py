@@ -29,6 +29,7 @@ from commwatch.profiles import Profiles
 from commwatch.ras import Ras
 from commwatch.web import Watchers, application
 from commwatch.witness_api import Witnesses
+from tests.helpers import no_alerts
 from tests.trees import say, unpack, vanish
 
 S = 1_000_000_000
@@ -276,7 +277,7 @@ def test_route(tmp_path: Path) -> None:
     agent, logs = Agent(tmp_path / "h.sqlite"), NcclLogs(tmp_path, Aggregate(), lock)
     profiles = Profiles(tmp_path, tmp_path, agent)
     witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
-    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, watched.watch)
+    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, watched.watch, *no_alerts())
     app = application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None)
 
     async def ask() -> httpx.Response:

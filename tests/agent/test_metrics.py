@@ -148,6 +148,10 @@ READINGS: list[tuple[str, list[Reading] | None]] = [
         Reading("host_memory_available_bytes", (), 1 << 36),
         Reading("host_pressure_seconds_total", ("memory",), 0.25),
     ]),
+    ("alerts", [
+        Reading("notifications_total", ("slack", "sent"), 3),
+        Reading("notifications_waiting", ("slack",), 0),
+    ]),
     ("broken", None),
 ]  # fmt: skip
 

@@ -107,7 +107,7 @@ def test_old_logs_are_removed(tmp_path: Path) -> None:
 
 
 def test_readings(tmp_path: Path) -> None:
-    """Channels are there per group and transport only where the join is certain; every class is, once logs are followed."""
+    """Channels are there per group and transport only where the join is certain; every class is, once logs are followed; findings as they come up."""
     aggregate, now = Aggregate(), [100.0]
     logs = NcclLogs(tmp_path, aggregate, threading.RLock(), lambda: now[0])
     assert logs.readings() == [("nccl_log", [])]
@@ -131,6 +131,13 @@ def test_readings(tmp_path: Path) -> None:
     ((_, readings),) = logs.readings()
     assert readings is not None
     assert "nccl_channels" not in {reading.metric for reading in readings}
+    with open(log, "a") as file:  # a second log line makes a finding; until then there was none
+        file.write("host:10:10 [0] misc/x.cc:3 NCCL WARN Cuda failure 'out of memory'\n" * 2)
+    logs.tick()
+    ((_, readings),) = logs.readings()
+    assert readings is not None
+    told = [reading for reading in readings if reading.metric == "nccl_finding"]
+    assert told == [Reading("nccl_finding", ("job", "cuda_error", "error"), 1)]
     now[0] += 100
     assert logs.readings() == [("nccl_log", None)]
     logs.close()

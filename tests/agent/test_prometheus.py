@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from commwatch.collectors import events as ev
-from tests.alerts.test_rules import RULES, SECONDS
+from tests.alerts.promtool import exported
+from tests.alerts.test_rules import SECONDS
 from tests.helpers import MS, agent, end_rank, group_entry, operation, wait_for, write_ring
 from tests.prometheus import Prometheus, prometheus
 
@@ -81,7 +82,11 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
                     writer.write(*operation(start_ns=seq, end_ns=seq + MS, seq=seq, group=1))
 
     train(0)
-    with agent(tmp_path / "a") as a, agent(tmp_path / "b") as b, prometheus(tmp_path, [a.url, b.url], (RULES,)) as prom:
+    with (
+        agent(tmp_path / "a") as a,
+        agent(tmp_path / "b") as b,
+        prometheus(tmp_path, [a.url, b.url], (exported(tmp_path),)) as prom,
+    ):
         count = "sum(commwatch_symmetric_collectives_total{group='data'})"
         wait_for(lambda: prom.value(count) == 4 * per_batch, "the first batch")
         train(1)

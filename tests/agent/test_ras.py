@@ -35,6 +35,7 @@ from tests.helpers import (
     commwatch,
     fetch,
     group_entry,
+    no_alerts,
     operation,
     packed,
     wait_for,
@@ -328,7 +329,7 @@ def served(watch: Watch, ras: Ras) -> Iterator[str]:
     witnesses = Witnesses(Inspector(None, watch.aggregate, lock), ras)
     logs, profiles = NcclLogs(Path("none"), watch.aggregate, lock), Profiles(Path("none"), Path("none"), watch.agent)
     host = HostWatch(watch.aggregate, lock, lambda: 0)
-    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, host)
+    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, host, *no_alerts())
     app = application(watch.agent, watchers, CollectorRegistry(), lambda: None, lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))

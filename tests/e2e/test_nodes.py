@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.alerts.test_rules import RULES, SECONDS
+from tests.alerts.promtool import exported
+from tests.alerts.test_rules import SECONDS
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, wait_for
@@ -80,7 +81,7 @@ def nodes(hosts: list[Host], directory: Path, per_node: int, *arguments: int) ->
             flags = (directory / host.address, "--host", host.address, "--quiet")
             agents.append(stack.enter_context(agent(*flags, there=host.there, fetch=host.fetch)))
         scraping = prometheus(
-            directory, [each.url for each in agents], (RULES,), there=hosts[0].there, fetch=hosts[0].fetch
+            directory, [each.url for each in agents], (exported(directory),), there=hosts[0].there, fetch=hosts[0].fetch
         )
         prom = stack.enter_context(scraping)
         try:

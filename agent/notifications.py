@@ -1,0 +1,35 @@
+"""Where this agent's alerts go, and how that goes: what joins the settings, ``alerts/delivery.py`` and ``/metrics``."""
+
+from __future__ import annotations
+
+from socket import gethostname
+
+from commwatch.alerts.delivery import Delivery
+from commwatch.alerts.receivers.settings import receivers
+from commwatch.collectors.registry import Reading
+from commwatch.config import Config
+
+
+def delivery_of(config: Config, agent_url: str) -> Delivery:
+    """The receivers of the settings, each with its thread.
+
+    Args:
+        agent_url: for links in what is sent.
+    """
+    return Delivery(receivers(config.receivers, agent_url))
+
+
+def address_of(config: Config, port: int) -> str:
+    """Where people reach the agent: at the name of its host, where it listens on all of its addresses."""
+    host = gethostname() if config.host in ("0.0.0.0", "::") else config.host  # noqa: S104 - nothing is bound here
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def readings(delivery: Delivery) -> list[Reading]:
+    """For ``/metrics``."""
+    found = []
+    for each in delivery.delivered():
+        results = {"sent": each.sent, "failed": each.failed, "dropped": each.dropped}
+        found += [Reading("notifications_total", (each.receiver, name), count) for name, count in results.items()]
+        found.append(Reading("notifications_waiting", (each.receiver,), each.waiting))
+    return found

@@ -1,0 +1,292 @@
+"""From rules and samples to alerts: the state machine of Prometheus's alerting rules. No clock, no file, no thread.
+
+Two clocks are handed in. Durations (``for``, ``keep_firing_for``, ranges) are taken from one that never goes back; the wall
+clock is only for what people read, and for ``time()`` in expressions. So a clock that is set fires and resolves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from commwatch.alerts.book import as_json, from_json
+from commwatch.alerts.model import FIRING, PENDING, RESOLVED, Alert, Record, Rule
+from commwatch.alerts.promql import EvaluationError, Expression, Moment, UnsupportedExpression
+from commwatch.alerts.series import NAME, Labels, Need, Samples, Vector, labels_of, value_of
+
+#: The windows of an agent that has just begun are not warm before that, even for rules without a range: gauges over the last
+#: minute have to come back as well.
+LEAST_WARM_S = 60.0
+#: A pending alert that was last seen longer ago begins anew.
+OUTAGE_S = 3600.0
+
+
+class Render(Protocol):
+    """Puts numbers and labels into the text of a rule."""
+
+    def __call__(self, template: str, labels: Mapping[str, str], value: float, also: Mapping[str, float]) -> str:
+        """The text."""
+
+
+@dataclass(frozen=True)
+class _Active:
+    """An alert that is pending or firing."""
+
+    alert: Alert
+    #: When its condition was first seen, on the clock that never goes back.
+    since_s: float
+    #: When its condition was first seen to have ended, while it is kept firing.
+    ended_s: float | None = None
+    #: It was active before the agent began anew: not judged before the windows are warm.
+    restored: bool = False
+
+
+def advanced(active: _Active, seen: bool, at_s: float, wall_s: float, rule: Rule, warm: bool) -> _Active | None:
+    """What becomes of an alert in one round; ``None``: nothing remains of it. A pure function of what is known.
+
+    Args:
+        seen: its condition holds now.
+        warm: the windows of its rule are as long as the rule wants them.
+    """
+    alert = active.alert
+    if seen:
+        if alert.state == PENDING and at_s - active.since_s >= rule.for_s:
+            alert = replace(alert, state=FIRING, fired_at=wall_s)
+        return replace(active, alert=alert, ended_s=None, restored=active.restored and not warm)
+    if active.restored and not warm:
+        return active
+    if alert.state == PENDING:
+        return None
+    ended_s = at_s if active.ended_s is None else active.ended_s
+    if at_s - ended_s < rule.keep_firing_for_s:
+        return replace(active, ended_s=ended_s, restored=False)
+    return replace(active, alert=replace(alert, state=RESOLVED, resolved_at=wall_s))
+
+
+class _Watched:
+    """A rule and the alerts that it has now."""
+
+    def __init__(self, rule: Rule, warm_of: Callable[[Expression], float]) -> None:
+        self.rule = rule
+        self.expression = _read(rule.name, rule.expr)
+        self.also = {name: _read(f"{rule.name}, {name}", text) for name, text in rule.also.items()}
+        self.warm_s = max(LEAST_WARM_S, warm_of(self.expression))
+        self.active: dict[Labels, _Active] = {}
+
+    def elements(self, moment: Moment) -> dict[Labels, float]:
+        """What the expression gave, by the labels of the alerts."""
+        found: dict[Labels, float] = {}
+        for labels, value in self.expression.evaluate(moment).items():
+            kept = {name: text for name, text in labels if name != NAME}
+            named = labels_of({**kept, "alertname": self.rule.name, "severity": self.rule.severity})
+            if named in found:
+                raise EvaluationError(f"two alerts would be {dict(named)}")
+            found[named] = value
+        return found
+
+
+class Evaluator:
+    """Evaluates the rules of one agent, round after round.
+
+    Recording rules come first, in order, and what they give become samples of the round. Rules of which Prometheus alone can tell
+    are passed over. A rule that fails leaves its alerts as they were and does not stop the others.
+
+    Args:
+        render: puts the text of an alert together.
+        runbook_url: where people read what to do about a rule of that name; ``None``: nowhere.
+
+    Raises:
+        UnsupportedExpression: names the rule and what the agent does not know in it.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        records: Sequence[Record],
+        render: Render,
+        runbook_url: Callable[[str], str] | None = None,
+    ) -> None:
+        self._render = render
+        self._links = (
+            {} if runbook_url is None else {rule.name: {"runbook_url": runbook_url(rule.name)} for rule in rules}
+        )
+        self._records = [(one.name, _read(one.name, one.expr)) for one in records if not one.prometheus_only]
+        self._warm_records: dict[str, float] = {}
+        for name, expression in self._records:
+            self._warm_records[name] = self._warm_s(expression)
+        self._watched = [_Watched(rule, self._warm_s) for rule in rules if not rule.prometheus_only]
+        self._orphans: list[Alert] = []
+        self._began_s: float | None = None
+        self._seen_s = 0.0
+        self._seen_wall_s: float | None = None
+        #: Rules that failed in the latest round, and why.
+        self.failing: dict[str, str] = {}
+
+    @property
+    def needs(self) -> list[Need]:
+        """What the rules read: for ``Samples``."""
+        expressions = [expression for _, expression in self._records]
+        for watched in self._watched:
+            expressions += [watched.expression, *watched.also.values()]
+        return [need for expression in expressions for need in expression.needs]
+
+    def _warm_s(self, expression: Expression) -> float:
+        """The longest range that an expression reads, through recording rules as well."""
+        recorded = (
+            warm_s
+            for name, warm_s in self._warm_records.items()
+            for need in expression.needs
+            if all(matcher.accepts(name) for matcher in need.names)
+        )
+        return max([*(need.range_s for need in expression.needs), *recorded], default=0.0)
+
+    # -- a round ------------------------------------------------------------------------------
+
+    def evaluate(self, at_s: float, wall_s: float, samples: Samples) -> list[Alert]:
+        """One round.
+
+        Args:
+            at_s: on the clock of the samples, which never goes back.
+            wall_s: Unix time.
+            samples: made with ``needs``; the results of recording rules are added to it.
+
+        Returns:
+            All alerts that are pending or firing, and those that have been resolved in this round.
+        """
+        if self._began_s is None:
+            self._began_s = at_s
+        self._seen_s, self._seen_wall_s = at_s, wall_s
+        self.failing = {}
+        moment = Moment(samples, at_s, wall_s)
+        for number, (name, expression) in enumerate(self._records):
+            found = self._tried(name, partial(_recorded, name, expression, moment))
+            if found is not None:
+                samples.add(at_s, found, source=f"{number} {name}")
+        resolved = [replace(alert, state=RESOLVED, resolved_at=wall_s) for alert in self._orphans]
+        self._orphans = []
+        for watched in self._watched:
+            resolved += self._round(watched, moment)
+        return [*self.active(), *resolved]
+
+    def _tried(self, name: str, evaluate: Callable[[], Vector]) -> Vector | None:
+        try:
+            return evaluate()
+        except EvaluationError as error:
+            self.failing[name] = str(error)
+            return None
+
+    def _round(self, watched: _Watched, moment: Moment) -> list[Alert]:
+        """One rule; what it resolves."""
+        rule, at_s, wall_s = watched.rule, moment.at_s, moment.wall_s
+        found = self._tried(rule.name, partial(watched.elements, moment))
+        if found is None:
+            return []
+        assert self._began_s is not None
+        warm = at_s - self._began_s >= watched.warm_s
+        numbers = self._numbers(watched, moment) if found else {}
+        resolved: list[Alert] = []
+        for labels, value in found.items():
+            active = watched.active.get(labels)
+            if active is None:
+                active = _Active(Alert(rule.name, dict(labels), {}, value, PENDING, wall_s), at_s)
+            said = self._annotations(rule, active.alert.labels, value, numbers)
+            watched.active[labels] = replace(active, alert=replace(active.alert, annotations=said, value=value))
+        for labels, active in list(watched.active.items()):
+            then = advanced(active, labels in found, at_s, wall_s, rule, warm)
+            if then is not None and then.alert.state != RESOLVED:
+                watched.active[labels] = then
+                continue
+            del watched.active[labels]
+            if then is not None:
+                resolved.append(then.alert)
+        return resolved
+
+    def _numbers(self, watched: _Watched, moment: Moment) -> dict[str, dict[Labels, float]]:
+        """The further numbers of a rule's text, by the labels that they share with its alerts."""
+        on = watched.rule.on
+        numbers: dict[str, dict[Labels, float]] = {}
+        for name, expression in watched.also.items():
+            found = self._tried(f"{watched.rule.name}, {name}", partial(expression.evaluate, moment))
+            by_key: dict[Labels, list[float]] = {}
+            for labels, value in (found or {}).items():
+                by_key.setdefault(_key(labels, on), []).append(value)
+            # Where several could be meant, none is known to be.
+            numbers[name] = {key: values[0] for key, values in by_key.items() if len(values) == 1}
+        return numbers
+
+    def _annotations(
+        self, rule: Rule, labels: Mapping[str, str], value: float, numbers: Mapping[str, Mapping[Labels, float]]
+    ) -> dict[str, str]:
+        key = _key(labels_of(labels), rule.on)
+        also = {name: by_key[key] for name, by_key in numbers.items() if key in by_key}
+        texts = {"summary": rule.summary, "description": rule.description}
+        rendered = {name: self._render(text, labels, value, also) for name, text in texts.items()}
+        return {**rendered, **self._links.get(rule.name, {})}
+
+    def active(self) -> list[Alert]:
+        """The alerts that are pending or firing."""
+        return [active.alert for watched in self._watched for active in watched.active.values()]
+
+    # -- over a restart -----------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What must outlive the agent, as JSON knows it: what is active, for how long, and when that was last seen."""
+        return {
+            "seen_at": self._seen_wall_s,
+            "active": [
+                {
+                    "alert": as_json(one.alert),
+                    "held_s": self._seen_s - one.since_s,
+                    "ended_s": None if one.ended_s is None else self._seen_s - one.ended_s,
+                }
+                for watched in self._watched
+                for one in watched.active.values()
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any], at_s: float, wall_s: float) -> None:
+        """Take up what an agent before this one has left; to be called before the first round.
+
+        A pending alert keeps the time for which its condition has held, the time without an agent left out, unless that was
+        longer than ``OUTAGE_S``. A firing one goes on firing until the windows of its rule are warm. Neither is judged before:
+        without samples nothing is known to have ended. A firing alert whose rule is no more is resolved in the first round.
+        """
+        self._seen_s, self._seen_wall_s = at_s, wall_s
+        seen_at = state["seen_at"]
+        away_s = max(0.0, wall_s - seen_at) if seen_at is not None else 0.0
+        by_rule = {(watched.rule.name, watched.rule.severity): watched for watched in self._watched}
+        for one in state["active"]:
+            alert, ended_s = from_json(one["alert"]), one["ended_s"]
+            watched = by_rule.get((alert.name, alert.labels.get("severity", "")))
+            if alert.state == PENDING and (watched is None or away_s > OUTAGE_S):
+                continue
+            if watched is None:
+                self._orphans.append(alert)
+                continue
+            since_s = at_s - one["held_s"]
+            ended_s = None if ended_s is None else at_s - away_s - ended_s
+            watched.active[labels_of(alert.labels)] = _Active(alert, since_s, ended_s, restored=True)
+
+
+def _key(labels: Labels, on: tuple[str, ...]) -> Labels:
+    return tuple((name, value_of(labels, name)) for name in on)
+
+
+def _recorded(name: str, expression: Expression, moment: Moment) -> dict[Labels, float]:
+    """The result of a recording rule under its own name."""
+    found: dict[Labels, float] = {}
+    for labels, value in expression.evaluate(moment).items():
+        named = labels_of({**dict(labels), NAME: name})
+        if named in found:
+            raise EvaluationError(f"two results would be {dict(named)}")
+        found[named] = value
+    return found
+
+
+def _read(name: str, text: str) -> Expression:
+    try:
+        return Expression(text)
+    except UnsupportedExpression as error:
+        raise UnsupportedExpression(f"{name}: {error}") from None

@@ -1,0 +1,88 @@
+"""A command that is given Alertmanager's webhook payload on standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+
+from commwatch.alerts.outbox import Batch, Policy
+from commwatch.alerts.receivers import payload
+from commwatch.alerts.receivers.sending import MOST_ANSWER, CannotSend, said
+
+LIMIT_S = 30.0
+_LOOK_MS = 100
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program and its arguments; no shell."""
+
+    name: str
+    policy: Policy
+    argv: tuple[str, ...]
+    agent_url: str
+    #: Variables of the environment that hold secrets of other receivers: it does not get them.
+    hidden: frozenset[str] = frozenset()
+    limit_s: float = LIMIT_S
+
+    def send(self, batch: Batch, now_s: float) -> None:
+        """Run it to its end; raises ``CannotSend``: it cannot be started, fails, or takes too long."""
+        body = json.dumps(payload.webhook(batch, self.name, self.agent_url)).encode()
+        env = {name: value for name, value in os.environ.items() if name not in self.hidden}
+        try:
+            code, output = _run(self.argv, body, env, self.limit_s)
+        except OSError as error:
+            raise CannotSend(f"{self.argv[0]}: cannot be started: {error.strerror}", again=False) from None
+        if code is None:
+            raise CannotSend(f"{self.argv[0]}: was killed after {self.limit_s:g} s")
+        if code != 0:
+            secrets = (os.environ.get(name, "") for name in self.hidden)
+            line = said(output, *(secret for secret in secrets if secret))
+            how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+            raise CannotSend(f"{self.argv[0]}: {how}{f': {line}' if line else ''}")
+
+
+def _run(argv: tuple[str, ...], body: bytes, env: dict[str, str], limit_s: float) -> tuple[int | None, bytes]:
+    """Exit code, ``None`` where it was killed with its children for want of time, and the beginning of its output."""
+    end, output = time.monotonic() + limit_s, b""
+    with tempfile.TemporaryFile() as standard_input:
+        standard_input.write(body)
+        standard_input.seek(0)
+        process = subprocess.Popen(
+            argv,
+            stdin=standard_input,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    pipe, poll = process.stdout.fileno(), select.poll()
+    poll.register(pipe, select.POLLIN)
+    try:
+        # A child in the background may hold the pipe open for ever, or fill it: what counts is the end of the process.
+        while process.poll() is None and time.monotonic() < end:
+            if not poll.poll(_LOOK_MS):
+                continue
+            piece = os.read(pipe, 1 << 16)
+            output = (output + piece)[:MOST_ANSWER]
+            if not piece:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None, output
+        if len(output) < MOST_ANSWER and poll.poll(0):
+            output += os.read(pipe, MOST_ANSWER)
+        return process.returncode, output
+    finally:
+        process.stdout.close()

@@ -1,0 +1,182 @@
+"""Receivers over HTTP: Alertmanager, any webhook, Slack."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from commwatch.alerts.model import CRITICAL, FIRING, RESOLVED, Alert
+from commwatch.alerts.outbox import Batch, Policy
+from commwatch.alerts.receivers import payload
+from commwatch.alerts.receivers.http import basic, post
+from commwatch.alerts.receivers.sending import LIMIT_S, CannotSend, Secret, began, labels_of, rfc3339, shown
+
+#: Alertmanager is told of what fires once a minute, and that it ends four minutes later unless it is told again: it ends
+#: by itself where the agent is no more. Of what has ended it is told for a quarter of an hour. As Prometheus does.
+ALERTMANAGER_REPEAT_S, ALERTMANAGER_ENDS_S, ALERTMANAGER_LINGER_S = 60.0, 240.0, 900.0
+#: Parts of a secret address that are shorter stand in any text.
+_LEAST_HIDDEN = 6
+_MOST_TEXT, _MOST_DESCRIPTION = 3000, 800
+_COLOURS = {RESOLVED: "good", FIRING: "warning", CRITICAL: "danger"}
+
+
+@dataclass(frozen=True)
+class Login:
+    """How one shows who one is: with nothing, a bearer token, or a name and a password."""
+
+    token: Secret | None = None
+    username: str | None = None
+    password: Secret | None = None
+
+    def headers(self) -> tuple[dict[str, str], tuple[str, ...]]:
+        """What to send along, and what must not be shown of it; raises ``CannotSend``."""
+        if self.token is not None:
+            token = self.token.read()
+            if not token.isascii():
+                raise CannotSend(f"{self.token.key}: a token is made of ASCII characters")
+            return {"Authorization": f"Bearer {token}"}, (token,)
+        if self.username is not None and self.password is not None:
+            password = self.password.read()
+            header = basic(self.username, password)
+            return {"Authorization": header}, (password, header.removeprefix("Basic "))
+        return {}, ()
+
+
+@dataclass(frozen=True)
+class Alertmanager:
+    """One Alertmanager, by its API v2. Where there are several, each is a receiver of its own and is told all."""
+
+    name: str
+    policy: Policy
+    url: str
+    agent_url: str
+    login: Login = field(default_factory=Login)
+    limit_s: float = LIMIT_S
+
+    def send(self, batch: Batch, now_s: float) -> None:
+        """Hand alerts over; raises ``CannotSend``."""
+        headers, secrets = self.login.headers()
+        body = json.dumps([self._alert(alert, now_s) for alert in batch.alerts]).encode()
+        post(f"{self.url.rstrip('/')}/api/v2/alerts", body, headers, *secrets, limit_s=self.limit_s)
+
+    def _alert(self, alert: Alert, now_s: float) -> dict[str, Any]:
+        """As Alertmanager takes it: no end before the beginning, though clocks may have been set."""
+        begins = began(alert)
+        if alert.state == RESOLVED:
+            ends = min(now_s if alert.resolved_at is None else alert.resolved_at, now_s)
+            begins = min(begins, ends)
+        else:
+            ends = max(begins, now_s) + ALERTMANAGER_ENDS_S
+        return {
+            "labels": labels_of(alert),
+            "annotations": {name: value for name, value in alert.annotations.items() if value},
+            "startsAt": rfc3339(begins),
+            "endsAt": rfc3339(ends),
+            "generatorURL": payload.page(self.agent_url),
+        }
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Anything that takes what Alertmanager sends to a webhook."""
+
+    name: str
+    policy: Policy
+    url: str | Secret
+    agent_url: str
+    login: Login = field(default_factory=Login)
+    limit_s: float = LIMIT_S
+
+    def send(self, batch: Batch, now_s: float) -> None:
+        """Hand a message over; raises ``CannotSend``."""
+        url, hidden = address(self.url)
+        headers, secrets = self.login.headers()
+        body = json.dumps(payload.webhook(batch, self.name, self.agent_url)).encode()
+        post(url, body, headers, *secrets, *hidden, limit_s=self.limit_s)
+
+
+@dataclass(frozen=True)
+class Slack:
+    """An incoming webhook of Slack's, or of what speaks like it."""
+
+    name: str
+    policy: Policy
+    url: Secret
+    agent_url: str
+    limit_s: float = LIMIT_S
+
+    def send(self, batch: Batch, now_s: float) -> None:
+        """Hand a message over; raises ``CannotSend``."""
+        url, hidden = address(self.url)
+        post(url, json.dumps(slack(batch, self.agent_url)).encode(), {}, *hidden, limit_s=self.limit_s)
+
+
+def address(url: str | Secret) -> tuple[str, tuple[str, ...]]:
+    """Where to send to, and what of it must not be shown; raises ``CannotSend``."""
+    if isinstance(url, str):
+        return url, ()
+    text = url.read()
+    if not is_url(text):
+        raise CannotSend(f"{url.key}: does not hold an address such as https://hooks.example.com/services/...")
+    rest = text[len(shown(text)) :]
+    return text, (text, *(part for part in (rest, *re.split("[/?&=]", rest)) if len(part) >= _LEAST_HIDDEN))
+
+
+def is_url(text: str) -> bool:
+    """Whether something can be posted there, without a name or password in it."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    sound = text.isascii() and text.isprintable() and " " not in text and "@" not in parts.netloc
+    return sound and parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+
+
+def slack(batch: Batch, agent_url: str) -> dict[str, Any]:
+    """A message in Slack's mrkdwn."""
+    lines = []
+    for alert in batch.alerts[: payload.MOST_SHOWN]:
+        mark = ":white_check_mark:" if alert.state == RESOLVED else ":rotating_light:"
+        lines.append(f"{mark} *{_escaped(payload.summary(alert))}*")
+        lines.append(_escaped(alert.annotations.get("description", "")[:_MOST_DESCRIPTION]))
+        lines.append(" · ".join(f"<{_link(url)}|{name}>" for name, url in payload.links(alert)))
+    more = len(batch.alerts) + len(batch.truncated) - payload.MOST_SHOWN
+    lines.append(f"and {more} more" if more > 0 else "")
+    worst = payload.status(batch)
+    if any(a.labels.get("severity") == CRITICAL and a.state == FIRING for a in batch.alerts):
+        worst = CRITICAL
+    title = _escaped(payload.title(batch))
+    attachment = {
+        "color": _COLOURS[worst],
+        "fallback": title,
+        "title": title,
+        "title_link": payload.page(agent_url),
+        "text": _clipped([line for line in lines if line]),
+        "mrkdwn_in": ["text"],
+    }
+    return {"attachments": [attachment]}
+
+
+def _clipped(lines: list[str]) -> str:
+    """As many whole lines as there is room for: a cut must not leave half a link."""
+    kept, room = [], _MOST_TEXT
+    for line in lines:
+        room -= len(line) + 1
+        if room < 0:
+            kept.append("…")
+            break
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def _escaped(text: str) -> str:
+    """The three characters that Slack gives a meaning to: with them it mentions people and hides links."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _link(url: str) -> str:
+    return quote(url, safe=":/?#[]@!$&'()*+,;=%~-._").replace("&", "&amp;")

@@ -1,0 +1,155 @@
+"""One HTTP request that is over in time, whatever the other side does. Standard library."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from commwatch.alerts.receivers.sending import LIMIT_S, MOST_ANSWER, CannotSend, said, shown
+
+#: Longest that a receiver may ask us to wait.
+_MOST_WAIT_S = 900.0
+_TEMPORARY = (408, 429)
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection, encrypted or not, whose handshake can be cut off as well."""
+
+    def __init__(self, host: str, port: int, timeout: float, server: str | None) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self._server = server
+
+    def connect(self) -> None:
+        super().connect()
+        if self._server is not None:
+            context = ssl.create_default_context()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self._server, do_handshake_on_connect=False)
+            self.sock.do_handshake()
+
+
+@contextmanager
+def in_time(limit_s: float, of: Callable[[], socket.socket | None]) -> Iterator[Callable[[], bool]]:
+    """Cut a connection off once ``limit_s`` have passed: time-outs of single reads do not end a drip of bytes.
+
+    Args:
+        of: its socket, ``None`` while there is none.
+
+    Yields:
+        Whether it has been cut off.
+    """
+    late = threading.Event()
+
+    def cut() -> None:
+        late.set()
+        connection = of()
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late.is_set
+    finally:
+        timer.cancel()
+
+
+def post(url: str, body: bytes, headers: dict[str, str], *secrets: str, limit_s: float = LIMIT_S) -> None:
+    """POST ``body``, follow no redirect, and read a few KB of the answer.
+
+    Args:
+        url: ``http`` or ``https``; the proxies of the environment are heeded.
+        secrets: what must not appear in an error.
+
+    Raises:
+        CannotSend: it did not arrive, or the answer is not 2xx; worth another try unless the answer is a 3xx or 4xx that will stay.
+    """
+    parts, where = urlsplit(url), shown(url)
+    about = {"User-Agent": "commwatch", "Content-Type": "application/json", "Connection": "close"}
+    connection, path, extra = _connection(parts, limit_s)
+    with in_time(limit_s, lambda: connection.sock) as is_late:
+        try:
+            connection.request("POST", path, body, {**about, **headers, **extra})
+            response = connection.getresponse()
+            status, after = response.status, response.headers.get("Retry-After")
+            answer = response.read(MOST_ANSWER) if status >= 300 else b""
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if is_late() or isinstance(error, TimeoutError):
+                raise CannotSend(f"{where}: has not answered within {limit_s:g} s") from None
+            raise CannotSend(f"{where}: {_why(error, *secrets)}") from None
+        finally:
+            connection.close()
+        if is_late():  # what was cut off may look like an end
+            raise CannotSend(f"{where}: has not answered within {limit_s:g} s")
+    if status // 100 != 2:
+        raise _refusal(where, status, said(answer, *secrets), after)
+
+
+def _connection(parts: SplitResult, limit_s: float) -> tuple[_Connection, str, dict[str, str]]:
+    """The connection to a host or to its proxy, the target of the request, and what the proxy wants to be told."""
+    host, encrypted = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if encrypted else 80)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    server = host if encrypted else None
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or urllib.request.proxy_bypass(parts.netloc):
+        return _Connection(host, port, limit_s, server), path, {}
+    by = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    told = {}
+    if by.username:
+        told = {"Proxy-Authorization": basic(unquote(by.username), unquote(by.password or ""))}
+    connection = _Connection(by.hostname or "", by.port or 80, limit_s, server)
+    if not encrypted:
+        return connection, f"http://{parts.netloc}{path}", told
+    connection.set_tunnel(host, port, told)
+    return connection, path, {}
+
+
+def _why(error: Exception, *secrets: str) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or 'no handshake'}"
+    if isinstance(error, OSError):
+        return error.strerror or said(str(error), *secrets) or type(error).__name__
+    # The texts of the others may hold headers.
+    return f"does not answer as HTTP ({type(error).__name__})"
+
+
+def _refusal(where: str, status: int, answer: str, after: str | None) -> CannotSend:
+    again = status in _TEMPORARY or status >= 500
+    says = f"{where}: answers {status}{f': {answer}' if answer else ''}"
+    if 300 <= status < 400:
+        says = f"{where}: answers {status}, a redirect, which is not followed; give the address that it leads to"
+    return CannotSend(says, again=again, after_s=_after_s(after) if again else None)
+
+
+def _after_s(header: str | None) -> float | None:
+    """Seconds that a ``Retry-After`` asks for, within reason."""
+    if header is None:
+        return None
+    try:
+        wait_s = (
+            float(header) if header.strip().isdecimal() else parsedate_to_datetime(header).timestamp() - time.time()
+        )
+    except (ValueError, OverflowError):
+        return None
+    return min(max(wait_s, 0.0), _MOST_WAIT_S)
+
+
+def basic(username: str, password: str) -> str:
+    """What ``Authorization`` is with a password."""
+    return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"

@@ -1,0 +1,106 @@
+"""E-mail by SMTP: plain text."""
+
+from __future__ import annotations
+
+import smtplib
+import ssl
+from dataclasses import dataclass
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
+
+from commwatch.alerts.outbox import Batch, Policy
+from commwatch.alerts.receivers import payload
+from commwatch.alerts.receivers.http import in_time
+from commwatch.alerts.receivers.sending import LIMIT_S, CannotSend, Secret, said
+
+STARTTLS, SSL, PLAIN = TLS = ("starttls", "ssl", "none")
+PORTS = {STARTTLS: 587, SSL: 465, PLAIN: 25}
+_MOST_SUBJECT = 200
+
+
+@dataclass(frozen=True)
+class Mail:
+    """Some people's mailboxes, by one server."""
+
+    name: str
+    policy: Policy
+    host: str
+    port: int
+    sender: str
+    to: tuple[str, ...]
+    agent_url: str
+    tls: str = STARTTLS
+    username: str | None = None
+    password: Secret | None = None
+    limit_s: float = LIMIT_S
+
+    def send(self, batch: Batch, now_s: float) -> None:
+        """Hand a message over; raises ``CannotSend``."""
+        password = "" if self.password is None else self.password.read()
+        where = f"{self.host}:{self.port}"
+        server = self._server()
+        with in_time(self.limit_s, lambda: getattr(server, "sock", None)) as is_late:
+            try:
+                self._converse(server, self.message(batch, now_s), password)
+            except smtplib.SMTPResponseException as error:
+                text = said(error.smtp_error, *([password] if password else []))
+                raise CannotSend(f"{where}: answers {error.smtp_code} {text}", again=error.smtp_code < 500) from None
+            except smtplib.SMTPRecipientsRefused as error:
+                raise _refused(where, error.recipients) from None
+            except smtplib.SMTPNotSupportedError:
+                needs = "offers no STARTTLS or no login; set tls to ssl or none, or leave out the username"
+                raise CannotSend(f"{where}: {needs}", again=False) from None
+            except ssl.SSLError as error:
+                raise CannotSend(
+                    f'{where}: TLS: {error.reason or "no handshake"}; is tls = "{self.tls}" right?'
+                ) from None
+            except (OSError, smtplib.SMTPException, ValueError) as error:
+                late = is_late() or isinstance(error, TimeoutError)
+                why = f"has not answered within {self.limit_s:g} s" if late else _why(error)
+                raise CannotSend(f"{where}: {why}") from None
+            finally:
+                server.close()
+
+    def _server(self) -> smtplib.SMTP:
+        if self.tls == SSL:
+            return smtplib.SMTP_SSL(timeout=self.limit_s, context=ssl.create_default_context())
+        return smtplib.SMTP(timeout=self.limit_s)
+
+    def _converse(self, server: smtplib.SMTP, message: EmailMessage, password: str) -> None:
+        server._host = self.host  # type: ignore[attr-defined]  # what TLS checks the certificate for
+        code, text = server.connect(self.host, self.port)
+        if code != 220:
+            raise smtplib.SMTPResponseException(code, text)
+        if self.tls == STARTTLS:
+            server.starttls(context=ssl.create_default_context())
+        if self.username is not None:
+            server.login(self.username, password)
+        refused = server.send_message(message)
+        if refused:
+            raise smtplib.SMTPRecipientsRefused(refused)
+        server.quit()
+
+    def message(self, batch: Batch, now_s: float) -> EmailMessage:
+        """The message."""
+        mail = EmailMessage()
+        mail["Subject"] = said(payload.title(batch))[:_MOST_SUBJECT] or "alert"
+        mail["From"], mail["To"] = self.sender, ", ".join(self.to)
+        mail["Date"] = formatdate(now_s)
+        mail["Message-ID"] = make_msgid(domain=self.sender.rpartition("@")[2].rstrip(">"))
+        mail["Auto-Submitted"] = "auto-generated"
+        mail.set_content(payload.text(batch, self.agent_url).encode("utf-8", "replace").decode())
+        return mail
+
+
+def _refused(where: str, recipients: dict[str, tuple[int, bytes]]) -> CannotSend:
+    again = all(code < 500 for code, _ in recipients.values())
+    told = "; ".join(f"{address}: {code} {said(text)}" for address, (code, text) in recipients.items())
+    return CannotSend(f"{where}: refuses {said(told)}", again=again)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"does not answer as SMTP ({type(error).__name__})"

@@ -1,0 +1,83 @@
+"""Rules through ``promtool``: checked, and evaluated over synthetic series."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from commwatch.alerts.catalogue import Catalogue, read, shipped
+from commwatch.alerts.export import RUNBOOK_URL, prometheus, runbook
+from commwatch.alerts.model import Rule
+from commwatch.alerts.text import render
+from tests.alerts.cases import EVERY_S, Case
+from tests.helpers import needs
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    needs(shutil.which("promtool"), "promtool")
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def check(file: Path) -> None:
+    """Prometheus takes a rule file, and its linter has nothing to say."""
+    done = promtool("check", "rules", "--lint=all", "--lint-fatal", file)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+def exported(directory: Path) -> Path:
+    """Our list as a rule file."""
+    file = directory / "rules.yaml"
+    file.write_text(prometheus(read(shipped("rules.yaml"))), encoding="utf-8")
+    return file
+
+
+def evaluate(directory: Path, catalogue: Catalogue, cases: Sequence[Case]) -> None:
+    """Have promtool evaluate the exported list over the series of all cases; what fires is what they say, text and all."""
+    rules = {(rule.name, rule.severity): rule for rule in catalogue.alerts}
+    (directory / "rules.yaml").write_text(prometheus(catalogue), encoding="utf-8")
+    tests = [
+        {
+            "interval": f"{EVERY_S}s",
+            "name": f"{case.alert}: {case.why}",
+            "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+            "alert_rule_test": _looks(case, [rules[case.alert, severity] for severity in case.severities]),
+        }
+        for case in cases
+    ]
+    whole = {
+        "rule_files": [str(directory / "rules.yaml")],
+        "evaluation_interval": f"{EVERY_S}s",
+        "tests": tests,
+    }
+    (directory / "test.yaml").write_text(json.dumps(whole, ensure_ascii=False), encoding="utf-8")
+    done = promtool("test", "rules", directory / "test.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _looks(case: Case, firing: Sequence[Rule]) -> list[dict[str, Any]]:
+    """When to look, and what there must be: nothing until it fires, and nothing at all where nothing is to."""
+    if not firing:
+        times = range(0, case.until_s, 60)
+        return [{"eval_time": f"{at_s}s", "alertname": case.alert, "exp_alerts": []} for at_s in times]
+    there, nothing = [_told(case, rule) for rule in firing], list[dict[str, Any]]()
+    looks = {case.at_s: there}
+    if case.at_s:
+        looks[case.at_s - EVERY_S] = nothing
+    if case.ends_s is not None:
+        looks |= {case.ends_s - EVERY_S: there, case.ends_s: nothing}
+    return [{"eval_time": f"{at_s}s", "alertname": case.alert, "exp_alerts": told} for at_s, told in looks.items()]
+
+
+def _told(case: Case, rule: Rule) -> dict[str, Any]:
+    """The alert as it must come, its texts rendered by us."""
+    texts = {
+        name: render(template, case.labels, case.value, case.also)
+        for name, template in (("summary", rule.summary), ("description", rule.description))
+    }
+    texts["runbook_url"] = runbook(RUNBOOK_URL, rule.name)
+    return {"exp_labels": {**case.labels, "severity": rule.severity}, "exp_annotations": texts}

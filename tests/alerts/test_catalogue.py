@@ -1,0 +1,206 @@
+"""Reading the list: what it means, and what is said of a mistake: one line that names the entry and the key."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commwatch.alert_rules import labels_by_series
+from commwatch.alerts import catalogue
+from commwatch.alerts.catalogue import CatalogueError, read, shipped
+from commwatch.alerts.check import check
+from commwatch.alerts.export import kubernetes, prometheus
+from tests.helpers import examples
+
+LIST = """
+thresholds:
+  much: {default: 0.3, low: 0, high: 1, unit: ratio, help: "too much"}
+records:
+  - record: job:commwatch_comm_share_ratio:avg
+    expr: avg by (job_id) (commwatch_comm_share_ratio)
+alerts:
+  - alert: TooMuch
+    expr: job:commwatch_comm_share_ratio:avg > $much
+    for: 1h5m
+    keep_firing_for: 90s
+    severity: warning
+    summary: "{job_id}: {value:percent} > {$much:percent}"
+    description: "[{exposed:percent}]"
+    also: {exposed: avg by (job_id) (commwatch_exposed_comm_share_ratio)}
+    also_on: [job_id]
+"""
+#: What is changed in it into what, and what the message must say.
+MISTAKES = [
+    ("thresholds:", "thresholds", "not valid YAML"),
+    ("records:", "recrods:", "unknown key 'recrods'; known are thresholds, records, alerts"),
+    ("low: 0,", "", "thresholds: much: lacks the key 'low'"),
+    ("low: 0,", "low: none,", "thresholds: much: low: needs a number, not 'none'"),
+    ("default: 0.3", "default: 1.3", "thresholds: much: needs a number from 0 to 1, not 1.3"),
+    ("default: 0.3", "default: .nan", "thresholds: much: default: needs a number"),
+    ("much: {", "Much: {", "thresholds: Much: a name has lower-case letters"),
+    ('help: "too much"', "help: 7", "thresholds: much: help: needs a text"),
+    ("record: job:commwatch_comm_share_ratio:avg", "record: share", "records: an entry needs 'record'"),
+    ("alert: TooMuch", "alert: too_much", "alerts: an entry needs 'alert'"),
+    ("alert: TooMuch", "name: TooMuch", "alerts: an entry needs 'alert'"),
+    ("severity: warning", "severity: page", "TooMuch: severity: needs one of info, warning, critical, not 'page'"),
+    ("severity: warning", "colour: red", "TooMuch: unknown key 'colour'"),
+    ("    severity: warning\n", "", "TooMuch: lacks the key 'severity'"),
+    ("for: 1h5m", "for: 5", "TooMuch: for: needs a duration such as 90s or 5m, not 5"),
+    ("for: 1h5m", "for: 5x", "TooMuch: for: needs a duration"),
+    ("for: 1h5m", "prometheus_only: maybe", "TooMuch: prometheus_only: needs true or false, not 'maybe'"),
+    ("> $much", "> $mcuh", "TooMuch: expr: unknown threshold '$mcuh'; known are much"),
+    ("{$much:percent}", "{$mcuh:percent}", "TooMuch: summary: unknown threshold '$mcuh'"),
+    ("{$much:percent}", "{$much:metres}", "TooMuch: summary: unknown format 'metres'"),
+    ("{value:percent} >", "{value} >", "TooMuch: summary: {value} needs a format"),
+    ("{value:percent} >", "{values:percent} >", "TooMuch: summary: there is no number 'values'; put it into 'also'"),
+    ("{value:percent} >", "{value:metres} >", "TooMuch: summary: unknown format 'metres'; known are percent"),
+    ("[{exposed:percent}]", "[{exposed:percent}", "TooMuch: description: a clause has no end"),
+    ("[{exposed:percent}]", "{exposed:percent}]", "TooMuch: description: ']' does not belong here"),
+    ("[{exposed:percent}]", "{exposed:percent", "TooMuch: description: '{' does not belong here"),
+    ("[{exposed:percent}]", "no number", "TooMuch: also: exposed: no text uses it"),
+    ("also: {exposed:", "also: {value:", "TooMuch: also: 'value' is no name for a number"),
+    ("also_on: [job_id]", "also_on: job_id", "TooMuch: also_on: needs a list of labels"),
+    ("also_on: [job_id]", "on: [job_id]", "TooMuch: unknown key 'True'"),
+    # -- what only a look at the expressions tells --
+    ("avg by (job_id) (commwatch_comm", "avg by (job_id (commwatch_comm", "ratio:avg: expr: not valid PromQL"),
+    ("(commwatch_comm_share_ratio)", "(commwatch_com_share_ratio)", "there is no metric 'commwatch_com_share_ratio'"),
+    ("job:commwatch_comm_share_ratio:avg > $much", "job:x:y > $much", "TooMuch: expr: there is no metric 'job:x:y'"),
+    ("avg by (job_id) (commwatch_exposed", "avg by (job) (commwatch_exposed", "no common label 'job_id'"),
+    ("also_on: [job_id]", "also_on: [rank]", "TooMuch: also: exposed: it and the alert have no common label 'rank'"),
+    ("{job_id}:", "{rank}:", "TooMuch: summary: the alert has no label 'rank'; it has job_id"),
+    ("(commwatch_comm_share_ratio)", '(commwatch_comm_share_ratio{grup="x"})', "has no label 'grup'"),
+    ("avg by (job_id) (commwatch_comm", "avg by (jobid) (commwatch_comm", "avg has no label 'jobid'"),
+    (
+        "> $much",
+        "offset 5m > $much",
+        "TooMuch: expr: an agent does not evaluate offset and @; say prometheus_only: true",
+    ),
+    ("job:commwatch_comm_share_ratio:avg > $much", "max_over_time(up[5m:1m]) > $much", "there is no metric 'up'"),
+    (
+        "(commwatch_comm_share_ratio)",
+        "(max_over_time(commwatch_comm_share_ratio[5m:1m]))",
+        "does not evaluate subqueries",
+    ),
+    ("(commwatch_comm_share_ratio)", "(max_over_time(commwatch_comm_share_ratio[1h]))", "ranges over 10 minutes"),
+    ("(commwatch_comm_share_ratio)", "(ln(commwatch_comm_share_ratio))", "does not evaluate the function ln"),
+    (
+        "avg by (job_id) (commwatch_comm",
+        "stddev by (job_id) (commwatch_comm",
+        "does not evaluate the aggregation stddev",
+    ),
+    ("> $much", "> on (group) commwatch_build_info", "the left of > has no label 'group'"),
+]
+
+
+def checked(text: str) -> catalogue.Catalogue:
+    """A list, read and checked."""
+    found = read(text)
+    check(found, labels_by_series())
+    return found
+
+
+def refusal(text: str) -> str:
+    """What is said of a wrong list; nothing of a right one."""
+    try:
+        checked(text)
+    except CatalogueError as error:
+        return str(error)
+    return ""
+
+
+def test_what_an_entry_means() -> None:
+    """Thresholds stand in expressions and texts, durations are seconds."""
+    found = checked(LIST)
+    (rule,) = found.alerts
+    assert (rule.expr, rule.for_s, rule.keep_firing_for_s) == ("job:commwatch_comm_share_ratio:avg > 0.3", 3900, 90)
+    assert rule.summary == "{job_id}: {value:percent} > 30%"
+    assert (rule.on, list(rule.also), rule.prometheus_only) == (("job_id",), ["exposed"], False)
+    assert [(each.name, each.value) for each in found.thresholds] == [("much", 0.3)]
+    assert read(LIST, {"much": 0.4}).alerts[0].expr.endswith("> 0.4")
+
+
+@pytest.mark.parametrize(("old", "new", "says"), MISTAKES)
+def test_mistakes(old: str, new: str, says: str) -> None:
+    """Each mistake is refused, in one line that names the entry and the key."""
+    assert old in LIST
+    with pytest.raises(CatalogueError) as refused:
+        checked(LIST.replace(old, new, 1))
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_twins() -> None:
+    """An alert may be there twice only with different severities."""
+    entry = LIST[LIST.index("  - alert") :]
+    with pytest.raises(CatalogueError, match=r"alerts: TooMuch \(warning\) is there twice"):
+        read(LIST + entry)
+    assert len(read(LIST + entry.replace("warning", "critical")).alerts) == 2
+
+
+@pytest.mark.parametrize("given", [{"much": 2.0}, {"much": float("nan")}, {"other": 0.5}])
+def test_thresholds_that_are_set(given: dict[str, float]) -> None:
+    """A threshold out of its range, or one that there is not, is refused by name."""
+    with pytest.raises(CatalogueError, match=f"thresholds: .*{next(iter(given))}"):
+        read(LIST, given)
+
+
+@examples(300)
+@given(st.data())
+def test_any_change_is_read_or_refused(data: st.DataObject) -> None:
+    """Whatever somebody types into the list, it is read or refused, never more than that."""
+    at = data.draw(st.integers(0, len(LIST)))
+    new = data.draw(st.text("{}[]():$,'\"-\n abe190~!*&%|>\x00é", max_size=6))
+    assert "\n" not in refusal(LIST[:at] + new + LIST[at + data.draw(st.integers(0, 8)) :])
+
+
+@pytest.mark.parametrize("text", ["", "7", "[]", "alerts: 7", "alerts: [7]", "thresholds: 7", "records: [{}]", "- a"])
+def test_other_yaml(text: str) -> None:
+    """YAML that is no list of alerts is refused."""
+    with pytest.raises(CatalogueError):
+        read(text)
+
+
+@given(st.integers(0, 10**6))
+def test_durations(whole: int) -> None:
+    """Seconds, written as people do, are the same seconds."""
+    assert catalogue.seconds(catalogue.duration(whole)) == whole
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "1.5h", "-5m", "5m1h", "5 m", "1d"])
+def test_no_durations(text: str) -> None:
+    """What is no duration is none."""
+    assert catalogue.seconds(text) is None
+
+
+def test_kubernetes_has_the_same() -> None:
+    """The PrometheusRule has the groups of the rule file, and what it was told beside."""
+    found = read(shipped("rules.yaml"))
+    for url in ("https://example.org/runbook", "file:///x"):
+        rules = yaml.safe_load(prometheus(found, url))
+        resource = yaml.safe_load(kubernetes(found, url, "mine", "monitoring", {"release": "prometheus"}))
+        assert resource["spec"] == rules
+        assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+        assert resource["metadata"] == {"name": "mine", "namespace": "monitoring", "labels": {"release": "prometheus"}}
+    assert yaml.safe_load(kubernetes(found))["metadata"] == {"name": "commwatch"}
+
+
+def test_export_has_everything() -> None:
+    """Every record and alert is exported, in order, and every alert has its severity, its texts and its place in the runbook."""
+    found = read(shipped("rules.yaml"))
+    (group,) = yaml.safe_load(prometheus(found, "https://example.org/r"))["groups"]
+    rules = group["rules"]
+    assert [rule["record"] for rule in rules if "record" in rule] == [record.name for record in found.records]
+    alerts = [rule for rule in rules if "alert" in rule]
+    assert [(rule["alert"], rule["labels"]) for rule in alerts] == [
+        (rule.name, {"severity": rule.severity}) for rule in found.alerts
+    ]
+    for made, rule in zip(alerts, found.alerts, strict=True):
+        assert made["annotations"]["runbook_url"] == f"https://example.org/r#{rule.name.lower()}"
+        assert set(made["annotations"]) == {"summary", "description", "runbook_url"}
+        assert catalogue.seconds(made.get("for", "0s")) == rule.for_s
+        assert catalogue.seconds(made.get("keep_firing_for", "0s")) == rule.keep_firing_for_s
+        assert not re.search(r"\$[a-z_]+ *[<>]", made["expr"])

@@ -1,0 +1,289 @@
+"""What one receiver is told, and how often: dedup, groups, repeats, room. Times are parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from commwatch.alerts.model import CRITICAL, FIRING, PENDING, RESOLVED, WARNING, Alert
+from commwatch.alerts.outbox import MOST_ALERTS, Batch, Outbox, Policy
+from tests.receivers import alert
+
+HOURS_4 = 4 * 3600.0
+OFTEN = Policy(60.0, 900.0, grouped=False)
+
+
+def ended(one: Alert) -> Alert:
+    """The same once it is over."""
+    return replace(one, state=RESOLVED, resolved_at=one.active_at + 600)
+
+
+def told(box: Outbox, now_s: float) -> list[Batch]:
+    """All that is to be told now, and is."""
+    batches = []
+    while (batch := box.next(now_s)) is not None:
+        box.sent(batch, now_s)
+        batches.append(batch)
+    return batches
+
+
+def states(batches: Iterable[Batch]) -> list[list[tuple[str, str]]]:
+    """Rank and state of what is in each."""
+    return [[(each.labels.get("rank", ""), each.state) for each in batch.alerts] for batch in batches]
+
+
+def rounds(
+    box: Outbox, alerts: list[Alert], from_s: float, until_s: float
+) -> list[tuple[float, list[tuple[str, str]]]]:
+    """Look at what fires every 15 s; when something was told, and what."""
+    found, now = [], from_s
+    while now <= until_s:
+        box.take(alerts, now)
+        found += [(now, state) for state in states(told(box, now))]
+        now += 15
+    return found
+
+
+def test_once_and_again_after_four_hours() -> None:
+    """What fires is told once, however often it is looked at, and again after the time for it; its end is told once."""
+    box, one = Outbox(Policy(HOURS_4)), alert(rank="1")
+    assert rounds(box, [one], 0, HOURS_4 + 600) == [(0, [("1", FIRING)]), (HOURS_4, [("1", FIRING)])]
+    assert rounds(box, [ended(one)], 20_000, 20_060) == [(20_000, [("1", RESOLVED)])]
+    assert box.next(1e6) is None
+    assert (box.sent_count, box.failed_count, box.dropped_count, box.waiting) == (3, 0, 0, 0)
+
+
+def test_alertmanager_is_told_each_minute() -> None:
+    """What fires is told each minute, and its end each minute for a quarter of an hour, as Prometheus does."""
+    box, one = Outbox(OFTEN), alert()
+    assert [at for at, _ in rounds(box, [one], 0, 200)] == [0, 60, 120, 180]
+    box.take([ended(one)], 300)
+    ends, now = [], 300.0
+    while now < 2000:
+        ends += [(now, batch.alerts[0].state) for batch in told(box, now)]
+        now += 15
+    assert ends == [(300 + 60 * n, RESOLVED) for n in range(15)]
+    assert box.due_in_s(2000) is None
+
+
+def test_what_nobody_mentions_is_not_repeated() -> None:
+    """An evaluator that is no more has nothing told on: Alertmanager lets it end by itself."""
+    box = Outbox(OFTEN)
+    box.take([alert()], 0)
+    assert len(told(box, 0)) == 1
+    assert [len(told(box, now)) for now in (60.0, 120.0, 180.0, 3000.0)] == [1, 0, 0, 0]
+    box.take([alert()], 3001)
+    assert len(told(box, 3001)) == 1
+
+
+def test_again_after_the_end() -> None:
+    """The same condition later on is told again, and the end of the first is not told over it."""
+    box, first = Outbox(OFTEN), alert(at=1000)
+    second = alert(at=5000)
+    box.take([first], 0)
+    told(box, 0)
+    box.take([ended(first)], 15)
+    told(box, 15)
+    box.take([second], 30)
+    (batch,) = told(box, 30)
+    assert batch.alerts == (second,)
+    assert [batch.alerts[0].state for batch in told(box, 90)] == [FIRING]
+
+
+def test_new_occurrence_without_an_end() -> None:
+    """A condition that began anew is news, though nobody has said that it had ended."""
+    box = Outbox(Policy(HOURS_4))
+    box.take([alert(at=1000)], 0)
+    told(box, 0)
+    box.take([alert(at=5000)], 15)
+    assert states(told(box, 15)) == [[("", FIRING)]]
+
+
+def test_end_for_a_receiver_that_was_away_for_long() -> None:
+    """The end of what was told waits for the receiver, however long it is away."""
+    box = Outbox(Policy(HOURS_4))
+    box.take([alert()], 0)
+    told(box, 0)
+    box.take([ended(alert())], 15)
+    for now in (15.0, 4000.0, 90_000.0):
+        batch = box.next(now)
+        assert batch is not None
+        box.failed(batch, now, again=True)
+    assert states(told(box, 200_000)) == [[("", RESOLVED)]]
+
+
+def test_old_end_after_a_new_beginning() -> None:
+    """The end of an earlier occurrence, mentioned again, does not end the one that fires now."""
+    box, first, second = Outbox(Policy(HOURS_4)), alert(at=1000), alert(at=5000)
+    box.take([second], 0)
+    told(box, 0)
+    box.take([second, ended(first)], 15)
+    assert told(box, 15) == []
+    box.take([ended(second)], 30)
+    assert states(told(box, 30)) == [[("", RESOLVED)]]
+
+
+def test_beginning_while_an_end_is_on_its_way() -> None:
+    """What fires again while its end is being told is told again."""
+    box, one = Outbox(Policy(HOURS_4)), alert()
+    box.take([one], 0)
+    told(box, 0)
+    box.take([ended(one)], 15)
+    batch = box.next(15)
+    assert batch is not None
+    box.take([one], 20)
+    box.sent(batch, 25)
+    assert states(told(box, 25)) == [[("", FIRING)]]
+
+
+def test_everyone_gets_a_turn() -> None:
+    """Where more fires than can be told in a minute, what was told the longest ago comes first."""
+    box, many = Outbox(OFTEN), [alert(rank=str(n)) for n in range(300)]
+    seen = []
+    for now in range(0, 300, 30):  # a message takes half a minute
+        box.take(many, now)
+        batch = box.next(now)
+        assert batch is not None
+        box.sent(batch, now)
+        seen.append(batch.alerts[0].labels["rank"])
+    assert seen[:6] == ["0", "100", "200"] * 2
+
+
+def test_grouped_by_alert_and_job() -> None:
+    """What changes in one round is one message per alert name and job; the news first, then what else fires there."""
+    box = Outbox(Policy(HOURS_4))
+    a, b, c = alert(rank="1"), alert(rank="2"), alert(rank="1", job_id="other")
+    other = alert("CollectiveHang", rank="1")
+    box.take([a, b, c, other], 0)
+    batches = told(box, 0)
+    assert [batch.group for batch in batches] == [
+        (("alertname", "CommShareHigh"), ("job_id", "train")),
+        (("alertname", "CommShareHigh"), ("job_id", "other")),
+        (("alertname", "CollectiveHang"), ("job_id", "train")),
+    ]
+    assert states(batches)[0] == [("1", FIRING), ("2", FIRING)]
+    box.take([ended(a), b, c, other], 15)
+    assert states(told(box, 15)) == [[("1", RESOLVED), ("2", FIRING)]]
+    box.take([b, c, other, alert(rank="3")], 30)
+    assert states(told(box, 30)) == [[("3", FIRING), ("2", FIRING)]]
+
+
+def test_a_thousand_at_once() -> None:
+    """A group of a thousand is one message with a hundred and the number of the rest; nothing of it is told twice."""
+    box, many = Outbox(Policy(HOURS_4)), [alert(rank=str(n)) for n in range(1000)]
+    box.take(many, 0)
+    (batch,) = told(box, 0)
+    assert (len(batch.alerts), len(batch.truncated)) == (MOST_ALERTS, 900)
+    box.take(many, 15)
+    assert told(box, 15) == []
+    each = Outbox(OFTEN)
+    each.take(many, 0)
+    batches = told(each, 0)
+    assert [(len(batch.alerts), len(batch.truncated)) for batch in batches] == [(MOST_ALERTS, 0)] * 10
+    assert {one.id for batch in batches for one in batch.alerts} == {one.id for one in many}
+
+
+def test_severity() -> None:
+    """What is quieter than a receiver wants is not for it; pending alerts are for nobody."""
+    box = Outbox(Policy(HOURS_4, severity=CRITICAL))
+    box.take(
+        [alert(severity=WARNING), alert(rank="7", severity=CRITICAL), replace(alert(severity=CRITICAL), state=PENDING)],
+        0,
+    )
+    assert states(told(box, 0)) == [[("7", FIRING)]]
+
+
+def test_no_ends_where_none_are_wanted() -> None:
+    """A receiver without ``send_resolved`` hears of no end, and of the next beginning."""
+    box = Outbox(Policy(HOURS_4, send_resolved=False))
+    assert [len(told_) for told_ in (rounds(box, [alert()], 0, 15), rounds(box, [ended(alert())], 30, 45))] == [1, 0]
+    assert len(rounds(box, [alert(at=9000)], 60, 90)) == 1
+
+
+# -- receivers that are away --------------------------------------------------------------------
+
+
+def test_end_of_what_was_never_told() -> None:
+    """What has come and gone before its turn came is not told; what may have been told has its end told."""
+    box = Outbox(Policy(HOURS_4))
+    box.take([alert()], 0)
+    box.take([ended(alert())], 15)
+    assert told(box, 15) == []
+    box.take([alert()], 20)
+    batch = box.next(20)
+    assert batch is not None
+    box.take([ended(alert())], 25)  # while it is on its way
+    box.failed(batch, 30, again=True)
+    assert states(told(box, 31)) == [[("", RESOLVED)]]
+
+
+def test_end_while_the_beginning_is_on_its_way() -> None:
+    """An end that comes while the beginning is being sent is told after it."""
+    box = Outbox(Policy(HOURS_4))
+    box.take([alert()], 0)
+    batch = box.next(0)
+    assert batch is not None
+    box.take([ended(alert())], 5)
+    box.sent(batch, 10)
+    assert states(told(box, 10)) == [[("", RESOLVED)]]
+
+
+def test_end_of_what_fired_before_the_agent_began() -> None:
+    """The end of an alert this outbox has never heard of is told: the agent may have been restarted meanwhile."""
+    box = Outbox(Policy(HOURS_4))
+    assert rounds(box, [ended(alert())], 0, 0) == [(0, [("", RESOLVED)])]
+    assert box.waiting == 0
+
+
+def test_refused_for_good() -> None:
+    """What a receiver refuses is not said again before its time."""
+    box = Outbox(Policy(HOURS_4))
+    box.take([alert()], 0)
+    batch = box.next(0)
+    assert batch is not None
+    box.failed(batch, 0, again=False)
+    assert (box.next(60), box.failed_count, box.waiting) == (None, 1, 0)
+    assert [at for at, _ in rounds(box, [alert()], HOURS_4 - 60, HOURS_4 + 60)] == [HOURS_4]
+
+
+def test_one_message_that_fails_holds_up_no_other() -> None:
+    """A group whose message fails comes after the others, not before them."""
+    box = Outbox(Policy(HOURS_4))
+    box.take([alert("Bad"), alert("Good"), alert("Fine")], 0)
+    first = box.next(0)
+    assert first is not None
+    box.failed(first, 0, again=True)
+    assert [batch.alerts[0].name for batch in told(box, 1)] == ["Good", "Fine", "Bad"]
+
+
+def test_room() -> None:
+    """What does not fit is dropped, the oldest first, and counted; ends of what was told are never dropped; what still fires comes again."""
+    box = Outbox(Policy(HOURS_4, most_waiting=10))
+    known = [alert("Known", rank=str(n)) for n in range(50)]
+    for at in range(0, 50, 10):
+        box.take(known[at : at + 10], 0)
+        told(box, 0)
+    flood = [alert(at=1000 + n, rank=str(n)) for n in range(30)]
+    box.take([*(ended(one) for one in known), *flood], 15)
+    assert (box.dropped_count, box.waiting) == (20, 60)
+    found = {(one.name, one.labels["rank"], one.state) for batch in told(box, 15) for one in batch.alerts}
+    assert {("Known", str(n), RESOLVED) for n in range(50)} <= found
+    assert {rank for name, rank, _ in found if name != "Known"} == {str(n) for n in range(20, 30)}
+    for now in (30.0, 45.0):
+        box.take(flood, now)
+        found |= {(one.name, one.labels["rank"], one.state) for batch in told(box, now) for one in batch.alerts}
+    assert {rank for name, rank, _ in found if name != "Known"} == {str(n) for n in range(30)}
+    assert (box.dropped_count, box.waiting) == (30, 0)
+
+
+@pytest.mark.parametrize("policy", [Policy(HOURS_4), OFTEN])
+def test_nothing_is_kept_for_ever(policy: Policy) -> None:
+    """An alert that nobody mentions any more is forgotten, though its end was never told."""
+    box = Outbox(policy)
+    box.take([alert()], 0)
+    told(box, 0)
+    assert box.next(7200) is None
+    box.take([alert()], 7201)
+    assert len(told(box, 7201)) == 1  # it is news again

@@ -1,0 +1,152 @@
+"""``[[receivers]]``: what each kind takes, what is said about a wrong table, and that no value which may be secret is repeated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.alerts.outbox import Policy
+from commwatch.alerts.receivers.command import Command
+from commwatch.alerts.receivers.hooks import Alertmanager, Login, Slack, Webhook
+from commwatch.alerts.receivers.mail import Mail
+from commwatch.alerts.receivers.sending import Secret
+from commwatch.alerts.receivers.settings import KEYS, BadReceiver, checked, receivers
+from commwatch.config import load
+
+AGENT = "http://agent:9477"
+FILE = """
+[[receivers]]
+kind = "alertmanager"
+urls = ["http://am-0:9093", "https://am-1:9093/prefix"]
+username = "commwatch"
+password_file = "/run/secrets/am"
+
+[[receivers]]
+kind = "webhook"
+name = "chat"
+url = "http://chat:8080/hook?room=1"
+token_env = "CHAT_TOKEN"
+send_resolved = false
+repeat = "30m"
+
+[[receivers]]
+kind = "slack"
+severity = "critical"
+url_file = "/run/secrets/slack"
+
+[[receivers]]
+kind = "email"
+smtp = "mail.example.com"
+from = "commwatch <watch@example.com>"
+to = "a@example.com"
+tls = "ssl"
+
+[[receivers]]
+kind = "command"
+command = ["/usr/local/bin/page", "--loud"]
+"""
+
+
+def test_all_kinds(tmp_path: Path) -> None:
+    """Each kind is made of what its table says; each address of Alertmanager is a receiver of its own."""
+    (tmp_path / "some.toml").write_text(FILE)
+    made = receivers(load({"HOME": "/home/someone"}, tmp_path / "some.toml").receivers, AGENT)
+    usual, hours_4 = "warning", 4 * 3600.0
+    often = Policy(60.0, 900.0, grouped=False, severity=usual)
+    login = Login(username="commwatch", password=Secret("password_file", file=Path("/run/secrets/am")))
+    policy = Policy(hours_4, severity=usual)
+    quiet = Policy(1800.0, send_resolved=False, severity=usual)
+    url = Secret("url_file", file=Path("/run/secrets/slack"))
+    assert made == [
+        Alertmanager("alertmanager/1", often, "http://am-0:9093", AGENT, login),
+        Alertmanager("alertmanager/2", often, "https://am-1:9093/prefix", AGENT, login),
+        Webhook(
+            "chat", quiet, "http://chat:8080/hook?room=1", AGENT, Login(Secret("token_env", variable="CHAT_TOKEN"))
+        ),
+        Slack("slack", Policy(hours_4, severity="critical"), url, AGENT),
+        Mail(
+            "email", policy, "mail.example.com", 465, "commwatch <watch@example.com>", ("a@example.com",), AGENT, "ssl"
+        ),
+        Command("command", policy, ("/usr/local/bin/page", "--loud"), AGENT, frozenset({"CHAT_TOKEN"})),
+    ]
+    assert load({"HOME": "/home/someone"}).receivers == ()
+
+
+HUSH = "hush-5e7a1c9b"
+SLACK = {"kind": "slack", "url_env": "URL"}
+HOOK = {"kind": "webhook", "url": "http://hook"}
+MAIL = {"kind": "email", "smtp": "mail", "from": "a@example.com", "to": ["b@example.com"]}
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({}, "kind: needs one of alertmanager, webhook, slack, email, command"),
+        ({"kind": HUSH}, "kind: needs one of"),
+        ({**HOOK, "passwort": HUSH}, "unknown key 'passwort'; webhook has kind, name, severity"),
+        ({**HOOK, "token": HUSH}, 'token: a secret does not stand here; write it to a file and say token_file = "PATH"'),
+        ({**HOOK, "password": HUSH}, 'or put it in the environment and say password_env = "NAME"'),
+        ({"kind": "slack", "url": f"https://hooks/{HUSH}"}, 'url: a secret does not stand here; write it to a file and say url_file = "PATH"'),
+        ({"kind": "slack", "url_env": f"https://hooks/{HUSH}"}, "url_env: needs the name of a variable of the environment, not the url itself"),
+        ({**HOOK, "url_file": ["x", HUSH]}, "url: stands here and in a file"),
+        ({"kind": "webhook", "url_file": ["x", HUSH]}, "url_file: needs a text"),
+        ({"kind": "webhook", "url": f"https://me:{HUSH}@hook/"}, "url 1: not an address to post to (a user and password do not stand in it"),
+        ({"kind": "webhook", "url": f"ftp://hook/{HUSH}"}, "url 1: not an address to post to (http:// or https://, a host)"),
+        ({"kind": "alertmanager", "urls": ["http://am", f"http://am:{HUSH}"]}, "url 2: not an address"),
+        ({"kind": "alertmanager", "urls": f"http://{HUSH}"}, "urls: needs a list"),
+        ({"kind": "alertmanager"}, "needs urls"),
+        ({"kind": "alertmanager", "url": "http://am", "repeat": "4h"}, "unknown key 'repeat'"),
+        ({"kind": "webhook"}, "needs url"),
+        ({"kind": "slack"}, "needs url_file or url_env"),
+        ({"kind": "command"}, "needs command"),
+        ({"kind": "command", "command": f"page {HUSH}"}, "command: needs a list"),
+        ({"kind": "command", "command": []}, "command: is empty"),
+        ({**SLACK, "url_file": "/f"}, "url_file and url_env: one of them"),
+        ({**HOOK, "username": HUSH}, "username: needs password_file or password_env"),
+        ({**HOOK, "password_env": "P"}, "username: needs password_file or password_env"),
+        ({**HOOK, "username": "a", "password_env": "P", "token_env": "T"}, "token and username: one of them"),
+        ({**HOOK, "username": "a:b", "password_env": "P"}, "a colon"),
+        ({**HOOK, "severity": "loud"}, "severity: needs one of info, warning, critical"),
+        ({**HOOK, "send_resolved": "yes"}, "send_resolved: needs true or false"),
+        ({**HOOK, "repeat": 4}, "repeat: needs a time of at least a minute, such as 4h"),
+        ({**HOOK, "repeat": "5s"}, "repeat: needs a time of at least a minute"),
+        ({**HOOK, "name": "two words"}, "name: needs letters"),
+        ({**MAIL, "smtp": "mail:port"}, "smtp: needs a host"),
+        ({**MAIL, "smtp": "mail:99999"}, "smtp: needs a host"),
+        ({**MAIL, "tls": "maybe"}, "tls: needs one of starttls, ssl, none"),
+        ({**MAIL, "from": "nobody"}, "from: needs an address such as"),
+        ({**MAIL, "from": "a@b\r\nBcc: c@d"}, "from: needs an address such as"),
+        ({**MAIL, "to": []}, "to: needs an address, or a list"),
+        ({**MAIL, "to": ["a@b, c@d"]}, "to: needs an address such as"),
+    ],
+)  # fmt: skip
+def test_wrong_table(table: dict[str, Any], says: str) -> None:
+    """A wrong table is refused in one line that names the key and what would be right, and repeats no value."""
+    with pytest.raises(BadReceiver) as caught:
+        checked([HOOK, table])
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("receiver 2")
+    assert "\n" not in str(caught.value)
+    assert HUSH not in str(caught.value)
+
+
+def test_names_are_different() -> None:
+    """Two receivers of one name could not be told apart."""
+    with pytest.raises(BadReceiver, match=r"receiver 2 \(webhook\): a name of another"):
+        checked([HOOK, {**HOOK, "url": "http://other"}])
+    assert [each.name for each in checked([HOOK, {**HOOK, "name": "other"}])] == ["webhook", "other"]
+
+
+def test_every_key_is_documented() -> None:
+    """docs/receivers.md has a row for each key of each kind, with the kinds that take it, and no other."""
+    text = (Path(__file__).parents[2] / "docs" / "receivers.md").read_text(encoding="utf-8")
+    documented = {
+        key: set(kinds.replace("`", "").split(", ")) if kinds.strip() != "all" else set(KEYS)
+        for keys, kinds in re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", text, re.MULTILINE)
+        for key in re.findall(r"`(\w+)`", keys)
+    }
+    known = {key for keys in KEYS.values() for key in keys}
+    assert documented == {key: {kind for kind, keys in KEYS.items() if key in keys} for key in known}
