@@ -75,13 +75,17 @@ class Devices:
         Args:
             own_times: the operation will have a Work, which tells how long it took.
         """
-        if self._mode == OFF or torch.get_device_module(device).is_current_stream_capturing():
+        try:
+            if self._mode == OFF or torch.get_device_module(device).is_current_stream_capturing():
+                return None
+            if self._mode == EVENTS and pg not in self._asked:
+                self._asked.add(pg)
+                with suppress(RuntimeError):  # a backend without
+                    pg._enable_collectives_timing()
+            return Watch(device, None if self._mode == EVENTS and own_times else self._record(device))
+        except RuntimeError as error:
+            self._leave_alone(error)
             return None
-        if self._mode == EVENTS and pg not in self._asked:
-            self._asked.add(pg)
-            with suppress(RuntimeError):  # a backend without
-                pg._enable_collectives_timing()
-        return Watch(device, None if self._mode == EVENTS and own_times else self._record(device))
 
     def follow(self, watch: Watch, flight: Flight, work: Any, pg: Any) -> None:
         """After the call."""
@@ -116,7 +120,12 @@ class Devices:
     def _look_after(self, watch: Watch, work: Any) -> None:
         watch.work = work
         if work is None:
-            watch.over = self._record(watch.device)
+            try:
+                watch.over = self._record(watch.device)
+            except RuntimeError as error:
+                self._leave_alone(error)
+                self._untimed(watch)
+                return
         self._pending.append(watch)
         if len(self._pending) == 1:
             self._wake()
@@ -144,8 +153,7 @@ class Devices:
                     self._on = watch.device
                 over = self._looked(watch)
             except RuntimeError as error:
-                self._mode = OFF
-                self._complain(f"operations on GPUs are no longer timed: {error}")
+                self._leave_alone(error)
                 self._untimed(watch)
                 continue
             if over:
@@ -191,6 +199,10 @@ class Devices:
         except RuntimeError:  # timing is not on for it
             return None
         return int(took_ms * 1e6) if math.isfinite(took_ms) and took_ms >= 0 else None
+
+    def _leave_alone(self, why: RuntimeError) -> None:
+        self._mode = OFF
+        self._complain(f"operations on GPUs are no longer timed: {why}")
 
     def _untimed(self, watch: Watch) -> None:
         watch.work = None

@@ -111,6 +111,11 @@ inline std::atomic<DeviceTiming>& device_timing() {
   return timing;
 }
 
+// A device does not answer as it should: leave all alone from now on.
+inline void leave_devices_alone(const char* why) {
+  if (device_timing().exchange(DeviceTiming::kOff) != DeviceTiming::kOff) Session::say("operations on GPUs are no longer timed", "asking", why);
+}
+
 // What is noted of one operation at its launch.
 struct OnDevice {
   c10::Device device;
@@ -123,12 +128,17 @@ struct OnDevice {
 inline OnDevice launch_on(const c10::Device& device, bool own_times) {
   OnDevice noted{device, device_timing().load(), nullptr};
   if (noted.timing == DeviceTiming::kOff) return noted;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  const c10::Stream stream = guard.getStream(device);
-  if (Runtime::get().capturing(stream)) {
+  try {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    const c10::Stream stream = guard.getStream(device);
+    if (Runtime::get().capturing(stream)) {
+      noted.timing = DeviceTiming::kOff;
+    } else if (noted.timing == DeviceTiming::kPoll || !own_times) {
+      noted.ready = Events::record(stream, noted.timing == DeviceTiming::kEvents);
+    }
+  } catch (const std::exception& error) {
+    leave_devices_alone(error.what());
     noted.timing = DeviceTiming::kOff;
-  } else if (noted.timing == DeviceTiming::kPoll || !own_times) {
-    noted.ready = Events::record(stream, noted.timing == DeviceTiming::kEvents);
   }
   return noted;
 }
@@ -155,9 +165,9 @@ class DeviceWatch {
     try {
       return device_timing().load() == DeviceTiming::kOff || !prepared() || looked();
     } catch (const std::exception& error) {
-      give_up(error.what());
+      leave_devices_alone(error.what());
     } catch (...) {
-      give_up("unknown exception");
+      leave_devices_alone("unknown exception");
     }
     return true;
   }
@@ -213,11 +223,6 @@ class DeviceWatch {
   static std::atomic<bool>& works_tell() {
     static std::atomic<bool> tell{true};
     return tell;
-  }
-
-  // The device does not answer as it should: leave it alone from now on.
-  static void give_up(const char* why) {
-    if (device_timing().exchange(DeviceTiming::kOff) != DeviceTiming::kOff) Session::say("operations on GPUs are no longer timed", "looking after them", why);
   }
 
   OnDevice noted_;

@@ -260,8 +260,12 @@ std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
 }
 
 void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, std::vector<std::shared_ptr<Flight>> flights) {
-  auto watch = std::make_shared<DeviceWatch>(std::move(noted), std::move(work), std::move(flights));
-  session.poller().add([watch = std::move(watch)] { return watch->look(); });
+  try {
+    auto watch = std::make_shared<DeviceWatch>(std::move(noted), std::move(work), std::move(flights));
+    session.poller().add([watch = std::move(watch)] { return watch->look(); });
+  } catch (const std::exception& error) {
+    leave_devices_alone(error.what());
+  }
 }
 
 void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup* group, c10::intrusive_ptr<c10d::Work> work,
@@ -438,11 +442,7 @@ void batch_ends(const std::optional<c10::intrusive_ptr<c10d::Work>>& work, const
   const Entered entered;
   std::optional<Batch> batch = take_batch(group.get());
   if (entered.get() == nullptr || !batch || !batch->last) return;
-  try {
-    look_after(*entered.get(), std::move(*batch->last), work.value_or(nullptr), std::move(batch->flights));
-  } catch (const std::exception& error) {
-    entered.get()->fault("the end of a batch", error.what());
-  }
+  look_after(*entered.get(), std::move(*batch->last), work.value_or(nullptr), std::move(batch->flights));
 }
 
 // Leaked: threads of a backend may still be in it when the process ends.

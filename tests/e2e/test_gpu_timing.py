@@ -92,9 +92,10 @@ def test_batches(hook: str, gpu: Path, tmp_path: Path) -> None:
     assert OP_NS <= min(took(blocking), took(last)) <= max(took(blocking), took(last)) < 2 * OP_NS
 
 
-def test_device_that_stops_answering(hook: str, gpu: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scene", ["broken", "broken_at_once"])
+def test_device_that_stops_answering(hook: str, scene: str, gpu: Path, tmp_path: Path) -> None:
     """A device that does not answer is left alone from then on: said once, counted without durations, the CPU's go on."""
-    done = alone(tmp_path, "gpu_timing.py", gpu, "broken", COMMWATCH="0")
+    done = alone(tmp_path, "gpu_timing.py", gpu, scene, COMMWATCH="0")
     assert done.returncode == 0, done.stderr[-4000:]
     complaints = [line for line in done.stderr.splitlines() if line.startswith("commwatch: ")]
     assert len(complaints) == 1

@@ -72,6 +72,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override { return reinterpret_cast<void*>(stream.id() + 1); }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag flag) const override {
+    TORCH_CHECK(!broken, "the fake GPU fell off the bus");
     if (*event == nullptr) *event = new FakeEvent(flag == c10::EventFlag::BACKEND_DEFAULT);
     auto* recorded = static_cast<FakeEvent*>(*event);
     recorded->at = enqueue(stream.id(), 0);

@@ -115,6 +115,17 @@ class Scene:
         self.recorded(4)
         del work, works
 
+    def broken_at_once(self) -> None:
+        """The device takes no event from the first operation on."""
+        self.gpu.gpu_break()
+        self.reduce(False)
+        self.group._start_coalescing(self.device)
+        self.reduce_now()
+        self.group._end_coalescing(self.device)
+        self.reduce(False)
+        dist.all_reduce(torch.ones(8), group=self.group)
+        self.recorded(4)
+
 
 def main() -> None:
     torch.set_num_threads(1)
