@@ -9,16 +9,13 @@ import promql_parser as promql
 
 from commwatch.alerts.catalogue import Catalogue, CatalogueError
 from commwatch.alerts.model import Record, Rule
+from commwatch.alerts.promql import Expression, UnsupportedExpression
 from commwatch.alerts.text import VALUE, fields
 
 #: Labels that a scrape adds: ``instance`` tells nodes apart. Where an agent judges alone they are not there.
 OF_A_SCRAPE = frozenset({"instance", "job"})
 #: What Prometheus itself knows of a target.
 _OF_PROMETHEUS = {"up": OF_A_SCRAPE}
-_RANGED = {"rate", "increase", "delta", "changes", "resets"}
-_RANGED |= {f"{name}_over_time" for name in ("avg", "max", "min", "sum", "count", "last")}
-_FUNCTIONS = _RANGED | {"absent", "clamp_min", "clamp_max", "abs", "round", "time", "scalar", "vector"}
-_AGGREGATIONS = {"sum", "min", "max", "avg", "count", "group", "quantile", "topk", "bottomk", "count_values"}
 #: Agents keep samples in memory.
 _LONGEST_S = 600
 Labels = frozenset[str]
@@ -90,33 +87,13 @@ def _evaluates(entry: Record | Rule, expr: str, where: str) -> None:
     """An agent evaluates only a part of PromQL itself."""
     if entry.prometheus_only:
         return
-    problem: list[str] = []
-
-    def visit(node: Any) -> bool:
-        said = _beyond(node)
-        if said:
-            problem.append(said)
-        return not said
-
-    promql.walk(parsed(expr, where), visit)
-    if problem:
-        raise CatalogueError(f"{where}: an agent does not evaluate {problem[0]}; say prometheus_only: true")
-
-
-def _beyond(node: Any) -> str | None:
-    """What of a node is more than an agent evaluates."""
-    selector = node.vector_selector if isinstance(node, promql.MatrixSelector) else node
-    if isinstance(node, promql.SubqueryExpr):
-        return "subqueries"
-    if isinstance(node, promql.Call) and node.func.name not in _FUNCTIONS:
-        return f"the function {node.func.name}"
-    if isinstance(node, promql.AggregateExpr) and str(node.op) not in _AGGREGATIONS:
-        return f"the aggregation {node.op}"
-    if isinstance(selector, promql.VectorSelector) and (selector.offset is not None or selector.at is not None):
-        return "offset and @"
-    if isinstance(node, promql.MatrixSelector) and node.range.total_seconds() > _LONGEST_S:
-        return f"ranges over {_LONGEST_S // 60} minutes"
-    return None
+    try:
+        needs = Expression(expr).needs
+    except UnsupportedExpression as error:
+        raise CatalogueError(f"{where}: an agent does not evaluate this: {error}; say prometheus_only: true") from None
+    if max((need.range_s for need in needs), default=0) > _LONGEST_S:
+        longest = f"ranges over {_LONGEST_S // 60} minutes"
+        raise CatalogueError(f"{where}: an agent does not evaluate {longest}; say prometheus_only: true")
 
 
 class _Shape:

@@ -77,20 +77,20 @@ MISTAKES = [
     (
         "> $much",
         "offset 5m > $much",
-        "TooMuch: expr: an agent does not evaluate offset and @; say prometheus_only: true",
+        "TooMuch: expr: an agent does not evaluate this: offset is not supported: job:commwatch_comm_share_ratio:avg offset 5m; say",
     ),
     ("job:commwatch_comm_share_ratio:avg > $much", "max_over_time(up[5m:1m]) > $much", "there is no metric 'up'"),
     (
         "(commwatch_comm_share_ratio)",
         "(max_over_time(commwatch_comm_share_ratio[5m:1m]))",
-        "does not evaluate subqueries",
+        "max_over_time of a subquery is not supported",
     ),
     ("(commwatch_comm_share_ratio)", "(max_over_time(commwatch_comm_share_ratio[1h]))", "ranges over 10 minutes"),
-    ("(commwatch_comm_share_ratio)", "(ln(commwatch_comm_share_ratio))", "does not evaluate the function ln"),
+    ("(commwatch_comm_share_ratio)", "(ln(commwatch_comm_share_ratio))", "the function ln is not supported"),
     (
         "avg by (job_id) (commwatch_comm",
         "stddev by (job_id) (commwatch_comm",
-        "does not evaluate the aggregation stddev",
+        "the aggregation stddev is not supported",
     ),
     ("> $much", "> on (group) commwatch_build_info", "the left of > has no label 'group'"),
 ]
