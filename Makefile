@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dist clean sync
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync
 
 help:  ## say what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 # Dependencies are installed when pyproject.toml changes. The package itself is synced each time (2 s): a strict
 # editable install does not see new files by itself.
@@ -49,6 +49,12 @@ format: sync  ## put the code into shape
 
 bench:  ## measure the budgets, beside DeepSpeed's logger and torch.profiler
 	sh bench/run.sh
+
+dashboards: sync  ## make the JSON of the dashboards out of their builders
+	$(BIN)/python -m commwatch.dashboards.build dashboards
+
+dashboards-types: sync  ## hold the dashboards to Grafana's own types (needs npm)
+	$(BIN)/python -m pytest tests/dashboards/test_types.py
 
 dist: .stamps/venv  ## build wheel and sdist
 	$(BIN)/python -m build --quiet

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commwatch import __version__, alerts_cli
+from commwatch import __version__, alerts_cli, dashboards_cli
 from commwatch.collectors.profile_files import MOST_SECONDS, MOST_STEPS
 from commwatch.config import Config, ConfigError, load, settings_file
 from commwatch.debugging import LEVELS
@@ -162,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands, common)
     _add_profile(commands, common)
     alerts_cli.add_parser(commands, common)
+    dashboards_cli.add_parser(commands)
 
     native = commands.add_parser(
         "native",

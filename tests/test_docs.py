@@ -243,3 +243,15 @@ def test_every_event() -> None:
     del events[LINK_DOWNED]  # a metric of its own
     section = (DOCS / "host.md").read_text(encoding="utf-8").partition("### Events")[2].partition("## GPUs")[0]
     assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)) == events
+
+
+def test_every_panel() -> None:
+    """Every panel of the dashboards stands in docs/dashboards.md with its row, in order, and no other does."""
+    made = []
+    for name in ("cluster", "job", "node"):
+        for panel in json.loads((TREE / "dashboards" / f"{name}.json").read_text(encoding="utf-8"))["panels"]:
+            if panel["type"] == "row":
+                made.append([name.capitalize(), panel["title"], ""])
+            else:
+                made[-1][2] += ("; " if made[-1][2] else "") + panel["title"]
+    assert list(rows("dashboards.md")) == made

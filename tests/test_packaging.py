@@ -193,6 +193,17 @@ def test_alerts_know_nothing_of_the_agent() -> None:
         )
 
 
+def test_dashboards_know_nothing_of_the_agent() -> None:
+    """Imports flow one way: dashboards import nothing of ours but dashboards and alerts; only builders import Grafana's SDK."""
+    for file in (TREE / "dashboards").rglob("*.py"):
+        names = list(_imports(file))
+        ours = [name for name in names if _within(name, ("commwatch",))]
+        assert [name for name in ours if not _within(name, ("commwatch.dashboards", "commwatch.alerts"))] == [], (
+            file.name
+        )
+    assert not any(_within(name, ("grafana_foundation_sdk",)) for name in _imports(TREE / "dashboards" / "export.py"))
+
+
 def test_editable_install(copy: Path, tmp_path: Path) -> None:
     """A strict editable install of the copy imports, from the copy, and edits are seen."""
     flags = ("--no-deps", "--config-settings", "editable_mode=strict", "--editable")

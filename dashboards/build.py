@@ -1,0 +1,21 @@
+"""Write the dashboards' JSON: ``python -m commwatch.dashboards.build DIR``, as ``make dashboards`` does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from commwatch.dashboards import cluster, job, node
+from commwatch.dashboards.common import text
+
+BUILDERS = {"cluster": cluster.build, "job": job.build, "node": node.build}
+
+
+def main(directory: Path) -> None:
+    """Write one file for each dashboard."""
+    for name, build in BUILDERS.items():
+        (directory / f"{name}.json").write_text(text(build()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

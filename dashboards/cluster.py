@@ -1,0 +1,217 @@
+"""The dashboard *Cluster*: all jobs and nodes, and where to look first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from commwatch.dashboards.common import (
+    ALERT_NAMES,
+    CLUSTER,
+    COMM_SHARE,
+    THRESHOLD,
+    Panel,
+    Query,
+    cells,
+    dashboard,
+    lines,
+    number,
+)
+
+_EXPOSED = "max by (job_id, rank) (rate(commwatch_step_exposed_comm_seconds_total[$__rate_interval]))"
+_BUSY = (
+    f"max by (job_id, group, op) (rate(commwatch_collective_seconds_total[$__rate_interval])) > {THRESHOLD['op_share']}"
+)
+_AND_BUSY = f"and on (job_id, group, op) ({_BUSY})"
+_AGENTS = "max by (instance) (up) and on (instance) group by (instance) (last_over_time(commwatch_build_info[1h]))"
+
+
+def build() -> dict[str, Any]:
+    """The dashboard as Grafana's JSON."""
+    return dashboard(
+        CLUSTER,
+        "Communication of all training jobs whose agents this Prometheus scrapes.",
+        [],
+        [
+            ("Now", _now()),
+            ("Jobs", _jobs()),
+            ("Operations, nodes", [_worst(), _nodes()]),
+            ("Alerts", _alerts()),
+        ],
+        alerts=f'alertname=~"{ALERT_NAMES}"',
+    )
+
+
+def _now() -> list[Panel]:
+    return [
+        number(
+            "Jobs running",
+            "Jobs with at least one rank that lives.",
+            "short",
+            "count(count by (job_id) (commwatch_rank_info))",
+            nothing="none",
+        ),
+        number(
+            "Ranks alive",
+            "Ranks that live: GPUs at work, where each rank has one.",
+            "short",
+            "count(count by (job_id, rank) (commwatch_rank_info))",
+            nothing="none",
+        ),
+        number(
+            "Highest communication share",
+            "Communication share of the job with the highest, as the mean of its ranks. From 30 % on communication is the "
+            "bottleneck, unless it is hidden behind compute.",
+            "percentunit",
+            "max(avg by (job_id) (commwatch_comm_share_ratio))",
+            marks=COMM_SHARE,
+        ),
+        number(
+            "GPU-hours lost",
+            "Hours that ranks stood still for communication within the time range shown: exposed communication of all steps, "
+            "added up over ranks; GPU-hours, where each rank has a GPU. Jobs whose exposed time is not known (on CUDA) are not "
+            "in it.",
+            "h",
+            "sum(max by (job_id, rank) (increase(commwatch_step_exposed_comm_seconds_total[$__range]))) / 3600",
+        ),
+        number(
+            "Alerts firing",
+            "Alerts of the list that Prometheus fires now. Needs the rules of `commwatch alerts export`; without them "
+            "it is empty, whatever is wrong.",
+            "short",
+            f'count(ALERTS{{alertstate="firing", alertname=~"{ALERT_NAMES}"}})',
+            marks=(1,),
+            nothing="none",
+        ),
+        number(
+            "Agents down",
+            "Agents that Prometheus has reached within an hour and does not reach now.",
+            "short",
+            f"sum(1 - ({_AGENTS}))",
+            marks=(1,),
+        ),
+    ]
+
+
+def _jobs() -> list[Panel]:
+    return [
+        cells(
+            "Jobs",
+            "Jobs with ranks that live. Shares are means over ranks of the last minute's steps; an empty cell is not known. "
+            "A click on a job leads to its dashboard.",
+            {"job_id": "Job"},
+            Query("avg by (job_id) (commwatch_comm_share_ratio)", "Communication", "percentunit"),
+            Query("avg by (job_id) (commwatch_exposed_comm_share_ratio)", "Exposed", "percentunit"),
+            Query("count by (job_id) (count by (job_id, rank) (commwatch_rank_info))", "Ranks", "short"),
+            Query("count by (job_id) (count by (job_id, instance) (commwatch_rank_info))", "Agents", "short"),
+            Query(
+                "avg by (job_id) (rate(commwatch_steps_total[$__rate_interval]))", "Steps a second", "suffix: steps/s"
+            ),
+            Query("max by (job_id) (commwatch_verdict_seconds)", "Something wrong for", "s"),
+            sort="Communication",
+        ),
+        lines(
+            "Communication share",
+            "Communication time over step time, mean of a job's ranks, over the last minute's steps. Above the line at 30 % "
+            "communication is the bottleneck, above 50 % half of the machine is lost, unless it is hidden behind compute.",
+            "percentunit",
+            Query("avg by (job_id) (commwatch_comm_share_ratio)", "{{job_id}}"),
+            marks=COMM_SHARE,
+            most=1,
+        ),
+        lines(
+            "Exposed share",
+            "The part of the step time in which compute stood still for communication; so much faster the job could be. On CPU "
+            "an upper bound; absent where it is not known.",
+            "percentunit",
+            Query("avg by (job_id) (commwatch_exposed_comm_share_ratio)", "{{job_id}}"),
+            marks=(THRESHOLD["exposed_share"],),
+            most=1,
+        ),
+        lines(
+            "GPUs lost to exposed communication",
+            "How many ranks stood still for communication on average: exposed seconds a second, added up over the ranks of a "
+            "job. An area of 1 over an hour is a GPU-hour.",
+            "suffix: GPUs",
+            Query(f"sum by (job_id) ({_EXPOSED})", "{{job_id}}"),
+        ),
+        lines(
+            "What is wrong",
+            "For how long a hang, stall, desync or straggler has stood. Empty while nothing is wrong.",
+            "s",
+            Query("max by (job_id, kind) (commwatch_verdict_seconds)", "{{job_id}} {{kind}}"),
+        ),
+    ]
+
+
+def _worst() -> Panel:
+    bandwidth = (
+        "sum by (job_id, group, op) (rate(commwatch_collective_bus_bytes_total[$__rate_interval]))"
+        " / (sum by (job_id, group, op) (rate(commwatch_collective_seconds_total[$__rate_interval])) > 0)"
+    )
+    best = "min by (job_id, group, op) (commwatch_collective_efficiency_ratio"
+    return cells(
+        "Worst groups",
+        "Operations that take more than 5 % of a rank's time, the least efficient first. Efficiency is expected over measured "
+        "transfer time: against a link that was measured or rated, and against the job's own fastest. Bus bandwidth has waiting "
+        "for late ranks in it.",
+        {"job_id": "Job", "group": "Group", "op": "Operation"},
+        Query(_BUSY, "Share of time", "percentunit"),
+        Query(f"{bandwidth} {_AND_BUSY}", "Bus bandwidth", "Bps"),
+        Query(f'{best}{{reference!="own_best"}}) {_AND_BUSY}', "Efficiency", "percentunit"),
+        Query(f'{best}{{reference="own_best"}}) {_AND_BUSY}', "Of its own best", "percentunit"),
+        width=14,
+        sort="-Efficiency",
+    )
+
+
+def _nodes() -> Panel:
+    used = (
+        "max by (instance) (max by (instance, device) (rate(commwatch_network_bytes_total[$__rate_interval]))"
+        " / on (instance, device) max by (instance, device) (commwatch_network_speed_bytes_per_second))"
+    )
+    return cells(
+        "Nodes",
+        "Nodes with an agent. A click leads to the dashboard of a node.",
+        {"instance": "Node"},
+        Query(_AGENTS, "Up", "bool_yes_no"),
+        Query("count by (instance) (commwatch_rank_info)", "Ranks", "short"),
+        Query("avg by (instance) (commwatch_gpu_utilization_ratio)", "GPU use", "percentunit"),
+        Query(used, "Busiest NIC", "percentunit"),
+        width=10,
+        sort="-Up",
+    )
+
+
+def _alerts() -> list[Panel]:
+    told = f'max by (alertname, severity, job_id, instance) (ALERTS{{alertstate="firing", alertname=~"{ALERT_NAMES}"}})'
+    return [
+        cells(
+            "Firing in Prometheus",
+            "Alerts of the list that fire, if Prometheus has the rules of `commwatch alerts export`. What each means stands in "
+            "the runbook (link above).",
+            {"alertname": "Alert", "severity": "Severity", "job_id": "Job", "instance": "Node"},
+            Query(told, "Firing", "short"),
+            width=12,
+        ),
+        cells(
+            "Raised by agents",
+            "Alerts that agents have raised by themselves, without Prometheus, and how many. An agent alone cannot tell those "
+            "that need several nodes.",
+            {"alertname": "Alert", "severity": "Severity", "state": "State", "instance": "Node"},
+            Query("sum by (alertname, severity, state, instance) (commwatch_alerts)", "Number", "short"),
+            width=12,
+        ),
+        lines(
+            "Alerts over time",
+            "How many alerts of the list fire, by severity.",
+            "short",
+            Query(f'count by (severity) (ALERTS{{alertstate="firing", alertname=~"{ALERT_NAMES}"}})', "{{severity}}"),
+        ),
+        lines(
+            "Records lost",
+            "Records a second that were overwritten before an agent read them, torn, or given up. What is said of a job that "
+            "loses records is of a part of its operations.",
+            "eps",
+            Query("sum by (job_id) (rate(commwatch_events_dropped_total[$__rate_interval]))", "{{job_id}}"),
+        ),
+    ]

@@ -1,0 +1,309 @@
+"""What the dashboards share: panels with their queries, variables, links, and how they become Grafana's JSON.
+
+The builders run when a dashboard is made, not in the agent: they need ``grafana-foundation-sdk``, the agent serves the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.builders import common as c
+from grafana_foundation_sdk.builders import dashboard as d
+from grafana_foundation_sdk.builders import heatmap as heat
+from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as mc
+from grafana_foundation_sdk.models import dashboard as md
+from grafana_foundation_sdk.models import heatmap as mheat
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from commwatch.alerts.catalogue import read, shipped
+from commwatch.alerts.export import RUNBOOK_URL
+
+DATASOURCE = md.DataSourceRef(type_val="prometheus", uid="${datasource}")
+CLUSTER, JOB, NODE = "commwatch-cluster", "commwatch-job", "commwatch-node"
+_TITLES = {CLUSTER: "commwatch / Cluster", JOB: "commwatch / Job", NODE: "commwatch / Node"}
+_ALERTS = read(shipped("rules.yaml"))
+#: The alerts of the one list as a regular expression: ``ALERTS`` has other people's, too.
+ALERT_NAMES = "|".join(dict.fromkeys(rule.name for rule in _ALERTS.alerts))
+#: The thresholds of the one list by name, as they are by default.
+THRESHOLD = {each.name: each.default for each in _ALERTS.thresholds}
+#: Above the first communication is the bottleneck, above the second half of the machine is lost.
+COMM_SHARE = (THRESHOLD["comm_share"], THRESHOLD["comm_share_critical"])
+#: What leads from a cell to the dashboard of what stands in it.
+_CELL_LINKS = {"job_id": (JOB, "Job"), "instance": (NODE, "Node")}
+Row = tuple[str, Sequence["Panel"]]
+Panel = timeseries.Panel | stat.Panel | table.Panel | heat.Panel | statetimeline.Panel
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query of a panel.
+
+    Args:
+        expr: PromQL.
+        name: of its series, as Grafana's legends have it; in a table the title of its column.
+        unit: of its column, where that is not the table's.
+    """
+
+    expr: str
+    name: str
+    unit: str = ""
+
+
+def lines(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    width: int = 12,
+    marks: Sequence[float] = (),
+    most: float | None = None,
+) -> timeseries.Panel:
+    """Values over time; where there are none the line is broken, for absent is not 0.
+
+    Args:
+        marks: values at which a dashed line stands, and above which it is worse.
+        most: the upper end of the axis.
+    """
+    panel = (
+        timeseries.Panel()
+        .fill_opacity(8)
+        .show_points(mc.VisibilityMode.AUTO)
+        .span_nulls(False)
+        .legend(
+            c.VizLegendOptions()
+            .display_mode(mc.LegendDisplayMode.LIST)
+            .placement(mc.LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+        .tooltip(c.VizTooltipOptions().mode(mc.TooltipDisplayMode.MULTI).sort(mc.SortOrder.DESCENDING))
+        .axis_soft_min(0)
+    )
+    if marks:
+        panel = panel.thresholds(_steps(marks)).thresholds_style(
+            c.GraphThresholdsStyleConfig().mode(mc.GraphThresholdsStyleMode.DASHED)
+        )
+    if most is not None:
+        panel = panel.max(most)
+    for query in _targets(queries):
+        panel = panel.with_target(query)
+    return panel.title(title).description(description).unit(unit).datasource(DATASOURCE).height(8).span(width)
+
+
+def number(
+    title: str, description: str, unit: str, expr: str, *, marks: Sequence[float] = (), nothing: str = "not known"
+) -> stat.Panel:
+    """One number, as of now.
+
+    Args:
+        marks: values from which it is yellow, red.
+        nothing: what stands there when there is no value.
+    """
+    return (
+        stat.Panel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .no_value(nothing)
+        .thresholds(_steps(marks))
+        .color_mode(mc.BigValueColorMode.VALUE)
+        .graph_mode(mc.BigValueGraphMode.NONE)
+        .reduce_options(c.ReduceDataOptions().calcs(["lastNotNull"]))
+        .datasource(DATASOURCE)
+        .with_target(_query(expr).instant())
+        .height(4)
+        .span(4)
+    )
+
+
+def cells(
+    title: str, description: str, labels: Mapping[str, str], *columns: Query, width: int = 24, sort: str = ""
+) -> table.Panel:
+    """A table, as of now: a row for each set of labels, a column for each query.
+
+    Args:
+        labels: titles of the columns of labels, by label, in order. Jobs and nodes link to their dashboards.
+        sort: title of the column that begins with its highest; with a minus before it, with its lowest.
+    """
+    values = [f"Value #{chr(ord('A') + n)}" if len(columns) > 1 else "Value" for n in range(len(columns))]
+    names = {**labels, **dict(zip(values, (column.name for column in columns), strict=True))}
+    order = {"excludeByName": {"Time": True}, "renameByName": names, "indexByName": {n: i for i, n in enumerate(names)}}
+    panel = table.Panel().with_transformation(md.DataTransformerConfig(id_val="merge", options={}))
+    panel = panel.with_transformation(md.DataTransformerConfig(id_val="organize", options=order))
+    for column in columns:
+        panel = panel.override_by_name(column.name, [md.DynamicConfigValue(id_val="unit", value=column.unit)])
+    for label, (uid, what) in _CELL_LINKS.items():
+        if label not in labels:
+            continue
+        url = f"/d/{uid}?${{datasource:queryparam}}&var-{label}=${{__value.raw}}&${{__url_time_range}}"
+        link = {"title": f"{what} ${{__value.text}}", "url": url}
+        panel = panel.override_by_name(labels[label], [md.DynamicConfigValue(id_val="links", value=[link])])
+    if sort:
+        panel = panel.sort_by([c.TableSortByFieldState().display_name(sort.lstrip("-")).desc(not sort.startswith("-"))])
+    for query in _targets(columns):
+        panel = panel.with_target(query.instant().format(PromQueryFormat.TABLE))
+    panel = panel.show_header(True).unit("short").datasource(DATASOURCE)
+    return panel.title(title).description(description).height(8).span(width)
+
+
+def rank_map(title: str, description: str, unit: str, expr: str, width: int = 12) -> heat.Panel:
+    """Ranks by time, coloured by value.
+
+    Args:
+        expr: what has the label ``rank``; several series of one rank are added up.
+    """
+    # Grafana puts rows in the order in which Prometheus sorts their labels, so numbers get leading zeros; and takes rows that
+    # are numbers for bounds of buckets, so they get a word.
+    padded = f'label_replace({expr}, "row", "000$1", "rank", "(.+)")'
+    by_row = f'sum by (row) (label_replace({padded}, "row", "rank $1", "row", "0*(.{{4,}})"))'
+    return (
+        heat.Panel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .calculate(False)
+        .rows_frame(heat.RowsHeatmapOptions().layout(mc.HeatmapCellLayout.UNKNOWN))
+        .color(heat.HeatmapColorOptions().mode(mheat.HeatmapColorMode.SCHEME).scheme("Oranges").steps(64))
+        .cell_values(heat.CellValues().unit(unit))
+        .cell_gap(1)
+        .show_color_scale(True)
+        .datasource(DATASOURCE)
+        .with_target(_query(by_row).legend_format("{{row}}"))
+        .height(8)
+        .span(width)
+    )
+
+
+def states(title: str, description: str, query: Query, texts: Mapping[str, tuple[str, str]], width: int = 12) -> Panel:
+    """What is on and what is off over time.
+
+    Args:
+        texts: what a value means, and its colour.
+    """
+    mapped = {value: md.ValueMappingResult(text=text, color=color) for value, (text, color) in texts.items()}
+    return (
+        statetimeline.Panel()
+        .title(title)
+        .description(description)
+        .unit("short")
+        .mappings([md.ValueMap(options=mapped)])
+        .show_value(mc.VisibilityMode.NEVER)
+        .merge_values(True)
+        .row_height(0.8)
+        .legend(
+            c.VizLegendOptions()
+            .display_mode(mc.LegendDisplayMode.LIST)
+            .placement(mc.LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+        .datasource(DATASOURCE)
+        .with_target(_query(query.expr).legend_format(query.name))
+        .height(8)
+        .span(width)
+    )
+
+
+def one_of(name: str, label: str, description: str, query: str) -> d.QueryVariable:
+    """A variable with the values of a label, one of which is chosen."""
+    return (
+        d.QueryVariable(name)
+        .label(label)
+        .description(description)
+        .query(query)
+        .datasource(DATASOURCE)
+        .refresh(md.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(md.VariableSort.NATURAL_ASC)
+    )
+
+
+def dashboard(
+    uid: str, description: str, variables: Sequence[d.QueryVariable], rows: Sequence[Row], alerts: str = ""
+) -> dict[str, Any]:
+    """A dashboard as Grafana's JSON.
+
+    Args:
+        rows: titles, and panels from left to right; where 24 columns are full a new line begins.
+        alerts: matchers of the ``ALERTS`` that are shown in its panels; none where empty.
+    """
+    made = (
+        d.Dashboard(_TITLES[uid])
+        .uid(uid)
+        .description(description)
+        .tags(["commwatch"])
+        .readonly()
+        .refresh("30s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .tooltip(md.DashboardCursorSync.CROSSHAIR)
+        .with_variable(d.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+    )
+    for variable in variables:
+        made = made.with_variable(variable)
+    for other, name in _TITLES.items():
+        if other != uid:
+            made = made.link(_link(name, f"/d/{other}", "keeps data source and time range").include_vars(True))
+    made = made.link(_link("Runbook", RUNBOOK_URL, "what each alert means, and what to do").target_blank(True))
+    for title, panels in rows:
+        made = made.with_row(d.Row(title))
+        for panel in panels:
+            made = made.with_panel(panel)
+    return _finished(json.loads(json.dumps(made.build(), cls=JSONEncoder)), alerts)
+
+
+def text(made: Mapping[str, Any]) -> str:
+    """How a dashboard stands in its file."""
+    return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _link(title: str, url: str, tooltip: str) -> d.DashboardLink:
+    link = d.DashboardLink(title).type(md.DashboardLinkType.LINK).url(url).tooltip(tooltip)
+    return link.icon("external link").keep_time(True)
+
+
+def _query(expr: str) -> prometheus.Dataquery:
+    return prometheus.Dataquery().ref_id("A").expr(expr).datasource(DATASOURCE)
+
+
+def _targets(queries: Sequence[Query]) -> list[prometheus.Dataquery]:
+    named = ((chr(ord("A") + n), query) for n, query in enumerate(queries))
+    return [_query(query.expr).ref_id(ref_id).legend_format(query.name) for ref_id, query in named]
+
+
+def _steps(marks: Sequence[float]) -> d.ThresholdsConfig:
+    colors = ("yellow", "red") if len(marks) > 1 else ("red",)
+    steps = [md.Threshold(value=None, color="green")]
+    steps += [md.Threshold(value=mark, color=color) for mark, color in zip(marks, colors, strict=bool(marks))]
+    return d.ThresholdsConfig().mode(md.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _finished(made: dict[str, Any], alerts: str) -> dict[str, Any]:
+    """Numbers for panels, and what the SDK leaves out or gives too much of."""
+    for n, panel in enumerate(made["panels"], 1):
+        panel["id"] = n
+        panel.get("options", {}).pop("footer", None)  # newer tables have none
+    for variable in made["templating"]["list"]:
+        for key in ("auto", "auto_min", "auto_count"):  # an interval variable has these
+            variable.pop(key, None)
+    if alerts:
+        # The SDK knows no PromQL in an annotation.
+        made["annotations"] = {"list": [_annotation(alerts)]}
+    return made
+
+
+def _annotation(matchers: str) -> dict[str, Any]:
+    expr = f'max by (alertname, severity) (ALERTS{{alertstate="firing", {matchers}}})'
+    return {
+        "name": "Alerts",
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "enable": True,
+        "iconColor": "red",
+        "expr": expr,  # older Grafanas read it here
+        "target": {"expr": expr, "interval": "", "refId": "Anno"},
+        "titleFormat": "{{alertname}}",
+        "textFormat": "{{severity}}",
+        "tagKeys": "severity",
+    }

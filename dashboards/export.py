@@ -1,0 +1,79 @@
+"""The shipped dashboards as files for Grafana: plain JSON, ConfigMaps for its sidecar, or a folder for its provisioning. Pure.
+
+Knows nothing of the builders: these need a development dependency.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from commwatch.alerts.export import RUNBOOK_URL
+
+NAMES = ("cluster", "job", "node")
+#: What the sidecar of Grafana's Helm chart looks for.
+LABEL = {"grafana_dashboard": "1"}
+#: The folder in Grafana.
+FOLDER = "commwatch"
+
+
+def shipped(name: str, runbook_url: str = RUNBOOK_URL) -> str:
+    """The JSON of a dashboard, one of ``NAMES``.
+
+    Args:
+        runbook_url: where its link to the runbook leads.
+    """
+    text = resources.files("commwatch.dashboards").joinpath(f"{name}.json").read_text(encoding="utf-8")
+    return text.replace(json.dumps(RUNBOOK_URL), json.dumps(runbook_url))
+
+
+def plain(runbook_url: str) -> dict[str, str]:
+    """File names and texts: the JSON, to import by hand or over Grafana's API."""
+    return {f"commwatch-{name}.json": shipped(name, runbook_url) for name in NAMES}
+
+
+def configmaps(runbook_url: str, namespace: str | None = None) -> dict[str, str]:
+    """The same as a ConfigMap each, for the sidecar of Grafana's Helm chart.
+
+    Args:
+        namespace: where they are to be; ``None``: where they are applied.
+    """
+    made = {}
+    for file, text in plain(runbook_url).items():
+        name = file.removesuffix(".json")
+        metadata: dict[str, Any] = {"name": f"{name}-dashboard", "labels": LABEL}
+        if namespace is not None:
+            metadata["namespace"] = namespace
+        whole = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {file: text}}
+        made[f"{name}.yaml"] = yaml.dump(whole, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+    return made
+
+
+def provisioning(runbook_url: str, directory: str) -> dict[str, str]:
+    """The same with a provider for Grafana's ``provisioning/dashboards``.
+
+    Args:
+        directory: where the files will lie when Grafana reads them; an absolute path.
+    """
+    provider = {
+        "name": "commwatch",
+        "folder": FOLDER,
+        "type": "file",
+        "options": {"path": f"{directory}/{FOLDER}"},
+    }
+    files = {f"{FOLDER}/{file}": text for file, text in plain(runbook_url).items()}
+    return {"commwatch.yaml": yaml.safe_dump({"apiVersion": 1, "providers": [provider]}, sort_keys=False), **files}
+
+
+class _Dumper(yaml.SafeDumper):
+    """JSON stays readable within YAML."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)

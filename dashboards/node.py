@@ -1,0 +1,345 @@
+"""The dashboard *Node*: cards, links, NCCL, and what the monitor itself costs there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from commwatch.dashboards.common import COMM_SHARE, NODE, Panel, Query, cells, dashboard, lines, number, one_of, states
+
+_NODE = 'instance="$instance"'
+
+
+def _rate(metric: str) -> str:
+    return f"rate(commwatch_{metric}{{{_NODE}}}[$__rate_interval])"
+
+
+def _now_of(metric: str) -> str:
+    return f"commwatch_{metric}{{{_NODE}}}"
+
+
+def build() -> dict[str, Any]:
+    """The dashboard as Grafana's JSON."""
+    return dashboard(
+        NODE,
+        "One node: its GPUs, links and network devices, what NCCL says, and what the agent costs.",
+        [
+            one_of(
+                "instance",
+                "Node",
+                "The agent's target in Prometheus: one for each node.",
+                "label_values(commwatch_build_info, instance)",
+            )
+        ],
+        [
+            ("Now", _now()),
+            ("Communication", _communication()),
+            ("GPUs", [*_gpus(), *_gpu_troubles()]),
+            ("NVLink and PCIe", _gpu_links()),
+            ("Network", _network()),
+            ("Host", _host()),
+            ("The monitor itself", [*_costs(), *_workings()]),
+        ],
+        alerts=_NODE,
+    )
+
+
+def _now() -> list[Panel]:
+    return [
+        number(
+            "Agent reached", "Whether Prometheus reaches the agent of the node.", "bool_yes_no", f"max(up{{{_NODE}}})"
+        ),
+        number(
+            "Ranks alive", "Ranks that live on the node.", "short", f"count({_now_of('rank_info')})", nothing="none"
+        ),
+        number(
+            "GPUs",
+            "Cards that answer. Absent on a node without cards.",
+            "short",
+            f"sum({_now_of('gpu_up')})",
+            nothing="none",
+        ),
+        number(
+            "GPUs lost",
+            "Cards that were there and do not answer any more.",
+            "short",
+            f"sum(1 - {_now_of('gpu_up')})",
+            marks=(1,),
+            nothing="none",
+        ),
+        number(
+            "Links up",
+            "Network devices and RDMA ports whose link is up.",
+            "short",
+            f"sum({_now_of('network_up')})",
+            nothing="none",
+        ),
+        number(
+            "Collectors down",
+            "Sources that the agent could not read last time; what they tell is missing.",
+            "short",
+            f"sum(1 - {_now_of('collector_up')})",
+            marks=(1,),
+        ),
+    ]
+
+
+def _communication() -> list[Panel]:
+    return [
+        lines(
+            "Communication share by job",
+            "Communication time over step time, mean of the job's ranks on this node. Above the line at 30 % communication is "
+            "the bottleneck, unless it is hidden behind compute.",
+            "percentunit",
+            Query(f"avg by (job_id) ({_now_of('comm_share_ratio')})", "{{job_id}}"),
+            marks=COMM_SHARE,
+            most=1,
+        ),
+        lines(
+            "Operations in flight",
+            "Age of the oldest operation that a rank of this node is inside of, by job and group; the highest of its ranks. What "
+            "rises without end hangs.",
+            "s",
+            Query(f"max by (job_id, group) ({_now_of('collective_in_flight_seconds')})", "{{job_id}} {{group}}"),
+        ),
+        lines(
+            "NCCL messages",
+            "Warnings a second in NCCL's logs by class, and time-outs of PyTorch's watchdog. Only while logs are followed.",
+            "eps",
+            Query(f"sum by (job_id, class) ({_rate('nccl_messages_total')})", "{{job_id}} {{class}}"),
+        ),
+        cells(
+            "Ranks",
+            "Which rank computes on which card (empty where it is not known), and which hook records it. A click on a job leads "
+            "to its dashboard.",
+            {"job_id": "Job", "rank": "Rank", "gpu": "GPU", "hook": "Hook"},
+            Query(f"max by (job_id, rank, gpu, hook) ({_now_of('rank_info')})", "Here", "short"),
+            width=12,
+            sort="-Rank",
+        ),
+    ]
+
+
+def _gpus() -> list[Panel]:
+    return [
+        lines(
+            "Utilisation",
+            "Share of the last moments in which any kernel ran. NCCL's kernels that wait for a late rank count as well: high "
+            "does not mean that much is computed.",
+            "percentunit",
+            Query(_now_of("gpu_utilization_ratio"), "GPU {{gpu}}"),
+            most=1,
+        ),
+        lines(
+            "Memory",
+            "Share of the memory that is in use.",
+            "percentunit",
+            Query(f"{_now_of('gpu_memory_used_bytes')} / ({_now_of('gpu_memory_total_bytes')} > 0)", "GPU {{gpu}}"),
+            most=1,
+        ),
+        lines(
+            "Power",
+            "Power drawn, and what the card is allowed. At its limit a card is under full load; that is no fault.",
+            "watt",
+            Query(_now_of("gpu_power_watts"), "GPU {{gpu}}"),
+            Query(f"max({_now_of('gpu_power_limit_watts')})", "limit"),
+        ),
+        lines(
+            "Temperature",
+            "Temperature of the chip.",
+            "celsius",
+            Query(_now_of("gpu_temperature_celsius"), "GPU {{gpu}}"),
+        ),
+        lines(
+            "Clocks",
+            "Clock of the multiprocessors and of the memory. One card below the others makes all ranks wait.",
+            "hertz",
+            Query(_now_of("gpu_clock_hertz"), "GPU {{gpu}} {{clock}}"),
+        ),
+    ]
+
+
+def _gpu_troubles() -> list[Panel]:
+    return [
+        states(
+            "Held back",
+            "While a card keeps its clock down for a reason. Idle and at the power limit are no faults; hardware, thermal and "
+            "power_brake are.",
+            Query(_now_of("gpu_throttled"), "GPU {{gpu}} {{reason}}"),
+            {"0": ("no", "transparent"), "1": ("held back", "orange")},
+        ),
+        lines(
+            "Xids",
+            "Xids since the agent began, by number; docs/gpus.md says what each means.",
+            "short",
+            Query(_now_of("gpu_xid_errors_total"), "GPU {{gpu}} Xid {{xid}}"),
+        ),
+        lines(
+            "Memory errors",
+            "Memory errors since the driver was loaded. What ECC could not correct may have spoilt results.",
+            "short",
+            Query(_now_of("gpu_ecc_errors_total"), "GPU {{gpu}} {{type}}"),
+        ),
+    ]
+
+
+def _gpu_links() -> list[Panel]:
+    return [
+        lines(
+            "NVLink",
+            "Payload over all NVLinks (XGMI links) of a card.",
+            "Bps",
+            Query(_rate("gpu_nvlink_bytes_total"), "GPU {{gpu}} {{direction}}"),
+        ),
+        lines(
+            "PCIe",
+            "Bytes over PCIe, as the card sees it: counted, or where the card does not count, as of a look of 20 ms every ten "
+            "seconds.",
+            "Bps",
+            Query(_rate("gpu_pcie_bytes_total"), "GPU {{gpu}} {{direction}}"),
+            Query(_now_of("gpu_pcie_bytes_per_second"), "GPU {{gpu}} {{direction}}, sampled"),
+        ),
+        lines(
+            "NVLink errors",
+            "Errors a second of all NVLinks of a card, by type.",
+            "eps",
+            Query(_rate("gpu_nvlink_errors_total"), "GPU {{gpu}} {{type}}"),
+        ),
+        lines(
+            "PCIe replays",
+            "Packets a second that were sent again over PCIe: a bad slot, riser or cable.",
+            "eps",
+            Query(_rate("gpu_pcie_replays_total"), "GPU {{gpu}}"),
+        ),
+    ]
+
+
+def _network() -> list[Panel]:
+    busier = f"max by (device) ({_rate('network_bytes_total')})"
+    return [
+        lines(
+            "Traffic",
+            "Bytes a second of each network device and RDMA port. Do not add up a port and its network device, nor a bond and "
+            "its parts.",
+            "Bps",
+            Query(_rate("network_bytes_total"), "{{device}} {{direction}}"),
+        ),
+        lines(
+            "Share of the link",
+            "What a device moves in its busier direction, over what its link carries. Absent where the speed is not known.",
+            "percentunit",
+            Query(
+                f"{busier} / on (device) (max by (device) ({_now_of('network_speed_bytes_per_second')}) > 0)",
+                "{{device}}",
+            ),
+            most=1,
+        ),
+        lines(
+            "Errors and drops",
+            "Packets a second with errors, and packets dropped without one.",
+            "pps",
+            Query(_rate("network_errors_total"), "{{device}} {{direction}} errors"),
+            Query(_rate("network_drops_total"), "{{device}} {{direction}} drops"),
+        ),
+        lines(
+            "RDMA events",
+            "Errors, congestion and retransmissions a second of RDMA ports; docs/host.md says what each counts.",
+            "eps",
+            Query(_rate("infiniband_events_total"), "{{device}} {{event}}"),
+        ),
+        states(
+            "Links",
+            "Whether the link of a device is up.",
+            Query(_now_of("network_up"), "{{device}}"),
+            {"0": ("down", "red"), "1": ("up", "green")},
+        ),
+        lines(
+            "Links lost",
+            "How often a device has lost its link within the last interval.",
+            "short",
+            Query(f"increase({_now_of('network_link_downs_total')}[$__rate_interval])", "{{device}}"),
+        ),
+    ]
+
+
+def _host() -> list[Panel]:
+    return [
+        lines(
+            "CPU",
+            "Cores in use by mode. softirq is incoming packets: sockets instead of RDMA cost it.",
+            "suffix: cores",
+            Query(f'rate(commwatch_host_cpu_seconds_total{{{_NODE}, mode!="idle"}}[$__rate_interval])', "{{mode}}"),
+        ),
+        lines(
+            "Memory available",
+            "What programs could still have of the node's memory, and what there is.",
+            "bytes",
+            Query(_now_of("host_memory_available_bytes"), "available"),
+            Query(_now_of("host_memory_total_bytes"), "in all"),
+        ),
+        lines(
+            "Pressure",
+            "Share of time in which some task stood still for want of CPU, memory or I/O.",
+            "percentunit",
+            Query(_rate("host_pressure_seconds_total"), "{{resource}}"),
+        ),
+    ]
+
+
+def _costs() -> list[Panel]:
+    return [
+        lines(
+            "Cost of the probe",
+            "Share of a trainer's time that the probe takes, from one call in 64; the rank with most of each job.",
+            "percentunit",
+            Query(f"max by (job_id) ({_rate('probe_seconds_total')})", "{{job_id}}"),
+        ),
+        lines(
+            "Records",
+            "Records a second that the agent reads from the rings, and those that are lost.",
+            "eps",
+            Query(f"sum by (job_id) ({_rate('events_total')})", "{{job_id}}"),
+            Query(f"sum by (job_id) ({_rate('events_dropped_total')})", "{{job_id}} lost"),
+        ),
+        lines(
+            "Groups without a label of their own",
+            "Groups counted under the label `other`, for a job has more than 32.",
+            "short",
+            Query(_now_of("series_dropped_total"), "groups"),
+        ),
+        lines(
+            "Evaluation of alerts",
+            "Share of a core that evaluating the agent's own alerts takes.",
+            "percentunit",
+            Query(_rate("alert_evaluation_seconds_total"), "share of a core"),
+        ),
+    ]
+
+
+def _workings() -> list[Panel]:
+    return [
+        lines(
+            "Evaluations that failed",
+            "Rules a second that the agent could not evaluate; its log names them.",
+            "eps",
+            Query(_rate("alert_evaluation_failures_total"), "failures"),
+        ),
+        lines(
+            "Notifications",
+            "Alerts a second that the agent's receivers were told of, by what came of it. Empty without receivers.",
+            "eps",
+            Query(_rate("notifications_total"), "{{receiver}} {{result}}"),
+            Query(_now_of("notifications_waiting"), "{{receiver}} waiting"),
+        ),
+        states(
+            "Collectors",
+            "Whether a source of the node could be read.",
+            Query(_now_of("collector_up"), "{{collector}}"),
+            {"0": ("down", "red"), "1": ("up", "green")},
+        ),
+        lines(
+            "Scrape",
+            "How long Prometheus takes to scrape the agent.",
+            "s",
+            Query(f"scrape_duration_seconds{{{_NODE}}}", "scrape"),
+        ),
+    ]
