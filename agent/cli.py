@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commwatch import __version__, alerts_cli, dashboards_cli
+from commwatch import __version__, alerts_cli, dashboards_cli, top_cli
 from commwatch.collectors.profile_files import MOST_SECONDS, MOST_STEPS
 from commwatch.config import Config, ConfigError, load, settings_file
 from commwatch.debugging import LEVELS
@@ -163,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_profile(commands, common)
     alerts_cli.add_parser(commands, common)
     dashboards_cli.add_parser(commands)
+    top_cli.add_parser(commands, common)
 
     native = commands.add_parser(
         "native",
@@ -403,7 +404,7 @@ def _stop_with_parent(daemon: Daemon) -> None:
 
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch import report
+    from commwatch import pictures, report, report_html
     from commwatch.answers import Agent
     from commwatch.references import References, directory
     from commwatch.store import StoreError
@@ -423,7 +424,10 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         )
     if arguments.html is not None:
         try:
-            arguments.html.write_text(report.html(built), encoding="utf-8")
+            page = report_html.html(built, pictures.gather(agent, job))
+            arguments.html.write_text(page, encoding="utf-8")
+        except StoreError as error:
+            raise UsageError(f"report: {error}") from None
         except OSError as error:
             raise UsageError(f"report: cannot write {arguments.html}: {error.strerror}") from None
     else:

@@ -15,12 +15,10 @@ code { background: #8882; padding: 0 .2em }
 """
 
 
-def page(title: str, body: str) -> str:
-    """A whole document; ``body`` is HTML already, ``title`` is not."""
+def page(title: str, body: str, style: str = "") -> str:
+    """A whole document; ``body`` is HTML and ``style`` CSS already, ``title`` is not."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    return (
-        f'<!doctype html>\n<html lang="en">{head}<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n{body}\n</html>\n'
-    )
+    return f'<!doctype html>\n<html lang="en">{head}<style>{_STYLE}{style}</style>\n<h1>{escape(title)}</h1>\n{body}\n</html>\n'
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], kind: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The report of a job: what a person wants to know after the run, as text, JSON or one HTML file."""
+"""The report of a job: what a person wants to know after the run, as text or JSON; ``report_html`` makes a page of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from statistics import median
 
-from commwatch import pages
 from commwatch.advice import LIMIT, WORTH, Advice, advice
 from commwatch.answers import Agent
 from commwatch.collectors.nccl.findings import Finding
@@ -20,7 +18,7 @@ from commwatch.host_views import HostView
 from commwatch.summary import Row
 from commwatch.views import JobView, RankView, StepView
 
-_MOST_STEPS = 100_000
+MOST_STEPS = 100_000
 _MOST_ADVICE = 5
 
 
@@ -103,7 +101,7 @@ def build(
     if job is None:
         return None
     until = time.time_ns()
-    steps = agent.steps(0, until, job_id, None, _MOST_STEPS)
+    steps = agent.steps(0, until, job_id, None, MOST_STEPS)
     ranks = agent.ranks(job_id)
     _, by_rank = agent.summary(0, until, ["rank"], {"job_id": job_id})
     _, operations = agent.summary(0, until, ["group", "op"], {"job_id": job_id})
@@ -231,15 +229,15 @@ def percent(value: float | None) -> str:
 
 # -- tables -----------------------------------------------------------------------------------
 
-_OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
-_LEGEND = (
+OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
+LEGEND = (
     "Count, bytes, wait: sums over ranks. Wait: for late ranks in symmetric operations, for the peer in send and recv."
 )
 _REFERENCES = {"bench": "bench", "nccl_tests": "nccl-tests", "catalogue": "link", "own_best": "own best"}
-_RANK_HEAD = ("rank", "state", "steps", "step p50", "comm", "exposed", "wait", "p2p wait")
+RANK_HEAD = ("rank", "state", "steps", "step p50", "comm", "exposed", "wait", "p2p wait")
 
 
-def _operation_cells(row: Row) -> tuple[str, ...]:
+def operation_cells(row: Row) -> tuple[str, ...]:
     count = (
         f"{row.count}"
         + (f" +{row.failed} failed" if row.failed else "")
@@ -254,14 +252,14 @@ def _operation_cells(row: Row) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _rank_cells(line: RankLine) -> tuple[str, ...]:
+def rank_cells(line: RankLine) -> tuple[str, ...]:
     return (
         str(line.rank), line.state, str(line.steps), seconds(line.step_p50_s), percent(line.comm_share),
         percent(line.exposed_share), seconds(line.wait_s), seconds(line.p2p_wait_s),
     )  # fmt: skip
 
 
-def _facts(report: Report) -> list[tuple[str, str]]:
+def headlines(report: Report) -> list[tuple[str, str]]:
     """The lines at the top."""
     job = report.job
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
@@ -277,7 +275,12 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             long = report.long_steps
             where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
             facts.append(("long steps", f"{long.count}, {where}; left out of what follows"))
-        facts.append(("comm share", f"{percent(report.comm_share)} of step time{_verdict(report)}"))
+        facts.append(
+            (
+                "comm share",
+                f"{percent(report.comm_share)} of step time{bottleneck(report.comm_share, report.exposed_share)}",
+            )
+        )
         if len(report.group_shares) > 1:
             shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())
             facts.append(("by group", f"{shares} (they may overlap)"))
@@ -320,26 +323,27 @@ def _rank_time(hours: float) -> str:
     return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
-def _verdict(report: Report) -> str:
-    if report.comm_share is None or report.comm_share <= LIMIT:
+def bottleneck(comm_share: float | None, exposed_share: float | None) -> str:
+    """What to say behind a communication share: whether it is above the 30 % line, and hurts; empty where it is below, or not known."""
+    if comm_share is None or comm_share <= LIMIT:
         return ""
-    if report.exposed_share is not None and report.exposed_share < WORTH:
+    if exposed_share is not None and exposed_share < WORTH:
         return ": above 30 %, but hidden behind compute"
     return ": above 30 %, communication is the bottleneck"
 
 
 def text(report: Report) -> str:
     """For a terminal."""
-    width = max(len(name) for name, _ in _facts(report))
-    lines = ["", "commwatch report", "", *(f"  {name:<{width}}  {value}" for name, value in _facts(report)), ""]
+    width = max(len(name) for name, _ in headlines(report))
+    lines = ["", "commwatch report", "", *(f"  {name:<{width}}  {value}" for name, value in headlines(report)), ""]
     if report.ranks and report.steps:
-        lines += [*columns(_RANK_HEAD, [_rank_cells(line) for line in report.ranks], left=2), ""]
+        lines += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], left=2), ""]
     lines += (
-        columns(_OPERATION_HEAD, [_operation_cells(row) for row in report.operations], left=2)
+        columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], left=2)
         if report.operations
         else ["  no operations"]
     )
-    lines += ["", f"  {_LEGEND}", ""]
+    lines += ["", f"  {LEGEND}", ""]
     if report.advice:
         lines += ["  what to try (gains are upper bounds)", ""]
     for each in report.advice[:_MOST_ADVICE]:
@@ -366,18 +370,3 @@ def columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> li
 def as_json(report: Report) -> str:
     """For programs; bandwidths in bytes per second, times in seconds."""
     return json.dumps(asdict(report), indent=2)
-
-
-def html(report: Report) -> str:
-    """One self-contained file."""
-    body = [pages.table((), _facts(report))]
-    if report.ranks and report.steps:
-        ranks = [_rank_cells(line) for line in report.ranks]
-        body += ["<h2>Ranks</h2>", pages.table(_RANK_HEAD, ranks, "numbers")]
-    operations = [_operation_cells(row) for row in report.operations]
-    body += ["<h2>Operations</h2>", pages.table(_OPERATION_HEAD, operations, "numbers"), f"<p>{_LEGEND}</p>"]
-    if report.advice:
-        rows = [(each.title, each.gain, each.do, "; ".join(each.because)) for each in report.advice]
-        body += ["<h2>What to try</h2>", pages.table(("what", "gain, at most", "how", "because"), rows)]
-    body.append(f"<p>History: <code>{escape(report.history)}</code>. Again: <code>{escape(report.command)}</code></p>")
-    return pages.page(f"commwatch report: {report.job.job_id}", "\n".join(body))

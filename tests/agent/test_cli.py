@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -297,7 +298,7 @@ def test_report_has_all_waits(tmp_path: Path) -> None:
 
 
 def test_report_as_html(history: Path, tmp_path: Path) -> None:
-    """HTML is one file that refers to nothing elsewhere; where it cannot be written, that is said."""
+    """HTML is one file with plots, their numbers in tables, that refers to nothing elsewhere; where it cannot be written, that is said."""
     page = tmp_path / "report.html"
     done = commwatch("report", "--dir", history, "--html", page, "train")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -305,6 +306,13 @@ def test_report_as_html(history: Path, tmp_path: Path) -> None:
     assert elsewhere(html) == []
     assert "<script" not in html
     assert all(text in html for text in ("train", "all_gather", "1.5 GB/s", "mesh_tp"))
+    titles = re.findall(r'role="img".*?<title[^>]*>(.*?)</title>', html)
+    assert {
+        "Communication share over time",
+        "Bus bandwidth of all_gather against size",
+        "Waiting by rank and group",
+    } <= set(titles)
+    assert html.count("<figure>") == html.count("<summary>the numbers</summary>") == len(titles)
     assert "/no/such" in one_line(commwatch("report", "--dir", history, "--html", "/no/such/page.html", "train"))
     assert "not allowed" in commwatch("report", "--dir", history, "--html", page, "--json").stderr
 

@@ -1,0 +1,351 @@
+"""``commwatch top``: what an agent says of a job, as lines for a terminal of a given size. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from commwatch.advice import LIMIT, WORTH
+from commwatch.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
+from commwatch.collectors.spans import spans
+from commwatch.report import bottleneck, percent, rate, seconds
+from commwatch.summary import Row
+from commwatch.top_answers import WINDOW_S, Answers, OfJob
+from commwatch.verdicts import SILENT_S, age
+from commwatch.views import InFlight, RankView, StepView
+
+#: Answers older than this are called old.
+STALE_S = 5.0
+#: From this width on the two tables stand side by side.
+_WIDE = 150
+_MOST_BAR = 40
+_STYLES = {"critical": "bad", "warning": "warn", "error": "bad", "hang": "bad", "desync": "bad"}
+_STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "ended": 4}
+_RANKS = (
+    Column(""), Column("rank"), Column("state", right=False), Column("step", drop=3), Column("step p50", drop=6),
+    Column("comm"), Column("exposed", drop=1), Column("wait", drop=2), Column("gpu", drop=4),
+    Column("in flight", right=False, least=22), Column("age"), Column("host", right=False, drop=5),
+)  # fmt: skip
+_OPERATIONS = (
+    Column("group", right=False, least=8), Column("op", right=False, least=10), Column("ranks", drop=5), Column("count/s"),
+    Column("p50", drop=3), Column("p99"), Column("algbw", drop=6), Column("busbw"), Column("eff", drop=1),
+    Column("time", drop=4), Column("wait", drop=2),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is to show."""
+
+    #: The latest; ``None``: there have been none yet.
+    answers: Answers | None
+    #: How old they are.
+    age_s: float
+    #: Why there are no newer ones; ``None``: nothing is wrong.
+    trouble: str | None
+
+
+def frame(seen: Seen, cells: int, height: int | None = None) -> list[Line]:
+    """At most ``height`` lines (``None``: as many as there are) of at most ``cells`` cells; the worst first where there is no room."""
+    lines = _stale(seen, cells, height)
+    if seen.answers is not None:
+        body = _body(seen.answers, cells, None if height is None else max(0, height - len(lines) - 1))
+        old = seen.trouble is not None or seen.age_s > STALE_S
+        lines = [_title(seen.answers, cells, height is not None), *lines, *(map(_faded, body) if old else body)]
+    return [cut_line(line, cells) for line in lines[:height]]
+
+
+def _stale(seen: Seen, cells: int, height: int | None) -> list[Line]:
+    """What to say where the answers are not of now."""
+    most = None if height is None else max(1, height // 4)
+    if seen.answers is None:
+        return [(Span(text, "warn"),) for text in wrap(clean(seen.trouble or "asking the agent"), cells, most)]
+    if seen.trouble is None and seen.age_s <= STALE_S:
+        return []
+    said = f"OLD: what follows is {seconds(seen.age_s)} old. {clean(seen.trouble or 'The agent takes long to answer')}. Asking again."
+    return [(Span(text, "bad"),) for text in wrap(said, cells, most)]
+
+
+def _faded(line: Line) -> Line:
+    return tuple(Span(span.text, "dim") for span in line)
+
+
+def _title(answers: Answers, cells: int, live: bool) -> Line:
+    shown = answers.shown
+    text = "commwatch top: "
+    if shown is None:
+        text += f"no job yet at {clean(answers.url)}"
+    else:
+        job = shown.job
+        ended = "" if job.state == "running" else time.strftime(" at %H:%M:%S", time.localtime(job.last_seen_at))
+        text += f"{clean(job.job_id)}, {job.state}{ended}, {len(job.ranks)} of {job.world_size} ranks"
+        text += f", {job.restarts} restarts" if job.restarts else ""
+    hint = " q quits" if live else ""
+    return (*pad_line((Span(text, "title"),), max(0, cells - len(hint))), Span(hint, "dim"))
+
+
+def _body(answers: Answers, cells: int, height: int | None) -> list[Line]:
+    """All but the title."""
+    shown = answers.shown
+    notices = _notices(answers)
+    if shown is None:
+        return [*_wrapped(notices, cells, height), (Span("Start a job with commwatch run, or with COMMWATCH=1."),)]
+    top = _shares(shown, cells) + _cards(answers)
+    room = None if height is None else max(0, height - len(top))
+    # A third for what is wrong, and what the tables do not need.
+    need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
+    said = _wrapped(notices, cells, None if room is None else max(2, room // 3, room - need))
+    room = None if room is None else max(0, room - len(said) - 1)
+    return [*top, *said, (), *_tables(answers, shown, cells, room)]
+
+
+# -- the job ----------------------------------------------------------------------------------
+
+
+def _shares(shown: OfJob, cells: int) -> list[Line]:
+    """Steps, and the part of them that is communication, against the 30 % line."""
+    usual = [step for step in shown.steps if not step.long]
+    if not usual:
+        why = shown.job.steps_unavailable or f"no step has ended in the last {WINDOW_S} s"
+        return [(Span("steps    ", "dim"), Span(clean(why)))]
+    durations = sorted(step.duration_s for step in usual)
+    p95 = durations[int(0.95 * (len(durations) - 1))]
+    per_s = len(shown.steps) / sum(step.duration_s for step in shown.steps)
+    last = max(step.seq for step in shown.steps)
+    said = f"{per_s:.3g}/s, median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
+    comm, exposed = _share(usual, "comm_s"), _share(usual, "exposed_s")
+    lines: list[Line] = [(Span("steps    ", "dim"), Span(said))]
+    if comm is not None:
+        why = bottleneck(comm, exposed)
+        hidden = exposed is not None and exposed < WORTH
+        style = "good" if comm <= LIMIT or hidden else "bad"
+        lines.append(_bar("comm", comm, style, why, cells))
+    if exposed is not None:
+        lines.append(_bar("exposed", exposed, "good" if exposed <= WORTH else "warn", "", cells))
+    return lines
+
+
+def _share(steps: Sequence[StepView], part: str) -> float | None:
+    """Of the steps' time; ``None`` if it is not known of one of them."""
+    parts = [getattr(step, part) for step in steps]
+    return None if not parts or None in parts else float(sum(parts)) / sum(step.duration_s for step in steps)
+
+
+def _bar(name: str, share: float, style: str, why: str, cells: int) -> Line:
+    length = max(10, min(_MOST_BAR, cells // 3))
+    full, limit = round(min(1.0, share) * length), round(LIMIT * length)
+    drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
+    return (Span(f"{name:<9}", "dim"), Span(drawn, style), Span(f" {percent(share):>5}", "bold"), Span(why))
+
+
+def _cards(answers: Answers) -> list[Line]:
+    """One line of all cards that can be read."""
+    parts = []
+    for view in answers.gpus.gpus:
+        measured = view.gpu.measured
+        watts = "" if measured.power_watts is None else f" {measured.power_watts:.0f} W"
+        if measured.utilization is not None:
+            parts.append(f"{view.gpu.card.index}: {percent(measured.utilization)}{watts}")
+    return [(Span("gpus     ", "dim"), Span("  ".join(parts)))] if parts else []
+
+
+# -- what is wrong, in words ------------------------------------------------------------------
+
+
+def _notices(answers: Answers) -> list[Span]:
+    """The worst first."""
+    shown = answers.shown
+    said = [] if answers.about.trouble is None else [Span(f"agent: {answers.about.trouble}", "bad")]
+    if shown is not None:
+        for verdict in sorted(shown.verdicts, key=lambda verdict: _STYLES.get(verdict.kind, "warn")):
+            style = _STYLES.get(verdict.kind, "warn")
+            whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
+            said.append(Span(f"{verdict.kind.upper()} {whom}: {verdict.says}", style))
+    firing = [alert for alert in answers.alerts if alert.state == "firing"]
+    for alert in sorted(firing, key=lambda alert: alert.severity):
+        text = alert.annotations.get("summary", "")
+        said.append(Span(f"ALERT {alert.name}: {text}", _STYLES.get(alert.severity, "")))
+    said += [Span(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
+    if shown is not None:
+        said += [
+            Span(f"NCCL {found.title}: {found.says}", _STYLES.get(found.severity, ""))
+            for found in sorted(shown.findings, key=lambda found: found.severity)
+        ]
+        said += [Span(f"TRY {each.title}: {each.gain}") for each in shown.advice[:1]]
+    pending = Counter(alert.name for alert in answers.alerts if alert.state == "pending")
+    said += [Span(f"pending: {', '.join(pending)}", "dim")] if pending else []
+    said += [Span(f"other jobs run here: {', '.join(answers.others)} (--job)", "dim")] if answers.others else []
+    return [Span(clean(span.text), span.style) for span in said]
+
+
+def _wrapped(notices: list[Span], cells: int, height: int | None) -> list[Line]:
+    """At most two lines each where room is short, and how many more there are."""
+    whole = [[Span(text, span.style) for text in wrap(span.text, cells, height and 2)] for span in notices]
+    lines: list[Line] = []
+    for i, parts in enumerate(whole):
+        last = i == len(whole) - 1
+        if height is not None and len(lines) + len(parts) + (not last) > height:
+            if len(lines) < height:
+                lines.append((Span(f"and {len(whole) - i} more: commwatch diagnose, commwatch report", "dim"),))
+            break
+        lines += [(part,) for part in parts]
+    return lines
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+
+def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> list[Line]:
+    ranks, operations = _worst_first(shown), shown.by_operation.rows
+    if cells >= _WIDE:
+        half = (cells - 3) // 2
+        left = _rank_table(answers, shown, ranks, half, height)
+        right = _operation_table(shown, operations, cells - 3 - half, height)
+        rows = max(len(left), len(right))
+        left, right = left + [()] * (rows - len(left)), right + [()] * (rows - len(right))
+        return [(*pad_line(a, half), Span(" │ ", "dim"), *b) for a, b in zip(left, right, strict=True)]
+    if height is None:
+        mine = None
+    else:  # each gets half, and what the other does not need
+        need = len(operations) + 2
+        mine = max(height // 2, height - need)
+    left = _rank_table(answers, shown, ranks, cells, mine)
+    right = _operation_table(shown, operations, cells, None if height is None else height - len(left) - 1)
+    return [*left, (), *right] if right else left
+
+
+def _culprits(shown: OfJob) -> dict[int, str]:
+    """Ranks that a verdict names, and the verdict; the worst where there are several."""
+    found: dict[int, str] = {}
+    for verdict in sorted(shown.verdicts, key=lambda verdict: _STYLES.get(verdict.kind) == "bad"):
+        found.update(dict.fromkeys(verdict.ranks, verdict.kind))
+    return found
+
+
+def _state(rank: RankView) -> str:
+    if rank.state == "running" and rank.process in ("stopped", "zombie"):
+        return rank.process
+    silent = rank.heartbeat_age_s is not None and rank.heartbeat_age_s > SILENT_S
+    return "silent" if rank.state == "running" and silent else rank.state
+
+
+def _oldest(rank: RankView) -> InFlight | None:
+    """Messages that nobody waits for yet come last."""
+    return max(rank.in_flight, key=lambda op: (age(op), op.age_s), default=None)
+
+
+def _worst_first(shown: OfJob) -> list[RankView]:
+    """Those that a verdict names, then those that do not run, then by exposed communication, or communication."""
+    culprits, steps = _culprits(shown), _by_rank(shown)
+
+    def badness(rank: RankView) -> tuple[bool, int, float, int]:
+        mine = steps.get(rank.rank, [])
+        share = _share(mine, "exposed_s")
+        share = _share(mine, "comm_s") if share is None else share
+        return (rank.rank not in culprits, _STATES.get(_state(rank), 3), -(share or 0.0), rank.rank)
+
+    return sorted(shown.ranks, key=badness)
+
+
+def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:
+    """Usual steps."""
+    found: dict[int, list[StepView]] = {}
+    for step in shown.steps:
+        if not step.long:
+            found.setdefault(step.rank, []).append(step)
+    return found
+
+
+def _covered_s(shown: OfJob) -> float | None:
+    """The time that the sums are of; ``None``: there was nothing to add up."""
+    since, until = shown.by_operation.since, shown.by_operation.until
+    return None if since is None or until is None else max(until - max(since, shown.job.started_at), 1e-3)
+
+
+def _part(seconds_of_ranks: float | None, ranks: int, covered_s: float | None) -> str:
+    """Of the ranks' time."""
+    if seconds_of_ranks is None or covered_s is None or not ranks:
+        return NOT_KNOWN
+    return percent(seconds_of_ranks / (ranks * covered_s))
+
+
+def _rank_table(
+    answers: Answers, shown: OfJob, worst_first: list[RankView], cells: int, height: int | None
+) -> list[Line]:
+    """By number where all have room."""
+    room = len(worst_first) if height is None else max(0, height - 1)
+    if not room:
+        return []
+    fits = len(worst_first) <= room
+    ranks = sorted(worst_first, key=lambda rank: rank.rank) if fits else worst_first[: room - 1]
+    lines = table(_RANKS, _rank_rows(answers, shown, ranks), cells)
+    return lines if fits else [*lines, _others(shown, worst_first[room - 1 :])]
+
+
+def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[list[Span]]:
+    culprits, steps, covered_s = _culprits(shown), _by_rank(shown), _covered_s(shown)
+    sums = {row.by["rank"]: row for row in shown.by_rank.rows}
+    cards = {view.gpu.card.index: view.gpu.measured.utilization for view in answers.gpus.gpus}
+    rows = []
+    for rank in ranks:
+        state, blamed, mine = _state(rank), culprits.get(rank.rank), steps.get(rank.rank, [])
+        bad = "bad" if state not in ("running", "ended") else "dim" if state == "ended" else ""
+        style = _STYLES.get(blamed, "warn") if blamed else bad
+        row, op = sums.get(rank.rank), _oldest(rank)
+        texts = (
+            "!" if blamed else "", str(rank.rank), blamed or state, str(mine[0].seq) if mine else NOT_KNOWN,
+            seconds(median(step.duration_s for step in mine) if mine else None),
+            percent(_share(mine, "comm_s")), percent(_share(mine, "exposed_s")),
+            _part(None if row is None else _waited(row), 1, covered_s),
+            NOT_KNOWN if rank.gpu is None else f"{rank.gpu}: {percent(cards.get(rank.gpu))}",
+            NOT_KNOWN if op is None else _named(op, len(rank.in_flight)),
+            NOT_KNOWN if op is None else seconds(op.age_s), clean(rank.host),
+        )  # fmt: skip
+        rows.append([Span(text, style) for text in texts])
+    return rows
+
+
+def _named(op: InFlight, among: int) -> str:
+    return clean(f"{op.op} {op.group}") + (f" +{among - 1}" if among > 1 else "")
+
+
+def _waited(row: Row) -> float | None:
+    return row.wait_s if row.wait_s is not None else row.p2p_wait_s
+
+
+def _others(shown: OfJob, ranks: list[RankView]) -> Line:
+    """The ranks that have no line of their own, in one."""
+    steps = _by_rank(shown)
+    states = ", ".join(f"{count} {state}" for state, count in Counter(map(_state, ranks)).most_common())
+    shares = [share for rank in ranks if (share := _share(steps.get(rank.rank, []), "comm_s")) is not None]
+    comm = f", comm {percent(min(shares))} to {percent(max(shares))}" if shares else ""
+    ages = [op.age_s for rank in ranks if (op := _oldest(rank)) is not None]
+    oldest = f", oldest in flight {seconds(max(ages))}" if ages else ""
+    return (Span(f"and {len(ranks)} more: {states}{comm}{oldest}", "dim"),)
+
+
+def _operation_table(shown: OfJob, operations: list[Row], cells: int, height: int | None) -> list[Line]:
+    """Most time first."""
+    room = len(operations) if height is None else max(0, height - 1)
+    if not operations:
+        return [(Span(f"no operation has ended in the last {WINDOW_S} s", "dim"),)] if height is None or height else []
+    if not room:
+        return []
+    shown_rows = operations if len(operations) <= room else operations[: room - 1]
+    covered_s = _covered_s(shown)
+    rows = [[Span(text) for text in _operation_cells(row, covered_s)] for row in shown_rows]
+    lines = table(_OPERATIONS, rows, cells)
+    more = len(operations) - len(shown_rows)
+    return [*lines, (Span(f"and {more} more", "dim"),)] if more else lines
+
+
+def _operation_cells(row: Row, covered_s: float | None) -> tuple[str, ...]:
+    per_s = NOT_KNOWN if covered_s is None else f"{row.count / row.ranks / covered_s:.3g}"  # of a rank
+    return (
+        clean(str(row.by["group"])), clean(str(row.by["op"])), str(row.ranks), per_s, seconds(row.p50_s), seconds(row.p99_s),
+        rate(row.algbw), rate(row.busbw), percent(row.efficiency), _part(row.seconds, row.ranks, covered_s),
+        _part(_waited(row), row.ranks, covered_s),
+    )  # fmt: skip
