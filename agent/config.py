@@ -82,6 +82,11 @@ class Config:
         """Active and past alerts, one file per host as well."""
         return self.state / f"alerts-{gethostname()}.json"
 
+    @property
+    def told(self) -> Path:
+        """What receivers of alerts were told, likewise."""
+        return self.state / f"told-{gethostname()}.json"
+
 
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),

@@ -133,6 +133,7 @@ class Daemon:
             self._alerting = Alerting(plan, registry.collect, Book(config.alerts))
         except UnsupportedExpression as error:
             raise CannotStart(f"alert {error}; take it from the list, or write it otherwise") from None
+        self._delivery.resume(*self._alerting.alerts())
         registry.register(self._alerting)
         watchers = Watchers(
             self._nccl, self._profiles, self._gpus, witnesses, self._host, self._alerting, self._evidence

@@ -10,16 +10,18 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from socket import gethostname
-from typing import Any
+from typing import Any, BinaryIO
 
 from commwatch import trainers
 from commwatch.alerts.model import FIRING, Alert
@@ -58,16 +60,16 @@ class Sources:
         agent = self.agent
         until = time.time()
         since_ns, until_ns = int((until - _WINDOW_S) * 1e9), int((until + 1) * 1e9)
-        ranks = agent.ranks(job)
+        ranks = cache(lambda: agent.ranks(job))
         return {
-            "ranks": lambda: ranks,
+            "ranks": ranks,
             "verdicts": lambda: self._verdicts(job),
             "operations": lambda: agent.operations(
-                since_ns, until_ns, None, lambda op: job in (None, op.job_id), _OPERATIONS * max(len(ranks), 1)
+                since_ns, until_ns, None, lambda op: job in (None, op.job_id), _OPERATIONS * max(len(ranks()), 1)
             ),
             "steps": lambda: agent.steps(since_ns, until_ns, job, None, _STEPS),
             "nccl_messages": lambda: self.logs.messages(job, None, 0.0, until, _MESSAGES),
-            "stacks": lambda: trainers.evidence(self._verdicts(job), ranks, gethostname()),
+            "stacks": lambda: trainers.evidence(self._verdicts(job), ranks(), gethostname()),
             "gpus": lambda: self._gpus(job),
             "host": lambda: self.host.view(job),
             "topology": lambda: self.logs.topology(job),
@@ -84,7 +86,9 @@ class Sources:
 
 def bundle(alert: Alert, sections: Sections, taken_at: float, most_bytes: int = MOST_BYTES) -> str:
     """The JSON text of a bundle; what cannot be had, or has no room, is named in ``left_out`` with the reason."""
-    parts = {"alert": _text(alert), "id": _text(alert.id), "taken_at": _text(taken_at)}
+    # JSON has neither NaN nor infinity: as `/api/v1/alerts` has it.
+    about = {**asdict(alert), "value": alert.value if math.isfinite(alert.value) else None}
+    parts = {"alert": _text(about), "id": _text(alert.id), "taken_at": _text(taken_at)}
     left_out: dict[str, str] = {}
     room = most_bytes - sum(map(len, parts.values()))
     for name, section in sections.items():
@@ -102,7 +106,11 @@ def bundle(alert: Alert, sections: Sections, taken_at: float, most_bytes: int = 
 
 
 def _text(value: object) -> str:
-    return json.dumps(value, default=lambda other: asdict(other) if is_dataclass(other) else str(other))  # type: ignore[arg-type]
+    return json.dumps(value, default=_plain, allow_nan=False)
+
+
+def _plain(other: object) -> object:
+    return asdict(other) if is_dataclass(other) and not isinstance(other, type) else str(other)
 
 
 class Evidence:
@@ -126,6 +134,10 @@ class Evidence:
         self._waiting: deque[Alert] = deque()
         self._known: deque[str] = deque((path.stem for path in self._kept()), maxlen=2 * MOST_KEPT)
         self._lock = threading.Lock()
+        self._trouble: str | None = None
+        with contextlib.suppress(OSError):
+            for path in directory.glob(".*"):  # of an agent that was killed
+                path.unlink()
 
     def want(self, alerts: Sequence[Alert]) -> None:
         """Have a bundle taken of those that have just begun to fire."""
@@ -133,9 +145,15 @@ class Evidence:
         with self._lock:
             for alert in alerts:
                 fresh = alert.state == FIRING and alert.fired_at is not None and now - alert.fired_at < _FRESH_S
-                if fresh and _key(alert) not in self._known and len(self._waiting) < _MOST_WAITING:
-                    self._known.append(_key(alert))
-                    self._waiting.append(alert)
+                if not fresh or _key(alert) in self._known or len(self._waiting) >= _MOST_WAITING:
+                    continue
+                try:
+                    self._make_room(_key(alert))
+                except OSError as error:
+                    self._say(error)
+                    return  # nor is there room for the others
+                self._known.append(_key(alert))
+                self._waiting.append(alert)
 
     def linked(self, alerts: Sequence[Alert]) -> list[Alert]:
         """The alerts, with the address of their bundle where there is one, or will be in a moment."""
@@ -152,10 +170,12 @@ class Evidence:
             alert = self._waiting[0]
             try:
                 self._keep(_key(alert), bundle(alert, self._sections(alert.labels.get("job_id")), self._clock()))
-            except (OSError, StoreError, sqlite3.Error) as error:
-                log.warning("no evidence of %s is kept: %s", alert.name, error)
+            except OSError as error:
+                self._say(error)
                 with self._lock:
                     self._known.remove(_key(alert))
+            else:
+                self._say(None)
             with self._lock:
                 self._waiting.popleft()
 
@@ -169,17 +189,40 @@ class Evidence:
             return (self._directory / f"{_key(alert)}.json").read_text(encoding="utf-8")
         return None
 
-    def _keep(self, key: str, text: str) -> None:
+    def _make_room(self, key: str) -> None:
+        """Reserve the place of a bundle, so that nobody is given a link to one that cannot be kept."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        hidden = self._directory / f".{key}"
-        hidden.touch(mode=0o600)
-        hidden.write_text(text, encoding="utf-8")
-        hidden.rename(self._directory / f"{key}.json")
+        with self._hidden(key, os.O_CREAT) as file:
+            os.posix_fallocate(file.fileno(), 0, MOST_BYTES)
+
+    def _keep(self, key: str, text: str) -> None:
+        with self._hidden(key) as file:
+            file.write(text.encode())
+            file.truncate()
+        (self._directory / f".{key}").rename(self._directory / f"{key}.json")
         kept = self._kept()
         for path in kept[: max(0, len(kept) - MOST_KEPT)]:
             path.unlink(missing_ok=True)
             with self._lock, contextlib.suppress(ValueError):
                 self._known.remove(path.stem)
+
+    @contextlib.contextmanager
+    def _hidden(self, key: str, flags: int = 0) -> Iterator[BinaryIO]:
+        """The file that a bundle is until it is whole; gone if something goes wrong."""
+        path = self._directory / f".{key}"
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600), "wb") as file:
+                yield file
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _say(self, error: OSError | None) -> None:
+        """What goes wrong is said when it begins to."""
+        trouble = None if error is None else f"no evidence is kept in {self._directory}: {error.strerror}"
+        if trouble and trouble != self._trouble:
+            log.warning("alerts: %s", trouble)
+        self._trouble = trouble
 
     def _kept(self) -> list[Path]:
         """Oldest first."""

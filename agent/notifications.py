@@ -5,6 +5,7 @@ from __future__ import annotations
 from socket import gethostname
 
 from commwatch.alerts.delivery import Delivery
+from commwatch.alerts.kept import KeptFile
 from commwatch.alerts.receivers.settings import receivers
 from commwatch.collectors.registry import Reading
 from commwatch.config import Config
@@ -16,7 +17,7 @@ def delivery_of(config: Config, agent_url: str) -> Delivery:
     Args:
         agent_url: for links in what is sent.
     """
-    return Delivery(receivers(config.receivers, agent_url))
+    return Delivery(receivers(config.receivers, agent_url), file=KeptFile(config.told))
 
 
 def address_of(config: Config, port: int) -> str:

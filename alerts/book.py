@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from commwatch.alerts.kept import KeptFile
 from commwatch.alerts.model import STATES, Alert
 
-log = logging.getLogger("commwatch")
 #: Alerts that are over are kept so many and so long.
 MOST_PAST, PAST_S = 1000, 30 * 86400.0
 #: So often what is active is written although nothing has changed: an agent that is killed loses no more of ``for``.
@@ -116,34 +113,13 @@ class Book:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = KeptFile(path)
         self._gist: tuple[object, ...] = ([], None)
         self._saved_s = 0.0
-        self._trouble: str | None = None
 
     def load(self) -> Kept | None:
         """What was kept; ``None``: nothing, or nothing that can be read."""
-        try:
-            text = self._path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
-            self._put_aside(str(error))
-            return None
-        try:
-            return read(text)
-        except ValueError as error:
-            self._put_aside(str(error))
-            return None
-
-    def _put_aside(self, why: str) -> None:
-        aside = self._path.with_name(f"{self._path.name}.damaged")
-        try:
-            self._path.replace(aside)
-        except OSError as error:
-            log.error("alerts: cannot read %s (%s), nor put it aside: %s", self._path, why, error.strerror)
-        else:
-            log.error("alerts: cannot read %s (%s); it is now %s, and alerts begin anew", self._path, why, aside)
+        return self._file.load(read)
 
     def save(self, kept: Kept, at_s: float, *, last: bool = False) -> None:
         """Replace the file by one that holds this, whole or not at all.
@@ -157,23 +133,5 @@ class Book:
         now, fresh = gist(kept), at_s < self._saved_s + REFRESH_S and not last
         if now == self._gist and (fresh or not kept.state["active"]):
             return
-        hidden = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(written(kept))
-                file.flush()
-                os.fsync(file.fileno())
-            hidden.replace(self._path)
-        except OSError as error:
-            self._say(f"cannot write {self._path}: {error.strerror}; what is active would not outlive the agent")
-            with contextlib.suppress(OSError):
-                hidden.unlink(missing_ok=True)
-        else:
+        if self._file.save(written(kept)):
             self._gist, self._saved_s = now, at_s
-            self._say(None)
-
-    def _say(self, trouble: str | None) -> None:
-        if trouble and not self._trouble:
-            log.error("alerts: %s", trouble)
-        self._trouble = trouble

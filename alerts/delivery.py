@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from commwatch.alerts.model import Alert
+from commwatch.alerts.book import from_json
+from commwatch.alerts.kept import KeptFile
+from commwatch.alerts.model import RESOLVED, Alert
 from commwatch.alerts.outbox import Batch, Outbox
 from commwatch.alerts.receivers.sending import CannotSend, Receiver
 
 log = logging.getLogger("commwatch")
+#: While there is more to tell, what was told is written down no more often.
+_WRITE_S = 1.0
+_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Delivery:
     """Hands alerts to receivers.
 
     Args:
+        file: where it is kept what receivers were told, so that nobody is told twice after a restart of the agent; ``None``: nowhere.
         wall: Unix time, for what is sent.
         clock: the monotonic clock, for when it is sent.
     """
@@ -58,12 +66,45 @@ class Delivery:
         self,
         receivers: Sequence[Receiver],
         *,
+        file: KeptFile | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         retry: Retry = Retry(),
     ) -> None:
-        self._clock = clock
-        self._lanes = [_Lane(receiver, wall, clock, retry) for receiver in receivers]
+        self._file, self._wall, self._clock = file, wall, clock
+        self._writing = threading.Lock()
+        self._lanes = [_Lane(receiver, wall, clock, retry, self._write) for receiver in receivers]
+
+    def resume(self, active: Sequence[Alert], past: Sequence[Alert]) -> None:
+        """Take up what an agent before this one has told; to be called before anything is sent.
+
+        Args:
+            active: alerts that are pending or firing.
+            past: some that are over; what was told as firing and is in neither has ended, too.
+        """
+        kept = None if self._file is None else self._file.load(_read)
+        if kept is None:
+            return
+        now = self._wall()
+        away_s = max(0.0, now - kept["saved_at"])
+        active_ids, over = {alert.id for alert in active}, {alert.id: alert for alert in past}
+
+        def as_it_is(alert: Alert) -> Alert:
+            if alert.state == RESOLVED or alert.id in active_ids:
+                return alert
+            return over.get(alert.id) or replace(alert, state=RESOLVED, resolved_at=now)
+
+        for lane in self._lanes:
+            state = kept["receivers"].get(lane.name, [])
+            lane.restore([{**one, "ago_s": one["ago_s"] + away_s} for one in state], as_it_is)
+
+    def _write(self) -> None:
+        """Write down what receivers have been told."""
+        if self._file is None:
+            return
+        with self._writing:
+            told = {lane.name: lane.state() for lane in self._lanes}
+            self._file.save(json.dumps({"version": _VERSION, "saved_at": self._wall(), "receivers": told}))
 
     def send(self, alerts: Sequence[Alert]) -> None:
         """Take in everything that fires, and what has just been resolved: after each evaluation. Waits for nobody."""
@@ -83,11 +124,40 @@ class Delivery:
             lane.join(max(0.0, end - self._clock()))
 
 
+def _read(text: str) -> Mapping[str, Any]:
+    """What receivers were told.
+
+    Raises:
+        ValueError: the text is damaged, or of another version.
+    """
+    try:
+        given: Mapping[str, Any] = json.loads(text)
+        if given["version"] != _VERSION:
+            raise ValueError(f"version {given['version']}, and this is {_VERSION}")
+        float(given["saved_at"])
+        for told in given["receivers"].values():
+            for one in told:
+                from_json(one["alert"])
+                float(one["ago_s"])
+                one["told"]
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not what was written: {type(error).__name__}: {error}") from None
+    return given
+
+
 class _Lane:
     """One receiver, its outbox and its thread."""
 
-    def __init__(self, receiver: Receiver, wall: Callable[[], float], clock: Callable[[], float], retry: Retry) -> None:
-        self._receiver, self._wall, self._clock, self._retry = receiver, wall, clock, retry
+    def __init__(
+        self,
+        receiver: Receiver,
+        wall: Callable[[], float],
+        clock: Callable[[], float],
+        retry: Retry,
+        write: Callable[[], None],
+    ) -> None:
+        self._receiver, self._wall, self._clock, self._retry, self._write = receiver, wall, clock, retry, write
+        self._written_s = float("-inf")
         self._outbox = Outbox(receiver.policy)
         self._changed = threading.Condition()
         self._closing = False
@@ -95,6 +165,19 @@ class _Lane:
         self._trouble: str | None = None
         self._thread = threading.Thread(target=self._work, name=f"to {receiver.name}", daemon=True)
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        return self._receiver.name
+
+    def state(self) -> list[dict[str, Any]]:
+        with self._changed:
+            return self._outbox.state(self._clock()) if self._outbox.keeps else []
+
+    def restore(self, state: Sequence[Mapping[str, Any]], as_it_is: Callable[[Alert], Alert]) -> None:
+        with self._changed:
+            self._outbox.restore(state, self._clock(), as_it_is)
+            self._changed.notify()
 
     def take(self, alerts: Sequence[Alert]) -> None:
         with self._changed:
@@ -120,8 +203,21 @@ class _Lane:
             failure = self._send(batch)
             with self._changed:
                 self._note(batch, failure)
-                if failure is not None and failure.again and self._closing:
-                    return
+                to_write = self._is_to_write()
+                is_over = failure is not None and failure.again and self._closing
+            if to_write:
+                self._write()
+            if is_over:
+                return
+
+    def _is_to_write(self) -> bool:
+        """Whether what was told is to be written down now: at once, but in a flood once a second."""
+        now = self._clock()
+        more = self._not_before_s <= now and self._outbox.has_more
+        if not self._outbox.keeps or (more and now < self._written_s + _WRITE_S):
+            return False
+        self._written_s = now
+        return True
 
     def _next(self) -> Batch | None:
         """The next message, as soon as there is one; ``None``: no more."""

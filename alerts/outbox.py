@@ -7,9 +7,11 @@ receiver was away goes out once, as it stands when the receiver is back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from commwatch.alerts.book import as_json, from_json
 from commwatch.alerts.model import FIRING, INFO, RESOLVED, SEVERITIES, Alert
 
 #: Alerts in one message; further ones of a group are only counted.
@@ -138,6 +140,11 @@ class Outbox:
                 return batch
         return None
 
+    @property
+    def has_more(self) -> bool:
+        """Whether more was due when the latest message was."""
+        return bool(self._turn)
+
     def _batch(self, at: Labels, now_s: float) -> Batch | None:
         entries = list(self._groups.get(at, {}).values())
         due = [entry for entry in entries if self._due(entry, now_s)]
@@ -210,6 +217,35 @@ class Outbox:
         """Alerts whose latest state the receiver has not been told."""
         entries = (entry for _, _, entry in self._entries())
         return sum(e.told != e.alert.id if e.alert.state == FIRING else e.tried and not e.ended for e in entries)
+
+    # -- over a restart -----------------------------------------------------------------------
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its state is worth keeping: who groups by itself is told each minute what is so, and needs no memory of ours."""
+        return self._policy.grouped
+
+    def state(self, now_s: float) -> list[dict[str, Any]]:
+        """What must outlive the agent, as JSON knows it: what may have been told, but for that whose end was; and how long ago."""
+        return [
+            {"alert": as_json(entry.alert), "told": entry.told, "ago_s": now_s - entry.told_s}
+            for _, _, entry in self._entries()
+            if entry.tried and not entry.ended
+        ]
+
+    def restore(self, state: Iterable[Mapping[str, Any]], now_s: float, as_it_is: Callable[[Alert], Alert]) -> None:
+        """Take up what an agent before this one has left; to be called before anything is taken in.
+
+        Args:
+            as_it_is: an alert in its present state.
+        """
+        for one in state:
+            alert = as_it_is(from_json(one["alert"]))
+            if alert.state == RESOLVED and not self._policy.send_resolved:
+                continue
+            entry = _Entry(alert, now_s)
+            entry.told, entry.told_s, entry.tried = one["told"], now_s - one["ago_s"], True
+            self._groups.setdefault(self._group_of(alert), {})[tuple(sorted(alert.labels.items()))] = entry
 
 
 def _change(entry: _Entry, alert: Alert, now_s: float) -> None:

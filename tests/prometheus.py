@@ -53,6 +53,7 @@ def prometheus(
     targets: list[str],
     rules: tuple[Path, ...] = (),
     *,
+    tells: tuple[str, ...] = (),
     flags: tuple[str, ...] = (),
     there: tuple[str, ...] = (),
     fetch: Fetch = fetch,
@@ -60,16 +61,18 @@ def prometheus(
     """A Prometheus on a free port of 127.0.0.1 that scrapes ``targets``, and looks at ``rules``, twice a second.
 
     Args:
+        tells: Alertmanagers that are told of alerts.
         flags: more of its command line.
         there: what runs a command where it is to be, if not here.
         fetch: how to ask it.
     """
     needs(shutil.which("prometheus"), "prometheus")
-    addresses = [target.removeprefix("http://") for target in targets]
+    addresses, managers = ([each.removeprefix("http://") for each in urls] for urls in (targets, tells))
     config = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
         "rule_files": [str(file) for file in rules],
         "scrape_configs": [{"job_name": "commwatch", "static_configs": [{"targets": addresses}]}],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": managers}]}]},
     }
     (directory / "prom.yml").write_text(json.dumps(config))  # JSON is YAML
     port = free_port()

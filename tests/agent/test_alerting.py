@@ -125,6 +125,22 @@ def test_restart(tmp_path: Path) -> None:
     assert [[alert.state for alert in some] for some in third.alerting.alerts()] == [[], [RESOLVED]]
 
 
+def test_kept_before_anybody_is_told(tmp_path: Path) -> None:
+    """What fires or is over is on disk when it is handed on, so an agent that is killed then does not forget what it has told."""
+    scene, book, found = Scene(tmp_path), tmp_path / "alerts.json", list[tuple[int, int]]()
+
+    def deliver(alerts: Sequence[Alert]) -> None:
+        kept = Book(book).load()
+        assert kept is not None
+        found.append((len(kept.state["active"]), len(kept.past)))
+
+    plan = Plan((WORSE,), deliver=deliver)
+    scene.alerting = Alerting(plan, scene._collect, Book(book), lambda: scene.at_s, lambda: scene.wall_s)
+    scene.later(15, r0=0.6)
+    scene.later(15, r0=0.1)
+    assert found == [(1, 0), (0, 1)]
+
+
 def test_clean_end_keeps_what_is_pending(tmp_path: Path) -> None:
     """An agent that ends in order leaves the last second of ``for``; the next one fires in time."""
     long = Rule("Long", "commwatch_comm_share_ratio > 0.3", 75, 0, WARNING, "", "")

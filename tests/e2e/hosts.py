@@ -44,6 +44,10 @@ class Host(NamedTuple):
         words = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "50ms")
         subprocess.run([*self.there, "tc", "qdisc", "add", "dev", self.device, *words], check=True)
 
+    def free(self) -> None:
+        """Let it send as fast as it can again."""
+        subprocess.run([*self.there, "tc", "qdisc", "del", "dev", self.device, "root"], check=True)
+
 
 @contextmanager
 def two_hosts() -> Iterator[list[Host]]:

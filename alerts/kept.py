@@ -1,0 +1,67 @@
+"""A file that outlives the agent: read once, replaced as a whole. What goes wrong with it is said once and raises nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+log = logging.getLogger("commwatch")
+T = TypeVar("T")
+
+
+class KeptFile:
+    """The file.
+
+    Args:
+        path: of it; beside it a damaged one is put aside.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._trouble: str | None = None
+
+    def load(self, read: Callable[[str], T]) -> T | None:
+        """What ``read`` makes of the text; ``None``: there is none, or none that it can read (``ValueError``)."""
+        try:
+            return read(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._put_aside(str(error))
+            return None
+
+    def _put_aside(self, why: str) -> None:
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        try:
+            self._path.replace(aside)
+        except OSError as error:
+            log.error("alerts: cannot read %s (%s), nor put it aside: %s", self._path, why, error.strerror)
+        else:
+            log.error("alerts: cannot read %s (%s); it is now %s, and what it kept begins anew", self._path, why, aside)
+
+    def save(self, text: str) -> bool:
+        """Replace the file by one with this text, whole or not at all; whether it was."""
+        hidden = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            hidden.replace(self._path)
+        except OSError as error:
+            self._say(f"cannot write {self._path}: {error.strerror}; what it keeps would not outlive the agent")
+            with contextlib.suppress(OSError):
+                hidden.unlink(missing_ok=True)
+            return False
+        self._say(None)
+        return True
+
+    def _say(self, trouble: str | None) -> None:
+        if trouble and not self._trouble:
+            log.error("alerts: %s", trouble)
+        self._trouble = trouble

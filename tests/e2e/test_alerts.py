@@ -1,0 +1,203 @@
+"""From a real job to whoever is told: over Prometheus and Alertmanager, and from the agent itself, at the same time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.alerts.catalogue import shipped
+from commwatch.alerts.model import FIRING, RESOLVED
+from tests.e2e.hosts import Host
+from tests.e2e.test_shares import SIZE, TAKES_S
+from tests.e2e.test_verdicts import Job, Trouble
+from tests.e2e.torchjob import JOBS
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, fetch, needs, wait_for
+from tests.prometheus import Prometheus, prometheus
+from tests.receivers import Server, alertmanager
+
+JOB = "ddp"
+HIGH = "CommShareHigh"
+#: What a job that waits for its link may be told of, and no more.
+WAITING = {HIGH, "CommShareCritical", "ExposedCommHigh"}
+SHARE = f'job:commwatch_comm_share_ratio:avg{{job_id="{JOB}"}}'
+#: Rounds of the agent, one each 15 s, by Prometheus' reckoning.
+ROUNDS = "changes(commwatch_alert_evaluation_seconds_total[1h])"
+#: A share goes down over the minute that it is of; then there are ``keep_firing_for`` and the rounds.
+LONG_S = 3 * PATIENCE_S
+
+
+class Scene:
+    """A job, its agent, a Prometheus, and who is told by whom."""
+
+    def __init__(self, running: RunningAgent, prom: Prometheus, told: dict[str, Server]) -> None:
+        self.agent, self.prom, self.told = running, prom, told
+
+    def said(self, way: str) -> list[dict[str, Any]]:
+        """What came of the alert on the share, the warning, in the order in which it came."""
+        found = [one for asked in list(self.told[way].asked) for one in asked.json["alerts"]]
+        return [one for one in found if (one["labels"]["alertname"], one["labels"]["severity"]) == (HIGH, "warning")]
+
+    def is_told(self, way: str, status: str) -> bool:
+        """The latest that came of it is this."""
+        return [one["status"] for one in self.said(way)][-1:] == [status]
+
+    def names(self) -> set[str]:
+        """Of all alerts that anybody was told of, whoever told."""
+        asked = [asked for server in self.told.values() for asked in list(server.asked)]
+        return {one["labels"]["alertname"] for each in asked for one in each.json["alerts"]}
+
+    def shown(self, part: str, state: str, name: str | None = None) -> list[dict[str, Any]]:
+        """``active`` or ``past`` alerts of the agent."""
+        found = self.agent.get("/api/v1/alerts")[part]
+        return [one for one in found if one["state"] == state and name in (None, one["name"])]
+
+    def rounds(self) -> float:
+        """How often the agent has evaluated its rules."""
+        return self.prom.value(ROUNDS) or 0.0
+
+
+def impatient() -> str:
+    """The list as we ship it, but for how long a condition must hold, and how long it is kept."""
+    text, number = re.subn(r"\b((?:keep_firing_)?for): \d+m$", r"\1: 15s", shipped("rules.yaml"), flags=re.MULTILINE)
+    assert number > 30
+    return text
+
+
+def settings(directory: Path, manager: str, webhook: str) -> Path:
+    """Of an agent with a list of its own, and of whom it tells: of everything, however quiet."""
+    (directory / "list.yaml").write_text(impatient(), encoding="utf-8")
+    file = directory / "commwatch.toml"
+    file.write_text(
+        f'rules = "{directory}/list.yaml"\n'
+        f'[[receivers]]\nkind = "alertmanager"\nurl = "{manager}"\nseverity = "info"\n'
+        f'[[receivers]]\nkind = "webhook"\nurl = "{webhook}"\nseverity = "info"\n'
+    )
+    return file
+
+
+@contextmanager
+def scene(hosts: list[Host], directory: Path, share: float) -> Iterator[Scene]:
+    """A job of two ranks over the two hosts whose communication takes this share of its time, watched; killed at the end."""
+    for host in hosts:
+        host.shape("200mbit")
+    with ExitStack() as stack:
+        told = {way: stack.enter_context(Server()) for way in ("over prometheus", "over alertmanager", "directly")}
+        of_prometheus = stack.enter_context(alertmanager(directory / "first", told["over prometheus"].url))
+        of_agent = stack.enter_context(alertmanager(directory / "second", told["over alertmanager"].url))
+        config = settings(directory, of_agent.url, told["directly"].url)
+        rules = directory / "exported.yaml"
+        exported = commwatch("alerts", "export", "--config", config, "--output", rules)
+        assert exported.returncode == 0, exported.stderr
+        run = directory / "run"
+        run.mkdir(mode=0o700)
+        running = stack.enter_context(agent(run, "--config", str(config), "--quiet"))
+        prom = stack.enter_context(prometheus(directory, [running.url], (rules,), tells=(of_prometheus.url,)))
+        stack.enter_context(job(hosts, run, TAKES_S / share - TAKES_S))
+        yield Scene(running, prom, told)
+
+
+@contextmanager
+def job(hosts: list[Host], run: Path, rest_s: float) -> Iterator[None]:
+    """A rank on each host, whose steps take so much longer than their communication."""
+    where = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29700", "WORLD_SIZE": str(len(hosts))}
+    watched = {"COMMWATCH": "1", "COMMWATCH_DIR": str(run), "COMMWATCH_JOB": JOB}
+    ranks = []
+    try:
+        for rank, host in enumerate(hosts):
+            command = [*host.there, sys.executable, str(JOBS / "ddp.py"), f"{rest_s:.4f}", str(SIZE)]
+            env = clean_env(**where, **watched, RANK=str(rank), GLOO_SOCKET_IFNAME=host.device)
+            ranks.append(subprocess.Popen(command, env=env))
+        yield
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def bundle(url: str) -> dict[str, Any] | None:
+    """The evidence of an alert; ``None``: not yet."""
+    try:
+        found: dict[str, Any] = json.loads(fetch(url)[0])
+    except urllib.error.HTTPError as error:
+        if error.code != 404:
+            raise
+        return None
+    return found
+
+
+@pytest.mark.parametrize("hook", ["native"], indirect=True)
+def test_from_a_job_to_a_person(hook: str, hosts: list[Host], tmp_path: Path) -> None:
+    """A job whose link holds it up is told of once over each way, with evidence, and its end when the link is freed."""
+    with scene(hosts, tmp_path, 0.6) as it:
+        for way in it.told:
+            wait_for(partial(it.is_told, way, FIRING), f"{HIGH} {way}", LONG_S)
+        (shown,) = it.shown("active", FIRING, HIGH)
+        assert 0.4 < shown["value"] < 0.8
+        for way in ("directly", "over alertmanager"):
+            said = it.said(way)[0]
+            assert said["status"] == FIRING
+            assert (said["labels"], said["annotations"].keys()) == (shown["labels"], shown["annotations"].keys())
+            assert said["annotations"]["evidence_url"] == shown["annotations"]["evidence_url"]
+        assert it.said("over prometheus")[0]["labels"].items() >= shown["labels"].items()
+        evidence = wait_for(lambda: bundle(shown["annotations"]["evidence_url"]), "the evidence")
+        assert (evidence["id"], evidence["alert"]["name"], evidence["left_out"]) == (shown["id"], HIGH, {})
+        assert [rank["rank"] for rank in evidence["ranks"]] == [0, 1]
+        assert {one["rank"] for one in evidence["operations"] if one["op"] == "all_reduce"} == {0, 1}
+        assert max(step["comm_share"] for step in evidence["steps"]) > 0.3
+        for host in hosts:
+            host.free()
+        for way in it.told:
+            wait_for(partial(it.is_told, way, RESOLVED), f"the end {way}", LONG_S)
+        for way in it.told:
+            assert [said["status"] for said in it.said(way)] == [FIRING, RESOLVED]
+            assert it.said(way)[1]["startsAt"] == it.said(way)[0]["startsAt"]
+        (past,) = it.shown("past", RESOLVED, HIGH)
+        assert (past["id"], it.shown("active", FIRING, HIGH)) == (shown["id"], [])
+        assert it.names() <= WAITING
+
+
+@pytest.mark.parametrize("hook", ["native"], indirect=True)
+def test_healthy_job(hook: str, hosts: list[Host], tmp_path: Path) -> None:
+    """Of a job whose communication takes a tenth of its time nobody is told anything, nor does anything fire."""
+    with scene(hosts, tmp_path, 0.1) as it:
+        wait_for(lambda: it.prom.value(SHARE) is not None, "the share", LONG_S)
+        before = it.rounds()
+        wait_for(lambda: it.rounds() >= before + 5, "five rounds", LONG_S)
+        share = it.prom.value(SHARE)
+        assert share is not None
+        assert 0.05 < share < 0.25
+        assert it.prom.query('count_over_time(ALERTS{alertstate="firing"}[1h])') == []
+        assert (it.shown("active", FIRING), it.shown("past", RESOLVED), it.names()) == ([], [], set())
+
+
+def test_hang(tmp_path: Path) -> None:
+    """The evidence of a hang has the verdict, what is in flight, and the Python stack of the rank that holds up the others."""
+    needs(shutil.which("py-spy", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}"), "py-spy")
+    stopped = Trouble("stop", 1, "hang", "stopped", "")
+    with agent(tmp_path, "--quiet", env=clean_env(COMMWATCH_THRESHOLD_HANG_SECONDS="10")) as running:
+        job = Job(tmp_path, "hang", stopped.does, stopped.culprit, stopped.good)
+        try:
+            (alert,) = wait_for(
+                lambda: running.get("/api/v1/alerts?state=firing&severity=critical")["active"], "the alert"
+            )
+            evidence = wait_for(lambda: bundle(alert["annotations"]["evidence_url"]), "the evidence")
+        finally:
+            job.end()
+    assert (alert["name"], alert["labels"]["rank"], evidence["id"]) == ("CollectiveHang", "1", alert["id"])
+    assert [(one["kind"], one["ranks"]) for one in evidence["verdicts"]] == [("hang", [stopped.culprit])]
+    assert {rank["rank"] for rank in evidence["ranks"] if rank["in_flight"]} == {0, 2}
+    stacks = {one["rank"]: one["text"] for one in evidence["stacks"] if one["kind"] == "python_stack"}
+    assert "stop (" in stacks[stopped.culprit]
+    assert evidence["left_out"] == {}
