@@ -108,11 +108,17 @@ class Agent:
         return (min(begins) / 1e9, min(max(ends), time_ns()) / 1e9) if begins else (None, None), cells
 
     def operations(
-        self, from_ns: int, until_ns: int, before: Place | None, wanted: Callable[[Operation], bool], limit: int
+        self,
+        from_ns: int,
+        until_ns: int,
+        before: Place | None,
+        wanted: Callable[[Operation], bool],
+        limit: int,
+        job: str | None = None,
     ) -> list[Operation]:
-        """Single operations, newest first."""
+        """Single operations, newest first; with ``job`` nothing else is read."""
         with History(self.path) as history:
-            reader = Reader(history, {ring.id: ring for ring in history.rings()})
+            reader = Reader(history, {ring.id: ring for ring in history.rings(job)})
             return list(islice(reader.newest_first(from_ns, until_ns, before, wanted), limit))
 
     def collective(self, group_id: str, seq: int) -> tuple[list[Operation], joins.Waits | None] | None:

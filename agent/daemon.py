@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +126,12 @@ class Daemon:
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
         witnesses = Witnesses(self._inspector, self._ras)
         address = address_of(config, self.port)
-        self._delivery = delivery_of(config, address)
-        self._evidence = Evidence(config.evidence, address, Sources(agent, self._nccl, self._gpus, self._host).sections)
+        kept, self._alerts_lock_fd = _place_of_alerts(config)
+        self._delivery = delivery_of(kept, address)
+        self._evidence = Evidence(kept.evidence, address, Sources(agent, self._nccl, self._gpus, self._host).sections)
         plan = plan or plan_of(config, f"{socket.gethostname()}:{self.port}", address, self._tell)
         try:
-            self._alerting = Alerting(plan, registry.collect, Book(config.alerts))
+            self._alerting = Alerting(plan, registry.collect, Book(kept.alerts))
         except UnsupportedExpression as error:
             raise CannotStart(f"alert {error}; take it from the list, or write it otherwise") from None
         self._delivery.resume(*self._alerting.alerts())
@@ -195,6 +196,7 @@ class Daemon:
                 self._profiles.close()
         self._store.close()
         (self.config.dir / "agent.json").unlink(missing_ok=True)
+        os.close(self._alerts_lock_fd)
         os.close(self._lock_fd)
         return not self._failed
 
@@ -277,6 +279,23 @@ def _lock_directory(config: Config) -> int:
         ) from None
     (config.dir / "agent.json").unlink(missing_ok=True)  # of an agent that was killed
     return fd
+
+
+def _place_of_alerts(config: Config) -> tuple[Config, int]:
+    """Where this agent keeps its alerts: in the state directory, or, where another agent of this host does, beside its rings.
+
+    Returns:
+        The settings with that place as their state directory, and what locks it.
+    """
+    fd = -1
+    for place in (config.state, config.dir):
+        fd = os.open(place / f"alerts-{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if _locked(fd):
+            return replace(config, state=place), fd
+        os.close(fd)
+    raise CannotStart(
+        f"another agent keeps its alerts in {config.state} and {config.dir}; choose another place with --state"
+    )
 
 
 def _locked(fd: int) -> bool:

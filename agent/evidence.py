@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from socket import gethostname
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from commwatch import trainers
 from commwatch.alerts.model import FIRING, Alert
@@ -31,6 +31,8 @@ from commwatch.host import HostWatch
 from commwatch.nccl import NcclLogs
 from commwatch.sight import conclude
 from commwatch.store import StoreError
+from commwatch.verdicts import Verdict
+from commwatch.views import RankView
 
 log = logging.getLogger("commwatch")
 
@@ -42,7 +44,9 @@ _MOST_WAITING = 8
 _FRESH_S = 60.0
 #: Operations for each rank, steps, and messages of NCCL's.
 _OPERATIONS, _STEPS, _MESSAGES = 32, 100, 50
-_WINDOW_S = 900.0
+_WINDOW_S = 3600.0
+#: Verdicts on ranks that stand still anyway: nobody else is asked for stacks.
+_STUCK = frozenset({"hang", "stalled", "desync"})
 Sections = Mapping[str, Callable[[], object]]
 
 
@@ -65,19 +69,23 @@ class Sources:
             "ranks": ranks,
             "verdicts": lambda: self._verdicts(job),
             "operations": lambda: agent.operations(
-                since_ns, until_ns, None, lambda op: job in (None, op.job_id), _OPERATIONS * max(len(ranks()), 1)
+                since_ns, until_ns, None, lambda op: True, _OPERATIONS * max(len(ranks()), 1), job
             ),
             "steps": lambda: agent.steps(since_ns, until_ns, job, None, _STEPS),
             "nccl_messages": lambda: self.logs.messages(job, None, 0.0, until, _MESSAGES),
-            "stacks": lambda: trainers.evidence(self._verdicts(job), ranks(), gethostname()),
+            "stacks": lambda: self._stacks(job, ranks()),
             "gpus": lambda: self._gpus(job),
             "host": lambda: self.host.view(job),
             "topology": lambda: self.logs.topology(job),
         }
 
-    def _verdicts(self, job: str | None) -> list[Any]:
+    def _verdicts(self, job: str | None) -> list[Verdict]:
         with self.agent.live(job) as (jobs, now_ns):
             return conclude(jobs, now_ns)
+
+    def _stacks(self, job: str | None, ranks: list[RankView]) -> object:
+        stuck = [verdict for verdict in self._verdicts(job) if verdict.kind in _STUCK] if job is not None else []
+        return trainers.evidence(stuck, ranks, gethostname())
 
     def _gpus(self, job: str | None) -> object:
         with self.agent.live(job) as (jobs, now_ns):
@@ -94,7 +102,7 @@ def bundle(alert: Alert, sections: Sections, taken_at: float, most_bytes: int = 
     for name, section in sections.items():
         try:
             text = _text(section())
-        except (OSError, ValueError, StoreError, sqlite3.Error) as error:
+        except (OSError, ValueError, RuntimeError, StoreError, sqlite3.Error) as error:  # RuntimeError: no more threads
             left_out[name] = str(error)
             continue
         if len(text) > room:

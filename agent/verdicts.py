@@ -286,7 +286,7 @@ def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[s
 
 
 def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
-    """Where ends cannot be seen, as on CUDA with ``COMMWATCH_TIMING=off``: ranks that have launched less than others, and nobody launches any more."""
+    """Where ends cannot be seen, as on CUDA by default: ranks that have launched less than others, and nobody launches any more."""
     idle = {view.rank: view.launched_s[group.group_id] for view in here if group.group_id in view.launched_s}
     at = {view.rank: view.last_seq.get(group.group_id, -1) for view in here}
     members = group.members or []

@@ -100,7 +100,7 @@ class RankView:
     heartbeat_age_s: float | None
     #: Latest finished collective per group, by ``group_id``; of operations without an observable end the latest launched.
     last_seq: dict[str, int]
-    #: Of groups whose operations have no observable end (CUDA with ``COMMWATCH_TIMING=off``): seconds since the latest was launched.
+    #: Of groups whose operations have no observable end (CUDA by default): seconds since the latest was launched.
     launched_s: dict[str, float]
     in_flight: list[InFlight]
     #: The latest ones.

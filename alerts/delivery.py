@@ -238,6 +238,8 @@ class _Lane:
         except ValueError as error:
             # Of a message that cannot be written down; what the error says may be part of it.
             return CannotSend(f"cannot be written ({type(error).__name__})", again=False)
+        except RuntimeError as error:  # no more threads to be had
+            return CannotSend(str(error))
         return None
 
     def _note(self, batch: Batch, failure: CannotSend | None) -> None:

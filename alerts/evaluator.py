@@ -19,8 +19,8 @@ from commwatch.alerts.series import NAME, Labels, Need, Samples, Vector, labels_
 #: The windows of an agent that has just begun are not warm before that, even for rules without a range: gauges over the last
 #: minute have to come back as well.
 LEAST_WARM_S = 60.0
-#: A pending alert that was last seen longer ago begins anew.
-OUTAGE_S = 3600.0
+#: A pending alert that was last seen longer ago begins anew; a firing one is over, as for Alertmanager, which was told no more.
+OUTAGE_S, AWAY_S = 3600.0, 300.0
 
 
 class Render(Protocol):
@@ -251,7 +251,8 @@ class Evaluator:
 
         A pending alert keeps the time for which its condition has held, the time without an agent left out, unless that was
         longer than ``OUTAGE_S``. A firing one goes on firing until the windows of its rule are warm. Neither is judged before:
-        without samples nothing is known to have ended. A firing alert whose rule is no more is resolved in the first round.
+        without samples nothing is known to have ended. A firing alert whose rule is no more, or that nobody has looked at for
+        ``AWAY_S``, is resolved in the first round: its job may be long over.
         """
         self._seen_s, self._seen_wall_s = at_s, wall_s
         seen_at = state["seen_at"]
@@ -262,7 +263,7 @@ class Evaluator:
             watched = by_rule.get((alert.name, alert.labels.get("severity", "")))
             if alert.state == PENDING and (watched is None or away_s > OUTAGE_S):
                 continue
-            if watched is None:
+            if watched is None or (alert.state == FIRING and away_s > AWAY_S):
                 self._orphans.append(alert)
                 continue
             since_s = at_s - one["held_s"]

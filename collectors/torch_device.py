@@ -76,7 +76,9 @@ class Devices:
             own_times: the operation will have a Work, which tells how long it took.
         """
         try:
-            if self._mode == OFF or torch.get_device_module(device).is_current_stream_capturing():
+            module = torch.get_device_module(device)
+            # On another device than the thread's own an event would stand on the wrong stream.
+            if self._mode == OFF or module.current_device() != device.index or module.is_current_stream_capturing():
                 return None
             if self._mode == EVENTS and pg not in self._asked:
                 self._asked.add(pg)

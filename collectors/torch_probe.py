@@ -40,7 +40,7 @@ class Probe(ABC):
         self.off = False
         self.ring: ring.RingFile | None = None
         #: How operations on GPUs are timed.
-        self.timing = choose(env, self.hook, runtime=has_runtime(), is_rocm=torch.version.hip is not None)
+        self.timing = choose(env, runtime=has_runtime())
         self._coalesced = Batches(partial(self._batch, self._begin_batch), partial(self._batch, self._end_batch))
         self.groups = Groups(identity.job_id(env), identity.restart_count(env))
         self.steps = StepHooks(self._mark)

@@ -38,39 +38,25 @@ class Timing(NamedTuple):
         return MODES.index(self.mode)
 
 
-def choose(env: Mapping[str, str], hook: str, *, runtime: bool, is_rocm: bool) -> Timing:
+def choose(env: Mapping[str, str], *, runtime: bool) -> Timing:
     """Decide.
 
     Args:
-        hook: ``native`` or ``python``.
         runtime: the functions that keep us out of the way of graph captures are there.
-        is_rocm: this torch is for AMD's cards.
     """
     asked = env.get("COMMWATCH_TIMING", AUTO)
     said = f"COMMWATCH_TIMING={asked}"
     if asked not in (AUTO, *MODES):
-        return _automatic(env, hook, runtime, is_rocm, f"{said} is none of {', '.join((AUTO, *MODES))}; ")
+        return Timing(OFF, f"{said} is none of {', '.join((AUTO, *MODES))}")
+    if asked == OFF:
+        return Timing(OFF, said)
+    if not runtime:
+        return Timing(OFF, "this torch has no CUDA runtime")
     if asked == AUTO:
-        return _automatic(env, hook, runtime, is_rocm, "")
-    if asked == OFF or not runtime:
-        return Timing(OFF, said if asked == OFF else "this torch has no CUDA runtime")
+        return Timing(OFF, "timing has not been proven on a real GPU yet; COMMWATCH_TIMING=events or poll asks for it")
     if asked == EVENTS and env.get(_QUEUES) == "1":
         return Timing(POLL, f"{said}, but with {_QUEUES}=1 timing events would serialise compute and communication")
     return Timing(asked, said)
-
-
-def _automatic(env: Mapping[str, str], hook: str, runtime: bool, is_rocm: bool, why: str) -> Timing:
-    if not runtime:
-        return Timing(OFF, f"{why}this torch has no CUDA runtime")
-    if is_rocm:
-        unsafe = "timing events have not been tried on ROCm"
-    elif env.get(_QUEUES) == "1":
-        unsafe = f"with {_QUEUES}=1 timing events would serialise compute and communication"
-    else:
-        return Timing(EVENTS, f"{why}timing events are safe here: {_QUEUES} is not 1")
-    if hook == "python":
-        return Timing(OFF, f"{why}{unsafe}, and the Python hook looks too seldom; commwatch native build")
-    return Timing(POLL, f"{why}{unsafe}")
 
 
 # -- what torch has no name for ---------------------------------------------------------------

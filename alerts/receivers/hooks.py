@@ -14,9 +14,9 @@ from commwatch.alerts.receivers import payload
 from commwatch.alerts.receivers.http import basic, post
 from commwatch.alerts.receivers.sending import LIMIT_S, CannotSend, Secret, began, labels_of, rfc3339, shown
 
-#: Alertmanager is told of what fires once a minute, and that it ends four minutes later unless it is told again: it ends
-#: by itself where the agent is no more. Of what has ended it is told for a quarter of an hour. As Prometheus does.
-ALERTMANAGER_REPEAT_S, ALERTMANAGER_ENDS_S, ALERTMANAGER_LINGER_S = 60.0, 240.0, 900.0
+#: Alertmanager is told of what fires once a minute: it ends by itself where the agent is no more. Of what has ended it is told
+#: for a quarter of an hour. As Prometheus does.
+ALERTMANAGER_REPEAT_S, ALERTMANAGER_LINGER_S = 60.0, 900.0
 #: Parts of a secret address that are shorter stand in any text.
 _LEAST_HIDDEN = 6
 _MOST_TEXT, _MOST_DESCRIPTION = 3000, 800
@@ -64,19 +64,17 @@ class Alertmanager:
 
     def _alert(self, alert: Alert, now_s: float) -> dict[str, Any]:
         """As Alertmanager takes it: no end before the beginning, though clocks may have been set."""
-        begins = began(alert)
-        if alert.state == RESOLVED:
-            ends = min(now_s if alert.resolved_at is None else alert.resolved_at, now_s)
-            begins = min(begins, ends)
-        else:
-            ends = max(begins, now_s) + ALERTMANAGER_ENDS_S
-        return {
+        told = {
             "labels": labels_of(alert),
             "annotations": {name: value for name, value in alert.annotations.items() if value},
-            "startsAt": rfc3339(begins),
-            "endsAt": rfc3339(ends),
+            "startsAt": rfc3339(min(began(alert), now_s)),
             "generatorURL": payload.page(self.agent_url),
         }
+        if alert.state == RESOLVED:
+            ends = min(now_s if alert.resolved_at is None else alert.resolved_at, now_s)
+            return {**told, "startsAt": rfc3339(min(began(alert), ends)), "endsAt": rfc3339(ends)}
+        # Without an end: by its own clock and `resolve_timeout`, five minutes, Alertmanager ends what nobody tells it any more.
+        return told
 
 
 @dataclass(frozen=True)

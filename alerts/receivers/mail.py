@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import smtplib
 import ssl
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from commwatch.alerts.outbox import Batch, Policy
 from commwatch.alerts.receivers import payload
 from commwatch.alerts.receivers.http import in_time
 from commwatch.alerts.receivers.sending import LIMIT_S, CannotSend, Secret, said
+
+log = logging.getLogger("commwatch")
 
 STARTTLS, SSL, PLAIN = TLS = ("starttls", "ssl", "none")
 PORTS = {STARTTLS: 587, SSL: 465, PLAIN: 25}
@@ -76,9 +80,10 @@ class Mail:
         if self.username is not None:
             server.login(self.username, password)
         refused = server.send_message(message)
-        if refused:
-            raise smtplib.SMTPRecipientsRefused(refused)
-        server.quit()
+        if refused:  # the others have it: they are not to get it again
+            log.warning("receiver %s: %s", self.name, _refused(self.host, refused))
+        with contextlib.suppress(OSError, smtplib.SMTPException):  # it has been taken
+            server.quit()
 
     def message(self, batch: Batch, now_s: float) -> EmailMessage:
         """The message."""

@@ -23,13 +23,14 @@ from commwatch.collectors.ring import RingReader
 
 JOB = Path(__file__).with_name("job.py")
 GATHERS, ROUNDS = 20, 3
+EVENTS = {"COMMWATCH_TIMING": "events"}
 #: Scene, and the settings it runs under.
 SCENES: tuple[tuple[str, dict[str, str]], ...] = (
-    ("ddp", {}),
-    ("ddp", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+    ("ddp", EVENTS),
+    ("ddp", {**EVENTS, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
     ("ddp", {"COMMWATCH_TIMING": "poll"}),
-    ("fsdp2", {}),
-    ("graphs", {}),
+    ("fsdp2", EVENTS),
+    ("graphs", EVENTS),
 )
 Row = tuple[bool, str, str]
 
@@ -89,7 +90,7 @@ def scene_rows(scene: str, env: dict[str, str], given: argparse.Namespace) -> li
 
 def duration_rows(given: argparse.Namespace) -> list[Row]:
     """Durations of all_gathers against torch.profiler's, one by one."""
-    result, (_, records) = watched("ddp", given, {}, GATHERS)
+    result, (_, records) = watched("ddp", given, EVENTS, GATHERS)
     seen = result["gathers_s"]
     gathers = sorted((r for r in records if r.op == ev.OP_CODE["all_gather"]), key=lambda r: r.launch_ns)
     ours = [(r.end_ns - r.start_ns) / 1e9 for r in gathers][-GATHERS:]

@@ -36,8 +36,9 @@ struct Runtime {
   // Is this stream being captured into a graph? Yes, where that cannot be said.
   bool capturing(const c10::Stream& stream) const {
     int status = 0;
-    if (is_capturing == nullptr) return true;
-    if (is_capturing(stream.native_handle(), &status) == 0) return status != 0;
+    void* handle = nullptr;
+    if (is_capturing == nullptr || !handle_of(stream, &handle, 0)) return true;
+    if (is_capturing(handle, &status) == 0) return status != 0;
     last_error();  // ours, not to be found by the next of torch's checks
     return true;
   }
@@ -49,6 +50,17 @@ struct Runtime {
   }
 
  private:
+  // What the runtime calls a stream; torch tells that only of late.
+  template <class Stream>
+  static auto handle_of(const Stream& stream, void** handle, int) -> decltype(stream.native_handle(), bool()) {
+    *handle = stream.native_handle();
+    return true;
+  }
+  template <class Stream>
+  static bool handle_of(const Stream&, void**, long) {
+    return false;
+  }
+
   static Runtime find() {
     for (const bool cuda : {true, false}) {
       void* torch = dlopen(cuda ? "libtorch_cuda.so" : "libtorch_hip.so", RTLD_NOLOAD | RTLD_LAZY);
@@ -131,7 +143,8 @@ inline OnDevice launch_on(const c10::Device& device, bool own_times) {
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());
     const c10::Stream stream = guard.getStream(device);
-    if (Runtime::get().capturing(stream)) {
+    // On another device than the thread's own an event would bring that one to life in passing.
+    if (guard.getDevice() != device || Runtime::get().capturing(stream)) {
       noted.timing = DeviceTiming::kOff;
     } else if (noted.timing == DeviceTiming::kPoll || !own_times) {
       noted.ready = Events::record(stream, noted.timing == DeviceTiming::kEvents);
@@ -163,7 +176,9 @@ class DeviceWatch {
   // In the poller's thread; true once there is nothing left to look at.
   bool look() {
     try {
-      return device_timing().load() == DeviceTiming::kOff || !prepared() || looked();
+      if (device_timing().load() == DeviceTiming::kOff) return true;
+      prepare();
+      return looked();
     } catch (const std::exception& error) {
       leave_devices_alone(error.what());
     } catch (...) {
@@ -176,14 +191,13 @@ class DeviceWatch {
   bool timed() const { return noted_.timing == DeviceTiming::kEvents; }
 
   // This thread asks about one device, on which it must be or it would make itself at home on the first one.
-  bool prepared() const {
+  void prepare() const {
     static thread_local c10::DeviceIndex on = -1;
-    if (on == noted_.device.index()) return true;
+    if (on == noted_.device.index()) return;
     const c10::impl::VirtualGuardImpl guard(noted_.device.type());
     guard.setDevice(noted_.device);
     TORCH_CHECK(Runtime::get().step_aside(), "the CUDA runtime does not let us out of the way of graph captures");
     on = noted_.device.index();
-    return true;
   }
 
   bool looked() {
@@ -198,11 +212,16 @@ class DeviceWatch {
     }
     if (work_ ? !work_->isCompleted() : !over_->query()) return false;
     const uint8_t failed = work_ && work_->exception() ? format::kFailed : 0;
-    const int64_t took_ns = timed() && failed == 0 ? duration_ns() : -1;
+    if (!timed() || failed != 0) {
+      for (auto& flight : flights_) flight->finish(now, format::kByPoll, failed, began_ns_);
+      return true;
+    }
+    const int64_t took_ns = duration_ns();
     const bool known = took_ns >= 0 && static_cast<uint64_t>(took_ns) < now;
-    const uint64_t began = known ? now - static_cast<uint64_t>(took_ns) : began_ns_;
-    for (auto& flight : flights_) flight->finish(now, known ? format::kByEvents : format::kByPoll, failed, began, known);
-    return true;
+    for (auto& flight : flights_) {
+      if (known) flight->finish(now, format::kByEvents, 0, now - static_cast<uint64_t>(took_ns), true);
+    }
+    return true;  // what has no duration is finished without one as its flight goes
   }
 
   // On the device's own clock; -1: not known.

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 import urllib.error
@@ -27,6 +28,8 @@ from commwatch.alerts.book import Book
 from commwatch.alerts.evaluator import LEAST_WARM_S
 from commwatch.alerts.model import CRITICAL, FIRING, PENDING, RESOLVED, WARNING, Alert, Record, Rule
 from commwatch.answers import Agent
+from commwatch.config import load
+from commwatch.daemon import _place_of_alerts
 from commwatch.problems import answer_problems
 from tests.agent.test_metrics import samples
 from tests.helpers import PATIENCE_S, RunningAgent, clean_env, fetch, no_alerts, wait_for
@@ -290,3 +293,20 @@ def test_rule_that_the_agent_cannot_read(tmp_path: Path) -> None:
     done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     assert "CannotStart: alert Here: offset is not supported" in done.stderr
+
+
+def test_two_agents_of_a_host(tmp_path: Path) -> None:
+    """Of two agents that share a state directory each keeps its own alerts; once the first is gone its place is free again."""
+    first, second = (load({}, None, dir=tmp_path / name, state=tmp_path / "state") for name in ("one", "two"))
+    for config in (first, second):
+        config.dir.mkdir()
+    first.state.mkdir()
+    kept, lock_fd = _place_of_alerts(first)
+    assert kept.alerts == first.alerts
+    other, other_fd = _place_of_alerts(second)
+    assert other.alerts.parent == other.told.parent == other.evidence.parent == second.dir
+    os.close(lock_fd)
+    os.close(other_fd)
+    again, lock_fd = _place_of_alerts(second)
+    assert again.alerts == first.alerts
+    os.close(lock_fd)

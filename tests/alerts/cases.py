@@ -230,9 +230,9 @@ def _verdicts() -> list[Case]:
         Case(straggler, "late, but not in most operations", late | verdict("stalled", 30)),
         Case(apart, "late", pair(60, 10), WARNING, 720, across, 0.05, half),
         Case(apart, "as late as the other", pair(60, 60)),
-        Case("CollectiveHang", "above", verdict("hang", 31), CRITICAL, 0, culprit, 31),
-        Case("CollectiveHang", "nobody to blame", nobody, CRITICAL, 0, {"job_id": "j", "group": "dp"}, 31),
-        Case("CollectiveHang", "at the threshold", verdict("hang", 30)),
+        Case("CollectiveHang", "above", verdict("hang", 31), CRITICAL, 30, culprit, 31),
+        Case("CollectiveHang", "nobody to blame", nobody, CRITICAL, 30, {"job_id": "j", "group": "dp"}, 31),
+        Case("CollectiveHang", "at the threshold", verdict("hang", 10)),
         Case("CollectiveHang", "stalled only", verdict("stalled", 3000)),
         Case(stuck, "all inside", inside(181, 3000), CRITICAL, 0, group, 181),
         Case(stuck, "one at the threshold", inside(180, 3000)),
@@ -254,6 +254,9 @@ def _ranks_and_logs() -> list[Case]:
     all_lost = lost | gauge("rank_up", 0, **other)
     on_node = {**NODE, **JOB}
 
+    def world(size: int) -> Series:
+        return gauge("job_info", 1, job_id="j", world_size=str(size), restart="0")
+
     def finding(name: str, severity: str) -> Series:
         return gauge("nccl_finding", 1, job_id="j", finding=name, severity=severity)
 
@@ -263,8 +266,9 @@ def _ranks_and_logs() -> list[Case]:
 
     sockets, error = finding("socket_transport", "warning"), {**JOB, "finding": "timeout"}
     return [
-        Case("RankLost", "one of two", lost | lives, WARNING, 60, RANK, 0),
-        Case("RankLost", "all", all_lost, INFO, 60, JOB, 0, {"ranks": 2}),
+        Case("RankLost", "one of two", lost | lives | world(2), WARNING, 60, RANK, 0),
+        Case("RankLost", "all", all_lost | world(2), INFO, 60, JOB, 0, {"ranks": 2}),
+        Case("RankLost", "all of a node, others elsewhere", lost | world(2), WARNING, 60, RANK, 0),
         Case("RankLost", "none", lives),
         Case("RankLost", "started again within a minute", soon | lives),
         Case("NcclErrors", "an error", finding("timeout", "error"), WARNING, 0, error, 1),
@@ -353,7 +357,7 @@ def _monitor() -> list[Case]:
         about = {"job_id": "j", "gpu": "0", "local_rank": "0", "hook": "native"}
         return series("commwatch_rank_info", "1x39 stale", instance=agent, rank=rank, **about)
 
-    ranks, gone = ends("a:9477", "0") | ends("a:9477", "1"), {**NODE, "job_id": "j"}
+    ranks, gone = ends("a:9477", "0") | ends("a:9477", "1"), {**NODE, "job": "commwatch", "job_id": "j"}
     down, away = series("up", f"1x39 0x{MANY}"), series("up", "1x39 stale")
     elsewhere = rank_info(instance="b:9477", rank="2") | series("up", f"1x{MANY}", instance="b:9477")
     no_card = {**NODE, "collector": "gpu"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alerts.evaluator import LEAST_WARM_S, OUTAGE_S, Evaluator
+from commwatch.alerts.evaluator import AWAY_S, LEAST_WARM_S, OUTAGE_S, Evaluator
 from commwatch.alerts.model import FIRING, PENDING, RESOLVED, Alert, Record, Rule
 from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.alerts.series import Samples
@@ -261,11 +261,17 @@ def test_killed_while_firing() -> None:
     """A firing alert is the same one after a restart, fires on, and is resolved with a notice when it is over."""
     first = Run(rule())
     (before,) = first.round(r0=0.5)
-    run = Run(rule(), state=first.stopped(), at_s=3.0, wall_s=500)
+    run = Run(rule(), state=first.stopped(), at_s=3.0, wall_s=200)
     (after,) = run.round(r0=0.6)
     assert (after.id, after.state, after.fired_at) == (before.id, FIRING, before.fired_at)
     warm = round(LEAST_WARM_S / INTERVAL_S)
     assert run.states([0.6] * warm + [0.1, 0.1]) == [*"f" * warm, "r", "-"]
+
+
+def test_long_away() -> None:
+    """A firing alert that nobody has looked at for minutes is over, with a notice: its job may have ended days ago."""
+    run = killed([0.5], AWAY_S + 1, rule())
+    assert run.states([0.1, 0.1]) == ["r", "-"]
 
 
 def test_firing_through_the_warm_up() -> None:

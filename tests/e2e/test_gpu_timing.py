@@ -22,7 +22,8 @@ def gpu() -> Path:
 
 def play(directory: Path, gpu: Path, scene: str, **env: str) -> tuple[dict[str, Any], RankRecords]:
     """Run a scene; returns what the GPU saw of us, and the records."""
-    ((seen,),) = (said(alone(directory, "gpu_timing.py", gpu, scene, COMMWATCH="0", **env)),)
+    asked = {"COMMWATCH": "0", "COMMWATCH_TIMING": "events", **env}
+    (seen,) = said(alone(directory, "gpu_timing.py", gpu, scene, **asked))
     (rank,) = read_rings(directory)
     assert {r.flags & ev.ON_DEVICE for r in rank.operations if r.size_bytes == 1024} == {ev.ON_DEVICE}
     # Never is a capture disturbed, a thread on no device, or a Work kept past its end.
@@ -50,8 +51,7 @@ def test_gpus_own_clock(hook: str, gpu: Path, tmp_path: Path) -> None:
 
 def test_no_timing_events_with_one_queue(hook: str, gpu: Path, tmp_path: Path) -> None:
     """With CUDA_DEVICE_MAX_CONNECTIONS=1 no timing event is ever made; ends are polled for, inputs' wait left out."""
-    asked = {"COMMWATCH_TIMING": "poll"} if hook == "python" else {}
-    seen, rank = play(tmp_path, gpu, "ops", CUDA_DEVICE_MAX_CONNECTIONS="1", **asked)
+    seen, rank = play(tmp_path, gpu, "ops", CUDA_DEVICE_MAX_CONNECTIONS="1")
     assert rank.identity["timing"]["mode"] == "poll"
     assert seen["timed_groups"] == seen["events"][1] == 0
     assert seen["events"][0] > 0
@@ -63,9 +63,10 @@ def test_no_timing_events_with_one_queue(hook: str, gpu: Path, tmp_path: Path) -
     assert second.start_ns >= first.end_ns
 
 
-def test_counted_only(hook: str, gpu: Path, tmp_path: Path) -> None:
-    """With COMMWATCH_TIMING=off the device is left alone: no event is made, operations are counted without a duration."""
-    seen, rank = play(tmp_path, gpu, "ops", COMMWATCH_TIMING="off")
+@pytest.mark.parametrize("asked", ["off", "auto"])
+def test_counted_only(hook: str, asked: str, gpu: Path, tmp_path: Path) -> None:
+    """With COMMWATCH_TIMING=off, and unasked, the device is left alone: no event is made, operations have no duration."""
+    seen, rank = play(tmp_path, gpu, "ops", COMMWATCH_TIMING=asked)
     assert (rank.identity["timing"]["mode"], seen["timed_groups"], seen["events"]) == ("off", 0, [0, 0])
     assert [(r.flags & ~ev.ASYNC, r.timing) for r in rank.operations] == [(ev.UNTIMED | ev.ON_DEVICE, ev.BY_NONE)] * 3
 
@@ -95,7 +96,7 @@ def test_batches(hook: str, gpu: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scene", ["broken", "broken_at_once"])
 def test_device_that_stops_answering(hook: str, scene: str, gpu: Path, tmp_path: Path) -> None:
     """A device that does not answer is left alone from then on: said once, counted without durations, the CPU's go on."""
-    done = alone(tmp_path, "gpu_timing.py", gpu, scene, COMMWATCH="0")
+    done = alone(tmp_path, "gpu_timing.py", gpu, scene, COMMWATCH="0", COMMWATCH_TIMING="events")
     assert done.returncode == 0, done.stderr[-4000:]
     complaints = [line for line in done.stderr.splitlines() if line.startswith("commwatch: ")]
     assert len(complaints) == 1

@@ -36,6 +36,7 @@ class Scene:
         self.gpu.gpu_op_takes(ctypes.c_int64(OP_MS * MS))
         self.device = torch.device("privateuseone:0")
         module = SimpleNamespace(
+            current_device=lambda: 0,
             set_device=lambda _: self.gpu.gpu_set_device(),
             is_current_stream_capturing=lambda: self.gpu.gpu_capturing() != 0,
         )
