@@ -46,8 +46,8 @@ def run(
 
 
 def left(directory: Path) -> list[str]:
-    """What is left in a run directory, the history apart."""
-    return sorted(path.name for path in directory.iterdir() if not path.name.startswith("history-"))
+    """What is left in a run directory, apart from what is kept: the history, and the place of the alerts."""
+    return sorted(path.name for path in directory.iterdir() if not path.name.startswith(("history-", "alerts-")))
 
 
 @pytest.mark.parametrize(
