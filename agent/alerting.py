@@ -42,9 +42,6 @@ class Plan:
     every_s: float = 15.0
 
 
-NO_ALERTS = Plan()
-
-
 class Alerting(Collector):
     """Evaluates the rules every few seconds, keeps the book, and hands on what fires or is over.
 

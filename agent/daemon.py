@@ -287,7 +287,6 @@ def _place_of_alerts(config: Config) -> tuple[Config, int]:
     Returns:
         The settings with that place as their state directory, and what locks it.
     """
-    fd = -1
     for place in (config.state, config.dir):
         fd = os.open(place / f"alerts-{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if _locked(fd):

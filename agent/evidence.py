@@ -64,16 +64,16 @@ class Sources:
         agent = self.agent
         until = time.time()
         since_ns, until_ns = int((until - _WINDOW_S) * 1e9), int((until + 1) * 1e9)
-        ranks = cache(lambda: agent.ranks(job))
+        ranks, verdicts = cache(lambda: agent.ranks(job)), cache(lambda: self._verdicts(job))
         return {
             "ranks": ranks,
-            "verdicts": lambda: self._verdicts(job),
+            "verdicts": verdicts,
             "operations": lambda: agent.operations(
                 since_ns, until_ns, None, lambda op: True, _OPERATIONS * max(len(ranks()), 1), job
             ),
             "steps": lambda: agent.steps(since_ns, until_ns, job, None, _STEPS),
             "nccl_messages": lambda: self.logs.messages(job, None, 0.0, until, _MESSAGES),
-            "stacks": lambda: self._stacks(job, ranks()),
+            "stacks": lambda: _stacks(verdicts(), ranks()) if job is not None else [],
             "gpus": lambda: self._gpus(job),
             "host": lambda: self.host.view(job),
             "topology": lambda: self.logs.topology(job),
@@ -83,13 +83,13 @@ class Sources:
         with self.agent.live(job) as (jobs, now_ns):
             return conclude(jobs, now_ns)
 
-    def _stacks(self, job: str | None, ranks: list[RankView]) -> object:
-        stuck = [verdict for verdict in self._verdicts(job) if verdict.kind in _STUCK] if job is not None else []
-        return trainers.evidence(stuck, ranks, gethostname())
-
     def _gpus(self, job: str | None) -> object:
         with self.agent.live(job) as (jobs, now_ns):
             return self.gpus.view(jobs, now_ns)
+
+
+def _stacks(verdicts: list[Verdict], ranks: list[RankView]) -> list[trainers.Evidence]:
+    return trainers.evidence([verdict for verdict in verdicts if verdict.kind in _STUCK], ranks, gethostname())
 
 
 def bundle(alert: Alert, sections: Sections, taken_at: float, most_bytes: int = MOST_BYTES) -> str:

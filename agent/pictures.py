@@ -41,11 +41,11 @@ class Material:
 
 def gather(agent: Agent, job_id: str) -> Material:
     """Out of the history; raises ``StoreError`` where it cannot be read."""
-    until, same = time.time_ns(), {"job_id": job_id}
+    until = time.time_ns()
     return Material(
         steps=agent.steps(0, until, job_id, None, MOST_STEPS),
-        by_size=agent.summary(0, until, ["group", "op", "size"], {**same})[1],
-        waits=agent.summary(0, until, ["rank", "group"], {**same})[1],
+        by_size=agent.summary(0, until, ["group", "op", "size"], {"job_id": job_id})[1],
+        waits=agent.summary(0, until, ["rank", "group"], {"job_id": job_id})[1],
         curves=agent.curves(job_id),
         groups=agent.groups(job_id),
     )

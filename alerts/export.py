@@ -25,7 +25,7 @@ def runbook(url: str, name: str) -> str:
 
 def prometheus(catalogue: Catalogue, runbook_url: str = RUNBOOK_URL) -> str:
     """A rule file for ``rule_files`` of Prometheus, 2.42 or later."""
-    return _HEAD + _dumped({"groups": _groups(catalogue, runbook_url)})
+    return _HEAD + dumped({"groups": _groups(catalogue, runbook_url)})
 
 
 def kubernetes(
@@ -52,7 +52,7 @@ def kubernetes(
         "metadata": metadata,
         "spec": {"groups": _groups(catalogue, runbook_url)},
     }
-    return _HEAD + _dumped(whole)
+    return _HEAD + dumped(whole)
 
 
 def _groups(catalogue: Catalogue, runbook_url: str) -> list[dict[str, Any]]:
@@ -92,5 +92,6 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _dumped(value: object) -> str:
+def dumped(value: object) -> str:
+    """YAML for people: keys in their order, no line broken that was whole."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)

@@ -31,10 +31,12 @@ _SPARE = 64
 class Watch:
     """An operation on a GPU, or all of a batch, which begin and end together."""
 
-    __slots__ = ("began_ns", "device", "flights", "over", "ready", "seen_waiting", "work")
+    __slots__ = ("began_ns", "device", "flights", "over", "pg", "ready", "seen_waiting", "work")
 
-    def __init__(self, device: torch.device, ready: torch.Event | None) -> None:
+    def __init__(self, device: torch.device, pg: Any, ready: torch.Event | None) -> None:
         self.device = device
+        #: Held until the call returns.
+        self.pg = pg
         #: On the stream that was current at the launch: what the operation takes in is ready.
         self.ready = ready
         self.flights: list[Flight] = []
@@ -84,14 +86,15 @@ class Devices:
                 self._asked.add(pg)
                 with suppress(RuntimeError):  # a backend without
                     pg._enable_collectives_timing()
-            return Watch(device, None if self._mode == EVENTS and own_times else self._record(device))
+            return Watch(device, pg, None if self._mode == EVENTS and own_times else self._record(device))
         except RuntimeError as error:
             self._leave_alone(error)
             return None
 
-    def follow(self, watch: Watch, flight: Flight, work: Any, pg: Any) -> None:
+    def follow(self, watch: Watch, flight: Flight, work: Any) -> None:
         """After the call."""
-        batch = getattr(self._batches, "open", {}).get(id(pg))
+        batch = getattr(self._batches, "open", {}).get(id(watch.pg))
+        watch.pg = None
         if batch is None:
             watch.flights.append(flight)
             self._look_after(watch, work)
@@ -170,11 +173,13 @@ class Devices:
 
     def _looked(self, watch: Watch) -> bool:
         now = time.monotonic_ns()
-        if watch.ready is not None and self._mode != EVENTS and not watch.began_ns:
+        if watch.ready is not None and self._mode != EVENTS:
             if not watch.ready.query():
                 watch.seen_waiting = True
-            elif watch.seen_waiting:
-                watch.began_ns = now
+            else:
+                self._spare.append(watch.ready)
+                watch.ready = None
+                watch.began_ns = now if watch.seen_waiting else 0
         if not (watch.work.is_completed() if watch.over is None else watch.over.query()):
             return False
         took_ns = self._duration_ns(watch) if self._mode == EVENTS else None

@@ -46,7 +46,6 @@ class Flight:
         "launch",
         "on_cpu",
         "outputs",
-        "pg",
         "queue",
         "slot",
         "watch",
@@ -83,9 +82,8 @@ class Flight:
         self.work: Any = None
         self.future: Any = None
         self.outputs: tuple[int, ...] = ()
-        #: On a device, until the call returns: what was noted of it, and its process group.
+        #: On a device, until the call returns: what was noted of it.
         self.watch: Any = None
-        self.pg: Any = None
 
 
 class Pending:

@@ -153,7 +153,6 @@ class PythonProbe(Probe):
                 slot = writer.begin(*head, 0, 0, 0, flags, 0, 0)
                 flight = Flight(head, now, flags, group, queue, slot, device is None)
                 if device is not None:
-                    flight.pg = pg
                     flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC))
                 return flight
             except Exception as error:
@@ -201,8 +200,8 @@ class PythonProbe(Probe):
                 return
             work = Work.unbox(work)
             if flight.watch is not None:
-                watch, flight.watch, pg, flight.pg = flight.watch, None, flight.pg, None
-                self.devices.follow(watch, flight, work, pg)
+                watch, flight.watch = flight.watch, None
+                self.devices.follow(watch, flight, work)
             elif flight.on_cpu:
                 try:
                     future = work.get_future()

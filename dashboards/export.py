@@ -9,9 +9,7 @@ import json
 from importlib import resources
 from typing import Any
 
-import yaml
-
-from commwatch.alerts.export import RUNBOOK_URL
+from commwatch.alerts.export import RUNBOOK_URL, dumped
 
 NAMES = ("cluster", "job", "node")
 #: What the sidecar of Grafana's Helm chart looks for.
@@ -48,7 +46,7 @@ def configmaps(runbook_url: str, namespace: str | None = None) -> dict[str, str]
         if namespace is not None:
             metadata["namespace"] = namespace
         whole = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {file: text}}
-        made[f"{name}.yaml"] = yaml.dump(whole, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
+        made[f"{name}.yaml"] = dumped(whole)
     return made
 
 
@@ -65,15 +63,4 @@ def provisioning(runbook_url: str, directory: str) -> dict[str, str]:
         "options": {"path": f"{directory}/{FOLDER}"},
     }
     files = {f"{FOLDER}/{file}": text for file, text in plain(runbook_url).items()}
-    return {"commwatch.yaml": yaml.safe_dump({"apiVersion": 1, "providers": [provider]}, sort_keys=False), **files}
-
-
-class _Dumper(yaml.SafeDumper):
-    """JSON stays readable within YAML."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
+    return {"commwatch.yaml": dumped({"apiVersion": 1, "providers": [provider]}), **files}

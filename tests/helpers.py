@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from commwatch.aggregate import Aggregate
-from commwatch.alerting import NO_ALERTS, Alerting
+from commwatch.alerting import Alerting, Plan
 from commwatch.alerts.book import Book
 from commwatch.answers import Agent
 from commwatch.collectors import events as ev
@@ -145,7 +145,7 @@ def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9)
 
 def no_alerts() -> tuple[Alerting, Evidence]:
     """What evaluates no rules, and keeps no evidence."""
-    return Alerting(NO_ALERTS, lambda: (), Book(Path("none"))), Evidence(Path("none"), "", lambda job: {})
+    return Alerting(Plan(), lambda: (), Book(Path("none"))), Evidence(Path("none"), "", lambda job: {})
 
 
 class Trainer:

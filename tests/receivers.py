@@ -12,11 +12,12 @@ import urllib.error
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from commwatch.alerts.model import FIRING, RESOLVED, Alert
 from tests.helpers import PATIENCE_S, fetch, free_port, needs, wait_for
 
+L = TypeVar("L", bound="Listening")
 #: 2026-11-21T00:00:00Z
 NOON = 1_795_219_200.0
 
@@ -72,32 +73,23 @@ def raw(answer: bytes) -> Answer:
 OK = status(200, "ok")
 
 
-class Server:
-    """A server of HTTP that gives its answers one after the other, the last for ever, and remembers what it was asked."""
+class Listening:
+    """A server of TCP on a free port of loopback, with a thread of its own, until it is left."""
 
-    def __init__(self, *answers: Answer, tls: ssl.SSLContext | None = None) -> None:
-        self.asked: list[Asked] = []
-        #: Ends answers that never end.
-        self.over = threading.Event()
-        self._answers = list(answers) or [OK]
-        outer = self
-
-        class Served(Handler):
-            def handle(self) -> None:
-                outer._handle(self)
-
+    def __init__(self, handler: type[socketserver.BaseRequestHandler], tls: ssl.SSLContext | None = None) -> None:
         class Listener(socketserver.ThreadingTCPServer):
             daemon_threads, request_queue_size = True, 128
 
-        self._server = Listener(("127.0.0.1", 0), Served)
+        #: Ends answers that never end.
+        self.over = threading.Event()
+        self._server = Listener(("127.0.0.1", 0), handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self.port = int(self._server.server_address[1])
-        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}/hook"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Server:
+    def __enter__(self: L) -> L:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,6 +97,22 @@ class Server:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class Server(Listening):
+    """A server of HTTP that gives its answers one after the other, the last for ever, and remembers what it was asked."""
+
+    def __init__(self, *answers: Answer, tls: ssl.SSLContext | None = None) -> None:
+        self.asked: list[Asked] = []
+        self._answers = list(answers) or [OK]
+        outer = self
+
+        class Served(Handler):
+            def handle(self) -> None:
+                outer._handle(self)
+
+        super().__init__(Served, tls)
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}/hook"
 
     def _handle(self, handler: Handler) -> None:
         try:

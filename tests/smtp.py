@@ -6,11 +6,12 @@ import base64
 import contextlib
 import socketserver
 import ssl
-import threading
 from typing import Any
 
+from tests.receivers import Listening
 
-class Smtp:
+
+class Smtp(Listening):
     """A mail server: takes what it is sent, asks for a login where it has one, and may answer badly.
 
     Args:
@@ -23,7 +24,6 @@ class Smtp:
         self, login: str | None = None, tls: ssl.SSLContext | None = None, at_once: bool = False, **replies: str
     ) -> None:
         self.mails: list[tuple[str, list[str], bytes]] = []
-        self.over = threading.Event()
         self._login, self._tls, self._at_once, self._replies = login, tls, at_once, replies
         outer = self
 
@@ -32,22 +32,7 @@ class Smtp:
                 with contextlib.suppress(OSError):
                     outer._serve(self.request)
 
-        class Listener(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-
-        self._server = Listener(("127.0.0.1", 0), Served)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Smtp:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(Served)
 
     def _serve(self, connection: Any) -> None:
         if self._tls is not None and self._at_once:

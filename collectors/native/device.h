@@ -202,11 +202,11 @@ class DeviceWatch {
 
   bool looked() {
     const uint64_t now = now_ns();
-    if (noted_.ready && !timed() && !began_) {
+    if (noted_.ready && !timed()) {
       if (!noted_.ready->query()) {
         not_ready_ = true;
       } else {
-        began_ = true;
+        noted_.ready.reset();
         if (not_ready_) began_ns_ = now;  // seen to happen
       }
     }
@@ -248,7 +248,6 @@ class DeviceWatch {
   Works work_;
   Events::Event over_;
   std::vector<std::shared_ptr<Flight>> flights_;
-  bool began_ = false;
   bool not_ready_ = false;
   uint64_t began_ns_ = 0;
 };

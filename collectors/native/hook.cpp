@@ -311,8 +311,7 @@ uint8_t dtype_of(Session& session, c10::ScalarType type) {
 
 struct Launched {
   std::shared_ptr<Flight> flight;
-  std::optional<at::Device> device;  // where it is not the CPU
-  std::optional<OnDevice> noted;     // likewise
+  std::optional<OnDevice> noted;  // where it is not the CPU
   const c10d::ProcessGroup* group = nullptr;
   bool sampled = false;
 };
@@ -367,7 +366,7 @@ struct Kernel : c10::OperatorKernel {
     record.flags = group->aligned ? 0 : format::kUnaligned;
     Launched launched;
     launched.group = &process_group;
-    measure(session, args, *group, &record, &launched);
+    const std::optional<at::Device> device = measure(session, args, *group, &record);
     if (op.async_at >= 0 && args[op.async_at].toBool()) record.flags |= format::kAsync;
     if (op.peer_at >= 0) record.peer = group->global_rank(args[op.peer_at].toInt());
     if (code.load() == 0) code.store(session.python.add_op(op.name.c_str()));
@@ -381,30 +380,30 @@ struct Kernel : c10::OperatorKernel {
     } else {
       record.seq = group->next_seq.fetch_add(1);
     }
-    launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !launched.device.has_value(), record);
-    if (launched.device) {
-      have_times(*group, process_group, *launched.device);
-      launched.noted = launch_on(*launched.device, (record.flags & format::kAsync) != 0);
+    launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !device.has_value(), record);
+    if (device) {
+      have_times(*group, process_group, *device);
+      launched.noted = launch_on(*device, (record.flags & format::kAsync) != 0);
     }
     launched.sampled = record.seq % format::kCostSample == format::kCostSample - 1;  // not the first, which asks Python
     if (launched.sampled) session.spent((now_ns() - now) * format::kCostSample);
     return launched;
   }
 
-  void measure(Session& session, const IValue* args, const Group& group, Record* record, Launched* launched) const {
+  // Notes size and dtype; returns the device, where it is not the CPU.
+  std::optional<at::Device> measure(Session& session, const IValue* args, const Group& group, Record* record) const {
     const Size size = measured(op.measure, args, group.size);
     if (size.known) {
       record->size_bytes = size.bytes;
     } else {
       record->flags |= format::kNoSize;
     }
-    if (size.first == nullptr) return;
+    if (size.first == nullptr) return std::nullopt;
     if (op.measure != format::Measure::kNone) record->dtype = dtype_of(session, size.first->scalar_type());
-    if (!size.first->is_cpu()) {
-      launched->device = size.first->device();
-      record->flags |= format::kOnDevice;
-      session.exposure.not_known();
-    }
+    if (size.first->is_cpu()) return std::nullopt;
+    record->flags |= format::kOnDevice;
+    session.exposure.not_known();
+    return size.first->device();
   }
 
   static void follow(Session& session, Launched launched, Stack& stack) {
