@@ -89,12 +89,13 @@ class Alerting(Collector):
         alerts = self._evaluator.evaluate(now_s, wall_s, self._samples)
         self._say()
         past = with_past(self._shown[1], (alert for alert in alerts if alert.state == RESOLVED), wall_s)
-        self._shown = (tuple(alert for alert in alerts if alert.state != RESOLVED), past)
         # Before anybody is told: what was told must not be forgotten.
         self._book.save(Kept(self._evaluator.state(), past), now_s)
         told = [alert for alert in alerts if alert.state != PENDING]
         if told:
             self._plan.deliver(told)
+        # Last, so that an alert that is shown has the address of its evidence.
+        self._shown = (tuple(alert for alert in alerts if alert.state != RESOLVED), past)
 
     def _wanted(self) -> Iterator[tuple[Labels, float]]:
         here = {"instance": self._plan.instance} if self._plan.instance else {}

@@ -54,6 +54,8 @@ _TIDY_NS = 60_000_000_000
 #: Without a sign of life from the intake for so long the agent is not healthy.
 _STUCK_NS = 10_000_000_000
 _LOCK_S = 0.3
+#: What is under way when the agent ends has so long together to finish.
+_END_S = 10.0
 #: Seconds between two looks at the NCCL logs, and at NCCL Inspector's files; at whether it is time to ask NCCL's RAS; at GPUs and node;
 #: at whether it is time to evaluate the rules.
 _LOGS_S, _RAS_S, _GPUS_S, _HOST_S, _ALERTS_S = 0.5, 1.0, 1.0, 1.0, 1.0
@@ -187,8 +189,9 @@ class Daemon:
         log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
         self._stop.wait()
         self._server.should_exit = True
+        end_s = time.monotonic() + _END_S
         for thread in self._threads:
-            thread.join(10)
+            thread.join(max(0.0, end_s - time.monotonic()))
         self._delivery.close(_FAREWELL_S)
         self._gpu_thread.join(_GPUS_S)  # a sick card does not hold up the end
         if not self._profiling.is_alive():

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +16,11 @@ from commwatch.collectors.flight_recorder import BadDump
 from commwatch.flight import take, told
 from commwatch.verdicts import Verdict
 from commwatch.views import RankView
-from commwatch.waiting import wait_until
+from commwatch.waiting import at_once, wait_until
 
 _STACK_S = 20.0
+#: Trainers asked at a time.
+_AT_ONCE = 16
 #: PyTorch looks at the pipe about once a second, and writes some megabytes.
 _DUMP_S = 15.0
 _PROC = Path("/proc")
@@ -45,11 +46,8 @@ def evidence(found: list[Verdict], ranks: list[RankView], hostname: str) -> list
         for view in ranks
         if (view.job_id, view.rank) in about and view.host == hostname and view.state == "running" and view.visible_pid
     ]
-    if not here:
-        return []
-    with ThreadPoolExecutor(min(16, len(here))) as pool:
-        dumps = list(pool.map(lambda at: _recorded(at[0].rank, at[1]), here))
-        stacks = list(pool.map(lambda at: stack(at[1]), here))
+    dumps = at_once(lambda at: _recorded(at[0].rank, at[1]), here, _AT_ONCE)
+    stacks = at_once(lambda at: stack(at[1]), here, _AT_ONCE)
     taken = []
     for (view, _), python, dump in zip(here, stacks, dumps, strict=True):
         if python is not None:

@@ -14,7 +14,6 @@ from commwatch.bench import DEFAULT, SWEPT, CannotBench, Outcome, Point, _read, 
 from commwatch.bench_tables import compared, table
 from commwatch.references import Measured, load
 
-pytest.importorskip("torch")
 sweep: Any = importlib.import_module("commwatch.collectors.torch_sweep")
 
 

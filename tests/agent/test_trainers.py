@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,28 @@ def trainer(dump: Path, **env: str) -> Iterator[int]:
             yield process.pid
         finally:
             process.kill()
+
+
+def test_end_of_an_agent(tmp_path: Path) -> None:
+    """A process that ends does not wait for the stacks that it was asking a trainer for."""
+    asked = tmp_path / "asked"
+    os.mkfifo(asked)
+    program = tmp_path / "py-spy"
+    program.write_text(f"#!/bin/sh\necho $$ > {asked}\nexec sleep 600 > /dev/null\n", encoding="utf-8")
+    program.chmod(0o755)
+    ends = (
+        "import sys, threading; from commwatch import trainers; from commwatch.waiting import at_once; trainers._STACK_S = 600\n"
+        "threading.Thread(target=at_once, args=(trainers.stack, [1], 1), daemon=True).start(); print(open(sys.argv[1]).read())"
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ended = subprocess.run(
+        [sys.executable, "-c", ends, str(asked)],
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    os.kill(int(ended.stdout), signal.SIGKILL)
 
 
 def rank_view(pid: int, **more: object) -> RankView:
