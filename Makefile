@@ -30,7 +30,7 @@ sync: .stamps/venv
 demo: sync  ## train a small transformer on two ranks, watch it, and report
 	$(BIN)/commwatch run -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py
 
-parts:  ## install Prometheus and the network tools that the tests use (as root, on Debian)
+parts:  ## install Prometheus, Chromium and the network tools that the tests use (as root, on Debian)
 	@sh tests/parts.sh
 
 test: sync parts  ## run all tests

@@ -34,6 +34,8 @@ from commwatch.sketch import BINS_PER_E, merge, quantile
 from commwatch.stragglers import LateWindow
 
 _MOST_FAILURES = 16
+#: Of the latest records.
+_TAIL_BYTES = 256 * ev.RECORD_SIZE
 _LATELY_NS = 60_000_000_000
 _UNMEASURED = ev.FAILED | ev.UNTIMED
 #: Its caller went on: asked for a handle, or put it on a stream.
@@ -81,7 +83,8 @@ class RankBook:
     def __init__(self, identity: dict[str, Any], joins: dict[str, GroupJoin]) -> None:
         self.identity = identity
         self.rank: int = identity["rank"]
-        self._offset_ns: int = identity["wall_offset_ns"]
+        #: From the trainer's clock to wall time.
+        self.offset_ns: int = identity["wall_offset_ns"]
         self._joins = joins
         self.groups: dict[int, GroupInfo] = {}
         self.ops: dict[int, str] = dict(enumerate(ev.OPS, start=1))
@@ -108,6 +111,8 @@ class RankBook:
         self.nonsense = 0
         #: The latest operations that raised.
         self.failures: deque[ev.Record] = deque(maxlen=_MOST_FAILURES)
+        #: The latest records as they came, whole ones.
+        self.tail = b""
         #: By group: when its latest collective without an observable end was launched.
         self.launched_ns: dict[int, int] = {}
         #: What the ring says of its trainer right now; the intake keeps these current.
@@ -177,9 +182,10 @@ class RankBook:
         Args:
             until_n: number of the record that follows the last one; by default what its stamp says.
         """
-        live, offset, bounds, bins_per_e = self._live, self._offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
+        live, offset, bounds, bins_per_e = self._live, self.offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
         last_seq, rank, dtypes = self.last_seq, self.rank, self.dtypes
         self.read += len(records) // ev.RECORD_SIZE
+        self.tail = (self.tail + records)[-_TAIL_BYTES:]
         for record in ev.RECORD.iter_unpack(records):
             stamp, op, dtype, group, peer, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
             if not launch <= end < ev.NONSENSE or start > end or size >= ev.NONSENSE:
@@ -278,7 +284,7 @@ class RankBook:
             return
         self._close()
         for p2p in self._p2p_busy.values():
-            p2p.forget(wall_ns - self._offset_ns - SLOT_NS)
+            p2p.forget(wall_ns - self.offset_ns - SLOT_NS)
         self._slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
 
     def _close(self) -> None:
@@ -310,12 +316,12 @@ class RankBook:
         """A cell of these books with its names."""
         return counted(job, self.rank, self.group(key.group), self.op_name(key.op), key, cell)
 
-    def lately(self, now_ns: int) -> Iterator[tuple[CellKey, Cell]]:
-        """What was counted in the last minute, by the trainer's clock."""
-        since = now_ns + self._offset_ns - _LATELY_NS
-        yield from ((key, cell) for slot, key, cell in self._lately if slot >= since)
+    def lately(self, now_ns: int) -> Iterator[tuple[int, CellKey, Cell]]:
+        """What was counted in the last minute, by the trainer's clock, with the slot of wall time that it is of."""
+        since = now_ns + self.offset_ns - _LATELY_NS
+        yield from (counted for counted in self._lately if counted[0] >= since)
         if self._slot_end > since:
-            yield from ((books.key, books.cell) for books in self._live.values())
+            yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())
 
     def live_cells(self) -> Iterator[tuple[int, CellKey, Cell]]:
         """What the store has not been given yet, as (slot, key, cell)."""

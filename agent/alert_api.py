@@ -51,7 +51,8 @@ class AlertsView:
     past: list[AlertView]
 
 
-def _view(alert: Alert) -> AlertView:
+def view_of(alert: Alert) -> AlertView:
+    """An alert as answers show it."""
     return AlertView(
         id=alert.id,
         name=alert.name,
@@ -90,7 +91,7 @@ def alerts(
         job_exists(agent, job)
     active.sort(key=lambda alert: alert.active_at)
     shown = (evidence.linked(some[:limit]) for some in (active, past))
-    return AlertsView(*([_view(alert) for alert in some] for some in shown))
+    return AlertsView(*([view_of(alert) for alert in some] for some in shown))
 
 
 @router.get("/alerts/{alert_id}/evidence")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from time import time_ns
 
@@ -20,9 +20,10 @@ from commwatch.history import History
 from commwatch.model import Curve
 from commwatch.operations import Operation, Place, Reader
 from commwatch.references import References
+from commwatch.slots import Slot, slot_of
 from commwatch.store import RingRow
 from commwatch.summary import Row, identify, merged, summarise
-from commwatch.views import GroupView, JobView, RankView, StepView
+from commwatch.views import GroupView, JobView, RankView, StepView, WaitView
 
 
 class Agent:
@@ -94,6 +95,16 @@ class Agent:
         self, from_ns: int, until_ns: int, job: str | None
     ) -> tuple[tuple[float | None, float | None], list[Counted]]:
         """The time really covered, and what was counted in it."""
+        slots = self._slots(from_ns, until_ns, job)
+        cells = merged(cell for _, _, cell in slots)
+        ends = [begin + length for begin, length, _ in slots]
+        return (min(begin for begin, _, _ in slots) / 1e9, min(max(ends), time_ns()) / 1e9) if slots else (
+            None,
+            None,
+        ), cells
+
+    def _slots(self, from_ns: int, until_ns: int, job: str | None) -> list[tuple[int, int, Counted]]:
+        """What was counted: when its slot began, how long that is, and the cell."""
         with History(self.path) as history:
             with self._lock:  # a cell is either stored or live, as long as this is held
                 rings = {ring.id: ring for ring in history.rings(job)}
@@ -102,10 +113,19 @@ class Agent:
                 live = _live(aggregate, from_ns, until_ns)
             groups, ops = history.groups(), history.names("op")
         named = identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops)
-        cells = merged(chain(named, (cell for _, cell in live)))
-        begins = [*(r.slot_ns for r in stored), *(slot for slot, _ in live)]
-        ends = [*(r.slot_ns + r.length_ns for r in stored), *(slot + SLOT_NS for slot, _ in live)]
-        return (min(begins) / 1e9, min(max(ends), time_ns()) / 1e9) if begins else (None, None), cells
+        return [
+            *((r.slot_ns, r.length_ns, cell) for r, cell in zip(stored, named, strict=True)),
+            *((slot_ns, SLOT_NS, cell) for slot_ns, cell in live),
+        ]
+
+    def waits(self, job: str) -> list[WaitView]:
+        """Who waited for late ranks when: of each rank, and each slot in which a collective of its was joined."""
+        sums: dict[tuple[int, int, int], int] = {}
+        for begin, length, one in self._slots(0, 1 << 62, job):
+            if one.cell.joined:
+                at = begin, length, one.rank
+                sums[at] = sums.get(at, 0) + one.cell.wait_ns
+        return [WaitView(rank, begin / 1e9, length / 1e9, wait / 1e9) for (begin, length, rank), wait in sums.items()]
 
     def operations(
         self,
@@ -188,6 +208,13 @@ class Agent:
             return _stored(ring, *kept)
         view, gpu = sight.rank(ring.job, book, self._now_ns()), self._gpu_at(book.gpu)
         return replace(view, records=kept[0], lost=kept[1], gpu=None if gpu is None else gpu.card.index)
+
+    def slots(self, from_ns: int, until_ns: int, job: str) -> list[Slot]:
+        """A job by 10 s, oldest first, as far as that is in the history."""
+        with History(self.path) as history:
+            rings = [ring.id for ring in history.rings(job)]
+            shares, sums = history.shares(from_ns, until_ns, rings), history.bus_sums(from_ns, until_ns, rings)
+        return [slot_of(at, shares.get(at), sums.get(at, {})) for at in sorted(shares.keys() | sums.keys())]
 
     @contextmanager
     def live(self, job: str | None) -> Iterator[tuple[list[Job], int]]:

@@ -46,7 +46,8 @@ from commwatch.ras import Ras
 from commwatch.references import References, directory
 from commwatch.store import StoreError, Writer
 from commwatch.waiting import wait_until
-from commwatch.web import Watchers, application
+from commwatch.watchers import Watchers
+from commwatch.web import application
 from commwatch.witness_api import Witnesses
 
 log = logging.getLogger("commwatch")
@@ -141,7 +142,7 @@ class Daemon:
         watchers = Watchers(
             self._nccl, self._profiles, self._gpus, witnesses, self._host, self._alerting, self._evidence
         )
-        app = application(agent, watchers, registry, self._healthy, self._ready)
+        app = application(agent, watchers, registry, self._healthy, self._ready, self._stop.is_set)
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
         )

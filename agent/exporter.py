@@ -109,7 +109,7 @@ class Exporter(Collector):
             yardstick = Yardstick(known, finder(self._references))
             kinds: dict[tuple[str, str, str], list[Counted]] = {}
             for job, book in books:
-                for key, cell in book.lately(now):
+                for _, key, cell in book.lately(now):
                     one = book.counted(job, key, cell)
                     kinds.setdefault((job, one.group, one.op), []).append(one)
             self._efficiency = {

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from commwatch.books import GroupInfo
+from commwatch.books import SLOT_NS, GroupInfo
+from commwatch.collectors.events import OPS
 from commwatch.store import RingRow, Rollup, connect, raw_since, rings, rollups
 
 
@@ -94,6 +95,31 @@ class History:
             StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
             for *known, groups, waited, long in rows
         ]
+
+    def shares(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, tuple[float, float | None]]:
+        """Comm share and exposed share of the rings' steps but for long ones, by the slot of 10 s that they ended in."""
+        rows = self._db.execute(
+            "SELECT end_ns / ?1 * ?1, SUM(comm_ns), SUM(exposed_ns), COUNT(exposed_ns) = COUNT(*), SUM(end_ns - start_ns) FROM step"
+            " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
+            (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
+        )
+        return {
+            slot: (comm / length, exposed / length if known else None)
+            for slot, comm, exposed, known, length in rows
+            if length
+        }
+
+    def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, int]]]:
+        """Bus bytes, and the time in ns that they took, of the rings' operations, by slot of 10 s and op."""
+        rows = self._db.execute(
+            "SELECT slot_ns, op, SUM(bus_bytes), SUM(busy_ns) FROM rollup WHERE slot_ns >= ? AND slot_ns < ? AND NOT coarse"
+            " AND bus_bytes > 0 AND op BETWEEN 1 AND ? AND ring IN (SELECT value FROM json_each(?)) GROUP BY 1, 2",
+            (from_ns, until_ns, len(OPS), json.dumps(rings)),
+        )
+        found: dict[int, dict[str, tuple[float, int]]] = {}
+        for slot, op, bus_bytes, busy_ns in rows:
+            found.setdefault(slot, {})[OPS[op - 1]] = bus_bytes, busy_ns
+        return found
 
     def chunks(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
         """Raw records of chunks that touch ``[from_ns, until_ns]`` (ends of operations), latest end first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from math import ceil, log2, log10
 
 from commwatch import pages
 from commwatch.advice import LIMIT
@@ -13,16 +13,16 @@ from commwatch.answers import Agent
 from commwatch.bandwidth import bus_factor
 from commwatch.collectors.spans import spans
 from commwatch.model import Curve
-from commwatch.plots import COLOURS, Point, Series, even_axis, heat, legend, log_axis, plot
+from commwatch.plots import COLOURS, Axis, Point, Series, even_axis, heat, legend, log_axis, plot
 from commwatch.report import MOST_STEPS, percent, rate, seconds, size
 from commwatch.summary import Row
-from commwatch.views import GroupView, StepView
+from commwatch.views import GroupView, StepView, WaitView
 
 #: Pieces of the job's time, operations, groups in one plot, and ranks in the matrix, at most.
 _MOST_PIECES, _MOST_PLOTS, _MOST_ROWS = 100, 8, 64
+#: Columns in the matrix of ranks and time.
+_MOST_COLUMNS = 36
 _CURVE_POINTS = 24
-_SIZES = {float(1 << power): size(1 << power) for power in range(0, 60, 4)}
-_RATES = {10.0**power: rate(10.0**power) for power in range(15)}
 _STRETCHES_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600, 7200, 14400, 43200, 86400, 604800)
 
 
@@ -34,6 +34,8 @@ class Material:
     #: By group, op and size; by rank and group.
     by_size: list[Row]
     waits: list[Row]
+    #: By rank and time.
+    waits_at: list[WaitView]
     #: What operations should take, by group and op.
     curves: Mapping[tuple[str, str], Curve]
     groups: list[GroupView]
@@ -46,6 +48,7 @@ def gather(agent: Agent, job_id: str) -> Material:
         steps=agent.steps(0, until, job_id, None, MOST_STEPS),
         by_size=agent.summary(0, until, ["group", "op", "size"], {"job_id": job_id})[1],
         waits=agent.summary(0, until, ["rank", "group"], {"job_id": job_id})[1],
+        waits_at=agent.waits(job_id),
         curves=agent.curves(job_id),
         groups=agent.groups(job_id),
     )
@@ -53,7 +56,14 @@ def gather(agent: Agent, job_id: str) -> Material:
 
 def figures(material: Material) -> str:
     """The sections of the page; those of which nothing is known are left out."""
-    return "\n".join([_shares(material.steps), _bandwidths(material), _waits(material.waits), _groups(material.groups)])
+    small = [_shares(material.steps), _waits(material.waits) + _waits_over_time(material.waits_at)]
+    together = "".join(f"<section>{each}</section>" for each in small if each)
+    parts = [
+        f'<div class="plots">{together}</div>' if together else "",
+        _bandwidths(material),
+        _groups(material.groups),
+    ]
+    return "\n".join(parts)
 
 
 def _figure(drawn: str, series: Sequence[Series], head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -130,7 +140,8 @@ def _bandwidths(material: Material) -> str:
     most_time = sorted(by_op.items(), key=lambda item: -sum(row.seconds for row in item[1]))
     plots = [_bandwidth(i, op, rows, material.curves) for i, (op, rows) in enumerate(most_time[:_MOST_PLOTS])]
     words = "Dots: bus bandwidth as measured, waits for late ranks included. Dashes: what it should be, by a reference or by the job's own best."
-    return f"<h2>Bandwidth against size</h2><p>{words}</p>" + "".join(plots)
+    together = "".join(f"<section>{each}</section>" for each in plots)
+    return f'<h2>Bandwidth against size</h2><p>{words}</p><div class="plots">{together}</div>'
 
 
 def _bandwidth(number: int, op: str, rows: Sequence[Row], curves: Mapping[tuple[str, str], Curve]) -> str:
@@ -155,8 +166,8 @@ def _bandwidth(number: int, op: str, rows: Sequence[Row], curves: Mapping[tuple[
             expected = _expected(curve, op, n, dots[0].x, dots[-1].x)
             series += [Series(group, "dashes", colour, expected)] if expected else []
     points = [point for each in series for point in each.points]
-    x = log_axis("size", [point.x for point in points], 16, _SIZES)
-    y = log_axis("bus bandwidth", [point.y for point in points if point.y], 10, _RATES)
+    x = _sizes([point.x for point in points])
+    y = _rates([point.y for point in points if point.y])
     best = max(rows, key=lambda row: row.busbw or 0)
     says = f"{op}: at best {rate(best.busbw)}, at {size(_mean_bytes(best))} in group {best.by['group']}."
     drawn = plot(f"busbw{number}", f"Bus bandwidth of {op} against size", says, x, y, series)
@@ -165,7 +176,25 @@ def _bandwidth(number: int, op: str, rows: Sequence[Row], curves: Mapping[tuple[
         for group, its in by_group.items()
         for row in its
     ]
-    return f"<h3>{escape(op)}</h3>" + _figure(drawn, series, ("group", "size", "count", "busbw", "expected"), cells)
+    return f"<h3>{pages.text(op)}</h3>" + _figure(drawn, series, ("group", "size", "count", "busbw", "expected"), cells)
+
+
+def _sizes(values: Sequence[float]) -> Axis:
+    """With a tick at every so many powers of 2, a handful of them."""
+    octaves = log2(max(values) / min(values))
+    bits = next(bits for bits in (2, 4, 6, 8, 10, 20) if octaves <= 5 * bits or bits == 20)
+    written = {float(1 << power): size(1 << power).replace(".0 ", " ") for power in range(0, 60, bits)}
+    return log_axis("size", values, 1 << bits, written)
+
+
+def _rates(values: Sequence[float]) -> Axis:
+    """With a tick at powers of 10; between them too where they are few, and not at all of them where they are many."""
+    decades = log10(max(values) / min(values))
+    base, steps = (1000, (1,)) if decades > 8 else (10, (1,) if decades > 1.5 else (1, 2, 5))
+    powers = (float(base) ** power for power in range(15))
+    return log_axis(
+        "bus bandwidth", values, base, {step * power: rate(step * power) for power in powers for step in steps}
+    )
 
 
 def _mean_bytes(row: Row) -> float:
@@ -207,7 +236,7 @@ def _waits(rows: Sequence[Row]) -> str:
     for (rank, group), wait_s in known.items():
         sums[rank] = sums.get(rank, 0.0) + wait_s
         by_group[group] = by_group.get(group, 0.0) + wait_s
-    ranks = sorted(sorted(sums, key=lambda rank: (-sums[rank], rank))[:_MOST_ROWS])
+    ranks = _shown(sums)
     groups = sorted(by_group, key=lambda group: -by_group[group])[:COLOURS]
     values = {
         (j, i): (known[rank, group], seconds(known[rank, group]))
@@ -218,10 +247,64 @@ def _waits(rows: Sequence[Row]) -> str:
     least = min(sums, key=lambda rank: (sums[rank], rank))
     says = f"Waiting for late ranks, by rank and group: rank {least} waited least, {seconds(sums[least])} in all; who waits least is waited for."
     if len(ranks) < len(sums) or len(groups) < len(by_group):
-        says += f" Shown: {len(ranks)} of {len(sums)} ranks, {len(groups)} of {len(by_group)} groups, those with most of it."
+        says += f" Shown: {len(ranks)} of {len(sums)} ranks, {len(groups)} of {len(by_group)} groups, those with most of it, and rank {least}."
     drawn = heat("waits", "Waiting by rank and group", says, [f"rank {rank}" for rank in ranks], groups, values)
     cells = [(str(rank), group, seconds(wait_s)) for (rank, group), wait_s in sorted(known.items())]
     return f"<h2>Waits</h2><p>{says}</p>" + _figure(drawn, (), ("rank", "group", "wait"), cells)
+
+
+def _shown(sums: Mapping[int, float]) -> list[int]:
+    """Of many ranks those that waited most, and the one that waited least."""
+    ranks = sorted(sums, key=lambda rank: (-sums[rank], rank))
+    return sorted([*ranks[: _MOST_ROWS - 1], *ranks[_MOST_ROWS - 1 :][-1:]])
+
+
+def over_time(waits: Sequence[WaitView]) -> tuple[float, dict[tuple[int, int], float]]:
+    """Length of a piece of time, and the waiting of each rank in each piece since the first; none where there is but one.
+
+    A piece is as long as the longest stretch that was counted as one, or so many of them, so that each lies in one piece.
+    """
+    unit_s = max((each.length_s for each in waits), default=1.0)
+    began = min((each.start_at for each in waits), default=0.0) // unit_s
+    units = ceil(max((each.start_at + each.length_s for each in waits), default=0.0) / unit_s - began)
+    together = ceil(units / _MOST_COLUMNS)
+    sums: dict[tuple[int, int], float] = {}
+    for each in waits:
+        at = each.rank, int((each.start_at / unit_s - began) / together)
+        sums[at] = sums.get(at, 0.0) + each.wait_s
+    return unit_s * together, sums if units > 1 else {}
+
+
+def _waits_over_time(waits: Sequence[WaitView]) -> str:
+    """Rank by time: a late rank is the pale one among those that wait for it."""
+    piece_s, known = over_time(waits)
+    if not known:
+        return ""
+    sums: dict[int, float] = {}
+    for (rank, _), wait_s in known.items():
+        sums[rank] = sums.get(rank, 0.0) + wait_s
+    ranks = _shown(sums)
+    times = [_clock(i * piece_s) for i in range(1 + max(i for _, i in known))]
+    values = {
+        (j, i): (known[rank, i], seconds(known[rank, i]))
+        for j, rank in enumerate(ranks)
+        for i in range(len(times))
+        if (rank, i) in known
+    }
+    (most, at), longest_s = max(known.items(), key=lambda item: item[1])
+    says = (
+        f"Waiting for late ranks, by rank and time, in pieces of {_clock(piece_s)}: most of it rank {most}, "
+        f"{seconds(longest_s)} in the piece from {times[at]} on. Where the others are dark, they wait for the pale one."
+    )
+    drawn = heat("waiting", "Waiting by rank and time", says, [f"rank {rank}" for rank in ranks], times, values)
+    cells = [(str(rank), times[i], seconds(wait_s)) for (rank, i), wait_s in sorted(known.items())]
+    return f"<h3>Over time</h3><p>{says}</p>" + _figure(drawn, (), ("rank", "from", "wait"), cells)
+
+
+def _clock(time_s: float) -> str:
+    """Minutes and seconds, and hours where there are any: ``1:20``, ``2:00:00``."""
+    minutes, second = divmod(round(time_s), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}" if minutes >= 60 else f"{minutes}:{second:02d}"
 
 
 def _groups(groups: Sequence[GroupView]) -> str:

@@ -18,18 +18,28 @@ from commwatch.cells import clean, cut
 #: Series have so many colours, then the first again.
 COLOURS = 8
 #: Units of the drawing: about as many pixels as a telephone has, so that its text stays readable there.
-_WIDTH, _HEIGHT = 440, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 28, 24, 40
+_WIDTH, _HEIGHT = 440, 246
+_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 28, 24, 46
 _ROW, _NAME, _HEAD = 22, 62, 22
-_NAME_CELLS = 9
+#: With more rows than that, they are lower.
+_MANY_ROWS, _LOW_ROW = 16, 15
+_NAME_CELLS, _LEGEND_CELLS = 9, 40
+#: A column of a matrix that has room for fewer letters has none.
+_LEAST_CELLS = 6
+#: A logarithmic axis covers no less than this.
+_LEAST_SPAN = 4
 
 _LIGHT = ("#1d6fd1", "#c2410c", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d", "#4d7c0f")
 _DARK = ("#7ab6ff", "#ff9d6b", "#62d68b", "#cfa2ff", "#f5b942", "#5cd3e8", "#ff8ac0", "#b4dc5e")
 #: For the page that plots stand in.
 STYLE = (
     """
-figure { margin: 1rem 0; max-width: 44rem }
-figcaption span { margin-right: 1em; white-space: nowrap }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 0 3rem }
+.plots section { min-width: 0 }
+figure { margin: .75rem 0; max-width: 38rem; break-inside: avoid }
+figcaption { margin-bottom: .25rem }
+figcaption span { display: inline-block; max-width: 100%; margin-right: 1em; overflow-wrap: anywhere }
+summary { cursor: pointer; font-size: .9em }
 svg { display: block; width: 100%; height: auto; font: 12.5px system-ui, sans-serif }
 svg text { fill: currentColor }
 svg .grid { stroke: currentColor; stroke-opacity: .15 }
@@ -88,14 +98,16 @@ def even_axis(label: str, low: float, high: float, ticks: Sequence[tuple[float, 
 
 
 def log_axis(label: str, values: Sequence[float], base: float, written: Mapping[float, str]) -> Axis:
-    """A logarithmic axis around ``values``, which are above 0, in whole powers of ``base``; at least one.
+    """A logarithmic axis around ``values``, which are above 0: from tick to tick, else in whole powers of ``base``.
 
     Args:
-        written: what to write at powers that lie on it.
+        written: what to write at values that lie on it.
     """
     low = base ** floor(_exponent(min(values), base))
     high = base ** ceil(_exponent(max(values), base))
+    low = max((tick for tick in written if low <= tick <= min(values)), default=low)
     high = high if high > low else low * base
+    high = min((tick for tick in written if max(*values, low * _LEAST_SPAN) <= tick <= high), default=high)
     return Axis(label, low, high, [tick for tick in written.items() if low <= tick[0] <= high], log=True)
 
 
@@ -129,7 +141,7 @@ def heat(
     columns: Sequence[str],
     values: Mapping[tuple[int, int], tuple[float, str]],
 ) -> str:
-    """A matrix in which the larger value has the stronger colour.
+    """A matrix in which the larger value has the stronger colour; where there are many columns, not all have their name.
 
     Args:
         values: by row and column, with what is written; what is not there stays empty. None is negative.
@@ -137,29 +149,41 @@ def heat(
     most = max((value for value, _ in values.values()), default=0.0) or 1.0
     wide = (_WIDTH - _NAME) / max(1, len(columns))
     room = max(1, int(wide / 7))
-    parts = [
-        f'<text x="{_NAME + (i + 0.5) * wide:.1f}" y="14" text-anchor="middle">{_text(cut(clean(column), room))}<title>{_text(column)}</title></text>'
-        for i, column in enumerate(columns)
-    ]
+    # Where a column has no room for its name, every so many have theirs, over those that follow.
+    every = 1 if room >= _LEAST_CELLS else ceil(_LEAST_CELLS * 7 / wide)
+    parts = []
+    for i in range(0, len(columns), every):
+        at, anchor = (_NAME + (i + 0.5) * wide, "middle") if every == 1 else (_NAME + i * wide, "start")
+        name = _text(cut(clean(columns[i]), int(min(every, len(columns) - i) * wide / 7)))
+        if every > 1 and name != _text(columns[i]):
+            continue
+        parts.append(
+            f'<text x="{at:.1f}" y="14" text-anchor="{anchor}">{name}<title>{_text(columns[i])}</title></text>'
+        )
+    high = _ROW if len(rows) <= _MANY_ROWS else _LOW_ROW
     for j, row in enumerate(rows):
-        parts.append(f'<text x="0" y="{_HEAD + j * _ROW + 15}">{_text(cut(clean(row), _NAME_CELLS))}</text>')
+        parts.append(
+            f'<text x="0" y="{_HEAD + j * high + (high + 9) // 2}">{_text(cut(clean(row), _NAME_CELLS))}</text>'
+        )
     for (j, i), (value, written) in sorted(values.items()):
-        left, top = _NAME + i * wide, _HEAD + j * _ROW
+        left, top = _NAME + i * wide, _HEAD + j * high
         hint = f"<title>{_text(rows[j])}, {_text(columns[i])}: {_text(written)}</title>"
         parts.append(
-            f'<rect class="heat" x="{left:.1f}" y="{top}" width="{wide - 1:.1f}" height="{_ROW - 1}" fill-opacity="{0.85 * value / most:.3f}">{hint}</rect>'
+            f'<rect class="heat" x="{left:.1f}" y="{top}" width="{wide - 1:.1f}" height="{high - 1}" fill-opacity="{0.85 * value / most:.3f}">{hint}</rect>'
         )
-        if room >= 6:
+        if room >= _LEAST_CELLS:
             parts.append(
-                f'<text x="{left + wide / 2:.1f}" y="{top + 15}" text-anchor="middle">{_text(cut(clean(written), room))}</text>'
+                f'<text x="{left + wide / 2:.1f}" y="{top + (high + 9) // 2}" text-anchor="middle">{_text(cut(clean(written), room))}</text>'
             )
-    return _svg(name, title, says, _HEAD + _ROW * len(rows), parts)
+    return _svg(name, title, says, _HEAD + high * len(rows), parts)
 
 
 def legend(series: Sequence[Series]) -> str:
     """Which colour is what, once each."""
     names = dict.fromkeys((each.colour, each.name) for each in series if each.name)
-    return "".join(f'<span><b class="c{colour}">■</b> {_text(name)}</span>' for colour, name in names)
+    return "".join(
+        f'<span><b class="c{colour}">■</b> {_text(cut(clean(name), _LEGEND_CELLS))}</span>' for colour, name in names
+    )
 
 
 def _svg(name: str, title: str, says: str, height: int, parts: Sequence[str]) -> str:
@@ -187,7 +211,7 @@ def _grid(x: Axis, y: Axis) -> str:
     for value, written in x.ticks:
         at = _x(x, value)
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 17}" text-anchor="middle">{_text(written)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 21}" text-anchor="middle">{_text(written)}</text>')
     for value, written in y.ticks:
         at = _y(y, value)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')

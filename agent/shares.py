@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from statistics import median
 
 from commwatch.books import SHARE_WINDOW_NS, StepRecord
@@ -60,16 +61,25 @@ class StepTotals:
         Steps that took far longer than their neighbours (a checkpoint, an evaluation, the first one) are left out: they say
         nothing about training. ``None`` where fewer than three are left, or the rank has not stepped for long.
         """
+        return shares_of(self.usual(now_ns))
+
+    def usual(self, now_ns: int) -> list[StepRecord]:
+        """The steps that ``shares`` goes by, oldest first; none where it gives none."""
         steps = [step for step in self.recent if not step.long]
         if len(steps) < LEAST_STEPS:
-            return None
+            return []
         usual = median(step.end_ns - step.start_ns for step in steps)
-        if now_ns - self.recent[-1].end_ns > max(SHARE_WINDOW_NS, LONG_TIMES * usual):
-            return None
-        duration = sum(step.end_ns - step.start_ns for step in steps)
-        exposed = [step.exposed_ns for step in steps if step.exposed_ns is not None]
-        known = len(exposed) == len(steps)
-        return sum(step.comm_ns for step in steps) / duration, sum(exposed) / duration if known else None
+        return [] if now_ns - self.recent[-1].end_ns > max(SHARE_WINDOW_NS, LONG_TIMES * usual) else steps
+
+
+def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | None:
+    """Comm share and exposed share of steps together, the second only where it is known of each; ``None``: there are no steps."""
+    duration = sum(step.end_ns - step.start_ns for step in steps)
+    if not duration:
+        return None
+    exposed = [step.exposed_ns for step in steps if step.exposed_ns is not None]
+    known = len(exposed) == len(steps)
+    return sum(step.comm_ns for step in steps) / duration, sum(exposed) / duration if known else None
 
 
 class StepBook:

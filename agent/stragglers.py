@@ -36,17 +36,26 @@ class LateWindow:
     """The latest joined collectives of a group whose ranks are all in sight."""
 
     def __init__(self) -> None:
-        self._joined: deque[tuple[int, int, int, int]] = deque(maxlen=MOST)
+        self._joined: deque[tuple[int, int, int, int]] = deque()
+        #: Lateness of all of them.
+        self._sum_ns = 0
 
     def add(self, end_ns: int, rank: int, lateness_ns: int, transfer_ns: int) -> None:
         """A collective ended: who was last, how long the others waited by its own fault, what the transfer took."""
         self._joined.append((end_ns, rank, lateness_ns, transfer_ns))
+        self._sum_ns += lateness_ns
+        if len(self._joined) > MOST:
+            self._drop()
 
     def late(self, now_ns: int) -> Late | None:
         """The straggler of the window up to now, if there is one."""
-        window = [joined for joined in self._joined if joined[0] > now_ns - WINDOW_NS]
-        if not window:
+        joined = self._joined
+        while joined and joined[0][0] <= now_ns - WINDOW_NS:
+            self._drop()
+        # Nobody can have cost more than all together: nearly always this is all that has to be looked at.
+        if len(joined) < LEAST or self._sum_ns < COSTS * (joined[-1][0] - joined[0][0]):
             return None
+        window = [each for each in joined if each[0] > now_ns - WINDOW_NS]
         by_rank: dict[int, list[int]] = {}
         for _, rank, lateness, _ in window:
             by_rank.setdefault(rank, []).append(lateness)
@@ -59,3 +68,6 @@ class LateWindow:
         if usual < max(LEAST_LATE_NS, median(transfer for *_, transfer in window)) or cost < COSTS * span:
             return None
         return Late(rank, len(window), len(late), usual, cost, span)
+
+    def _drop(self) -> None:
+        self._sum_ns -= self._joined.popleft()[2]

@@ -12,9 +12,9 @@ from commwatch.advice import LIMIT, WORTH
 from commwatch.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
 from commwatch.collectors.spans import spans
 from commwatch.report import bottleneck, percent, rate, seconds
+from commwatch.standing import culprits, oldest, state
 from commwatch.summary import Row
 from commwatch.top_answers import WINDOW_S, Answers, OfJob
-from commwatch.verdicts import SILENT_S, age
 from commwatch.views import InFlight, RankView, StepView
 
 #: Answers older than this are called old.
@@ -217,35 +217,15 @@ def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> l
     return [*left, (), *right] if right else left
 
 
-def _culprits(shown: OfJob) -> dict[int, str]:
-    """Ranks that a verdict names, and the verdict; the worst where there are several."""
-    found: dict[int, str] = {}
-    for verdict in sorted(shown.verdicts, key=lambda verdict: _STYLES.get(verdict.kind) == "bad"):
-        found.update(dict.fromkeys(verdict.ranks, verdict.kind))
-    return found
-
-
-def _state(rank: RankView) -> str:
-    if rank.state == "running" and rank.process in ("stopped", "zombie"):
-        return rank.process
-    silent = rank.heartbeat_age_s is not None and rank.heartbeat_age_s > SILENT_S
-    return "silent" if rank.state == "running" and silent else rank.state
-
-
-def _oldest(rank: RankView) -> InFlight | None:
-    """Messages that nobody waits for yet come last."""
-    return max(rank.in_flight, key=lambda op: (age(op), op.age_s), default=None)
-
-
 def _worst_first(shown: OfJob) -> list[RankView]:
     """Those that a verdict names, then those that do not run, then by exposed communication, or communication."""
-    culprits, steps = _culprits(shown), _by_rank(shown)
+    blamed, steps = culprits(shown.verdicts), _by_rank(shown)
 
     def badness(rank: RankView) -> tuple[bool, int, float, int]:
         mine = steps.get(rank.rank, [])
         share = _share(mine, "exposed_s")
         share = _share(mine, "comm_s") if share is None else share
-        return (rank.rank not in culprits, _STATES.get(_state(rank), 3), -(share or 0.0), rank.rank)
+        return (rank.rank not in blamed, _STATES.get(state(rank), 3), -(share or 0.0), rank.rank)
 
     return sorted(shown.ranks, key=badness)
 
@@ -286,17 +266,17 @@ def _rank_table(
 
 
 def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[list[Span]]:
-    culprits, steps, covered_s = _culprits(shown), _by_rank(shown), _covered_s(shown)
+    named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(shown)
     sums = {row.by["rank"]: row for row in shown.by_rank.rows}
     cards = {view.gpu.card.index: view.gpu.measured.utilization for view in answers.gpus.gpus}
     rows = []
     for rank in ranks:
-        state, blamed, mine = _state(rank), culprits.get(rank.rank), steps.get(rank.rank, [])
-        bad = "bad" if state not in ("running", "ended") else "dim" if state == "ended" else ""
+        stands, blamed, mine = state(rank), named.get(rank.rank), steps.get(rank.rank, [])
+        bad = "bad" if stands not in ("running", "ended") else "dim" if stands == "ended" else ""
         style = _STYLES.get(blamed, "warn") if blamed else bad
-        row, op = sums.get(rank.rank), _oldest(rank)
+        row, op = sums.get(rank.rank), oldest(rank)
         texts = (
-            "!" if blamed else "", str(rank.rank), blamed or state, str(mine[0].seq) if mine else NOT_KNOWN,
+            "!" if blamed else "", str(rank.rank), blamed or stands, str(mine[0].seq) if mine else NOT_KNOWN,
             seconds(median(step.duration_s for step in mine) if mine else None),
             percent(_share(mine, "comm_s")), percent(_share(mine, "exposed_s")),
             _part(None if row is None else _waited(row), 1, covered_s),
@@ -319,12 +299,12 @@ def _waited(row: Row) -> float | None:
 def _others(shown: OfJob, ranks: list[RankView]) -> Line:
     """The ranks that have no line of their own, in one."""
     steps = _by_rank(shown)
-    states = ", ".join(f"{count} {state}" for state, count in Counter(map(_state, ranks)).most_common())
+    states = ", ".join(f"{count} {state}" for state, count in Counter(map(state, ranks)).most_common())
     shares = [share for rank in ranks if (share := _share(steps.get(rank.rank, []), "comm_s")) is not None]
     comm = f", comm {percent(min(shares))} to {percent(max(shares))}" if shares else ""
-    ages = [op.age_s for rank in ranks if (op := _oldest(rank)) is not None]
-    oldest = f", oldest in flight {seconds(max(ages))}" if ages else ""
-    return (Span(f"and {len(ranks)} more: {states}{comm}{oldest}", "dim"),)
+    ages = [op.age_s for rank in ranks if (op := oldest(rank)) is not None]
+    longest = f", oldest in flight {seconds(max(ages))}" if ages else ""
+    return (Span(f"and {len(ranks)} more: {states}{comm}{longest}", "dim"),)
 
 
 def _operation_table(shown: OfJob, operations: list[Row], cells: int, height: int | None) -> list[Line]:

@@ -46,6 +46,16 @@ class StepView:
 
 
 @dataclass(frozen=True)
+class WaitView:
+    """How long one rank waited for late ones, of what was counted from ``start_at`` (Unix seconds) on."""
+
+    rank: int
+    start_at: float
+    length_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True)
 class InFlight:
     """An operation that has begun and not ended."""
 

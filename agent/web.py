@@ -6,44 +6,30 @@ import time
 from collections.abc import Callable
 from html import escape
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
+from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from commwatch import __version__, alert_api, api, conclusions, gpu_api, profile_api, witness_api
-from commwatch.alerting import Alerting
+from commwatch import __version__, alert_api, api, conclusions, gpu_api, profile_api, stream, witness_api
 from commwatch.alerts.catalogue import shipped
 from commwatch.answers import Agent
-from commwatch.evidence import Evidence
-from commwatch.gpus import Gpus
-from commwatch.host import HostWatch
-from commwatch.nccl import NcclLogs
+from commwatch.look import Look
 from commwatch.pages import page, prose, table
 from commwatch.problems import answer_problems
-from commwatch.profiles import Profiles
-from commwatch.witness_api import Witnesses
+from commwatch.stream import Feed, Topic
+from commwatch.watchers import Watchers
 
-
-class Watchers(NamedTuple):
-    """What an agent has running beside its intake, each with a thread of its own."""
-
-    #: The NCCL logs it follows.
-    logs: NcclLogs
-    #: What it does on demand.
-    profiles: Profiles
-    #: The cards of the node.
-    gpus: Gpus
-    #: NCCL Inspector and NCCL's RAS.
-    witnesses: Witnesses
-    #: What it knows of the node.
-    host: HostWatch
-    #: The rules that it evaluates itself.
-    alerts: Alerting
-    #: What was to be seen when they began to fire.
-    evidence: Evidence
+_STATIC = Path(__file__).parent / "static"
+#: The live page needs nothing but its own files and its own agent.
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def application(
@@ -52,6 +38,7 @@ def application(
     registry: CollectorRegistry,
     healthy: Callable[[], str | None],
     ready: Callable[[], str | None],
+    ending: Callable[[], bool],
 ) -> FastAPI:
     """The whole web face of an agent.
 
@@ -59,6 +46,7 @@ def application(
         watchers: what runs beside the intake.
         healthy: says why the agent is broken, ``None`` if it is not.
         ready: says why it cannot answer yet or properly, ``None`` if it can.
+        ending: whether the agent is about to end: then streams do, too.
     """
     app = FastAPI(
         title="commwatch",
@@ -77,7 +65,15 @@ def application(
     app.state.evidence = watchers.evidence
     app.state.scraped = (None, None)
     app.state.trouble = ready
-    for part in (api, alert_api, conclusions, gpu_api, profile_api, witness_api):
+    look = Look(agent, watchers, ready)
+    topics = [
+        Topic("moment", look.moment, 1.0),
+        Topic("timeline", look.timeline, 2.0),
+        Topic("operations", look.operations, 5.0),
+        Topic("told", look.told, 60.0),
+    ]
+    app.state.feed = Feed(Topic("past", look.past, 0.0), topics, ending)
+    for part in (api, alert_api, conclusions, gpu_api, profile_api, stream, witness_api):
         app.include_router(part.router)
     answer_problems(app)
 
@@ -106,13 +102,14 @@ def application(
     def runbook() -> str:
         return prose("Runbook", shipped("runbook.md"))
 
-    @app.get("/", include_in_schema=False, response_class=HTMLResponse)
-    def root() -> str:
-        links = "".join(
-            f'<li><a href="{path}">{path}</a></li>' for path in ("/docs", "/metrics", "/runbook", "/api/v1/jobs")
+    @app.get("/", include_in_schema=False)
+    def live_page() -> FileResponse:
+        return FileResponse(
+            _STATIC / "live.html", headers={"Content-Security-Policy": _CSP, "Cache-Control": "no-cache"}
         )
-        return page("commwatch", f"<p>The agent runs.</p><ul>{links}</ul>")
 
+    # Links, as an editable install makes them, lead to our own files.
+    app.mount("/static", StaticFiles(directory=_STATIC, follow_symlink=True), name="static")
     return app
 
 

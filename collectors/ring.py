@@ -194,6 +194,15 @@ class Drained(NamedTuple):
     lost: int
 
 
+def _said(text: bytes) -> Any:
+    """JSON of a trainer; half a surrogate pair, which is no character and which nothing can store or send, is ``?``.
+
+    Raises ``ValueError`` where it is not JSON.
+    """
+    whole = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+    return json.loads(whole)
+
+
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 
@@ -233,7 +242,7 @@ class RingReader:
             ):
                 raise BadRing(f"{path.name}: damaged header or cut short ({size} bytes)")
             try:
-                self.identity: dict[str, Any] = json.loads(os.pread(self._fd, blob, IDENTITY_AT))
+                self.identity: dict[str, Any] = _said(os.pread(self._fd, blob, IDENTITY_AT))
             except ValueError as error:
                 raise BadRing(f"{path.name}: damaged identity ({error})") from None
             self._map = mmap.mmap(self._fd, size, access=mmap.ACCESS_READ)
@@ -343,7 +352,7 @@ class RingReader:
         entries = []
         for line in whole.splitlines():
             with contextlib.suppress(ValueError):
-                entry = json.loads(line)
+                entry = _said(line)
                 if isinstance(entry, dict):
                     entries.append(entry)
         return entries

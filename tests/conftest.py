@@ -1,15 +1,22 @@
-"""What all tests share with pytest: which hook a job has, and where the native one is built."""
+"""What all tests share with pytest: which hook a job has, where the native one is built, and a browser."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.helpers import clean_env
+
+if TYPE_CHECKING:  # slow to import, for what few tests need
+    from playwright.sync_api import Browser
+
+    from tests.browser import Chromium
 
 #: Kept between runs; what is built is named for its source, so nothing old is ever taken.
 CACHE = Path(__file__).parents[1] / ".stamps" / "cache"
@@ -37,3 +44,20 @@ def hook(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         request.getfixturevalue("native")
     monkeypatch.setenv("TESTED_HOOK", name)
     return name
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A running Chromium; one a module, for while it runs this thread has an event loop, and no test could run its own."""
+    from tests.browser import launched
+
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+def chromium(browser: Browser, tmp_path: Path) -> Chromium:
+    """Chromium, for ``visit``; see tests/browser.py."""
+    from tests.browser import Chromium
+
+    return Chromium(browser, Path(os.environ.get("SCREENSHOTS") or tmp_path / "screenshots"))

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Install what the tests start beside Python: Prometheus with promtool, Alertmanager with amtool, openssl, the network
-# tools for the slow link, and npm for Grafana's types.
+# tools for the slow link, Chromium, and npm for Grafana's types.
 set -eu
 missing=""
 command -v promtool >/dev/null || missing="$missing prometheus"
 command -v amtool >/dev/null || missing="$missing prometheus-alertmanager"
 command -v openssl >/dev/null || missing="$missing openssl"
 command -v ip >/dev/null && command -v tc >/dev/null || missing="$missing iproute2"
+command -v chromium >/dev/null || missing="$missing chromium"
 command -v npm >/dev/null || missing="$missing npm"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

@@ -37,7 +37,8 @@ from commwatch.metrics import METRICS
 from commwatch.nccl import NcclLogs
 from commwatch.profiles import Profiles
 from commwatch.ras import Ras
-from commwatch.web import Watchers, application
+from commwatch.watchers import Watchers
+from commwatch.web import application
 from commwatch.witness_api import Witnesses
 from tests.helpers import commwatch, needs, no_alerts
 
@@ -135,7 +136,7 @@ def openapi() -> dict[str, Any]:
     profiles = Profiles(Path("none"), Path("none"), agent)
     witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
     watchers = Watchers(logs, profiles, Gpus("off"), witnesses, HostWatch(Aggregate(), lock, lambda: 0), *no_alerts())
-    return application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None).openapi()
+    return application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False).openapi()
 
 
 def test_every_route() -> None:

@@ -27,7 +27,8 @@ from commwatch.nccl import NcclLogs
 from commwatch.near import places
 from commwatch.profiles import Profiles
 from commwatch.ras import Ras
-from commwatch.web import Watchers, application
+from commwatch.watchers import Watchers
+from commwatch.web import application
 from commwatch.witness_api import Witnesses
 from tests.helpers import no_alerts
 from tests.trees import say, unpack, vanish
@@ -278,7 +279,7 @@ def test_route(tmp_path: Path) -> None:
     profiles = Profiles(tmp_path, tmp_path, agent)
     witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
     watchers = Watchers(logs, profiles, Gpus("off"), witnesses, watched.watch, *no_alerts())
-    app = application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None)
+    app = application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False)
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:

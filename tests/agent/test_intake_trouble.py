@@ -115,6 +115,16 @@ def test_version_says_the_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert part in caplog.text
 
 
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """A name with half a surrogate pair (bytes that are not UTF-8, in a variable or a description) is stored with a question mark for it."""
+    watch = Watch(tmp_path)
+    names = [group_entry(label="dp\ud800"), {"op": 32, "name": "c10d::\udcff"}]
+    write_ring(watch.rings, [operation(start_ns=0, end_ns=MS)], names, host="node\udcff")
+    assert watch.tick(MS) == 1
+    assert [key[0] for key in watch.rows("group")] == ["dp?"]
+    assert [row.identity["host"] for row in watch.ring_rows()] == ["node?"]
+
+
 def test_a_good_ring_in_place_of_a_bad_one(tmp_path: Path) -> None:
     """A ring that takes the name of a refused file is read: the file was refused, not the name."""
     bad = write_ring(tmp_path / "rings", []).path

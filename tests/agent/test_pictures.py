@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from commwatch.model import Curve
-from commwatch.pictures import Material, figures, shares
-from commwatch.views import GroupView, StepView
+from commwatch.pictures import Material, figures, over_time, shares
+from commwatch.views import GroupView, StepView, WaitView
 from tests.agent.test_plots import HOSTILE, SVG
 from tests.agent.test_top import row
 
-NOTHING = Material([], [], [], {}, [])
+NOTHING = Material([], [], [], [], {}, [])
 
 
 def step(seq: int, comm_s: float, exposed_s: float | None = None, **more: Any) -> StepView:
@@ -95,7 +95,7 @@ def test_bandwidth_plot() -> None:
 
 
 def test_wait_matrix() -> None:
-    """Who waited in which group, who least in all; of many ranks those that waited most, by number."""
+    """Who waited in which group, who least in all; of many ranks those that waited most, by number, and who waited least."""
     waits = [row({"rank": rank, "group": "dp"}, wait_s=wait_s) for rank, wait_s in ((0, 0.5), (1, 0.01), (2, None))]
     (svg,) = pictures(replace(NOTHING, waits=waits))
     assert [cell[0].text for cell in svg.iter(f"{SVG}rect")] == ["rank 0, dp: 500 ms", "rank 1, dp: 10 ms"]
@@ -103,8 +103,34 @@ def test_wait_matrix() -> None:
     many = [row({"rank": rank, "group": "dp"}, wait_s=float(rank)) for rank in range(100)]
     (svg,) = pictures(replace(NOTHING, waits=many))
     names = [str(text.text) for text in svg.iter(f"{SVG}text") if str(text.text).startswith("rank")]
-    assert (len(names), names[0], names[-1]) == (64, "rank 36", "rank 99")
+    assert (len(names), names[:2], names[-1]) == (64, ["rank 0", "rank 37"], "rank 99")
     assert "Shown: 64 of 100 ranks, 1 of 1 groups" in figures(replace(NOTHING, waits=many))
+
+
+def test_waits_over_time_by_hand() -> None:
+    """A piece of time is as long as the longest stretch that was counted as one; each stretch is in one piece; one piece is no history."""
+    coarse = [WaitView(0, 600.0, 300.0, 5.0), WaitView(1, 600.0, 300.0, 1.0)]
+    fine = [WaitView(0, 900.0 + 10 * i, 10.0, 0.5) for i in range(60)]
+    piece_s, known = over_time([*fine, *coarse])
+    assert (piece_s, known) == (300.0, {(0, 0): 5.0, (1, 0): 1.0, (0, 1): 15.0, (0, 2): 15.0})
+    assert over_time(fine)[0] == 20.0
+    assert over_time(fine[:36]) == (10.0, {(0, i): 0.5 for i in range(36)})
+    assert over_time(coarse) == (300.0, {})
+    assert over_time([])[1] == {}
+
+
+def test_waits_over_time() -> None:
+    """Ranks by time: each piece says who waited how long; few of many columns are named; in words the longest wait, and when."""
+    waits = [WaitView(rank, 10.0 * i, 10.0, 2.0 if rank and i > 10 else 0.1) for rank in range(3) for i in range(30)]
+    waits.append(WaitView(2, 200.0, 10.0, 1.0))
+    (svg,) = pictures(replace(NOTHING, waits_at=waits))
+    cells = [str(cell[0].text) for cell in svg.iter(f"{SVG}rect")]
+    assert (len(cells), cells[0], cells[-1]) == (90, "rank 0, 0:00: 100 ms", "rank 2, 4:50: 2.00 s")
+    named = [str(text.text) for text in svg.iter(f"{SVG}text") if ":" in str(text.text)]
+    assert named == ["0:00", "0:40", "1:20", "2:00", "2:40", "3:20", "4:00"]
+    assert "in pieces of 0:10: most of it rank 2, 3.00 s in the piece from 3:20 on." in figures(
+        replace(NOTHING, waits_at=waits)
+    )
 
 
 def test_hostile_names() -> None:
@@ -113,6 +139,7 @@ def test_hostile_names() -> None:
         steps=[],
         by_size=[row({"group": HOSTILE, "op": HOSTILE, "size": 8}, busbw=1e6)],
         waits=[row({"rank": 0, "group": HOSTILE}, wait_s=1.0)],
+        waits_at=[],
         curves={},
         groups=[GroupView("job", HOSTILE, HOSTILE, HOSTILE, "", 2, None, [0], True, HOSTILE)],
     )

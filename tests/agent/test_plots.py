@@ -12,7 +12,7 @@ from commwatch.plots import Axis, Point, Series, even_axis, heat, legend, log_ax
 from tests.helpers import elsewhere, examples
 
 SVG = "{http://www.w3.org/2000/svg}"
-#: The drawing: from 62 to 412 across, from 200 up to 24.
+#: The drawing: from 68 to 412 across, from 200 up to 24.
 X, Y = Axis("time", 0, 10, [(0, "0"), (10, "10 s")]), Axis("share", 0, 1, [(0.5, "50 %")])
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[2J\u202e\ud800]]>"
 
@@ -32,9 +32,9 @@ def test_numbers_are_where_they_belong() -> None:
     dots = Series("a", "dots", 0, [Point(0, 0.0), Point(5, 0.5, "half"), Point(10, 1.0)])
     line = Series("b", "line", 1, [Point(0, 0.25), Point(10, 0.75)])
     svg = drawn(dots, line, limit=0.3)
-    assert places(svg) == [(62, 200), (237, 112), (412, 24)]
+    assert places(svg) == [(68, 200), (240, 112), (412, 24)]
     (joined,) = svg.iter(f"{SVG}polyline")
-    assert (joined.attrib["points"], joined.attrib["class"]) == ("62.0,156.0 412.0,68.0", "line c1")
+    assert (joined.attrib["points"], joined.attrib["class"]) == ("68.0,156.0 412.0,68.0", "line c1")
     (limit,) = [each for each in svg.iter(f"{SVG}line") if each.attrib["class"] == "limit"]
     assert (limit.attrib["y1"], limit.attrib["y2"]) == ("147.2", "147.2")
     texts = {text.text: text.attrib for text in svg.iter(f"{SVG}text")}
@@ -68,7 +68,7 @@ def test_gaps() -> None:
     ]
     svg = drawn(Series("a", "line", 0, points))
     assert len(list(svg.iter(f"{SVG}polyline"))) == 2
-    assert places(svg) == [(237, 112)]
+    assert places(svg) == [(240, 112)]
     for empty in ((), (Series("a", "line", 0, []),), (Series("a", "dots", 0, [Point(1, None)]),)):
         assert places(drawn(*empty)) == []
 
@@ -117,7 +117,7 @@ def test_within_the_drawing(values: list[tuple[float, float]]) -> None:
         return
     x, y = log_axis("size", [a for a, _ in values], 16, {}), log_axis("busbw", [b for _, b in values], 10, {})
     found = places(drawn(Series("a", "dots", 0, [Point(a, b) for a, b in values]), x=x, y=y))
-    assert all(61.9 <= a <= 412.1 and 23.9 <= b <= 200.1 for a, b in found)
+    assert all(67.9 <= a <= 412.1 and 23.9 <= b <= 200.1 for a, b in found)
     flat = even_axis("time", 0, 0, [(0, "0")])
     assert (flat.part(0), flat.ticks) == (0, [(0, "0")])
 

@@ -24,7 +24,8 @@ from commwatch.nccl import NcclLogs
 from commwatch.profiles import Profiles
 from commwatch.ras import POLL_S, SETTLED_S, Joined, Known, Ras, join, judge
 from commwatch.verdicts import Verdict
-from commwatch.web import Watchers, application
+from commwatch.watchers import Watchers
+from commwatch.web import application
 from commwatch.witness_api import Witnesses
 from tests.agent.test_api import rings_of
 from tests.helpers import (
@@ -330,7 +331,7 @@ def served(watch: Watch, ras: Ras) -> Iterator[str]:
     logs, profiles = NcclLogs(Path("none"), watch.aggregate, lock), Profiles(Path("none"), Path("none"), watch.agent)
     host = HostWatch(watch.aggregate, lock, lambda: 0)
     watchers = Watchers(logs, profiles, Gpus("off"), witnesses, host, *no_alerts())
-    app = application(watch.agent, watchers, CollectorRegistry(), lambda: None, lambda: None)
+    app = application(watch.agent, watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -1,0 +1,34 @@
+"""How a rank stands, in a word: what every view of ranks shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from commwatch.verdicts import SILENT_S, Verdict, age
+from commwatch.views import InFlight, RankView
+
+#: Verdicts after which nothing moves any more.
+WORST = frozenset({"hang", "desync"})
+
+
+def state(rank: RankView) -> str:
+    """``running``, ``stopped``, ``zombie``, ``silent`` (its probe gives no sign of life), ``ended`` or ``gone``."""
+    if rank.state != "running":
+        return rank.state
+    if rank.process in ("stopped", "zombie"):
+        return rank.process
+    silent = rank.heartbeat_age_s is not None and rank.heartbeat_age_s > SILENT_S
+    return "silent" if silent else rank.state
+
+
+def oldest(rank: RankView) -> InFlight | None:
+    """The operation that has kept somebody waiting the longest; messages that nobody waits for yet come last."""
+    return max(rank.in_flight, key=lambda op: (age(op), op.age_s), default=None)
+
+
+def culprits(verdicts: Iterable[Verdict]) -> dict[int, str]:
+    """Ranks that a verdict names, and its kind; the worst where there are several."""
+    found: dict[int, str] = {}
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.kind in WORST):
+        found.update(dict.fromkeys(verdict.ranks, verdict.kind))
+    return found

@@ -1,0 +1,153 @@
+// What is known of a job, in words, numbers and tables.
+
+import { each, find, make, say, table } from "./elements.js";
+import { UNKNOWN, bytes, count, percent, perSecond, plain, rate, seconds } from "./words.js";
+
+const LIMIT = 0.3;
+// Exposed communication below this is not worth a word (as in commwatch's advice).
+const WORTH = 0.1;
+const BAD = new Set(["hang", "desync", "critical", "error"]);
+
+const kindOf = (name) => (BAD.has(name) ? "bad" : name === "info" ? "" : "warn");
+
+export function showJob({ job, alerts, trouble }) {
+  wrong(job, alerts, trouble);
+  tiles(job);
+  ranks(job);
+  inFlight(job);
+}
+
+function wrong(job, alerts, trouble) {
+  const said = trouble ? [{ head: "The agent", text: trouble, kind: "bad" }] : [];
+  for (const verdict of job.verdicts) {
+    const whom = verdict.ranks.length ? `${count(verdict.ranks.length, "rank")} ${spans(verdict.ranks)}` : "no rank";
+    said.push({ head: `${verdict.kind.toUpperCase()}, ${whom.replace(/^\d+ /, "")}`, text: verdict.says, kind: kindOf(verdict.kind) });
+  }
+  for (const alert of alerts.filter((alert) => alert.state === "firing")) {
+    const links = [[`/runbook#${alert.name.toLowerCase()}`, "what to do"]];
+    if (alert.annotations.evidence_url) links.push([`/api/v1/alerts/${encodeURIComponent(alert.id)}/evidence`, "evidence"]);
+    said.push({ head: `Alert ${alert.name}`, text: alert.annotations.summary ?? "", kind: kindOf(alert.severity), links });
+  }
+  const pending = [...new Set(alerts.filter((alert) => alert.state === "pending").map((alert) => alert.name))];
+  if (pending.length) said.push({ head: "Pending alerts", text: pending.join(", "), kind: "" });
+  if (!said.length) said.push({ head: "Nothing", text: "that commwatch knows of.", kind: "good" });
+  const now = JSON.stringify(said);
+  const list = find("wrong");
+  if (list.dataset.said === now) return; // a screen reader is not told again of what has not changed
+  list.dataset.said = now;
+  each(list, "li", said, (item, { head, text, kind, links = [] }) => {
+    item.className = kind;
+    item.replaceChildren(make("b", plain(head)), plain(text));
+    for (const [url, name] of links) {
+      const link = make("a", name);
+      link.href = url;
+      item.append(" ", link);
+    }
+  });
+}
+
+function tiles(job) {
+  const high = job.comm !== null && job.comm > LIMIT;
+  const hidden = job.exposed !== null && job.exposed < WORTH;
+  const kind = job.comm === null ? "quiet" : high && !hidden ? "bad" : "good";
+  say(find("comm"), percent(job.comm), kind);
+  const meter = find("comm-meter");
+  meter.hidden = job.comm === null;
+  meter.setAttribute("aria-valuenow", String(Math.round(100 * (job.comm ?? 0))));
+  meter.setAttribute("aria-valuetext", `${percent(job.comm)} of the step; the line is at 30 %`);
+  meter.firstElementChild.style.width = `${100 * Math.min(1, job.comm ?? 0)}%`;
+  meter.firstElementChild.className = kind === "bad" ? "bad" : "";
+  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? "no steps lately") : job.says || "of the step: below the 30 % line");
+  say(find("exposed"), percent(job.exposed), job.exposed === null ? "quiet" : job.exposed > WORTH ? "warn" : "good");
+  say(find("step"), seconds(job.step_s), job.step_s === null ? "quiet" : "");
+  const last = Math.max(...job.ranks.map((rank) => rank.step ?? -1));
+  say(find("pace"), job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at step ${last}`);
+  const states = tally(job.ranks.map((rank) => rank.state));
+  say(find("ranks-here"), `${job.ranks.length} of ${job.world_size}`);
+  say(find("ranks-say"), Object.entries(states).map(([state, number]) => `${number} ${state}`).join(", "));
+}
+
+const tally = (names) => names.reduce((sums, name) => ({ ...sums, [name]: (sums[name] ?? 0) + 1 }), {});
+
+const RANKS = [
+  ["rank"], ["state", true], ["step"], ["step time", false, "median of the latest steps"], ["comm", false, "share of the step"],
+  ["exposed", false, "share of the step not hidden behind compute"], ["waits", false, "part of the last minute spent waiting for late ranks or messages"],
+  ["GPU"], ["in flight", true, "the operation that is on its way the longest"], ["for"], ["host", true],
+];
+
+function ranks(job) {
+  const oldest = new Map();
+  for (const op of job.in_flight) if (!oldest.has(op.rank)) oldest.set(op.rank, op); // longest first
+  const rows = job.ranks.map((rank) => {
+    const op = oldest.get(rank.rank);
+    const lost = !["running", "ended"].includes(rank.state);
+    const gpu = rank.gpu === null ? UNKNOWN : `${rank.gpu}: ${percent(rank.gpu_utilization)}`;
+    return {
+      kind: rank.verdict ? kindOf(rank.verdict) : lost ? "bad" : rank.state === "ended" ? "quiet" : "",
+      cells: [
+        String(rank.rank), rank.verdict && rank.verdict !== rank.state ? `${rank.state}, ${rank.verdict}` : rank.state, rank.step === null ? UNKNOWN : String(rank.step), seconds(rank.step_s),
+        percent(rank.comm), percent(rank.exposed), percent(rank.wait), gpu,
+        op ? `${plain(op.op)} ${plain(op.group)}` : UNKNOWN, op ? seconds(op.age_s) : UNKNOWN, plain(rank.host),
+      ],
+    };
+  });
+  table(find("ranks"), RANKS, rows, "no rank is known");
+}
+
+const OPERATIONS = [
+  ["group", true], ["op", true], ["size", false, "ranks in the group"], ["count", false, "per second and rank"], ["p50"], ["p99"], ["algbw"], ["busbw", false, "comparable with the rated speed of the link"],
+  ["time", false, "part of the ranks' time"], ["waits", false, "part of the ranks' time spent waiting in it"],
+];
+
+export function showOperations({ covered_s: covered, rows: found }) {
+  const rows = found.map((row) => {
+    const time = row.ranks * covered;
+    const waited = row.wait_s ?? row.p2p_wait_s;
+    return {
+      cells: [
+        plain(row.by.group), plain(row.by.op), row.group_size === null ? UNKNOWN : String(row.group_size), perSecond(row.count / time), seconds(row.p50_s), seconds(row.p99_s),
+        rate(row.algbw), rate(row.busbw), percent(row.seconds / time), waited === null ? UNKNOWN : percent(waited / time),
+      ],
+    };
+  });
+  table(find("operations"), OPERATIONS, rows, "no operation has ended in the last minute");
+}
+
+const FLIGHT = [["rank"], ["op", true], ["group", true], ["number", false, "of the collective in its group"], ["size"], ["for"], ["usually", false, "median of such operations of this rank"]];
+
+function inFlight(job) {
+  const rows = job.in_flight.map((op) => ({
+    kind: op.age_s > Math.max(10, 5 * (op.usual_s ?? 0)) ? "bad" : "",
+    cells: [String(op.rank), plain(op.op), plain(op.group), String(op.seq), bytes(op.size_bytes), seconds(op.age_s), seconds(op.usual_s)],
+  }));
+  table(find("flight"), FLIGHT, rows, "nothing right now");
+  say(find("flight-more"), job.in_flight_more ? `and ${job.in_flight_more} more` : "");
+}
+
+export function showTold({ findings, advice }) {
+  const found = findings.map((finding) => ({ head: finding.title, kind: kindOf(finding.severity), parts: [finding.says, finding.means, finding.do] }));
+  const tries = advice.map((each) => ({ head: `${each.title}: ${each.gain}`, kind: "", parts: [...each.because, each.do] }));
+  pieces(find("findings"), found, "Nothing, or there are no logs (NCCL_DEBUG).");
+  pieces(find("advice"), tries, "Nothing that the numbers so far would ask for.");
+}
+
+function pieces(place, items, empty) {
+  if (!items.length) return place.replaceChildren(make("p", empty, "note"));
+  const open = new Set([...place.querySelectorAll("details[open] summary")].map((summary) => summary.textContent));
+  place.replaceChildren(...items.map(({ head, kind, parts }) => {
+    const details = make("details");
+    details.append(make("summary", plain(head), kind), ...parts.filter(Boolean).map((part) => make("p", plain(part))));
+    details.open = open.has(details.firstElementChild.textContent);
+    return details;
+  }));
+}
+
+// 0, 1, 2, 5 as "0-2, 5".
+function spans(numbers) {
+  const found = [];
+  for (const number of [...numbers].sort((a, b) => a - b)) {
+    if (found.length && number === found.at(-1)[1] + 1) found.at(-1)[1] = number;
+    else found.push([number, number]);
+  }
+  return found.map(([from, to]) => (from === to ? from : `${from}-${to}`)).join(", ");
+}

@@ -1,0 +1,183 @@
+// The latest operations, a row for each rank: pale while it waits for the last rank, full while it transfers, dashed while it has not ended.
+
+import { colour, each, find, opColour, say } from "./elements.js";
+import { bytes, count, plain, seconds } from "./words.js";
+
+const NAME_PX = 64;
+const AXIS_PX = 22;
+const LANES = 3;
+
+export class Timeline {
+  constructor() {
+    this.place = find("timeline");
+    this.canvas = this.place.querySelector("canvas");
+    this.seen = null;
+    // The collective that is told of, as "group number/seq".
+    this.chosen = null;
+    this.hits = [];
+    this.place.addEventListener("pointermove", (event) => this.point(event));
+    this.place.addEventListener("pointerleave", () => this.choose(null));
+    this.place.addEventListener("keydown", (event) => this.key(event));
+    new ResizeObserver(() => this.draw()).observe(this.place);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+  }
+
+  show(timeline) {
+    this.seen = timeline;
+    this.chosen = null;
+    const ops = timeline?.ops ?? [];
+    const legend = ops.map((op) => ({ text: plain(op), kind: "", colour: opColour(op) }));
+    if (ops.length) legend.push({ text: "waiting for the last rank", kind: "waiting", colour: "--quiet" }, { text: "not ended", kind: "open", colour: "--quiet" });
+    each(find("timeline-legend"), "li", legend, (item, { text, kind, colour: name }) => {
+      if (!item.firstElementChild) item.append(document.createElement("span"));
+      item.className = kind;
+      item.style.color = `var(${name})`;
+      say(item.firstElementChild, text);
+    });
+    this.draw();
+    this.summary();
+  }
+
+  summary() {
+    const { seen } = this;
+    if (!seen) return say(find("timeline-said"), "No operation whose time is known yet.");
+    const bars = seen.tracks.reduce((sum, track) => sum + track.bars.length, 0);
+    const open = seen.tracks.reduce((sum, track) => sum + track.pending.length, 0);
+    const old = seen.age_s > 2 ? `; nothing has ended or begun for ${seconds(seen.age_s)}` : "";
+    say(find("timeline-said"), `${count(bars, "operation")} of ${count(seen.tracks.length, "rank")} in ${seconds(seen.span_s)}, ${open} not ended${old}.`);
+  }
+
+  // -- drawing -------------------------------------------------------------------------------
+
+  draw() {
+    const { seen, canvas } = this;
+    const tracks = seen?.tracks ?? [];
+    const row = Math.max(11, Math.min(46, Math.floor(300 / Math.max(1, tracks.length))));
+    const width = this.place.clientWidth;
+    const height = Math.max(1, tracks.length) * row + AXIS_PX;
+    canvas.width = Math.round(width * devicePixelRatio);
+    canvas.height = Math.round(height * devicePixelRatio);
+    canvas.style.height = `${height}px`;
+    this.hits = [];
+    if (!seen || width <= NAME_PX) return;
+    const pen = canvas.getContext("2d");
+    pen.scale(devicePixelRatio, devicePixelRatio);
+    pen.font = "12px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    const span = Math.max(1, seen.span_s * 1e6);
+    // Room on the right for what has not ended.
+    const scale = (width - NAME_PX) / (span * (tracks.some((track) => track.pending.length) ? 1.12 : 1));
+    this.axis(pen, span, scale, tracks.length * row);
+    tracks.forEach((track, i) => this.track(pen, track, i * row, row, scale, width));
+  }
+
+  axis(pen, span, scale, bottom) {
+    pen.strokeStyle = colour("--grid");
+    pen.fillStyle = colour("--quiet");
+    pen.textAlign = "left";
+    const step = nice((span * 110) / Math.max(1, span * scale));
+    for (let at = 0; at <= span; at += step) {
+      const x = NAME_PX + at * scale;
+      line(pen, x, 0, x, bottom + 4);
+      pen.fillText(at ? `+${seconds(at / 1e6)}` : "0", x + 3, bottom + AXIS_PX / 2);
+    }
+  }
+
+  track(pen, track, top, row, scale, width) {
+    pen.fillStyle = colour("--text");
+    pen.textAlign = "right";
+    if (row > 12 || track.rank % 4 === 0) pen.fillText(row > 20 ? `rank ${track.rank}` : track.rank, NAME_PX - 8, top + row / 2);
+    const lanes = row > 20 ? Math.min(LANES, Math.max(1, this.seen.groups.length)) : 1;
+    const high = (row - 4) / lanes;
+    const place = (group) => top + 2 + (group % lanes) * high;
+    for (const [start, duration, wait, op, group, seq, size] of track.bars) {
+      const from = Math.max(NAME_PX, NAME_PX + start * scale);
+      const to = Math.max(from + 1, NAME_PX + (start + duration) * scale);
+      const free = Math.min(to, Math.max(from, NAME_PX + (start + (wait ?? 0)) * scale));
+      pen.fillStyle = colour(opColour(this.seen.ops[op]));
+      pen.globalAlpha = 0.35;
+      pen.fillRect(from, place(group), free - from, high - 1);
+      pen.globalAlpha = 0.95;
+      pen.fillRect(free, place(group), Math.max(1, to - free - 0.5), high - 1);
+      pen.globalAlpha = 1;
+      const hit = { rank: track.rank, from, to, top: place(group), bottom: place(group) + high, start, duration, wait, op, group, seq, size };
+      this.hits.push(hit);
+      if (this.chosen === name(hit)) outline(pen, hit);
+    }
+    for (const [start, age, op, group, seq] of track.pending) {
+      const from = Math.max(NAME_PX, NAME_PX + start * scale);
+      const hit = { rank: track.rank, from, to: width - 1, top: place(group), bottom: place(group) + high, start, age, op, group, seq };
+      pen.strokeStyle = colour(opColour(this.seen.ops[op]));
+      pen.setLineDash([4, 3]);
+      pen.strokeRect(from + 0.5, hit.top + 0.5, Math.max(2, width - 2 - from), high - 2);
+      pen.setLineDash([]);
+      this.hits.push(hit);
+      if (this.chosen === name(hit)) outline(pen, hit);
+    }
+  }
+
+  // -- telling -------------------------------------------------------------------------------
+
+  point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const hit = this.hits.findLast((each) => x >= each.from - 1 && x <= each.to + 1 && y >= each.top && y <= each.bottom);
+    this.choose(hit ? name(hit) : null);
+  }
+
+  key(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (event.key === "Escape") this.choose(null);
+    if (!step) return;
+    event.preventDefault();
+    const known = [...new Set([...this.hits].sort((a, b) => a.start - b.start).map(name))];
+    const at = known.indexOf(this.chosen);
+    this.choose(at < 0 ? known.at(step > 0 ? 0 : -1) : known[Math.min(known.length - 1, Math.max(0, at + step))]);
+  }
+
+  choose(chosen) {
+    if (chosen === this.chosen) return;
+    this.chosen = chosen ?? null;
+    this.draw();
+    if (!this.chosen) return this.summary();
+    const parts = this.hits.filter((hit) => name(hit) === this.chosen).sort((a, b) => a.start - b.start);
+    if (parts.length) say(find("timeline-said"), this.told(parts));
+  }
+
+  // Who entered when, and who waited for whom.
+  told(parts) {
+    const [first, last] = [parts[0], parts.at(-1)];
+    const size = parts.find((part) => part.size)?.size;
+    let text = `${plain(this.seen.ops[first.op])} ${first.seq} of ${plain(this.seen.groups[first.group])}${size ? `, ${bytes(size)}` : ""}: `;
+    text += parts.length > 1 ? `rank ${first.rank} entered first, rank ${last.rank} last, ${seconds((last.start - first.start) / 1e6)} later.` : `rank ${first.rank}.`;
+    const open = parts.filter((part) => part.age !== undefined);
+    if (open.length) text += ` Not ended on ${count(open.length, "rank")}, for ${seconds(Math.max(...open.map((part) => part.age)) / 1e6)}.`;
+    const ended = parts.filter((part) => part.duration !== undefined);
+    const waited = ended.filter((part) => part.wait !== null);
+    if (waited.length) {
+      const most = waited.reduce((a, b) => (a.wait >= b.wait ? a : b));
+      text += ` Rank ${most.rank} waited ${seconds(most.wait / 1e6)} of its ${seconds(most.duration / 1e6)}; the transfer took ${seconds((most.duration - most.wait) / 1e6)}.`;
+    } else if (ended.length) text += ` It took ${seconds(Math.max(...ended.map((part) => part.duration)) / 1e6)}.`;
+    return text;
+  }
+}
+
+const name = (hit) => `${hit.group}/${hit.seq}/${hit.op}`;
+
+function outline(pen, hit) {
+  pen.strokeStyle = colour("--text");
+  pen.strokeRect(hit.from - 0.5, hit.top - 0.5, hit.to - hit.from + 1, hit.bottom - hit.top);
+}
+
+function line(pen, ...[x, y, toX, toY]) {
+  pen.beginPath();
+  pen.moveTo(x, y);
+  pen.lineTo(toX, toY);
+  pen.stroke();
+}
+
+// The next of 1, 2, 5, 10, 20, ...
+function nice(least) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= least);
+}

@@ -1,0 +1,48 @@
+// Numbers and names as people read them; "–" is what is not known.
+
+export const UNKNOWN = "–";
+
+const short = (value, digits = 3) => (value >= 100 ? value.toFixed(0) : Number(value.toPrecision(digits)).toString());
+
+export function seconds(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  if (value < 1e-3) return `${short(value * 1e6)} µs`;
+  if (value < 1) return `${short(value * 1e3)} ms`;
+  if (value < 120) return `${value < 10 ? value.toFixed(2) : value.toFixed(1)} s`;
+  const whole = Math.floor(value);
+  const two = (number) => String(number).padStart(2, "0");
+  return whole >= 3600 ? `${Math.floor(whole / 3600)}h${two(Math.floor((whole % 3600) / 60))}m` : `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
+}
+
+export function percent(value) {
+  return value === null || value === undefined ? UNKNOWN : `${(100 * value).toFixed(0)} %`;
+}
+
+export function rate(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  if (value >= 1e9) return `${short(value / 1e9)} GB/s`;
+  return value >= 1e6 ? `${short(value / 1e6)} MB/s` : `${short(value / 1e3)} kB/s`;
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  for (const [limit, unit] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) if (value >= limit) return `${short(value / limit)} ${unit}`;
+  return `${value} B`;
+}
+
+export function perSecond(value) {
+  return value === null || value === undefined ? UNKNOWN : `${short(value)}/s`;
+}
+
+export function timeOfDay(unix) {
+  return new Date(unix * 1000).toLocaleTimeString([], { hour12: false });
+}
+
+// Control characters and those that turn the direction of writing would let a name pass for something else.
+export function plain(name) {
+  return String(name).replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\ufffd");
+}
+
+export function count(number, one, many = `${one}s`) {
+  return `${number} ${number === 1 ? one : many}`;
+}

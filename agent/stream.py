@@ -1,0 +1,170 @@
+"""``/api/v1/stream``: what the live page shows, as server-sent events. One look a second, for however many watch."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Depends
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+
+from commwatch.problems import ERRORS, Problem
+from commwatch.query import JobFilter, known_parameters, of_app
+from commwatch.store import StoreError
+
+#: Who watches at the same time, at most.
+MOST_LISTENERS = 64
+#: A listener that takes nothing for so long is let go.
+_PATIENCE_S = 30.0
+
+
+class Topic(NamedTuple):
+    """A kind of event."""
+
+    name: str
+    #: Its data as JSON on one line, for a job (``None``: the latest).
+    look: Callable[[str | None], bytes]
+    #: Seconds between two looks.
+    every_s: float
+
+
+@dataclass(eq=False)
+class _Listener:
+    task: asyncio.Task[Any] | None
+    took_at: float
+
+
+@dataclass
+class _Channel:
+    """Those who watch the same job, and what there is for them."""
+
+    listeners: list[_Listener] = field(default_factory=list)
+    producers: list[asyncio.Task[None]] = field(default_factory=list)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    #: By topic: how many there have been, and the latest.
+    latest: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    #: Nothing will come any more.
+    over: bool = False
+
+
+class Feed:
+    """Looks while somebody listens. All of it runs on the web server's event loop, but for the looks themselves.
+
+    Who is slow misses events, and keeps nobody waiting: there is one latest event of each topic, and no queue.
+
+    Args:
+        first: what a listener gets at the beginning.
+        topics: what follows.
+        ending: whether the agent is about to end.
+    """
+
+    def __init__(self, first: Topic, topics: list[Topic], ending: Callable[[], bool]) -> None:
+        self._first, self._topics, self._ending = first, topics, ending
+        self._channels: dict[str | None, _Channel] = {}
+
+    @property
+    def listeners(self) -> int:
+        """How many there are."""
+        return sum(len(channel.listeners) for channel in self._channels.values())
+
+    async def follow(self, job: str | None) -> AsyncIterator[bytes]:
+        """Events as they come, until the listener goes or the agent ends."""
+        channel = self._channels.get(job)
+        if channel is None or channel.over:
+            channel = self._channels[job] = _Channel()
+        listener = _Listener(asyncio.current_task(), time.monotonic())
+        channel.listeners.append(listener)
+        try:
+            if not channel.producers:
+                channel.producers = [asyncio.create_task(self._produce(channel, job, topic)) for topic in self._topics]
+            yield b"retry: 1000\n\n"
+            past = await run_in_threadpool(_looked, self._first, job)
+            if past is not None:
+                yield _event(self._first.name, past)
+            seen: dict[str, int] = {}
+            while True:
+                async with channel.changed:
+                    await channel.changed.wait_for(lambda: channel.over or _fresh(channel, seen))
+                if channel.over:
+                    return
+                for name, (number, text) in list(channel.latest.items()):
+                    if seen.get(name) != number:
+                        seen[name] = number
+                        yield _event(name, text)
+                        listener.took_at = time.monotonic()
+        finally:
+            self._leave(job, channel, listener)
+
+    def _leave(self, job: str | None, channel: _Channel, listener: _Listener) -> None:
+        channel.listeners.remove(listener)
+        if not channel.listeners:
+            channel.over = True
+            for producer in channel.producers:
+                producer.cancel()
+            if self._channels.get(job) is channel:
+                del self._channels[job]
+
+    async def _produce(self, channel: _Channel, job: str | None, topic: Topic) -> None:
+        number = 0
+        try:
+            while not self._ending():
+                began = time.monotonic()
+                text = await run_in_threadpool(_looked, topic, job)
+                if text is not None:
+                    number += 1
+                    channel.latest[topic.name] = (number, text)
+                    async with channel.changed:
+                        channel.changed.notify_all()
+                for listener in channel.listeners:
+                    if began - listener.took_at > _PATIENCE_S + topic.every_s and listener.task is not None:
+                        listener.task.cancel()
+                await self._rest(began + topic.every_s)
+        finally:
+            channel.over = True
+            async with channel.changed:
+                channel.changed.notify_all()
+
+    async def _rest(self, until: float) -> None:
+        """Until it is time, or the agent ends."""
+        while not self._ending():
+            left = until - time.monotonic()
+            await asyncio.sleep(max(0.0, min(left, 0.5)))
+            if left <= 0.5:
+                return
+
+
+def _looked(topic: Topic, job: str | None) -> bytes | None:
+    """``None`` where the history cannot be read right now."""
+    try:
+        return topic.look(job)
+    except (StoreError, sqlite3.Error, OSError):
+        return None
+
+
+def _fresh(channel: _Channel, seen: dict[str, int]) -> bool:
+    return any(seen.get(name) != number for name, (number, _) in channel.latest.items())
+
+
+def _event(name: str, text: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), text)
+
+
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
+FeedOf = Annotated[Feed, Depends(of_app("feed", Feed))]
+
+
+@router.get("/stream", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
+async def stream(feed: FeedOf, job: JobFilter = None) -> StreamingResponse:
+    """What the page at `/` shows, as server-sent events: `past` once, `moment` each second, and the slower ones."""
+    if feed.listeners >= MOST_LISTENERS:
+        raise Problem(
+            HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_LISTENERS} already watch; close a page, or ask /api/v1/ranks"
+        )
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(feed.follow(job), media_type="text/event-stream", headers=headers)
