@@ -79,7 +79,7 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerts.export import RUNBOOK_URL, kubernetes, prometheus
 
     found, url = catalogue(config), arguments.runbook_url or RUNBOOK_URL
-    in_kubernetes = (arguments.name, arguments.namespace, _labels(arguments.label))
+    in_kubernetes = (arguments.name, arguments.namespace, labels(arguments.label))
     text = kubernetes(found, url, *in_kubernetes) if arguments.format == "k8s" else prometheus(found, url)
     if arguments.output is None:
         print(text, end="")
@@ -92,7 +92,8 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _labels(given: list[str]) -> dict[str, str]:
+def labels(given: list[str]) -> dict[str, str]:
+    """What ``--label`` asks for; raises ``ConfigError`` where it is no label of Kubernetes."""
     found = {}
     for each in given:
         parts = _LABEL.fullmatch(each)

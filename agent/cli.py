@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commwatch import __version__, alerts_cli, dashboards_cli, top_cli
+from commwatch import __version__, alerts_cli, dashboards_cli, deploy_cli, settings_cli, top_cli
 from commwatch.collectors.profile_files import MOST_SECONDS, MOST_STEPS
 from commwatch.config import Config, ConfigError, load, settings_file
 from commwatch.debugging import LEVELS
@@ -164,6 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     alerts_cli.add_parser(commands, common)
     dashboards_cli.add_parser(commands)
     top_cli.add_parser(commands, common)
+    settings_cli.add_parser(commands, common)
+    deploy_cli.add_parser(commands, common)
 
     native = commands.add_parser(
         "native",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from commwatch.alerts.receivers import settings as receivers
 from commwatch.collectors.identity import run_dir
 from commwatch.links import UnknownLink, find
+from commwatch.metrics import METRICS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -61,6 +64,8 @@ class Config:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     #: A list of alerts instead of ours.
     rules: Path | None = None
+    #: Labels of every ``commwatch_job_info`` of this agent, by name: cluster, user, team.
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rings(self) -> Path:
@@ -95,36 +100,83 @@ _RANGES: dict[str, tuple[float, float]] = {
     "keep_days": (0.01, 3650),
     "keep_ended": (0, 86400),
 }
-#: With the name of a threshold behind it, in capitals.
-_THRESHOLD_VARIABLE = "COMMWATCH_THRESHOLD_"
+#: Tables whose entries can stand in the environment: with the name of one behind it, in capitals.
+_TABLE_VARIABLES = {"thresholds": "COMMWATCH_THRESHOLD_", "labels": "COMMWATCH_LABEL_"}
+#: What the probe in the trainer reads; here only to tell a slip from a setting.
+_OF_THE_PROBE = (
+    "COMMWATCH_DISABLE", "COMMWATCH_GROUP", "COMMWATCH_HOOK", "COMMWATCH_JOB", "COMMWATCH_SLOTS", "COMMWATCH_TIMING",
+)  # fmt: skip
+#: What Kubernetes puts into every container beside a Service called commwatch.
+_OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")
 _ENVIRONMENT = {"dir": "COMMWATCH_DIR", "state": "COMMWATCH_STATE", "host": "COMMWATCH_HOST", "port": "COMMWATCH_PORT"}
 
 
 def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Config:
-    """Put the settings together.
+    """Put the settings together, as ``explained``."""
+    return explained(env, file, **flags)[0]
+
+
+def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> tuple[Config, dict[str, str]]:
+    """Put the settings together, and say where they are from.
 
     Args:
         file: ``commwatch.toml``; without one only an existing ``./commwatch.toml`` counts.
         flags: from the command line; ``None`` = not given.
 
+    Returns:
+        The settings, and the flag, the variable or the file of each that is not the default. An entry of a table that is
+        from elsewhere than its table is ``TABLE.ENTRY``.
+
     Raises:
         ConfigError: unknown key, wrong type or range, unreadable file.
     """
     given: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     found = settings_file(file)
     if found is not None:
         given.update(_read(found))
+        origins.update(dict.fromkeys(given, str(found)))
     for key, variable in _ENVIRONMENT.items():
         if env.get(variable):
             given[key] = _checked(key, _from_text(key, env[variable], variable), variable)
-    given["thresholds"] = {**given.get("thresholds", {}), **_thresholds_of(env)}
-    given.update({key: _checked(key, value, f"--{key}") for key, value in flags.items() if value is not None})
+            origins[key] = variable
+    for table, prefix in _TABLE_VARIABLES.items():
+        entries = {
+            name.removeprefix(prefix).lower(): name for name, text in env.items() if name.startswith(prefix) and text
+        }
+        for entry, variable in entries.items():
+            value = _from_text(table, env[variable], variable)
+            given[table] = {**given.get(table, {}), **_checked(table, {entry: value}, variable)}
+            origins[f"{table}.{entry}"] = variable
+    for key, value in flags.items():
+        if value is not None:
+            given[key], origins[key] = _checked(key, value, f"--{key}"), f"--{key}"
     directory = Path(given.get("dir", run_dir(env))).absolute()
-    # A directory of one's own holds all there is; else history never lies in memory.
+    if "dir" in given and "state" not in given:  # a directory of one's own holds all there is
+        origins["state"] = origins["dir"]
+    # Else history never lies in memory.
     state = given.get("state") or (directory if "dir" in given else _state_home(env) / "commwatch")
     rest = {key: value for key, value in given.items() if key not in ("dir", "state")}
     rest |= {key: rest[key].absolute() for key in ("inspector_dir", "rules") if key in rest}
-    return replace(Config(dir=directory, state=state.absolute()), **rest)
+    return replace(Config(dir=directory, state=state.absolute()), **rest), origins
+
+
+def check_variables(env: Mapping[str, str]) -> None:
+    """Look for variables that begin like ours and are none: nobody reads what is written differently.
+
+    Raises:
+        ConfigError: there is one; names the nearest that there is.
+    """
+    known = {*_ENVIRONMENT.values(), *_OF_THE_PROBE}
+    for name in sorted(env):
+        ours = name.startswith("COMMWATCH_") and not name.startswith(tuple(_TABLE_VARIABLES.values()))
+        if ours and name not in known and not _OF_KUBERNETES.match(name):
+            raise ConfigError(f"{name}: no such variable; {_nearest(name, sorted(known))}")
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    meant = "".join(f"did you mean {near}? " for near in get_close_matches(name, known, 1))
+    return f"{meant}known are {', '.join(known)}"
 
 
 def settings_file(file: Path | None) -> Path | None:
@@ -152,28 +204,21 @@ def _read(file: Path) -> dict[str, Any]:
     known = [one.name for one in fields(Config)]
     for key in table:
         if key not in known:
-            raise ConfigError(f"{file}: unknown key '{key}'; known are {', '.join(known)}")
+            raise ConfigError(f"{file}: unknown key '{key}'; {_nearest(key, known)}")
     return {key: _checked(key, value, f"{file}: {key}") for key, value in table.items()}
 
 
 def _from_text(key: str, text: str, variable: str) -> Any:
-    if key != "port":
-        return text
-    if not text.isdecimal():
-        raise ConfigError(f"{variable}={text}: not a port number")
-    return int(text)
-
-
-def _thresholds_of(env: Mapping[str, str]) -> dict[str, float]:
-    found = {}
-    for variable, text in env.items():
-        name = variable.removeprefix(_THRESHOLD_VARIABLE).lower()
-        if variable.startswith(_THRESHOLD_VARIABLE) and name and text:
-            try:
-                found[name] = float(text)
-            except ValueError:
-                raise ConfigError(f"{variable}={text}: not a number") from None
-    return found
+    if key == "port":
+        if not text.isdecimal():
+            raise ConfigError(f"{variable}={text}: not a port number")
+        return int(text)
+    if key == "thresholds":
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(f"{variable}={text}: not a number") from None
+    return text
 
 
 #: What a text must be, by key.
@@ -188,15 +233,8 @@ _TEXTS = {
 def _checked(key: str, value: Any, where: str) -> Any:
     if key in _TEXTS:
         return _checked_text(key, value, where)
-    if key == "links":
-        return _checked_links(value, where)
-    if key == "receivers":
-        try:
-            return receivers.checked(value)
-        except receivers.BadReceiver as error:
-            raise ConfigError(f"{where}: {error}") from None
-    if key == "thresholds":
-        return _checked_thresholds(value, where)
+    if key in _TABLES:
+        return _TABLES[key](value, where)
     if key == "gpus":
         if value not in GPUS:
             raise ConfigError(f"{where}: needs one of {', '.join(GPUS)}, not {value!r}")
@@ -253,3 +291,32 @@ def _checked_thresholds(value: Any, where: str) -> dict[str, float]:
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise ConfigError(f"{where}: {name}: needs a number, not {number!r}")
     return value
+
+
+def _checked_labels(value: Any, where: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: needs a table of labels and texts, not {value!r}")
+    taken = ("job", "instance", *METRICS["job_info"].labels)
+    for name, text in value.items():
+        if not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}", name):
+            raise ConfigError(f"{where}: {name}: needs letters, digits and '_', no digit and no '__' in front")
+        if name in taken:
+            raise ConfigError(f"{where}: {name}: is a label of ours, or of Prometheus; choose another name")
+        if not isinstance(text, str) or not text.isprintable() or not 0 < len(text) <= 200:
+            raise ConfigError(f"{where}: {name}: needs a text of one line, at most 200 characters, not {text!r}")
+    return value
+
+
+def _checked_receivers(value: Any, where: str) -> tuple[receivers.Asked, ...]:
+    try:
+        return receivers.checked(value)
+    except receivers.BadReceiver as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+_TABLES: dict[str, Callable[[Any, str], Any]] = {
+    "links": _checked_links,
+    "thresholds": _checked_thresholds,
+    "labels": _checked_labels,
+    "receivers": _checked_receivers,
+}

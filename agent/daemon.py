@@ -45,6 +45,7 @@ from commwatch.profiles import Profiles, kept_in
 from commwatch.ras import Ras
 from commwatch.references import References, directory
 from commwatch.store import StoreError, Writer
+from commwatch.supervisor import ALIVE, READY, STOPPING, tell
 from commwatch.waiting import wait_until
 from commwatch.watchers import Watchers
 from commwatch.web import application
@@ -123,6 +124,7 @@ class Daemon:
             references,
             self._gpus.label,
             lambda: self._ras.verdicts(None),
+            config.labels,
         )
         registry.register(exporter)
         agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns, references, self._gpus.place)
@@ -188,7 +190,9 @@ class Daemon:
             {"pid": os.getpid(), "url": self.url, "version": __version__, "history": str(self.config.history)},
         )
         log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
+        tell(READY, os.environ)
         self._stop.wait()
+        tell(STOPPING, os.environ)
         self._server.should_exit = True
         end_s = time.monotonic() + _END_S
         for thread in self._threads:
@@ -250,6 +254,7 @@ class Daemon:
         else:
             self._say(f"history is not being written: {self._store.trouble}" if self._store.trouble else None)
         self._last_tick_ns = time.monotonic_ns()
+        tell(ALIVE, os.environ)
 
     def _say(self, trouble: str | None) -> None:
         if trouble and not self._trouble:

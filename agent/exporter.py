@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -49,6 +49,7 @@ class Exporter(Collector):
         references: what operations should take.
         gpu_of: the number of the card that a rank computes on, as its label.
         told: verdicts that do not come from the books: what NCCL's RAS says.
+        labels: what every ``job_info`` is labelled with besides.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Exporter(Collector):
         references: References | None = None,
         gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
         told: Callable[[], list[Verdict]] = list,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
+        self._of_jobs = labels or {}
         self._gpu_of, self._told = gpu_of, told
         self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
         self._references = references
@@ -75,7 +78,7 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families that have samples."""
-        families = Families()
+        families = Families({"job_info": tuple(self._of_jobs)})
         with self._lock:
             for job in self._aggregate.jobs.values():
                 self._job(families, job)
@@ -128,7 +131,8 @@ class Exporter(Collector):
         sums = self._sum(job)
         _operations(families, job.id, sums)
         latest = max(job.books.values(), key=lambda book: int(book.identity["restart"]))
-        families.add("job_info", (job.id, str(latest.identity["world_size"]), str(latest.identity["restart"])), 1)
+        size, restart = (str(latest.identity[name]) for name in ("world_size", "restart"))
+        families.add("job_info", (job.id, size, restart, *self._of_jobs.values()), 1)
         for book in job.books.values():
             families.count("events_total", (job.id,), book.read)
             families.count("events_dropped_total", (job.id,), book.lost + book.dropped + book.nonsense)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -13,9 +13,14 @@ Labels = tuple[str, ...]
 
 
 class Families:
-    """Samples by metric, in the order of ``METRICS``."""
+    """Samples by metric, in the order of ``METRICS``.
 
-    def __init__(self) -> None:
+    Args:
+        more: names of labels that a metric has here beside those of ``METRICS``.
+    """
+
+    def __init__(self, more: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        self._more = more or {}
         self._samples: dict[str, dict[Labels, float]] = {}
         self._histograms: dict[str, list[tuple[Labels, list[tuple[str, float]], float]]] = {}
 
@@ -46,7 +51,7 @@ class Families:
                 yield histogram
             elif name in self._samples:
                 kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-                family = kind(spec.name, spec.help, labels=spec.labels)
+                family = kind(spec.name, spec.help, labels=(*spec.labels, *self._more.get(name, ())))
                 for labels, value in self._samples[name].items():
                     family.add_metric(labels, value)
                 yield family

@@ -35,7 +35,14 @@ def kubernetes(
     namespace: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> str:
-    """The same groups as a ``PrometheusRule``.
+    """The same groups as a ``PrometheusRule``, as ``prometheus_rule``."""
+    return _HEAD + dumped(prometheus_rule(catalogue, runbook_url, name, namespace, labels))
+
+
+def prometheus_rule(
+    catalogue: Catalogue, runbook_url: str, name: str, namespace: str | None, labels: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """The object itself.
 
     Args:
         namespace: where it is to be; ``None``: where it is applied.
@@ -46,13 +53,12 @@ def kubernetes(
         metadata["namespace"] = namespace
     if labels:
         metadata["labels"] = dict(labels)
-    whole = {
+    return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": metadata,
         "spec": {"groups": _groups(catalogue, runbook_url)},
     }
-    return _HEAD + dumped(whole)
 
 
 def _groups(catalogue: Catalogue, runbook_url: str) -> list[dict[str, Any]]:
@@ -82,7 +88,10 @@ def _alert(rule: Rule, runbook_url: str) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines stay readable."""
+    """Texts of several lines stay readable, and what stands twice is written twice."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -34,19 +34,23 @@ def plain(runbook_url: str) -> dict[str, str]:
 
 
 def configmaps(runbook_url: str, namespace: str | None = None) -> dict[str, str]:
-    """The same as a ConfigMap each, for the sidecar of Grafana's Helm chart.
+    """The same as a ConfigMap each, by file name, as ``configmap_objects``."""
+    objects = configmap_objects(runbook_url, namespace)
+    return {f"{file.removesuffix('.json')}.yaml": dumped(whole) for whole in objects for file in whole["data"]}
+
+
+def configmap_objects(runbook_url: str, namespace: str | None = None) -> list[dict[str, Any]]:
+    """A ConfigMap for each, for the sidecar of Grafana's Helm chart.
 
     Args:
         namespace: where they are to be; ``None``: where they are applied.
     """
-    made = {}
+    made = []
     for file, text in plain(runbook_url).items():
-        name = file.removesuffix(".json")
-        metadata: dict[str, Any] = {"name": f"{name}-dashboard", "labels": LABEL}
+        metadata: dict[str, Any] = {"name": f"{file.removesuffix('.json')}-dashboard", "labels": dict(LABEL)}
         if namespace is not None:
             metadata["namespace"] = namespace
-        whole = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {file: text}}
-        made[f"{name}.yaml"] = dumped(whole)
+        made.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {file: text}})
     return made
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install what the tests start beside Python: Prometheus with promtool, Alertmanager with amtool, openssl, the network
-# tools for the slow link, Chromium, and npm for Grafana's types.
+# tools for the slow link, Chromium, npm for Grafana's types, and what verifies units of systemd.
 set -eu
 missing=""
 command -v promtool >/dev/null || missing="$missing prometheus"
@@ -9,6 +9,8 @@ command -v openssl >/dev/null || missing="$missing openssl"
 command -v ip >/dev/null && command -v tc >/dev/null || missing="$missing iproute2"
 command -v chromium >/dev/null || missing="$missing chromium"
 command -v npm >/dev/null || missing="$missing npm"
+command -v systemd-analyze >/dev/null || missing="$missing systemd"
+command -v unshare >/dev/null && command -v setpriv >/dev/null || missing="$missing util-linux"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
     echo "not installed:$missing (needs root and apt-get); the tests that use them will skip"

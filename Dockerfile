@@ -1,0 +1,18 @@
+# The agent: no torch, no compiler, not root. `docker build -t commwatch .`; what it is told: docs/deploy.md.
+FROM python:3.13-slim AS build
+WORKDIR /src
+COPY . .
+RUN python -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir . && /opt/venv/bin/pip uninstall --yes pip
+
+FROM python:3.13-slim
+# The same path as where it was made: the commands in it begin with it.
+COPY --from=build /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 COMMWATCH_DIR=/run/commwatch COMMWATCH_STATE=/var/lib/commwatch
+RUN install -d -o 65532 -g 65532 -m 0700 /run/commwatch /var/lib/commwatch
+USER 65532:65532
+EXPOSE 9477
+VOLUME ["/run/commwatch", "/var/lib/commwatch"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
+    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f\"http://127.0.0.1:{os.environ.get('COMMWATCH_PORT') or 9477}/healthz\", timeout=4)"]
+ENTRYPOINT ["commwatch"]
+CMD ["agent"]

@@ -1,0 +1,266 @@
+"""``commwatch manifest k8s``: objects that Kubernetes takes, that belong together, and that confine the agent."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from commwatch.alerts import catalogue
+from commwatch.alerts.export import kubernetes as exported_rules
+from commwatch.dashboards.export import configmaps
+from tests.bare import TREE
+from tests.helpers import NOBODY, clean_env, commwatch, needs
+
+VARIANTS = {"sidecar": (), "daemonset": ("--daemonset",), "host_network": ("--daemonset", "--host-network")}
+#: Kinds that only an operator knows, which no schema of Kubernetes has.
+CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+AGENT = "commwatch"
+
+
+def text(*flags: str) -> str:
+    """What the command prints."""
+    done = commwatch("manifest", "k8s", *flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def objects(*flags: str) -> dict[str, dict[str, Any]]:
+    """The objects that it prints, by kind; of the dashboards the last."""
+    return {each["kind"]: each for each in yaml.safe_load_all(text(*flags))}
+
+
+def pod(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the agent's pod is made of."""
+    template: dict[str, Any] = found.get("Job", found.get("DaemonSet"))["spec"]["template"]  # type: ignore[index]
+    return template
+
+
+def containers(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Containers of a pod by name, those that come first as well."""
+    return {each["name"]: each for each in (*spec["initContainers"], *spec["containers"])}
+
+
+def env(container: dict[str, Any]) -> dict[str, str]:
+    """What a container has in its environment."""
+    return {each["name"]: each.get("value", "") for each in container["env"]}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kubernetes_takes_it(variant: str, tmp_path: Path) -> None:
+    """Every object of Kubernetes' own passes its schema, strictly; a misspelt key does not."""
+    file = tmp_path / "all.yaml"
+    flags = ("--namespace", "ml", "--label", "release=prometheus", "--runtime-class", "nvidia", "--port", "9001")
+    file.write_text(text(*VARIANTS[variant], *flags))
+    assert "&id" not in file.read_text()
+    checker = [str(Path(sys.executable).with_name("kubernetes-validate")), "--strict", "-k", "1.33", str(file)]
+    done = subprocess.run(checker, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    kinds = [each["kind"] for each in yaml.safe_load_all(file.read_text())]
+    assert said.count(" passed for resource ") == len([kind for kind in kinds if kind not in CUSTOM])
+    assert said.count("Couldn't find schema") == len([kind for kind in kinds if kind in CUSTOM])
+    file.write_text(file.read_text().replace("volumeMounts:", "volumeMount:"))
+    assert subprocess.run(checker, capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_agent_is_confined(variant: str) -> None:
+    """The agent is not root, cannot write to its image or gain rights, is bounded and asked for its health, and has no account."""
+    spec = pod(objects(*VARIANTS[variant]))["spec"]
+    agent = containers(spec)[AGENT]
+    security = agent["securityContext"]
+    assert (security["runAsNonRoot"], security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (
+        True,
+        True,
+        False,
+    )
+    assert (security["capabilities"], security["seccompProfile"]) == ({"drop": ["ALL"]}, {"type": "RuntimeDefault"})
+    assert security["runAsUser"] > 0
+    assert spec["automountServiceAccountToken"] is False
+    assert {"startupProbe", "livenessProbe", "readinessProbe"} <= agent.keys()
+    assert {kind: set(amounts) for kind, amounts in agent["resources"].items()} == {
+        "requests": {"cpu", "memory"},
+        "limits": {"cpu", "memory"},
+    }
+    written = {mount["mountPath"] for mount in agent["volumeMounts"]}
+    assert {env(agent)["COMMWATCH_DIR"], env(agent)["COMMWATCH_STATE"], "/tmp"} == written
+    assert "nvidia.com/gpu" not in agent["resources"]["limits"]
+
+
+def test_sidecar_and_trainer() -> None:
+    """The sidecar stays without keeping the Job from ending, starts before the trainer, and shares folder, group and job with it."""
+    spec = pod(
+        objects(
+            "--group", "7000", "--trainer-image", "mine:1", "--trainer-command", "python -m 'my job'", "--gpus", "2"
+        )
+    )["spec"]
+    assert [each["name"] for each in spec["initContainers"]] == ["probe", AGENT]
+    parts = containers(spec)
+    agent, trainer = parts[AGENT], parts["trainer"]
+    assert [each.get("restartPolicy") for each in spec["initContainers"]] == [None, "Always"]
+    assert (trainer["image"], trainer["command"]) == ("mine:1", ["python", "-m", "my job"])
+    assert trainer["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert spec["securityContext"]["fsGroup"] == 7000
+    for key, value in (("COMMWATCH_DIR", "/run/commwatch"), ("COMMWATCH_GROUP", "7000")):
+        assert env(agent)[key] == env(trainer)[key] == value
+    run = [
+        {each["mountPath"]: each["name"] for each in one["volumeMounts"]}["/run/commwatch"] for one in (agent, trainer)
+    ]
+    (volume,) = [each for each in spec["volumes"] if each["name"] == run[0] == run[1]]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    (job,) = [each for each in trainer["env"] if each["name"] == "COMMWATCH_JOB"]
+    assert job["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['batch.kubernetes.io/job-name']"
+    brought = parts["probe"]["args"]
+    assert brought == ["probe", "install", env(trainer)["PYTHONPATH"]]
+    assert env(trainer)["COMMWATCH"] == "1"
+    assert "resources" not in containers(pod(objects("--gpus", "0"))["spec"])["trainer"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_belongs_together(variant: str) -> None:
+    """Selectors choose the agent's pods, ports meet by name, labels and namespace are on every object."""
+    flags = ("--namespace", "ml", "--label", "release=prometheus", "--name", "watch", "--port", "9001")
+    found = objects(*VARIANTS[variant], *flags)
+    template = pod(found)
+    agent = containers(template["spec"])[AGENT]
+    (port,) = agent["ports"]
+    assert port["containerPort"] == int(env(agent)["COMMWATCH_PORT"]) == 9001
+    chosen = template["metadata"]["labels"]
+    for kind, each in found.items():
+        assert (each["metadata"]["namespace"], each["metadata"]["labels"]["release"]) == ("ml", "prometheus"), kind
+    if variant == "sidecar":
+        monitor = found["PodMonitor"]["spec"]
+        endpoints = monitor["podMetricsEndpoints"]
+        assert monitor["selector"]["matchLabels"] == chosen
+    else:
+        service, monitor = found["Service"], found["ServiceMonitor"]["spec"]
+        assert service["spec"]["selector"] == found["DaemonSet"]["spec"]["selector"]["matchLabels"] == chosen
+        assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        assert service["spec"]["ports"] == [{"name": port["name"], "port": 9001, "targetPort": port["name"]}]
+        assert service["spec"]["clusterIP"] == "None"
+        endpoints = monitor["endpoints"]
+    assert [each["port"] for each in endpoints] == [port["name"]]
+    if variant == "host_network":  # where it would not be heeded
+        assert "NetworkPolicy" not in found
+        return
+    policy = found["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == chosen
+    assert policy["ingress"][0]["ports"] == [{"port": 9001, "protocol": "TCP"}]
+    # Trainers of one job talk to each other on ports of their own choice.
+    assert policy["ingress"][1:] == (
+        [{"from": [{"podSelector": policy["podSelector"]}]}] if variant == "sidecar" else []
+    )
+
+
+def test_custom_kinds() -> None:
+    """What no schema is at hand for has the shape that the operator's API documents, and no key besides."""
+    sidecar, daemons = objects(), objects("--daemonset")
+    keys = {"port", "interval", "scrapeTimeout", "relabelings"}
+    for monitor, endpoints in (
+        (sidecar["PodMonitor"], "podMetricsEndpoints"),
+        (daemons["ServiceMonitor"], "endpoints"),
+    ):
+        assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+        assert set(monitor["spec"]) == {"selector", endpoints}
+        assert [set(each) for each in monitor["spec"][endpoints]] == [keys]
+    rules = sidecar["PrometheusRule"]
+    exported = yaml.safe_load(exported_rules(catalogue.read(catalogue.shipped("rules.yaml"))))
+    assert (rules["apiVersion"], rules["spec"]) == (exported["apiVersion"], exported["spec"])
+
+
+def test_dashboards() -> None:
+    """Every dashboard is there, as `dashboards export` writes it, with the labels of the site beside its own."""
+    made = list(yaml.safe_load_all(text("--only", "ConfigMap", "--label", "team=ml")))
+    exported = [yaml.safe_load(each) for each in configmaps("http://localhost:9477/runbook").values()]
+    assert [each["data"] for each in made] == [each["data"] for each in exported]
+    assert all(each["metadata"]["labels"].items() >= {"grafana_dashboard": "1", "team": "ml"}.items() for each in made)
+
+
+def test_only() -> None:
+    """Kinds are chosen by name; one that there is not is refused with those that there are."""
+    assert list(objects("--only", "NetworkPolicy", "--only", "PodMonitor")) == ["PodMonitor", "NetworkPolicy"]
+    done = commwatch("manifest", "k8s", "--only", "Pod")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "there are Job, PodMonitor, NetworkPolicy, PrometheusRule, ConfigMap" in done.stderr
+
+
+def test_thresholds() -> None:
+    """Alerts have the thresholds of the settings."""
+    done = commwatch(
+        "manifest", "k8s", "--only", "PrometheusRule", env=clean_env(COMMWATCH_THRESHOLD_COMM_SHARE="0.4321")
+    )
+    assert "0.4321" in done.stdout
+    assert "0.4321" not in text("--only", "PrometheusRule")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--name", "Watch"), ("--name", "a" * 60), ("--namespace", "a_b"), ("--monitoring-namespace", ""), ("--user", "0"),
+        ("--group", "0"), ("--gpus", "-1"), ("--label", "release"), ("--host-network",),
+        ("--trainer-command", "a 'b"), ("--trainer-command", ""),
+    ],
+)  # fmt: skip
+def test_refused(flags: tuple[str, ...]) -> None:
+    """What Kubernetes would refuse, and root, is refused here, in one line that names the flag."""
+    done = commwatch("manifest", "k8s", *flags)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert flags[0] in done.stderr
+
+
+def test_documented_pod() -> None:
+    """The pod that docs/deploy.md shows beside the DaemonSet has its folders, its group and the probe's place."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", (TREE / "docs" / "deploy.md").read_text(), re.DOTALL)
+    shown = yaml.safe_load(block)["spec"]
+    found = pod(objects("--daemonset"))["spec"]
+    agent, (trainer,) = containers(found)[AGENT], shown["containers"]
+    assert {name: env(trainer)[name] for name in ("COMMWATCH_DIR", "COMMWATCH_GROUP")}.items() <= env(agent).items()
+    assert shown["securityContext"]["supplementalGroups"] == [agent["securityContext"]["runAsGroup"]]
+    places = {each["name"]: each["hostPath"]["path"] for each in found["volumes"] if "hostPath" in each}
+    assert {each["name"]: each["hostPath"]["path"] for each in shown["volumes"]}.items() <= places.items()
+    mounts = {each["name"]: each["mountPath"] for each in trainer["volumeMounts"]}
+    assert mounts == {"run": env(trainer)["COMMWATCH_DIR"], "probe": env(trainer)["PYTHONPATH"]}
+    assert containers(found)["prepare"]["command"][-1].endswith(f"probe install {mounts['probe']}")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Path]:
+    """A place for folders of a host, as the kubelet makes them."""
+    for name in ("run", "state", "probe"):
+        (tmp_path / name).mkdir(mode=0o755)
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def test_folders_of_a_node(host: Path) -> None:
+    """With the rights that it has, and twice, the DaemonSet's first container makes of root's folders what agent and trainers need."""
+    needs(os.geteuid() == 0 and shutil.which("setpriv"), "root and setpriv")
+    found = pod(objects("--daemonset", "--user", str(NOBODY), "--group", "64646"))["spec"]
+    prepare = containers(found)["prepare"]
+    script = prepare["command"][-1]
+    for path, name in (("/run/commwatch", "run"), ("/var/lib/commwatch", "state"), ("/opt/commwatch", "probe")):
+        assert path in [mount["mountPath"] for mount in prepare["volumeMounts"]]
+        script = script.replace(path, shlex.quote(str(host / name)))
+    rights = ",".join(f"+{right.lower()}" for right in prepare["securityContext"]["capabilities"]["add"])
+    confined = ["setpriv", "--no-new-privs", "--bounding-set", f"-all,{rights}", "--inh-caps", "-all"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for _ in range(2):
+        done = subprocess.run(
+            [*confined, "sh", "-c", script], env=clean_env(PATH=path), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    run, state = (host / "run").stat(), (host / "state").stat()
+    assert (stat.S_IMODE(run.st_mode), run.st_uid, run.st_gid) == (0o2770, 0, 64646)
+    assert (stat.S_IMODE(state.st_mode), state.st_uid, state.st_gid) == (0o700, NOBODY, 64646)
+    assert (host / "probe" / "commwatch" / "__init__.py").is_file()

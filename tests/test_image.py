@@ -1,0 +1,59 @@
+"""The Dockerfile, as far as there is no image builder: what it copies is enough to install, and its health check works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from commwatch.kubernetes import Site
+from tests.helpers import agent, clean_env, free_port
+from tests.test_packaging import TREE, environment, listed
+
+DOCKERFILE = (TREE / "Dockerfile").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment in which is installed what .dockerignore lets through."""
+    context = tmp_path_factory.mktemp("context")
+    let_through = [line[1:] for line in (TREE / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for name in listed():
+        if name.partition("/")[0] in let_through:
+            (context / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(TREE / name, context / name)
+    return environment(tmp_path_factory.mktemp("image") / "venv", context)
+
+
+def test_context_is_enough(python: Path, tmp_path: Path) -> None:
+    """The agent that is installed from it has rules, dashboards and manifests with it, and no torch."""
+    command = python.with_name("commwatch")
+    for arguments in (["alerts", "export"], ["manifest", "k8s"], ["probe", "install", tmp_path / "probe"]):
+        done = subprocess.run(
+            [command, *arguments], cwd=tmp_path, env=clean_env(), capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        subprocess.run([python, "-c", "import torch"], cwd=tmp_path, capture_output=True, check=False).returncode != 0
+    )
+
+
+def test_health_check(python: Path, tmp_path: Path) -> None:
+    """The health check passes while the agent answers at the port that the environment says, and fails where none does."""
+    (written,) = re.findall(r"HEALTHCHECK.*?CMD (\[.*?\])\n", DOCKERFILE, re.DOTALL)
+    check = [str(python), *json.loads(written)[1:]]
+    port = str(free_port())
+    with agent(tmp_path, "--port", port):
+        assert subprocess.run(check, env=clean_env(COMMWATCH_PORT=port), check=False).returncode == 0
+    done = subprocess.run(check, env=clean_env(COMMWATCH_PORT=port), capture_output=True, check=False)
+    assert done.returncode != 0
+
+
+def test_image_is_not_root() -> None:
+    """It runs as the user that the manifests name by default."""
+    (user,) = re.findall(r"^USER (\d+):\d+$", DOCKERFILE, re.MULTILINE)
+    assert int(user) == Site("", "", 0).uid > 0
