@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple
@@ -73,7 +73,7 @@ class Feed:
         """How many there are."""
         return sum(len(channel.listeners) for channel in self._channels.values())
 
-    async def follow(self, job: str | None) -> AsyncIterator[bytes]:
+    async def follow(self, job: str | None) -> AsyncGenerator[bytes, None]:
         """Events as they come, until the listener goes or the agent ends."""
         channel = self._channels.get(job)
         if channel is None or channel.over:
