@@ -26,6 +26,8 @@ from commwatch.watchers import Watchers
 
 #: How far back the page's plots go.
 PAST_S = 3600.0
+#: A ``Told`` holds for so long, and so many times as long as it takes.
+_TOLD_S, _SELDOM = 60.0, 200
 _TOLD_NS, _FORGET_NS = 5_000_000_000, 60_000_000_000
 
 
@@ -87,6 +89,8 @@ class Look:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._agent, self._watchers, self._trouble, self._clock = agent, watchers, trouble, clock
+        #: By job: until when it holds, and a ``Told``.
+        self._slow: dict[str, tuple[float, bytes]] = {}
         #: By job: when they were found, and verdicts that take long to find. Guarded by the lock of the books.
         self._verdicts: dict[str, tuple[int, list[Verdict]]] = {}
 
@@ -124,10 +128,18 @@ class Look:
         return _json(Past, Past(job_id, slots))
 
     def told(self, wanted: str | None) -> bytes:
-        """A ``Told``."""
+        """A ``Told``; not a new one each time, for advice reads the whole history of the job."""
         job_id = self._job_id(wanted)
         if job_id is None:
             return _json(Told, Told(None, [], []))
+        began = self._clock()
+        if job_id not in self._slow or self._slow[job_id][0] <= began:
+            text = self._tell(job_id)
+            again = self._clock() + max(_TOLD_S, _SELDOM * (self._clock() - began))
+            self._slow = {each: kept for each, kept in self._slow.items() if kept[0] > began} | {job_id: (again, text)}
+        return self._slow[job_id][1]
+
+    def _tell(self, job_id: str) -> bytes:
         findings = [finding for view in self._watchers.logs.topology(job_id) for finding in view.findings]
         report = build(self._agent, job_id, self._agent.path, "", findings, self._watchers.host.view(job_id))
         return _json(Told, Told(job_id, findings, [] if report is None else report.advice))

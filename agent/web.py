@@ -70,7 +70,7 @@ def application(
         Topic("moment", look.moment, 1.0),
         Topic("timeline", look.timeline, 2.0),
         Topic("operations", look.operations, 5.0),
-        Topic("told", look.told, 60.0),
+        Topic("told", look.told, 10.0),
     ]
     app.state.feed = Feed(Topic("past", look.past, 0.0), topics, ending)
     for part in (api, alert_api, conclusions, gpu_api, profile_api, stream, witness_api):

@@ -39,12 +39,12 @@ class Agent:
     """A running agent and how to ask it."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
-        self.pid, self._process, self._address = process.pid, process, url.removeprefix("http://")
+        self.pid, self._process, self.address = process.pid, process, url.removeprefix("http://")
 
     def get(self, path: str) -> str:
         """The body of a path."""
         assert self._process.poll() is None, "the agent has ended"
-        with closing(HTTPConnection(self._address, timeout=PATIENCE_S)) as connection:
+        with closing(HTTPConnection(self.address, timeout=PATIENCE_S)) as connection:
             connection.request("GET", path, headers={"Accept": ACCEPT})
             response = connection.getresponse()
             body = response.read().decode()

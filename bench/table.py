@@ -93,6 +93,20 @@ def agent_load(f: Figures) -> list[Row]:
     return rows
 
 
+def live_page(f: Figures) -> list[Row]:
+    """Rows of ``live_page.py``."""
+    load, adds = f"{f['ranks']} ranks × {f['operations_per_s']:,}/s", f["page_adds_percent"]
+    beside = f"(without: {f['without_percent']:.1f} %, noise {f['noise_percent']:.1f})"
+    fresh = f"{f['fresh_beside_slow_s']:.2f} s (without: {f['fresh_s']:.2f})"
+    return [
+        Row(f"one live page open, agent CPU at {load}", f"+{adds:.1f} % of a core {beside}", "2 %", over=adds > 2),
+        Row(
+            f"{f['slow']} clients of its stream that read nothing", f"{f['slow_add_percent']:+.1f} % of a core {beside}"
+        ),
+        Row("... freshness of /metrics beside them", fresh, "1 s", over=f["fresh_beside_slow_s"] > 1),
+    ]
+
+
 def joiner(f: Figures) -> list[Row]:
     """Rows of ``joiner.py``."""
     return [
@@ -131,6 +145,7 @@ BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     intake_rate,
     joiner,
     agent_load,
+    live_page,
     probe_memory,
     log_rate,
 )
