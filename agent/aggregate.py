@@ -22,6 +22,7 @@ from commwatch.books import (
     Compared,
     Counted,
     GroupInfo,
+    count_of,
     counted,
 )
 from commwatch.collectors import events as ev
@@ -142,28 +143,28 @@ class RankBook:
         for entry in entries:
             try:
                 if "group" in entry:
-                    ranks = tuple(int(r) for r in entry["ranks"]) if entry["ranks"] is not None else None
-                    self.groups[int(entry["group"])] = GroupInfo(
+                    ranks = tuple(count_of(r) for r in entry["ranks"]) if entry["ranks"] is not None else None
+                    self.groups[count_of(entry["group"])] = GroupInfo(
                         str(entry["group_id"]),
                         str(entry["label"]),
                         str(entry["name"]),
                         str(entry["desc"]),
                         ranks,
-                        int(entry["size"]),
+                        count_of(entry["size"]),
                         bool(entry["aligned"]),
                         str(entry["backend"]) if entry.get("backend") else None,
                     )
                 elif "dtype" in entry:
-                    self.dtypes[int(entry["dtype"])] = str(entry["name"])
+                    self.dtypes[count_of(entry["dtype"])] = str(entry["name"])
                 elif "op" in entry:
-                    self.ops[int(entry["op"])] = str(entry["name"])
+                    self.ops[count_of(entry["op"])] = str(entry["name"])
                 elif "nccl_log" in entry:
                     self.nccl_log = str(entry["nccl_log"])
                 elif "gpu" in entry:
                     self.gpu = place_of(entry["gpu"])
                 elif "inspector" in entry:
                     self.inspector = str(entry["inspector"])
-            except (AttributeError, KeyError, TypeError, ValueError):
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
                 continue
 
     def group(self, small_id: int) -> GroupInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import time
 from dataclasses import asdict, dataclass, fields
 from http import HTTPStatus
 from typing import Annotated, Literal
@@ -21,6 +22,9 @@ from commwatch.problems import ERRORS, Problem
 from commwatch.query import AgentOf, HostOf, JobFilter, Limit, LogsOf, Span, job_exists, known_parameters
 from commwatch.summary import DIMENSIONS, Row
 from commwatch.views import GroupView, JobView, RankView, StepView
+
+#: A question may look through the raw history for so long.
+MOST_LOOKING_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -143,8 +147,12 @@ def ops(
             raise Problem(HTTPStatus.BAD_REQUEST, f"cursor={cursor}: not one this API has given out") from None
     same = {"job_id": job, "group": group, "group_id": group_id, "op": op, "rank": rank, "seq": seq}
     checks = [(name, value) for name, value in same.items() if value is not None]
+    end = time.monotonic() + MOST_LOOKING_S
 
     def wanted(operation: Operation) -> bool:
+        if time.monotonic() > end:
+            detail = f"since, until: there is more between them than can be looked through in {MOST_LOOKING_S:g} s; ask for less"
+            raise Problem(HTTPStatus.BAD_REQUEST, detail)
         slow = min_seconds is None or (operation.duration_s is not None and operation.duration_s >= min_seconds)
         return slow and all(getattr(operation, name) == value for name, value in checks)
 

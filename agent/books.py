@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from commwatch.sketch import merge
 
@@ -39,6 +39,18 @@ class GroupInfo(NamedTuple):
     aligned: bool
     #: torch's name of its backend; ``None``: not known.
     backend: str | None = None
+
+
+def count_of(value: Any) -> int:
+    """A number or count that a trainer has written.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is none, or so large that it could not be stored.
+    """
+    number = int(value)
+    if not 0 <= number < 1 << 31:
+        raise ValueError(f"{number} is out of range")
+    return number
 
 
 UNKNOWN_GROUP = GroupInfo("unknown", "unknown", "unknown", "", None, 0, False)

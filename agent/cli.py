@@ -23,6 +23,9 @@ from commwatch.debugging import LEVELS
 if TYPE_CHECKING:
     from commwatch.daemon import Daemon
 
+#: Flags of who may ask, and of what is shown to agents.
+_ACCESS = ("token_file", "require_token", "insecure", "ca_file", "client_cert")
+
 
 class UsageError(Exception):
     """The caller asked for something that does not exist; the message names it."""
@@ -48,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             state=arguments.state,
             host=arguments.host,
             port=arguments.port,
+            **{flag: getattr(arguments, flag, None) for flag in _ACCESS},
         )
         code: int = arguments.command(config, arguments)
         sys.stdout.flush()
@@ -72,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--port", type=int, help="port of the agent (default: 9477, or a free one if it is taken; 0: any free one)"
     )
+    _add_access(common)
 
     parser = argparse.ArgumentParser(prog="commwatch", description="See the communication of distributed training.")
     parser.add_argument("--version", action="version", version=f"commwatch {__version__}")
@@ -179,6 +184,22 @@ def _parser() -> argparse.ArgumentParser:
     native.add_argument("--json", action="store_true", help="status: for programs")
     native.set_defaults(command=_native, dir=None, state=None, config=None, host=None, port=None)
     return parser
+
+
+def _add_access(common: argparse.ArgumentParser) -> None:
+    common.add_argument(
+        "--token-file", metavar="FILE", help="the agent's token (default: agent.token in its run directory)"
+    )
+    common.add_argument(
+        "--require-token", action="store_true", default=None, help="the agent asks for it of reading, too"
+    )
+    common.add_argument(
+        "--insecure", action="store_true", default=None, help="the agent listens beyond this machine without TLS"
+    )
+    common.add_argument(
+        "--ca-file", metavar="FILE", help="who signs the agents' certificates (default: whom the system trusts)"
+    )
+    common.add_argument("--client-cert", metavar="FILE", help="a certificate with its key, for agents that want one")
 
 
 def _add_profile(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -324,14 +345,14 @@ def _doctor(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch import diagnose
+    from commwatch import asking, diagnose
     from commwatch.trainers import evidence
 
     if arguments.flight_recorder:
         return _flight_recorder(arguments)
     try:
-        urls = diagnose.addresses(arguments.agents) if arguments.agents else diagnose.local_agents(config.dir)
-        seen = diagnose.ask(urls, arguments.job)
+        urls = diagnose.addresses(arguments.agents) if arguments.agents else asking.local_agents(config.dir)
+        seen = diagnose.ask(urls, arguments.job, asking.keys_of(config))
     except diagnose.CannotDiagnose as error:
         raise UsageError(f"diagnose: {error}") from None
     found = diagnose.conclude(seen)
@@ -355,7 +376,7 @@ def _flight_recorder(arguments: argparse.Namespace) -> int:
 
 
 def _profile(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch import diagnose, profile
+    from commwatch import asking, profile
 
     if not 1 <= arguments.steps <= MOST_STEPS:
         raise UsageError(f"profile: --steps {arguments.steps}: 1 to {MOST_STEPS}")
@@ -366,8 +387,9 @@ def _profile(config: Config, arguments: argparse.Namespace) -> int:
         raise UsageError(f"profile: --ranks {arguments.ranks}: numbers with commas between, such as 0,1")
     ranks = None if parts is None else [int(part) for part in parts]
     try:
-        where = profile.places(diagnose.local_agents(config.dir), arguments.job, ranks)
-        taken = profile.take(where, arguments.steps, arguments.timeout)
+        keys = asking.keys_of(config)
+        where = profile.places(asking.local_agents(config.dir), arguments.job, ranks, keys)
+        taken = profile.take(where, arguments.steps, arguments.timeout, keys)
     except profile.AskedWrongly as error:
         raise UsageError(f"profile: {error}") from None
     except profile.CannotProfile as error:
@@ -388,7 +410,8 @@ def _again(arguments: argparse.Namespace) -> str:
 
 
 def _agent(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.daemon import CannotStart, Daemon
+    from commwatch.daemon import Daemon
+    from commwatch.serving import CannotStart
 
     try:
         daemon = Daemon(config)

@@ -44,6 +44,25 @@ class Config:
     port: int | None = None
     #: Seconds between two looks at the rings.
     interval: float = 0.25
+    #: The token that whoever makes the agent do something has to show; not set: one of the agent's own making.
+    token_file: Path | None = None
+    #: Reading asks for the token, too, but for ``/metrics`` and health.
+    require_token: bool = False
+    #: So does ``/metrics``.
+    require_token_for_metrics: bool = False
+    #: Names by which the agent may be called, beside those of its machine; ``.example.org``: all that end so.
+    allowed_hosts: tuple[str, ...] = ()
+    #: Beyond loopback without TLS.
+    insecure: bool = False
+    #: Certificate (with those between) and key of the agent, PEM; it listens with TLS then.
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    #: Who signs the certificates without which no client is let in.
+    tls_client_ca: Path | None = None
+    #: For commands: who signs the agents' certificates; not set: whom the system trusts.
+    ca_file: Path | None = None
+    #: For commands: a certificate with its key, for agents that want one.
+    client_cert: Path | None = None
     #: Raw records kept, in bytes on disk.
     raw_bytes: int = 256 * 1024 * 1024
     #: Days that roll-ups and steps are kept.
@@ -108,7 +127,17 @@ _OF_THE_PROBE = (
 )  # fmt: skip
 #: What Kubernetes puts into every container beside a Service called commwatch.
 _OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")
-_ENVIRONMENT = {"dir": "COMMWATCH_DIR", "state": "COMMWATCH_STATE", "host": "COMMWATCH_HOST", "port": "COMMWATCH_PORT"}
+_ENVIRONMENT = {
+    "dir": "COMMWATCH_DIR",
+    "state": "COMMWATCH_STATE",
+    "host": "COMMWATCH_HOST",
+    "port": "COMMWATCH_PORT",
+    "token_file": "COMMWATCH_TOKEN_FILE",
+    "ca_file": "COMMWATCH_CA_FILE",
+    "client_cert": "COMMWATCH_CLIENT_CERT",
+}
+_FILES = ("rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert")
+_SWITCHES = ("require_token", "require_token_for_metrics", "insecure")
 
 
 def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Config:
@@ -157,7 +186,7 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
     # Else history never lies in memory.
     state = given.get("state") or (directory if "dir" in given else _state_home(env) / "commwatch")
     rest = {key: value for key, value in given.items() if key not in ("dir", "state")}
-    rest |= {key: rest[key].absolute() for key in ("inspector_dir", "rules") if key in rest}
+    rest |= {key: rest[key].absolute() for key in ("inspector_dir", *_FILES) if key in rest}
     return replace(Config(dir=directory, state=state.absolute()), **rest), origins
 
 
@@ -205,6 +234,9 @@ def _read(file: Path) -> dict[str, Any]:
     for key in table:
         if key not in known:
             raise ConfigError(f"{file}: unknown key '{key}'; {_nearest(key, known)}")
+    for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):
+        if key in table and other not in table:
+            raise ConfigError(f"{file}: {key} is set and {other} is not; TLS needs tls_cert and tls_key")
     return {key: _checked(key, value, f"{file}: {key}") for key, value in table.items()}
 
 
@@ -224,7 +256,7 @@ def _from_text(key: str, text: str, variable: str) -> Any:
 #: What a text must be, by key.
 _TEXTS = {
     **dict.fromkeys(("dir", "state", "inspector_dir"), "a directory"),
-    "rules": "a file",
+    **dict.fromkeys(_FILES, "a file"),
     "host": "an address",
     "ras": "addresses such as localhost:28028",
 }
@@ -233,16 +265,26 @@ _TEXTS = {
 def _checked(key: str, value: Any, where: str) -> Any:
     if key in _TEXTS:
         return _checked_text(key, value, where)
-    if key in _TABLES:
-        return _TABLES[key](value, where)
-    if key == "gpus":
-        if value not in GPUS:
-            raise ConfigError(f"{where}: needs one of {', '.join(GPUS)}, not {value!r}")
-        return value
+    return _CHECKS[key](value, where) if key in _CHECKS else _checked_number(key, value, where)
+
+
+def _checked_number(key: str, value: Any, where: str) -> int | float:
     low, high = _RANGES[key]
     whole = key in ("port", "raw_bytes")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
         raise ConfigError(f"{where}: needs a {'whole ' if whole else ''}number from {low:g} to {high:g}, not {value!r}")
+    return value
+
+
+def _checked_gpus(value: Any, where: str) -> str:
+    if value not in GPUS:
+        raise ConfigError(f"{where}: needs one of {', '.join(GPUS)}, not {value!r}")
+    return str(value)
+
+
+def _checked_switch(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where}: needs true or false, not {value!r}")
     return value
 
 
@@ -269,6 +311,15 @@ def addresses(text: str) -> list[tuple[str, int]] | None:
             return None
         found.append((host.removeprefix("[").removesuffix("]"), int(port)))
     return found
+
+
+def _checked_hosts(value: Any, where: str) -> tuple[str, ...]:
+    named = r"\.?[A-Za-z0-9_](?:[A-Za-z0-9._-]*)|[0-9A-Fa-f:]+"
+    if not isinstance(value, list) or not all(isinstance(each, str) and re.fullmatch(named, each) for each in value):
+        raise ConfigError(
+            f'{where}: needs a list of names, such as ["node1.example.org", ".example.org"], not {value!r}'
+        )
+    return tuple(value)
 
 
 def _checked_links(value: Any, where: str) -> dict[str, str]:
@@ -314,7 +365,11 @@ def _checked_receivers(value: Any, where: str) -> tuple[receivers.Asked, ...]:
         raise ConfigError(f"{where}: {error}") from None
 
 
-_TABLES: dict[str, Callable[[Any, str], Any]] = {
+#: Neither texts nor numbers.
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(_SWITCHES, _checked_switch),
+    "allowed_hosts": _checked_hosts,
+    "gpus": _checked_gpus,
     "links": _checked_links,
     "thresholds": _checked_thresholds,
     "labels": _checked_labels,

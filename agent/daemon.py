@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import gc
 import json
@@ -19,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
@@ -32,7 +30,7 @@ from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.answers import Agent
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors
-from commwatch.config import DEFAULT_PORT, Config, addresses
+from commwatch.config import Config, addresses
 from commwatch.evidence import Evidence, Sources
 from commwatch.exporter import Exporter
 from commwatch.gpus import Gpus
@@ -40,10 +38,11 @@ from commwatch.host import HostWatch
 from commwatch.inspector import Inspector
 from commwatch.intake import Intake
 from commwatch.nccl import NcclLogs, logs_of, remove_old
-from commwatch.notifications import address_of, delivery_of, readings
+from commwatch.notifications import address_of, delivery_of, readings, url_of
 from commwatch.profiles import Profiles, kept_in
 from commwatch.ras import Ras
 from commwatch.references import References, directory
+from commwatch.serving import CannotStart, listen, server
 from commwatch.store import StoreError, Writer
 from commwatch.supervisor import ALIVE, READY, STOPPING, tell
 from commwatch.waiting import wait_until
@@ -67,10 +66,6 @@ _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 _PROFILES_S = 0.25
 
 
-class CannotStart(Exception):
-    """The agent cannot run here; the message says why and what to do."""
-
-
 class Daemon:
     """A running agent.
 
@@ -80,7 +75,8 @@ class Daemon:
 
     Raises:
         ConfigError: the list of alerts is wrong.
-        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, a rule not be read.
+        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, a rule not be read, or access
+            not be granted as the settings say.
     """
 
     def __init__(self, config: Config, plan: Plan | None = None) -> None:
@@ -97,9 +93,9 @@ class Daemon:
         self._last_tick_ns = time.monotonic_ns()
         self._trouble: str | None = None
         self._failed = False
-        self._socket = _listen(config)
+        self._socket = listen(config)
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{self.port}"
+        self.url = url_of(config, self.port)
         registry = CollectorRegistry()
         self._nccl = NcclLogs(config.dir, self._aggregate, self._lock)
         self._inspector = Inspector(config.inspector_dir, self._aggregate, self._lock)
@@ -145,9 +141,7 @@ class Daemon:
             self._nccl, self._profiles, self._gpus, witnesses, self._host, self._alerting, self._evidence
         )
         app = application(agent, watchers, registry, self._healthy, self._ready, self._stop.is_set)
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
-        )
+        self._server = server(app, config, self._socket.getsockname()[0])
         self._profiling = self._beside("profiles", self._profile, _PROFILES_S)
         self._threads = [
             threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True),
@@ -312,27 +306,6 @@ def _locked(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _listen(config: Config) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    wanted = DEFAULT_PORT if config.port is None else config.port
-    listener = socket.socket(
-        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # named, or asyncio leaves Nagle's delay on
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((config.host, wanted))
-    except OSError as error:
-        if config.port is not None or error.errno != errno.EADDRINUSE:
-            listener.close()
-            raise CannotStart(
-                f"cannot listen on {config.host}:{wanted}: {error.strerror}; choose another port with --port (0: any free one)"
-            ) from None
-        listener.bind((config.host, 0))
-        log.info("port %d is taken, using %d", wanted, listener.getsockname()[1])
-    listener.listen(128)
-    return listener
 
 
 def _announce(directory: Path, about: dict[str, Any]) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 import urllib.parse
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,20 +12,17 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from commwatch.asking import NO_KEYS, Keys, get
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT
-from commwatch.daemon import answering
 from commwatch.joined import RankParts, put_together
 from commwatch.joins import MOST_PENDING
 from commwatch.trainers import Evidence
 from commwatch.verdicts import Verdict, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
 
-_TIMEOUT_S = 10.0
 #: Most parts of collectives of groups across nodes that all agents are asked for together; at least so many of each group.
 _MOST_PARTS, _LEAST = 500_000, 64
-#: Agents are in the cluster: no proxy between.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _T = TypeVar("_T")
 
 
@@ -47,12 +42,6 @@ class Seen:
     silent: dict[str, str]
     #: The latest collectives of groups across nodes.
     parts: list[RankParts] = field(default_factory=list)
-
-
-def local_agents(directory: Path) -> list[str]:
-    """The agents of a run directory: the one that watches it, and those of ``commwatch run`` in its corners."""
-    found = (answering(place) for place in (directory, *sorted(directory.glob("run-*"))))
-    return [about.url for about in found if about is not None]
 
 
 def addresses(names: Iterable[str]) -> list[str]:
@@ -84,7 +73,7 @@ def _url(name: str) -> str:
     return f"http://{name}" if is_port else f"http://{name}:{DEFAULT_PORT}"
 
 
-def ask(urls: list[str], job: str | None) -> Seen:
+def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
     """Ask all agents at once, and where groups lie across them once more: all at one moment, for their collectives.
 
     Raises:
@@ -93,7 +82,7 @@ def ask(urls: list[str], job: str | None) -> Seen:
     seen = Seen([], [], [], {})
     asked: dict[str, tuple[str, ...]] = {}
     with ThreadPoolExecutor(max_workers=min(64, len(urls) or 1)) as pool:
-        for url, answer in zip(urls, pool.map(lambda url: _answer(_views, url, job), urls), strict=True):
+        for url, answer in zip(urls, pool.map(lambda url: _answer(_views, url, job, keys), urls), strict=True):
             if isinstance(answer, str):
                 seen.silent[url] = answer
                 continue
@@ -107,7 +96,7 @@ def ask(urls: list[str], job: str | None) -> Seen:
         limit = max(_LEAST, min(MOST_PENDING, _MOST_PARTS // max(1, columns)))
         jobs = {group.job_id for group in across}
         again = {url: sorted(jobs & set(known)) for url, known in asked.items() if jobs & set(known)}
-        parts = pool.map(lambda url: _answer(_parts, url, again[url], limit), again)
+        parts = pool.map(lambda url: _answer(_parts, url, again[url], limit, keys), again)
         for url, columns_of in zip(again, parts, strict=True):
             if isinstance(columns_of, str):
                 seen.silent[url] = columns_of
@@ -129,26 +118,30 @@ def _answer(question: Callable[..., _T], *about: object) -> _T | str:
         return f"does not answer as an agent of this version: {error}"
 
 
-def _views(url: str, job: str | None) -> tuple[list[RankView], list[GroupView], list[Verdict]]:
+def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[GroupView], list[Verdict]]:
     """One agent's ranks, groups, and what only it can tell."""
-    jobs = [each["job_id"] for each in get(url, "jobs") if each["state"] == "running" and job in (None, each["job_id"])]
+    jobs = [
+        each["job_id"]
+        for each in get(url, "jobs", keys)
+        if each["state"] == "running" and job in (None, each["job_id"])
+    ]
     ranks, groups, told = [], [], []
     for each in jobs:
         query = f"?job={urllib.parse.quote(each, safe='')}"
-        for answer in get(url, f"ranks{query}"):
+        for answer in get(url, f"ranks{query}", keys):
             ops = [_view(InFlight, op) for op in answer["in_flight"]]
             failed = [_view(Failed, op) for op in answer["failed"]]
             ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
-        groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}")]
-        verdicts_of = [_view(Verdict, answer) for answer in get(url, f"verdicts{query}")]
+        groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}", keys)]
+        verdicts_of = [_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys)]
         told += [v for v in verdicts_of if v.source != "probe" or v.kind in ("straggler", "desync")]
     return ranks, groups, told
 
 
-def _parts(url: str, jobs: list[str], limit: int) -> list[RankParts]:
+def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> list[RankParts]:
     """One agent's parts of the collectives of groups across nodes."""
     queries = [f"parts?job={urllib.parse.quote(job, safe='')}&limit={limit}" for job in jobs]
-    return [_view(RankParts, answer) for query in queries for answer in get(url, query)["parts"]]
+    return [_view(RankParts, answer) for query in queries for answer in get(url, query, keys)["parts"]]
 
 
 def _merged(groups: Iterable[GroupView]) -> dict[tuple[str, str], GroupView]:
@@ -164,30 +157,6 @@ def _across(groups: list[GroupView]) -> list[GroupView]:
     """The groups that several agents tell of, and whose ranks are all in sight."""
     agents = Counter((group.job_id, group.group_id) for group in groups)
     return [group for at, group in _merged(groups).items() if agents[at] > 1 and len(group.ranks) == group.size]
-
-
-def get(url: str, path: str) -> Any:
-    """What an agent answers under ``/api/v1``; raises ``OSError``, or ``ValueError`` where it is no JSON."""
-    with _DIRECT.open(f"{url}/api/v1/{path}", timeout=_TIMEOUT_S) as response:
-        return _load(response)
-
-
-def _load(response: http.client.HTTPResponse) -> Any:
-    """JSON that has to be here in time, however it drips."""
-    end, body = time.monotonic() + _TIMEOUT_S, bytearray()
-    while piece := response.read1(1 << 16):
-        body += piece
-        if time.monotonic() > end:
-            raise TimeoutError(f"has not sent its answer in {_TIMEOUT_S:.0f} s")
-    return json.loads(body)
-
-
-def post(url: str, path: str, body: Any) -> Any:
-    """As ``get``, with something to tell; raises ``HTTPError``, an ``OSError``, where the agent refuses."""
-    content, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/api/v1/{path}", content, headers)  # noqa: S310 - an agent's address
-    with _DIRECT.open(request, timeout=_TIMEOUT_S) as response:
-        return _load(response)
 
 
 def _view(kind: type[_T], answer: dict[str, Any]) -> _T:

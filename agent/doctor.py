@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from commwatch import __version__, trainers
+from commwatch.asking import get, keys_of, local_agents
 from commwatch.collectors.gpu import ALARMING
 from commwatch.collectors.nccl import debug
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT, Config
-from commwatch.diagnose import get, local_agents
 from commwatch.traffic import NOT_COUNTED
 
 #: Room that the rings of a node of eight ranks take, with some to spare.
@@ -57,12 +57,12 @@ def examine(config: Config, wait_s: float = 2.0) -> list[Check]:
         wait_s: how long to watch whether records arrive.
     """
     checks = [Check(_PASS, "version", f"commwatch {__version__}"), _run_directory(config.dir), *_native()]
-    urls = local_agents(config.dir)
+    urls, keys = local_agents(config.dir), keys_of(config)
     if not urls:
         checks += [_no_agent(config), _port(config)]
     for url in urls:
         try:
-            checks += _agent(url, partial(get, url), wait_s)
+            checks += _agent(url, partial(get, url, keys=keys), wait_s)
         except (OSError, ValueError, KeyError, TypeError) as error:
             checks.append(Check(_FAIL, "agent", f"{url}: {error}", "look at its log; start it again"))
     return checks
@@ -139,7 +139,7 @@ def _scraping(about: dict[str, Any]) -> Check:
     age = None if about["scraped_at"] is None else time.time() - about["scraped_at"]
     if age is None or age > _SCRAPED_S:
         since = "never" if age is None else f"not for {age / 60:.0f} min"
-        remedy = "add this address to a scrape_config; from another host the agent needs --host 0.0.0.0"
+        remedy = "add this address to a scrape_config; from another host the agent needs --host, and TLS or --insecure (docs/security.md)"
         return Check(_WARN, "prometheus", f"/metrics was {since} fetched", remedy)
     return Check(_PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'somebody'}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from commwatch.aggregate import Aggregate, RankBook
 from commwatch.collectors import ring
-from commwatch.collectors.identity import boot_id
+from commwatch.collectors.identity import boot_id, unsound
 from commwatch.store import RingRow, Writer
 
 log = logging.getLogger("commwatch")
@@ -98,6 +98,8 @@ class Intake:
         reader = None
         try:
             reader = ring.RingReader(Path(entry.path))
+            if wrong := unsound(reader.identity):
+                raise ring.BadRing(f"{entry.name}: damaged identity ({wrong})")
             row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
             reader.next_n = row.next_n
             with self._lock:

@@ -23,7 +23,17 @@ def delivery_of(config: Config, agent_url: str) -> Delivery:
 def address_of(config: Config, port: int) -> str:
     """Where people reach the agent: at the name of its host, where it listens on all of its addresses."""
     host = gethostname() if config.host in ("0.0.0.0", "::") else config.host  # noqa: S104 - nothing is bound here
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return _url(config, host, port)
+
+
+def url_of(config: Config, port: int) -> str:
+    """Where this machine reaches the agent: at its address; under TLS at the name, which is what a certificate is of."""
+    return _url(config, config.host, port) if config.tls_cert is None else address_of(config, port)
+
+
+def _url(config: Config, host: str, port: int) -> str:
+    scheme = "http" if config.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def readings(delivery: Delivery) -> list[Reading]:

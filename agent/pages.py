@@ -1,5 +1,7 @@
 """The one frame of our HTML pages: self-contained, light and dark, nothing from elsewhere."""
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from html import escape
 
@@ -22,6 +24,8 @@ div { overflow-x: auto }
 pre { white-space: pre-wrap }
 code { background: #8882; padding: 0 .2em; overflow-wrap: anywhere }
 """
+#: By which a Content-Security-Policy allows it.
+STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 
 
 def text(plain: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
@@ -42,31 +44,45 @@ PROBLEM: dict[str, Any] = {
 #: What any route under /api/v1 may answer beside its own.
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong; the detail names it.", **PROBLEM},
+    401: {"description": "The token is missing, or another.", **PROBLEM},
+    403: {"description": "A page of another origin asks.", **PROBLEM},
     404: {"description": "There is no such thing; the detail names it.", **PROBLEM},
+    413: {"description": "The body is too large.", **PROBLEM},
+    421: {"description": "The host header is no name of this agent.", **PROBLEM},
     422: {"description": "A parameter is not of its type; the detail names it.", **PROBLEM},
-    503: {"description": "The history cannot be read, or a request not be written.", **PROBLEM},
+    503: {
+        "description": "The history cannot be read, a request not be written, or too much is asked at once.",
+        **PROBLEM,
+    },
 }
+
+
+def answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error answer."""
+    return Response(body_of(status, detail), status, headers, "application/problem+json")
+
+
+def body_of(status: int, detail: str) -> bytes:
+    """What it holds."""
+    problem = ProblemDetails("about:blank", HTTPStatus(status).phrase, int(status), detail)
+    return json.dumps(asdict(problem)).encode()
 
 
 def answer_problems(app: FastAPI) -> None:
     """Make every error answer of ``app`` problem details, and describe them among its schemas."""
     _add_schema(app, ProblemDetails)
 
-    def answer(status: int, detail: str) -> JSONResponse:
-        body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-        return JSONResponse(body, status, media_type="application/problem+json")
-
     @app.exception_handler(Problem)
-    async def problem(_: Request, error: Problem) -> JSONResponse:
+    async def problem(_: Request, error: Problem) -> Response:
         return answer(error.status, error.detail)
 
     @app.exception_handler(StoreError)
     @app.exception_handler(sqlite3.Error)
-    async def unreadable(_: Request, error: Exception) -> JSONResponse:
+    async def unreadable(_: Request, error: Exception) -> Response:
         return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the history cannot be read: {error}")
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: Request, error: HTTPException) -> Response:
         detail = (
             f"there is nothing at {request.url.path}; /docs lists what there is"
             if error.status_code == HTTPStatus.NOT_FOUND
@@ -77,7 +93,7 @@ def answer_problems(app: FastAPI) -> None:
         return response
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
         what = "; ".join(
             f"{'.'.join(str(part) for part in e['loc'][1:])}={e.get('input')}: {e['msg']}" for e in error.errors()
         )

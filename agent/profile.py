@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from commwatch.asking import NO_KEYS, Keys, get, post
 from commwatch.collectors.spans import spans
-from commwatch.diagnose import get, post
 from commwatch.report import columns, percent, seconds
 
 #: After the time that was given for the steps: for writing and reading the traces.
@@ -37,7 +37,7 @@ class Place:
     ranks: list[int]
 
 
-def places(urls: list[str], job: str | None, ranks: list[int] | None) -> list[Place]:
+def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys = NO_KEYS) -> list[Place]:
     """Whom to ask.
 
     Args:
@@ -51,7 +51,7 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None) -> list[Pl
     running: dict[str, list[str]] = {}
     known: set[str] = set()
     for url in urls:
-        for each in _asked(url, "jobs"):
+        for each in _asked(keys, url, "jobs"):
             known.add(each["job_id"])
             if each["state"] == "running":
                 running.setdefault(each["job_id"], []).append(url)
@@ -66,7 +66,7 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None) -> list[Pl
         )
     found = []
     for url in running[job]:
-        views = _asked(url, f"ranks?job={urllib.parse.quote(job, safe='')}")
+        views = _asked(keys, url, f"ranks?job={urllib.parse.quote(job, safe='')}")
         here = {view["rank"] for view in views if view["state"] == "running"}
         chosen = here if ranks is None else here & set(ranks)
         if chosen:
@@ -77,7 +77,7 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None) -> list[Pl
     return found
 
 
-def take(where: list[Place], steps: int, timeout_s: float) -> list[dict[str, Any]]:
+def take(where: list[Place], steps: int, timeout_s: float, keys: Keys = NO_KEYS) -> list[dict[str, Any]]:
     """Ask, and wait for the end; the answers of the agents.
 
     Raises:
@@ -87,7 +87,10 @@ def take(where: list[Place], steps: int, timeout_s: float) -> list[dict[str, Any
         (
             place.url,
             _asked(
-                place.url, "profiles", {"job": place.job, "steps": steps, "ranks": place.ranks, "timeout_s": timeout_s}
+                keys,
+                place.url,
+                "profiles",
+                {"job": place.job, "steps": steps, "ranks": place.ranks, "timeout_s": timeout_s},
             ),
         )
         for place in where
@@ -99,14 +102,14 @@ def take(where: list[Place], steps: int, timeout_s: float) -> list[dict[str, Any
             if time.monotonic() > until:
                 raise CannotProfile(f"profile {profile['id']} is not over yet: {url}/api/v1/profiles/{profile['id']}")
             time.sleep(_LOOK_S)
-            profile = _asked(url, f"profiles/{profile['id']}")  # noqa: PLW2901 - its next state
+            profile = _asked(keys, url, f"profiles/{profile['id']}")  # noqa: PLW2901 - its next state
         answers.append(profile)
     return answers
 
 
-def _asked(url: str, path: str, body: Any = None) -> Any:
+def _asked(keys: Keys, url: str, path: str, body: Any = None) -> Any:
     try:
-        return get(url, path) if body is None else post(url, path, body)
+        return get(url, path, keys) if body is None else post(url, path, body, keys)
     except urllib.error.HTTPError as error:
         with error:
             raise CannotProfile(_detail(error)) from None

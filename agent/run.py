@@ -179,6 +179,8 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     """An agent of our own, in a corner of the run directory so that runs at the same time do not meet."""
     directory = config.dir / f"run-{os.getpid()}-{secrets.token_hex(2)}"
     flags = ["--dir", str(directory), "--state", str(config.state), "--host", config.host]
+    flags += ["--insecure"] if config.insecure else []
+    flags += [] if config.token_file is None else ["--token-file", str(config.token_file)]
     flags += [] if config.port is None else ["--port", str(config.port)]
     flags += [] if file is None else ["--config", str(file.absolute())]
     command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes", *flags]

@@ -7,21 +7,15 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from commwatch.problems import ERRORS, Problem
+from commwatch.problems import ERRORS
 from commwatch.query import JobFilter, known_parameters, of_app
 from commwatch.store import StoreError
-
-#: Who watches at the same time, at most.
-MOST_LISTENERS = 64
-#: A listener that takes nothing for so long is let go.
-_PATIENCE_S = 30.0
 
 
 class Topic(NamedTuple):
@@ -34,17 +28,11 @@ class Topic(NamedTuple):
     every_s: float
 
 
-@dataclass(eq=False)
-class _Listener:
-    task: asyncio.Task[Any] | None
-    took_at: float
-
-
 @dataclass
 class _Channel:
     """Those who watch the same job, and what there is for them."""
 
-    listeners: list[_Listener] = field(default_factory=list)
+    listeners: int = 0
     producers: list[asyncio.Task[None]] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     #: By topic: how many there have been, and the latest.
@@ -71,15 +59,14 @@ class Feed:
     @property
     def listeners(self) -> int:
         """How many there are."""
-        return sum(len(channel.listeners) for channel in self._channels.values())
+        return sum(channel.listeners for channel in self._channels.values())
 
     async def follow(self, job: str | None) -> AsyncGenerator[bytes, None]:
         """Events as they come, until the listener goes or the agent ends."""
         channel = self._channels.get(job)
         if channel is None or channel.over:
             channel = self._channels[job] = _Channel()
-        listener = _Listener(asyncio.current_task(), time.monotonic())
-        channel.listeners.append(listener)
+        channel.listeners += 1
         try:
             if not channel.producers:
                 channel.producers = [asyncio.create_task(self._produce(channel, job, topic)) for topic in self._topics]
@@ -97,12 +84,11 @@ class Feed:
                     if seen.get(name) != number:
                         seen[name] = number
                         yield _event(name, text)
-                        listener.took_at = time.monotonic()
         finally:
-            self._leave(job, channel, listener)
+            self._leave(job, channel)
 
-    def _leave(self, job: str | None, channel: _Channel, listener: _Listener) -> None:
-        channel.listeners.remove(listener)
+    def _leave(self, job: str | None, channel: _Channel) -> None:
+        channel.listeners -= 1
         if not channel.listeners:
             channel.over = True
             for producer in channel.producers:
@@ -121,9 +107,6 @@ class Feed:
                     channel.latest[topic.name] = (number, text)
                     async with channel.changed:
                         channel.changed.notify_all()
-                for listener in channel.listeners:
-                    if began - listener.took_at > _PATIENCE_S + topic.every_s and listener.task is not None:
-                        listener.task.cancel()
                 await self._rest(began + topic.every_s)
         finally:
             channel.over = True
@@ -162,9 +145,5 @@ FeedOf = Annotated[Feed, Depends(of_app("feed", Feed))]
 @router.get("/stream", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
 async def stream(feed: FeedOf, job: JobFilter = None) -> StreamingResponse:
     """What the page at `/` shows, as server-sent events: `past` once, `moment` each second, and the slower ones."""
-    if feed.listeners >= MOST_LISTENERS:
-        raise Problem(
-            HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_LISTENERS} already watch; close a page, or ask /api/v1/ranks"
-        )
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    headers = {"X-Accel-Buffering": "no"}
     return StreamingResponse(feed.follow(job), media_type="text/event-stream", headers=headers)

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from commwatch.advice import Advice
 from commwatch.alert_api import AlertsView, AlertView
 from commwatch.api import About, Summary
+from commwatch.asking import NO_KEYS, Keys, get
 from commwatch.collectors.nccl.findings import Finding
-from commwatch.diagnose import get
 from commwatch.gpus import GpuViews
 from commwatch.verdicts import Verdict
 from commwatch.views import JobView, RankView, StepView
@@ -69,6 +69,7 @@ class Asker:
         nobody: what to say where there are none.
         job: ``None``: the latest that runs, else the latest.
         clock: monotonic seconds.
+        keys: what agents are shown.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class Asker:
         nobody: str,
         job: str | None,
         clock: Callable[[], float] = time.monotonic,
+        keys: Keys = NO_KEYS,
     ) -> None:
         self._urls, self._nobody, self._job, self._clock = urls, nobody, job, clock
+        self._keys = keys
         #: Of which agent and job the slow answers are, when they were given, and what they are.
         self._slow: tuple[tuple[str, str], float, tuple[list[Advice], list[Finding]]] | None = None
 
@@ -87,7 +90,7 @@ class Asker:
         silent: list[str] = []
         places: list[tuple[str, list[JobView]]] = []
         for url in self._urls():
-            found = _answer(url, partial(_ask, list[JobView], url, "jobs"))
+            found = _answer(url, partial(self._ask, list[JobView], url, "jobs"))
             if isinstance(found, str):
                 silent.append(found)
             else:
@@ -106,15 +109,15 @@ class Asker:
         return _answer(url, partial(self._answers, url, shown, others))
 
     def _answers(self, url: str, job: JobView | None, others: list[str]) -> Answers:
-        alerts = _ask(AlertsView, url, "alerts?limit=1000").active
+        alerts = self._ask(AlertsView, url, "alerts?limit=1000").active
         here = (None, None if job is None else job.job_id)
         return Answers(
             url=url,
-            about=_ask(About, url, "about"),
+            about=self._ask(About, url, "about"),
             shown=None if job is None else self._of_job(url, job),
             others=others,
             alerts=[alert for alert in alerts if alert.labels.get("job_id") in here],
-            gpus=_ask(GpuViews, url, "gpus"),
+            gpus=self._ask(GpuViews, url, "gpus"),
         )
 
     def _of_job(self, url: str, job: JobView) -> OfJob:
@@ -123,21 +126,26 @@ class Asker:
         advice, findings = self._seldom(url, job.job_id, which)
         return OfJob(
             job=job,
-            ranks=_ask(list[RankView], url, f"ranks?{which}"),
-            steps=_ask(list[StepView], url, f"steps?{lately}&limit={_MOST_STEPS}"),
-            by_rank=_ask(Summary, url, f"summary?{lately}&by=rank"),
-            by_operation=_ask(Summary, url, f"summary?{lately}&by=group,op"),
-            verdicts=_ask(list[Verdict], url, f"verdicts?{which}"),
+            ranks=self._ask(list[RankView], url, f"ranks?{which}"),
+            steps=self._ask(list[StepView], url, f"steps?{lately}&limit={_MOST_STEPS}"),
+            by_rank=self._ask(Summary, url, f"summary?{lately}&by=rank"),
+            by_operation=self._ask(Summary, url, f"summary?{lately}&by=group,op"),
+            verdicts=self._ask(list[Verdict], url, f"verdicts?{which}"),
             advice=advice,
             findings=findings,
         )
 
     def _seldom(self, url: str, job: str, which: str) -> tuple[list[Advice], list[Finding]]:
         if self._slow is None or self._slow[0] != (url, job) or self._clock() - self._slow[1] > _SELDOM_S:
-            found = [finding for view in get(url, f"topology?{which}") for finding in view["findings"]]
-            told = _ask(list[Advice], url, f"advice?{which}"), _adapter(list[Finding]).validate_python(found)
+            found = [finding for view in get(url, f"topology?{which}", self._keys) for finding in view["findings"]]
+            told = self._ask(list[Advice], url, f"advice?{which}"), _adapter(list[Finding]).validate_python(found)
             self._slow = (url, job), self._clock(), told
         return self._slow[2]
+
+    def _ask(self, kind: type[_T], url: str, path: str) -> _T:
+        adapter: Any = _adapter
+        answer: _T = adapter(kind).validate_python(get(url, path, self._keys))
+        return answer
 
 
 def as_json(answers: Answers) -> str:
@@ -148,12 +156,6 @@ def as_json(answers: Answers) -> str:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _ask(kind: type[_T], url: str, path: str) -> _T:
-    adapter: Any = _adapter
-    answer: _T = adapter(kind).validate_python(get(url, path))
-    return answer
 
 
 def _answer(url: str, question: Callable[[], _T]) -> _T | str:

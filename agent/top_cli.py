@@ -38,6 +38,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _top(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.asking import keys_of
     from commwatch.top_answers import Asker, as_json
 
     if not _LEAST_S <= arguments.interval <= _MOST_S:
@@ -46,7 +47,7 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
     if live and (not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"):
         raise ConfigError("top: standard output is no terminal; --once prints one frame, --json for programs")
     nobody = f"no agent watches {config.dir}; start a job with commwatch run, or name an agent with --address"
-    ask = Asker(_urls(config, arguments.address), nobody, arguments.job)
+    ask = Asker(_urls(config, arguments.address), nobody, arguments.job, keys=keys_of(config))
     if live:
         return _live(ask, arguments.interval)
     answers = ask()
@@ -58,10 +59,10 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _urls(config: Config, address: str | None) -> Callable[[], list[str]]:
-    from commwatch import diagnose
+    from commwatch import asking, diagnose
 
     if address is None:
-        return lambda: diagnose.local_agents(config.dir)
+        return lambda: asking.local_agents(config.dir)
     try:
         named = diagnose.addresses([address])
     except diagnose.CannotDiagnose as error:

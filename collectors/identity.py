@@ -103,6 +103,32 @@ def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) ->
     }
 
 
+#: What an identity must hold: texts, counts, and times in ns; what it may hold beside a name, if it holds it.
+_TEXTS, _COUNTS, _TIMES = ("job",), ("restart", "rank", "world_size"), ("wall_offset_ns", "started_ns")
+_MAY = {"host": str, "boot_id": str, "hook": str, "pid": int, "local_rank": int}
+_MOST_COUNT, _MOST_TIME_NS = 1 << 31, 1 << 62
+
+
+def unsound(identity: object) -> str | None:
+    """What is wrong with an identity that somebody has written; ``None``: it is as ``describe`` makes it."""
+    if not isinstance(identity, dict):
+        return "not an object"
+    wanted = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys((*_COUNTS, *_TIMES), int)}
+    known = {key for key, value in identity.items() if (key, value) != ("local_rank", None)}
+    there = {key: kind for key, kind in _MAY.items() if key in known}
+    for key, kind in {**wanted, **there}.items():
+        value = identity.get(key)
+        if type(value) is not kind:  # True is no number
+            return f"{key} is {'missing' if value is None else 'of another kind'}"
+        if isinstance(value, int) and not _in_range(value, key in _TIMES):
+            return f"{key} is out of range"
+    return None
+
+
+def _in_range(value: int, time: bool) -> bool:
+    return abs(value) < _MOST_TIME_NS if time else 0 <= value < _MOST_COUNT
+
+
 def boot_id() -> str:
     """Names this boot of the machine: monotonic times of two boots do not compare."""
     try:

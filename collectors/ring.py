@@ -22,6 +22,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -42,6 +43,10 @@ MARGIN = 64
 STAMP_MASK = 0xFFFFFFFF
 #: Where ``start_ns`` and ``flags`` lie in a record.
 START_AT, FLAGS_AT = 40, 56
+#: Of the names beside a ring so much is read.
+MOST_NAMES_BYTES = 16 << 20
+#: How often a counter is looked at until it stays the same.
+COUNTER_LOOKS = 8
 #: Drains a reader waits for a record that others have overtaken.
 GAP_PATIENCE = 20
 
@@ -194,13 +199,31 @@ class Drained(NamedTuple):
     lost: int
 
 
+def _open(path: Path) -> int:
+    """A descriptor of a file that somebody else has made: no link is followed, and no pipe waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise BadRing(f"{path.name}: not a file")
+    return fd
+
+
 def _said(text: bytes) -> Any:
     """JSON of a trainer; half a surrogate pair, which is no character and which nothing can store or send, is ``?``.
 
-    Raises ``ValueError`` where it is not JSON.
+    Raises ``ValueError`` where it is not JSON, and ``RecursionError`` where it is nested too deeply.
     """
     whole = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
     return json.loads(whole)
+
+
+def _check_owner(path: Path, about: os.stat_result) -> None:
+    """Refuse what a stranger has put into a directory that is open to all; where a group shares it, its members are none."""
+    if os.getuid() in (0, about.st_uid):
+        return
+    directory = path.parent.stat()
+    if not (directory.st_mode & stat.S_ISGID and directory.st_gid == about.st_gid):
+        raise BadRing(f"{path.name}: belongs to uid {about.st_uid}; set COMMWATCH_GROUP for trainer and agent")
 
 
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, pid.
@@ -224,9 +247,11 @@ class RingReader:
         self.next_n = next_n
         self._gap = (-1, 0)
         self._names_read = 0
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = _open(path)
         try:
-            size, self.inode = os.fstat(self._fd).st_size, os.fstat(self._fd).st_ino
+            about = os.fstat(self._fd)
+            size, self.inode = about.st_size, about.st_ino
+            _check_owner(path, about)
             head = os.pread(self._fd, HEADER.size, 0)
             if len(head) < HEADER.size or not head.startswith(MAGIC):
                 raise BadRing(f"{path.name}: not a commwatch ring")
@@ -239,21 +264,32 @@ class RingReader:
                 (records_at, record_size) != (RECORDS_AT, RECORD_SIZE)
                 or size != RECORDS_AT + self.slots * RECORD_SIZE
                 or not self.slots
+                or blob > IN_FLIGHT_AT - IDENTITY_AT
             ):
                 raise BadRing(f"{path.name}: damaged header or cut short ({size} bytes)")
             try:
                 self.identity: dict[str, Any] = _said(os.pread(self._fd, blob, IDENTITY_AT))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadRing(f"{path.name}: damaged identity ({error})") from None
-            self._map = mmap.mmap(self._fd, size, access=mmap.ACCESS_READ)
         except BaseException:
             os.close(self._fd)
             raise
-        self._counters = memoryview(self._map)[COUNTERS_AT : COUNTERS_AT + 8 * COUNTERS].cast("Q")
+
+    def _read(self, at: int, length: int) -> bytes:
+        """Bytes of the file; zeros where it has been cut short. Of a mapping, to read there is the end of the process."""
+        return os.pread(self._fd, length, at).ljust(length, b"\0")
 
     def counter(self, index: int) -> int:
         """One of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...)."""
-        return self._counters[index]
+        at = COUNTERS_AT + 8 * index
+        found = self._read(at, 8)
+        # A copy need not take the eight bytes at once, as the writer stores them: two that agree did.
+        for _ in range(COUNTER_LOOKS):
+            again = self._read(at, 8)
+            if again == found:
+                break
+            found = again
+        return int.from_bytes(found, "little")
 
     def owner(self) -> int | None:
         """The process that holds the trainer's lock on the file: its pid as this process sees it, 0 where it cannot see it.
@@ -275,7 +311,7 @@ class RingReader:
             final: the writer is gone: what is not whole now never will be, and is lost.
             limit: most records to take in one call.
         """
-        first, cursor = self.next_n, max(self._counters[CURSOR], self.next_n)
+        first, cursor = self.next_n, max(self.counter(CURSOR), self.next_n)
         if final:  # killed between a record and the cursor: what is there was written
             cursor = max((n + 1 for n in range(cursor, cursor + MARGIN) if self._is_whole(n)), default=cursor)
         oldest = max(first, cursor - self.slots)
@@ -285,7 +321,7 @@ class RingReader:
         before, copy = self._copy(oldest, upto), self._copy(oldest, upto)
         # Whatever a writer may have begun to overwrite while we copied is not to be trusted.
         margin = 0 if final else MARGIN
-        trusted = min(max(oldest, max(self._counters[CURSOR], cursor if final else 0) + margin - self.slots), upto)
+        trusted = min(max(oldest, max(self.counter(CURSOR), cursor if final else 0) + margin - self.slots), upto)
         skipped = (trusted - oldest) * RECORD_SIZE
         taken, end = self._whole(before[skipped:], copy[skipped:], trusted, cursor, final)
         read = len(taken) // RECORD_SIZE
@@ -320,21 +356,20 @@ class RingReader:
     def _is_whole(self, n: int) -> bool:
         at = RECORDS_AT + n % self.slots * RECORD_SIZE
         stamp = struct.pack("<I", (n + 1) & STAMP_MASK)
-        return self._map[at : at + 4] == stamp == self._map[at + RECORD_SIZE - 4 : at + RECORD_SIZE]
+        record = self._read(at, RECORD_SIZE)
+        return record[:4] == stamp == record[-4:]
 
     def _copy(self, first: int, upto: int) -> bytes:
         """The bytes of records ``first`` to ``upto`` (excluded; at most one lap)."""
         a, b = first % self.slots, first % self.slots + (upto - first)
-        head = self._map[RECORDS_AT + a * RECORD_SIZE : RECORDS_AT + min(b, self.slots) * RECORD_SIZE]
-        if b <= self.slots:
-            return head
-        return head + self._map[RECORDS_AT : RECORDS_AT + (b - self.slots) * RECORD_SIZE]
+        head = self._read(RECORDS_AT + a * RECORD_SIZE, (min(b, self.slots) - a) * RECORD_SIZE)
+        return head if b <= self.slots else head + self._read(RECORDS_AT, (b - self.slots) * RECORD_SIZE)
 
     def in_flight(self) -> list[Record]:
         """The operations that have begun and not ended, oldest first."""
         for _ in range(3):
-            table = self._map[IN_FLIGHT_AT:RECORDS_AT]
-            if table == self._map[IN_FLIGHT_AT:RECORDS_AT]:
+            table = self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT)
+            if table == self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT):
                 break
         records = (Record._make(fields) for fields in RECORD.iter_unpack(table))
         return sorted((r for r in records if r.stamp and r.stamp == r.stamp2), key=lambda r: r.launch_ns)
@@ -342,16 +377,17 @@ class RingReader:
     def names(self) -> list[dict[str, Any]]:
         """Entries of the names file that have come since the last call; a half-written line waits."""
         try:
-            with open(self.path.with_suffix(".names"), "rb") as file:
-                file.seek(self._names_read)
-                text = file.read()
-        except OSError:
+            fd = _open(self.path.with_suffix(".names"))
+        except (OSError, BadRing):
             return []
+        with open(fd, "rb") as file:
+            file.seek(self._names_read)
+            text = file.read(max(0, MOST_NAMES_BYTES - self._names_read))
         whole, newline, _ = text.rpartition(b"\n")
         self._names_read += len(whole) + len(newline)
         entries = []
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 entry = _said(line)
                 if isinstance(entry, dict):
                     entries.append(entry)
@@ -359,6 +395,4 @@ class RingReader:
 
     def close(self) -> None:
         """Let go of the file; it stays."""
-        self._counters.release()
-        self._map.close()
         os.close(self._fd)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from commwatch import tokens
 from commwatch.aggregate import Aggregate
 from commwatch.alerting import Alerting, Plan
 from commwatch.alerts.book import Book
@@ -308,6 +309,11 @@ class RunningAgent:
         """JSON of a path, or text where it is not JSON; raises ``HTTPError`` on an error answer."""
         body, content_type = self._fetch(self.url + path)
         return json.loads(body) if "json" in content_type else body.decode()
+
+    @property
+    def token(self) -> str:
+        """What it has to be shown."""
+        return tokens.read_own(self.directory / tokens.NAME, os.getuid())
 
     def samples(self) -> dict[str, float]:
         """``/metrics`` as ``name{labels}`` to value."""

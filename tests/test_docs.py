@@ -112,7 +112,7 @@ def test_every_setting() -> None:
         default, flag, variable = (cell.strip("`") for cell in documented[field.name][:3])
         if field.default is not MISSING:
             assert default == ("not set" if field.default is None else str(field.default))
-        assert flag == (f"--{field.name}" if f"--{field.name} " in usage else "")
+        assert flag == (name if f"{(name := '--' + field.name.replace('_', '-'))} " in usage else "")
         assert variable in ("", f"COMMWATCH_{field.name.upper()}")
 
 

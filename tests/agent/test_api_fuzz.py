@@ -16,18 +16,24 @@ from typing import Any
 
 import pytest
 
+from commwatch import api
+from commwatch.api import Operations, ops
 from commwatch.config import Config
-from commwatch.daemon import _listen
+from commwatch.problems import Problem
+from commwatch.query import Window
+from commwatch.serving import listen
 from tests.agent.test_api import populate, rings_of
 from tests.helpers import (
     MS,
     PATIENCE_S,
     RunningAgent,
+    Watch,
     agent,
     commwatch,
     elsewhere,
     end_rank,
     mark,
+    operation,
     wait_for,
     write_ring,
 )
@@ -47,7 +53,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
 
 def problem(running: RunningAgent, path: str, method: str = "GET") -> dict[str, Any]:
     """The problem details (RFC 9457) an agent answers with; anything else fails."""
-    request = urllib.request.Request(running.url + path, method=method)
+    headers = {"Authorization": f"Bearer {running.token}"}
+    request = urllib.request.Request(running.url + path, headers=headers, method=method)
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=30)
     with caught.value as answer:
@@ -92,6 +99,20 @@ def test_bad_parameter(asked: RunningAgent, path: str, named: str) -> None:
     assert named in body["detail"]
 
 
+def test_too_much_to_look_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that would look through the history for too long is refused, and told to ask for less."""
+    watch = Watch(tmp_path)
+    end_rank(write_ring(watch.rings, [operation(start_ns=0, end_ns=9)] * 5))
+    watch.tick()
+    everything = Window(0, 1 << 62)
+    assert isinstance(page := ops(watch.agent, everything), Operations)
+    assert len(page.operations) == 5
+    monkeypatch.setattr(api, "MOST_LOOKING_S", -1.0)
+    with pytest.raises(Problem, match="since, until: there is more") as caught:
+        ops(watch.agent, everything, op="nothing")
+    assert caught.value.status == HTTPStatus.BAD_REQUEST
+
+
 @pytest.mark.parametrize("path", ["/api/v1/ops?rnak=0", "/api/v1/summary?jobs=train", "/api/v1/jobs?limit=5"])
 def test_misspelt_parameter(asked: RunningAgent, path: str) -> None:
     """A parameter that does not exist is refused by name: an answer about everything would look like the one asked for."""
@@ -129,7 +150,8 @@ def test_wrong_method(asked: RunningAgent) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         for path in ("/api/v1/jobs", "/api/v1/ops", "/metrics", "/docs"):
             assert problem(asked, path, method)["status"] == HTTPStatus.METHOD_NOT_ALLOWED
-    request = urllib.request.Request(f"{asked.url}/api/v1/jobs", method="POST")
+    headers = {"Authorization": f"Bearer {asked.token}"}
+    request = urllib.request.Request(f"{asked.url}/api/v1/jobs", headers=headers, method="POST")
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=30)
     with caught.value as answer:
@@ -203,7 +225,7 @@ def test_pages_need_nothing_from_elsewhere(asked: RunningAgent) -> None:
 
 def test_answers_leave_at_once(tmp_path: Path) -> None:
     """The socket says that it is TCP: else asyncio leaves Nagle's algorithm on, and a kept connection waits 40 ms an answer."""
-    with _listen(Config(dir=tmp_path, state=tmp_path, port=0)) as listener:
+    with listen(Config(dir=tmp_path, state=tmp_path, port=0)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 
@@ -234,6 +256,6 @@ def test_answers_conform(asked: RunningAgent, tmp_path: Path) -> None:
         "--generation-deterministic",
     ]
     # The forms of times, cursors and dimensions are more than a schema says, and what a route does not know it refuses.
-    fuzz += ["--exclude-checks", "positive_data_acceptance"]
+    fuzz += ["--exclude-checks", "positive_data_acceptance", "--header", f"Authorization: Bearer {asked.token}"]
     done = subprocess.run(fuzz, cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr

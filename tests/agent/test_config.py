@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commwatch.config import Config, ConfigError, addresses, load
-from tests.helpers import clean_env, commwatch, commwatch_as_nobody
+from tests.helpers import clean_env, commwatch, commwatch_as_nobody, examples
 
 WRONG = Path(__file__).parents[1] / "fixtures" / "config"
 #: File name to what the message must name beside the file: the key, or the kind of mistake.
@@ -43,6 +48,14 @@ MISTAKES = {
     "ras_without_a_port": "addresses such as localhost:28028",
     "receivers_not_tables": "[[receivers]]",
     "receivers_with_a_secret": 'token_file = "PATH"',
+    "require_token_as_text": "require_token: needs true or false",
+    "insecure_as_number": "insecure: needs true or false",
+    "allowed_hosts_as_text": "a list of names",
+    "allowed_hosts_with_a_port": "node1:9477",
+    "allowed_hosts_all": "a list of names",
+    "tls_without_a_key": "tls_key is not",
+    "client_ca_without_tls": "tls_cert is not",
+    "token_file_empty": "token_file: needs a file",
     "key_twice": "TOML",
     "no_equals_sign": "TOML",
     "not_utf8": "TOML",
@@ -167,6 +180,38 @@ def test_wrong_setting_ends_the_command(mistake: str) -> None:
         said = one_line(commwatch(command[0], "--config", file, *command[1:]))
         assert str(file) in said
         assert MISTAKES[mistake] in said
+
+
+ANYTHING = st.recursive(
+    st.booleans()
+    | st.integers(-(1 << 70), 1 << 70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@examples(300)
+@given(
+    st.dictionaries(st.sampled_from([field.name for field in fields(Config)]), ANYTHING, max_size=4)
+    | st.binary(max_size=60)
+)
+def test_any_settings(written: dict[str, Any] | bytes) -> None:
+    """Whatever stands in the file, it is settings, or one line that names the file."""
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "some.toml"
+        if isinstance(written, bytes):
+            file.write_bytes(written)
+        else:
+            file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in written.items()))
+        said = ""
+        try:
+            load({"HOME": "/home/someone"}, file)
+        except ConfigError as error:
+            said = str(error)
+        assert not said or str(file) in said
+        assert "\n" not in said
 
 
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:

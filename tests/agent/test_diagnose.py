@@ -52,7 +52,7 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
 
 def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that sends its answer byte by byte and never ends holds nobody up for longer than one that is silent."""
-    monkeypatch.setattr("commwatch.diagnose._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("commwatch.asking._TIMEOUT_S", 0.5)
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -346,7 +346,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
 
 def answer(running: RunningAgent, body: bytes | None, content_type: str | None, path: str = "") -> tuple[int, Any]:
     """Status and problem of a request to the route."""
-    headers = {} if content_type is None else {"Content-Type": content_type}
+    headers = {"Authorization": f"Bearer {running.token}"}
+    headers |= {} if content_type is None else {"Content-Type": content_type}
     request = urllib.request.Request(f"{running.url}/api/v1/profiles{path}", body, headers)
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=30)

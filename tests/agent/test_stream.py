@@ -17,9 +17,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from commwatch import stream
+from commwatch.gate import MOST_STREAMS
 from commwatch.store import StoreError
-from commwatch.stream import MOST_LISTENERS, Feed, Topic
+from commwatch.stream import Feed, Topic
 from tests.helpers import PATIENCE_S, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, wait_for
 
 
@@ -130,27 +130,6 @@ def test_slow_listener_misses_events() -> None:
 
 def _number(event: bytes) -> int:
     return int(event.split(b"data: ")[1])
-
-
-def test_listener_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener behind a dead connection does not keep its place for ever."""
-    monkeypatch.setattr(stream, "_PATIENCE_S", 0.1)
-
-    async def main() -> None:
-        shared = feed(Looks())
-        stuck = asyncio.Event()
-
-        async def takes_nothing() -> None:
-            async with aclosing(shared.follow(None)) as events:
-                await take(events, 1)
-                await stuck.wait()
-
-        listener = asyncio.create_task(takes_nothing())
-        with pytest.raises(asyncio.CancelledError):
-            await listener
-        assert shared.listeners == 0
-
-    run(main())
 
 
 def test_history_that_cannot_be_read() -> None:
@@ -290,16 +269,16 @@ def test_job_that_is_asked_for(watched: RunningAgent) -> None:
 
 
 def test_not_more_than_there_is_room_for(watched: RunningAgent) -> None:
-    """One listener too many is refused with 503 and told why; when one goes there is room again."""
+    """One stream too many is refused with 503 and told why; when one goes there is room again."""
     with ExitStack() as stack:
-        for _ in range(MOST_LISTENERS - 1):
+        for _ in range(MOST_STREAMS - 1):
             stack.enter_context(listening(watched))
         with listening(watched) as last:
             events_of(last, lambda name, data: name == "moment")
             with pytest.raises(urllib.error.HTTPError) as refused, listening(watched):
                 pass
             problem = json.loads(refused.value.read())
-            assert (problem["status"], problem["detail"].split(";")[0]) == (503, f"{MOST_LISTENERS} already watch")
+            assert (problem["status"], problem["detail"].split(",")[0]) == (503, f"{MOST_STREAMS} streams are open")
 
         def room() -> bool:
             try:

@@ -78,7 +78,7 @@ def nodes(hosts: list[Host], directory: Path, per_node: int, *arguments: int) ->
         agents = []
         for host in hosts:
             (directory / host.address).mkdir(mode=0o700)
-            flags = (directory / host.address, "--host", host.address, "--quiet")
+            flags = (directory / host.address, "--host", host.address, "--insecure", "--quiet")
             agents.append(stack.enter_context(agent(*flags, there=host.there, fetch=host.fetch)))
         scraping = prometheus(
             directory, [each.url for each in agents], (exported(directory),), there=hosts[0].there, fetch=hosts[0].fetch

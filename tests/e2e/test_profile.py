@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.diagnose import post
+from commwatch.asking import Keys, post
 from tests.e2e.torchjob import UPSTREAM_FLAKE, results, run_job, torchrun
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
 
@@ -148,7 +148,7 @@ def test_job_that_ends(tmp_path: Path) -> None:
     """A job that ends before its profile does leaves what there is, and ends as it does without."""
     with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:
         wait_for(lambda: steps(running) > 10, "steps")
-        asked = post(running.url, "profiles", {"job": JOB, "steps": 50})
+        asked = post(running.url, "profiles", {"job": JOB, "steps": 50}, Keys(running.directory))
         wait_for(lambda: len(list((tmp_path / "run" / "profiling").glob("*.claim"))) == 2, "the ranks to begin")
         job.finish()
         path = f"/api/v1/profiles/{asked['id']}"

@@ -1,0 +1,139 @@
+"""Asking agents over HTTP: what all commands share. What they are shown goes to nobody else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from commwatch import tokens
+from commwatch.config import Config
+from commwatch.daemon import answering
+
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What agents are shown, and which are believed."""
+
+    #: Run directory whose agents are shown the tokens that they have left there.
+    dir: Path | None = None
+    #: A token for every agent that is asked, instead.
+    token_file: Path | None = None
+    #: Who signs the agents' certificates; ``None``: those whom the system trusts.
+    ca_file: Path | None = None
+    #: A certificate and its key, for agents that want one.
+    client_cert: Path | None = None
+
+
+NO_KEYS = Keys()
+
+
+def keys_of(config: Config) -> Keys:
+    """As the settings say."""
+    return Keys(config.dir, config.token_file, config.ca_file, config.client_cert)
+
+
+def local_agents(directory: Path) -> list[str]:
+    """The agents of a run directory: the one that watches it, and those of ``commwatch run`` in its corners."""
+    return list(_places(directory))
+
+
+def get(url: str, path: str, keys: Keys = NO_KEYS) -> Any:
+    """What an agent answers under ``/api/v1``.
+
+    Raises:
+        OSError: it does not answer, or not in time; ``HTTPError`` where it refuses.
+        ValueError: its answer is no JSON.
+    """
+    return _ask(url, path, None, {}, keys)
+
+
+def post(url: str, path: str, body: Any, keys: Keys = NO_KEYS) -> Any:
+    """As ``get``, with something to tell."""
+    return _ask(url, path, json.dumps(body).encode(), {"Content-Type": "application/json"}, keys)
+
+
+def _ask(url: str, path: str, content: bytes | None, headers: dict[str, str], keys: Keys) -> Any:
+    token = _token(url, keys)
+    if token is not None:
+        headers = {**headers, "Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"{url}/api/v1/{path}", content, headers)  # noqa: S310 - an agent's address
+    try:
+        with _opener(keys.ca_file, keys.client_cert).open(request, timeout=_TIMEOUT_S) as response:
+            return _load(response)
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            error.msg = f"it wants {'another' if token else 'its'} token; --token-file FILE names one"
+        raise
+
+
+def _token(url: str, keys: Keys) -> str | None:
+    """What to show to the agent at ``url``; the token of one that runs here goes to no other."""
+    try:
+        if keys.token_file is not None:
+            return tokens.read(keys.token_file)
+    except tokens.BadToken as error:
+        raise OSError(str(error)) from None
+    place = None if keys.dir is None else _places(keys.dir).get(url)
+    if place is None:
+        return None
+    try:
+        # Of whom says that the agent is there: else a member of the directory's group could have it sent to him.
+        return tokens.read_own(place / tokens.NAME, (place / "agent.json").lstat().st_uid)
+    except (OSError, tokens.BadToken):  # somebody else's agent: much of what it says needs none
+        return None
+
+
+def _places(directory: Path) -> dict[str, Path]:
+    """Where the agents of a run directory answer, with the directory of each."""
+    found = {place: answering(place) for place in (directory, *sorted(directory.glob("run-*")))}
+    return {about.url: place for place, about in found.items() if about is not None}
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Agents send nobody elsewhere, and a token does not go there."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+@cache
+def _opener(ca_file: Path | None, client_cert: Path | None) -> urllib.request.OpenerDirector:
+    # Agents are in the cluster: no proxy between.
+    handlers = [urllib.request.ProxyHandler({}), _NoRedirect()]
+    if ca_file is not None or client_cert is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=_context(ca_file, client_cert)))
+    return urllib.request.build_opener(*handlers)
+
+
+def _context(ca_file: Path | None, client_cert: Path | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        raise OSError(f"ca_file {ca_file}: {getattr(error, 'strerror', None) or error}") from None
+    if client_cert is not None:
+        try:
+            context.load_cert_chain(client_cert)
+        except (OSError, ValueError) as error:
+            raise OSError(f"client_cert {client_cert}: {getattr(error, 'strerror', None) or error}") from None
+    return context
+
+
+def _load(response: http.client.HTTPResponse) -> Any:
+    """JSON that has to be here in time, however it drips."""
+    end, body = time.monotonic() + _TIMEOUT_S, bytearray()
+    while piece := response.read1(1 << 16):
+        body += piece
+        if time.monotonic() > end:
+            raise TimeoutError(f"has not sent its answer in {_TIMEOUT_S:.0f} s")
+    return json.loads(body)

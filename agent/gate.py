@@ -1,0 +1,204 @@
+"""The gate before an agent's routes: who may pass, how much at once, and what every answer says to browsers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from urllib.parse import parse_qs
+
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from commwatch import access
+from commwatch.access import Refusal, Rules
+from commwatch.connections import MOST_HEADER_BYTES
+from commwatch.pages import STYLE_HASH, page
+from commwatch.problems import answer
+from commwatch.tokens import BadToken
+
+log = logging.getLogger("commwatch")
+STREAM = "/api/v1/stream"
+#: A request's body, in bytes: the largest there is names the ranks of one node.
+MOST_BODY_BYTES = 64 << 10
+#: Requests worked on at once. There are 40 threads for them: some are left for ``/metrics`` and health.
+MOST_REQUESTS = 32
+#: Streams open at once.
+MOST_STREAMS = 32
+_RETRY_AFTER_S = 1
+_PAGES = frozenset({"/", "/docs", "/runbook"})
+POLICY = (
+    f"default-src 'none'; script-src 'self'; style-src 'self' 'sha256-{STYLE_HASH}'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+
+
+class Gate:
+    """An ASGI application that lets pass to another what may.
+
+    Args:
+        token: reads the token that is right now; raises ``BadToken``.
+        secure: under TLS: cookies say so.
+    """
+
+    def __init__(self, app: ASGIApp, rules: Rules, token: Callable[[], str], secure: bool) -> None:
+        self._app, self._rules, self._read, self._secure = app, rules, token, secure
+        self._cookie = access.SECURE_COOKIE if secure else access.COOKIE
+        self._requests = self._streams = 0
+        self._trouble = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _say_to_browsers(MutableHeaders(scope=message), path)
+            await send(message)
+
+        wanted = access.wants_token(method, path, self._rules)
+        token = self._token() if wanted or path == access.LOGIN else None
+        refusal = (
+            _too_long(scope) or access.decide(method, path, _plain(headers), self._rules, token) or _too_large(headers)
+        )
+        if refusal is not None:
+            await self._refused(refusal, method, path, headers)(scope, receive, guarded)
+        elif (method, path) == ("POST", access.LOGIN):
+            response = await self._login(receive, token)
+            await response(scope, receive, guarded)
+        else:
+            await self._pass(scope, receive, guarded)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Through to the routes, if there is room."""
+        path = scope["path"]
+        stream, free = path == STREAM, path in access.HEALTH or path == access.METRICS
+        full = self._streams >= MOST_STREAMS if stream else not free and self._requests >= MOST_REQUESTS
+        if full:
+            what = f"{MOST_STREAMS} streams are open" if stream else f"{MOST_REQUESTS} requests are being worked on"
+            await _problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{what}, which is as many as there may be at once")(
+                scope, receive, send
+            )
+            return
+        self._streams += stream
+        self._requests += not stream and not free
+        try:
+            await self._app(scope, _bounded(receive), send)
+        finally:
+            self._streams -= stream
+            self._requests -= not stream and not free
+
+    def _token(self) -> str | None:
+        try:
+            token = self._read()
+        except BadToken as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.error("nobody is let in by a token: %s", error)
+            return None
+        self._trouble = ""
+        return token
+
+    def _refused(self, refusal: Refusal, method: str, path: str, headers: Headers) -> Response:
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            if method == "GET" and path in _PAGES and "text/html" in headers.get("accept", ""):
+                return _login_page("")
+            return answer(refusal.status, refusal.detail, {"WWW-Authenticate": "Bearer"})
+        return _answer(refusal)
+
+    async def _login(self, receive: Receive, token: str | None) -> Response:
+        """The cookie, for whoever shows the token."""
+        try:
+            body = await _body(_bounded(receive))
+        except HTTPException:
+            return _answer(_LARGE)
+        shown = parse_qs(body.decode("latin-1")).get("token", [""])[0].strip()
+        if not access.is_token(shown, token) or token is None:
+            return _login_page("That is not the token of this agent.")
+        response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+        response.set_cookie(
+            self._cookie, access.session(token), path="/", httponly=True, samesite="strict", secure=self._secure
+        )
+        return response
+
+
+def _plain(headers: Headers) -> dict[str, str]:
+    """By name; of a header that comes twice both, so that neither hides the other."""
+    return {name: ", ".join(headers.getlist(name)) for name in set(headers)}
+
+
+_LARGE = Refusal(
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is too large; at most {MOST_BODY_BYTES} bytes are taken"
+)
+
+
+def _too_long(scope: Scope) -> Refusal | None:
+    """h11 measures only what has come in several pieces."""
+    taken = len(scope["raw_path"]) + len(scope["query_string"])
+    taken += sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+    detail = f"at most {MOST_HEADER_BYTES} bytes of headers are taken"
+    return Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail) if taken > MOST_HEADER_BYTES else None
+
+
+def _too_large(headers: Headers) -> Refusal | None:
+    length = headers.get("content-length", "0")
+    return _LARGE if not length.isdecimal() or int(length[:20]) > MOST_BODY_BYTES else None
+
+
+def _bounded(receive: Receive) -> Receive:
+    """What comes, up to the largest body: one in pieces has not said how long it will be."""
+    taken = 0
+
+    async def bounded() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > MOST_BODY_BYTES:
+            raise HTTPException(_LARGE.status, _LARGE.detail)
+        return message
+
+    return bounded
+
+
+async def _body(receive: Receive) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _answer(refusal: Refusal) -> Response:
+    return _problem(refusal.status, refusal.detail)
+
+
+def _problem(status: HTTPStatus, detail: str) -> Response:
+    busy = status == HTTPStatus.SERVICE_UNAVAILABLE
+    return answer(status, detail, {"Retry-After": str(_RETRY_AFTER_S)} if busy else {})
+
+
+def _login_page(trouble: str) -> Response:
+    form = (
+        (f"<p>{trouble}</p>" if trouble else "")
+        + """<p>This agent wants its token: what stands in the file <code>agent.token</code> of its run directory, or in the one that
+its setting <code>token_file</code> names.</p>
+<form method="post" action="/login"><label>Token <input name="token" type="password" autocomplete="off" required></label>
+<button>Show it</button></form>"""
+    )
+    # With no-referrer a browser would say of its own form that it came from nowhere: Origin: null.
+    headers = {"WWW-Authenticate": "Bearer", "Referrer-Policy": "same-origin"}
+    return HTMLResponse(page("commwatch", form), HTTPStatus.UNAUTHORIZED, headers)
+
+
+def _say_to_browsers(headers: MutableHeaders, path: str) -> None:
+    """What keeps an answer from being taken for something else, kept, or shown within another page."""
+    headers.setdefault("X-Content-Type-Options", "nosniff")
+    headers.setdefault("Referrer-Policy", "no-referrer")
+    headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
+    if not path.startswith("/static/"):
+        headers.setdefault("Cache-Control", "no-store")
+    if headers.get("content-type", "").startswith("text/html"):
+        headers.setdefault("Content-Security-Policy", POLICY)

@@ -1,0 +1,364 @@
+"""The gate of a real server: the token and the login, other users, other origins, limits, what every answer says to browsers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from commwatch import gate, tokens
+from commwatch.access import Rules, session
+from commwatch.asking import Keys, get
+from commwatch.connections import MOST_HEADER_BYTES
+from tests.helpers import NOBODY, PATIENCE_S, RunningAgent, agent, clean_env, commwatch, needs
+from tests.serving import Served, serving
+
+CLOSED = "require_token = true"
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server that asks for its token."""
+    with serving(tmp_path_factory.mktemp("closed") / "run", settings=CLOSED) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """An agent as it is by default."""
+    with agent(tmp_path_factory.mktemp("gate") / "run") as made:
+        yield made
+
+
+# -- the token ------------------------------------------------------------------------------------
+
+
+def test_token(closed: Served) -> None:
+    """Without the token there is a 401 that says what is wanted and where it stands; with it, the answer."""
+    refused = closed.ask("/api/v1/jobs")
+    assert (refused.status, refused.headers["www-authenticate"]) == (HTTPStatus.UNAUTHORIZED, "Bearer")
+    assert "token file" in refused.detail
+    assert closed.ask("/api/v1/jobs", authorization=f"Bearer {closed.token}").status == HTTPStatus.OK
+    assert closed.ask("/metrics").status == HTTPStatus.OK
+
+
+def test_rotation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another token in the file is the one that counts at once; while there is none, nobody is let in, and the log says so once."""
+    with serving(tmp_path / "run", settings=CLOSED) as served:
+        path, first = served.directory / tokens.NAME, served.token
+        cookie = f"commwatch={session(first)}"
+
+        def let_in(**headers: Any) -> bool:
+            return served.ask(**headers).status == HTTPStatus.OK
+
+        assert let_in(cookie=cookie)
+        path.write_text("another-token-another\n")
+        assert not let_in(authorization=f"Bearer {first}")
+        assert not let_in(cookie=cookie)
+        assert let_in(authorization="Bearer another-token-another")
+        path.unlink()
+        for _ in range(2):
+            assert "cannot read its token" in served.ask(authorization="Bearer another-token-another").detail
+        assert len([record for record in caplog.records if str(path) in record.getMessage()]) == 1
+        tokens.make(path)
+        assert let_in(authorization=f"Bearer {served.token}")
+
+
+def test_given_token(tmp_path: Path) -> None:
+    """A token that the settings name is the one that counts, for agent and commands alike; the agent makes none of its own."""
+    given = tmp_path / "given"
+    given.write_text("given-given-given-given")
+    given.chmod(0o600)
+    (tmp_path / "commwatch.toml").write_text(f"{CLOSED}\ntoken_file = {str(given)!r}\n")
+    with agent(tmp_path / "run", "--config", str(tmp_path / "commwatch.toml")) as running:
+        assert not (running.directory / tokens.NAME).exists()
+        asked = ("doctor", "--json", "--dir", running.directory)
+        for flags, env in (
+            (("--token-file", given), {}),
+            ((), {"COMMWATCH_TOKEN_FILE": str(given)}),
+            (("--config", tmp_path / "commwatch.toml"), {}),
+        ):
+            checks = json.loads(commwatch(*asked, *flags, env=clean_env(**env)).stdout)
+            assert [c["result"] for c in checks if c["what"] == "history"] == ["pass"], (flags, env)
+        said = commwatch(*asked).stdout
+        assert "--token-file FILE" in said
+
+
+def test_unusable_token(tmp_path: Path) -> None:
+    """An agent does not start with a token that is missing, or that others can read: one line names the file and the remedy."""
+    given = tmp_path / "given"
+    asked = ("agent", "--dir", tmp_path / "run", "--port", "0", "--token-file", given)
+
+    def missing() -> None:
+        assert not given.exists()
+
+    def open_to_all() -> None:
+        given.write_text("given-given-given-given")
+        given.chmod(0o644)
+
+    for prepare, named in (
+        (missing, "No such file"),
+        (open_to_all, "chmod 600"),
+    ):
+        prepare()
+        done = commwatch(*asked)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+        assert str(given) in done.stderr
+        assert named in done.stderr
+
+
+def test_commands_find_the_token(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Commands read the token of an agent on this machine by themselves; it stands in no log and no announcement."""
+    settings = tmp_path / "commwatch.toml"
+    settings.write_text(CLOSED)
+    with agent(tmp_path / "run", "--config", str(settings)) as running:
+        where = ("--dir", running.directory)
+        assert commwatch("diagnose", *where).stdout == "no running job\n"
+        assert commwatch("top", "--once", *where).returncode == 0
+        assert "no job runs here" in commwatch("profile", *where).stderr
+        assert json.loads(commwatch("top", "--json", *where).stdout)["url"] == running.url
+        # An agent that is named is shown no token of this machine's.
+        assert "its token" in commwatch("diagnose", running.url, "--dir", tmp_path).stderr
+        token = running.token
+        assert token not in (running.directory / "agent.json").read_text()
+    assert token not in "".join(capfd.readouterr())
+
+
+def test_announcement_of_somebody_else(tmp_path: Path) -> None:
+    """Who may write to the run directory, as a group may, gets no token sent by saying that the agent is elsewhere."""
+    needs(os.getuid() == 0, "root, to give a file away")
+    with agent(tmp_path / "run", "--config", str(_written(tmp_path, CLOSED))) as running:
+        announced = running.directory / "agent.json"
+        assert get(running.url, "jobs", Keys(running.directory)) == []
+        os.chown(announced, NOBODY, NOBODY)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            get(running.url, "jobs", Keys(running.directory))
+        with caught.value as error:
+            assert error.code == HTTPStatus.UNAUTHORIZED
+
+
+def _written(directory: Path, settings: str) -> Path:
+    file = directory / "commwatch.toml"
+    file.write_text(settings)
+    return file
+
+
+_AS_SOMEBODY_ELSE = """
+import encodings.idna, json, os, sys, urllib.request
+url, path, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
+os.setgroups([]); os.setgid(uid); os.setuid(uid); os.chdir("/")
+found = []
+for route, body in (("/api/v1/profiles", b"{}"), ("/api/v1/jobs", None), ("/metrics", None)):
+    request = urllib.request.Request(url + route, body, {"Content-Type": "application/json"})
+    try:
+        found.append(urllib.request.urlopen(request, timeout=60).status)
+    except urllib.error.HTTPError as error:
+        found.append(error.code)
+try:
+    found.append(open(path).read())
+except OSError as error:
+    found.append(error.strerror)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(("settings", "reading"), [("", 200), (CLOSED, 401)])
+def test_another_user(tmp_path: Path, settings: str, reading: int) -> None:
+    """Another user of this machine makes nothing happen, and where the settings say so, reads nothing but metrics."""
+    needs(os.getuid() == 0, "root, to act as another user")
+    file = tmp_path / "commwatch.toml"
+    file.write_text(settings)
+    with agent(tmp_path / "run", "--config", str(file)) as running:
+        command = [
+            sys.executable,
+            "-c",
+            _AS_SOMEBODY_ELSE,
+            running.url,
+            str(running.directory / tokens.NAME),
+            str(NOBODY),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+        assert json.loads(done.stdout) == [401, reading, 200, "Permission denied"]
+
+
+# -- the login ------------------------------------------------------------------------------------
+
+
+def test_login(closed: Served) -> None:
+    """A browser gets a form where it may not read; the token in it gives a cookie that no script sees and that opens the page."""
+    page = closed.ask("/", accept="text/html,*/*")
+    assert (page.status, page.headers["content-type"]) == (HTTPStatus.UNAUTHORIZED, "text/html; charset=utf-8")
+    assert b'<form method="post" action="/login">' in page.body
+    form: dict[str, Any] = {
+        "content_type": "application/x-www-form-urlencoded",
+        "origin": f"http://localhost:{closed.port}",
+    }
+    for wrong in (b"", b"token=", b"token=wrong", b"\xff&&&=", b"token=x&token=" + closed.token.encode()):
+        refused = closed.ask("/login", "POST", wrong, **form)
+        assert (refused.status, "set-cookie" in refused.headers) == (HTTPStatus.UNAUTHORIZED, False)
+    done = closed.ask("/login", "POST", b"token=" + closed.token.encode(), **form)
+    assert (done.status, done.headers["location"]) == (HTTPStatus.SEE_OTHER, "/")
+    cookie, *attributes = (part.strip() for part in done.headers["set-cookie"].split(";"))
+    assert {each.lower() for each in attributes} == {"httponly", "path=/", "samesite=strict"}
+    assert closed.token not in cookie
+    assert closed.ask("/api/v1/stream", cookie=cookie).status == HTTPStatus.OK
+    assert closed.ask("/api/v1/profiles", "POST", b"{}", cookie=cookie).status == HTTPStatus.UNAUTHORIZED
+
+
+def test_login_from_elsewhere(closed: Served) -> None:
+    """A page of another origin can log nobody in."""
+    body = b"token=" + closed.token.encode()
+    assert closed.ask("/login", "POST", body, origin="http://evil.example").status == HTTPStatus.FORBIDDEN
+
+
+# -- pages of other origins, names that lead here -------------------------------------------------
+
+
+def test_rebinding(running: RunningAgent) -> None:
+    """A name that leads to the agent but is not its own gets a 421 that says how to allow it, for metrics, too."""
+    for path in ("/", "/api/v1/jobs", "/metrics"):
+        request = urllib.request.Request(running.url + path, headers={"Host": "evil.example:9477"})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=30)
+        with caught.value as error:
+            assert error.code == HTTPStatus.MISDIRECTED_REQUEST
+            assert "allowed_hosts" in json.load(error)["detail"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://localhost:8000", "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"},
+    ],
+)
+def test_page_of_another_origin(running: RunningAgent, sent: dict[str, str]) -> None:
+    """What a browser sends for a page of another origin is refused, and no answer tells it that it may read."""
+    for path, method in (("/api/v1/jobs", "GET"), ("/api/v1/profiles", "POST"), ("/api/v1/profiles", "OPTIONS")):
+        headers = {**sent, "Authorization": f"Bearer {running.token}"}
+        request = urllib.request.Request(running.url + path, headers=headers, method=method)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=30)
+        with caught.value as error:
+            assert error.code == HTTPStatus.FORBIDDEN
+            assert not [name for name in error.headers if name.lower().startswith("access-control")]
+
+
+def test_what_answers_say_to_browsers(running: RunningAgent) -> None:
+    """Every answer says that it is what it says it is, and is not to be kept; a page, that it loads nothing from elsewhere."""
+    for path in ("/", "/docs", "/runbook", "/metrics", "/api/v1/jobs", "/openapi.json"):
+        with urllib.request.urlopen(running.url + path, timeout=30) as response:
+            said, html = response.headers, response.read().decode()
+        assert (said["X-Content-Type-Options"], said["Referrer-Policy"]) == ("nosniff", "no-referrer")
+        assert (said["Cache-Control"], said["Cross-Origin-Resource-Policy"]) == ("no-store", "same-origin")
+        is_page = said["Content-Type"].startswith("text/html")
+        assert is_page == (path in ("/", "/docs", "/runbook"))
+        if is_page:
+            policy = dict(part.strip().partition(" ")[::2] for part in said["Content-Security-Policy"].split(";"))
+            assert (policy["default-src"], policy["script-src"]) == ("'none'", "'self'")
+            assert (policy["frame-ancestors"], policy["form-action"], policy["base-uri"]) == (
+                "'none'",
+                "'self'",
+                "'none'",
+            )
+            assert ("<script>" in html, " style=" in html, " onclick=" in html) == (False, False, False)
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def test_large_body(closed: Served) -> None:
+    """A body past the limit is a 413, whether it says how long it is or comes in pieces."""
+    allowed: dict[str, Any] = {"authorization": f"Bearer {closed.token}"}
+    fits = b"x" * gate.MOST_BODY_BYTES
+    assert closed.ask("/x", "POST", fits, **allowed).body == str(len(fits)).encode()
+    assert "at most 65536 bytes" in closed.ask("/x", "POST", fits + b"x", **allowed).detail
+    assert closed.ask("/login", "POST", fits + b"x").status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+def test_large_body_in_pieces(running: RunningAgent) -> None:
+    """A body that does not say how long it is comes no further than the limit."""
+    pieces = iter([b"x" * 10_000] * 10)
+    headers = {"Authorization": f"Bearer {running.token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{running.url}/api/v1/profiles", pieces, headers)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=30)
+    with caught.value as error:
+        assert error.code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics"])
+def test_large_headers(closed: Served, path: str) -> None:
+    """Headers, or an address, past the limit are a 431, though they come in one piece."""
+    for asked in (closed.ask(path, x="a" * MOST_HEADER_BYTES), closed.ask(f"{path}?{'a' * MOST_HEADER_BYTES}")):
+        assert asked.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        assert str(MOST_HEADER_BYTES) in asked.detail
+
+
+def crowd(path: str, others: tuple[str, ...], number: int) -> list[int]:
+    """The statuses of so many requests that do not end, and then of some others beside them."""
+
+    async def ask() -> list[int]:
+        end, waiting = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Scope, _: Receive, send: Send) -> None:
+            if scope["path"] == path:
+                waiting.set()
+                await end.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body"})
+
+        door = gate.Gate(app, Rules(), lambda: "token", False)
+        statuses: list[int] = []
+
+        async def one(at: str) -> None:
+            async def send(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+                    if message["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
+                        assert (b"retry-after", b"1") in message["headers"]
+
+            async def receive() -> Message:
+                return {"type": "http.request"}
+
+            request = {"type": "http", "method": "GET", "path": at, "raw_path": at.encode(), "query_string": b""}
+            await door({**request, "headers": [(b"host", b"localhost")]}, receive, send)
+
+        tasks = [asyncio.create_task(one(path)) for _ in range(number)]
+        await waiting.wait()
+        await asyncio.sleep(0)
+        for each in others:
+            await one(each)
+        end.set()
+        await asyncio.gather(*tasks)
+        await one(path)
+        return statuses
+
+    return asyncio.run(ask())
+
+
+def test_too_many_requests() -> None:
+    """Past a number of requests at once the next is told to come again, but metrics, health and streams go on; then there is room again."""
+    others = ("/metrics", "/healthz", gate.STREAM)
+    assert crowd("/api/v1/jobs", ("/", *others), gate.MOST_REQUESTS) == [503, 200, 200, 200] + [
+        200
+    ] * gate.MOST_REQUESTS + [200]
+
+
+def test_too_many_streams() -> None:
+    """Likewise of streams, which keep no request from being answered."""
+    assert crowd(gate.STREAM, (gate.STREAM, "/api/v1/jobs"), gate.MOST_STREAMS) == [503, 200] + [
+        200
+    ] * gate.MOST_STREAMS + [200]
