@@ -431,6 +431,7 @@ def _stop_with_parent(daemon: Daemon) -> None:
 def _report(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch import pictures, report, report_html
     from commwatch.answers import Agent
+    from commwatch.kept_logs import kept
     from commwatch.references import References, directory
     from commwatch.store import StoreError
 
@@ -440,7 +441,9 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         if not jobs:
             raise UsageError(f"report: no job in {config.history} yet")
         job = arguments.job or jobs[0]
-        built = report.build(agent, job, config.history, f"{_again(arguments)} {job}")
+        said = kept(config.state, job)
+        findings = [] if said is None else said.findings
+        built = report.build(agent, job, config.history, f"{_again(arguments)} {job}", findings)
     except StoreError as error:
         raise UsageError(f"report: {error}") from None
     if built is None:
@@ -449,7 +452,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         )
     if arguments.html is not None:
         try:
-            page = report_html.html(built, pictures.gather(agent, job))
+            page = report_html.html(built, pictures.gather(agent, job), said)
             arguments.html.write_text(page, encoding="utf-8")
         except StoreError as error:
             raise UsageError(f"report: {error}") from None

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from commwatch.gpus import Gpus
 from commwatch.host import HostWatch
 from commwatch.inspector import Inspector
 from commwatch.intake import Intake
+from commwatch.kept_logs import keep
 from commwatch.nccl import NcclLogs, logs_of, remove_old
 from commwatch.notifications import address_of, delivery_of, readings, url_of
 from commwatch.profiles import Profiles, kept_in
@@ -97,7 +99,7 @@ class Daemon:
         self.port: int = self._socket.getsockname()[1]
         self.url = url_of(config, self.port)
         registry = CollectorRegistry()
-        self._nccl = NcclLogs(config.dir, self._aggregate, self._lock)
+        self._nccl = NcclLogs(config.dir, self._aggregate, self._lock, keep=partial(keep, config.state))
         self._inspector = Inspector(config.inspector_dir, self._aggregate, self._lock)
         self._ras = Ras(addresses(config.ras) or () if config.ras else (), self._aggregate, self._lock)
         references = References(directory(config.state), config.links)

@@ -36,6 +36,8 @@ _MOST_FACTS = 50_000
 _MOST_MESSAGES = 2_000
 #: Files of this age, when a job begins, are of jobs before it; clocks of file servers differ by less.
 _SLACK_S = 60.0
+#: Between two times that what was said of a job is written down.
+_KEEP_S = 30.0
 #: Without a look at the logs for so long the collector is down.
 _STUCK_S = 30.0
 
@@ -129,6 +131,8 @@ class _JobLogs:
         self.counts: Counter[str] = Counter()
         self._job, self._heard = job, heard
         self.follower = Follower(self._take, since)
+        #: Lines came since it was last kept, at that Unix time.
+        self.fresh, self.kept_at = False, 0.0
         self._found: list[tuple[str, str]] | None = None
 
     def findings(self) -> list[tuple[str, str]]:
@@ -140,7 +144,7 @@ class _JobLogs:
 
     def _take(self, line: str, path: str, number: int) -> None:
         with self._lock:
-            self._found = None
+            self._found, self.fresh = None, True
             for warned in self.account.add(line, path, number):
                 self.counts[warned.kind] += 1
                 self._heard(self._job, warned)
@@ -153,12 +157,24 @@ class NcclLogs:
         run_dir: where requests are left.
         lock: guards the aggregate.
         clock: Unix time.
+        keep: writes down what was said of a job, for when it has ended; may raise ``OSError``.
     """
 
     def __init__(
-        self, run_dir: Path, aggregate: Aggregate, lock: threading.RLock, clock: Callable[[], float] = time.time
+        self,
+        run_dir: Path,
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        clock: Callable[[], float] = time.time,
+        keep: Callable[[Topology], None] = lambda said: None,
     ) -> None:
-        self._run_dir, self._aggregate, self._books_lock, self._clock = run_dir, aggregate, lock, clock
+        self._run_dir, self._aggregate, self._books_lock, self._clock, self._keep = (
+            run_dir,
+            aggregate,
+            lock,
+            clock,
+            keep,
+        )
         self._lock = threading.RLock()
         self._jobs: dict[str, _JobLogs] = {}
         self._messages: deque[NcclMessage] = deque(maxlen=_MOST_MESSAGES)
@@ -180,6 +196,8 @@ class NcclLogs:
                 if path not in self._said:
                     self._said.add(path)
                     log.warning("cannot read NCCL's log %s: %s", path, why)
+        now = self._clock()
+        self._keep_fresh(lambda job, logs: job not in wanted or now - logs.kept_at > _KEEP_S)
         with self._lock:
             for job in [job for job in self._jobs if job not in wanted]:
                 self._jobs.pop(job).follower.close()
@@ -188,9 +206,25 @@ class NcclLogs:
 
     def close(self) -> None:
         """Let go of all files."""
+        self._keep_fresh(lambda job, logs: True)
         with self._lock:
             for logs in self._jobs.values():
                 logs.follower.close()
+
+    def _keep_fresh(self, due: Callable[[str, _JobLogs], bool]) -> None:
+        """Have written down what is new of the jobs that are due."""
+        with self._lock:
+            new = [(job, logs) for job, logs in self._jobs.items() if logs.fresh and due(job, logs)]
+            said = [self._topology(job, logs) for job, logs in new]
+            for _, logs in new:
+                logs.fresh, logs.kept_at = False, self._clock()
+        try:
+            for each in said:
+                self._keep(each)
+        except OSError as error:
+            if str(error) not in self._said:
+                self._said.add(str(error))
+                log.warning("cannot keep what NCCL's logs say for later: %s", error)
 
     def _wanted(self) -> dict[str, tuple[list[str], float]]:
         """Files by job, with the time before which they were somebody else's."""

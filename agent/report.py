@@ -82,6 +82,8 @@ class Report:
     command: str
     #: The largest gain first.
     advice: list[Advice]
+    #: In NCCL's logs, the worst first.
+    findings: list[Finding]
 
 
 def build(
@@ -100,7 +102,7 @@ def build(
     job = next((job for job in agent.jobs() if job.job_id == job_id), None)
     if job is None:
         return None
-    until = time.time_ns()
+    until, findings = time.time_ns(), list(findings)
     steps = agent.steps(0, until, job_id, None, MOST_STEPS)
     ranks = agent.ranks(job_id)
     _, by_rank = agent.summary(0, until, ["rank"], {"job_id": job_id})
@@ -135,6 +137,7 @@ def build(
         history=str(history),
         command=command,
         advice=[] if known is None else advice(known),
+        findings=findings,
     )
 
 

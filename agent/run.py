@@ -25,6 +25,7 @@ from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import findings
 from commwatch.config import Config
 from commwatch.daemon import answering
+from commwatch.kept_logs import kept
 from commwatch.nccl import LogRequest, logs_of
 from commwatch.references import References, directory
 from commwatch.store import StoreError
@@ -336,7 +337,8 @@ def _explain(nccl: debugging.Plan, since: float) -> None:
 
 def _report(agent: Agent, job: str, command: str) -> None:
     try:
-        built = report.build(agent, job, agent.path, command)
+        said = kept(agent.path.parent, job)
+        built = report.build(agent, job, agent.path, command, [] if said is None else said.findings)
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return
