@@ -29,10 +29,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.helpers import PATIENCE_S, needs
 
+expect.set_options(timeout=12000)
 _FAULTS = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 #: Roles, as Chromium calls them, of what is used, and of what is shown instead of text: each must have a name.
 _NAMED = {
@@ -80,7 +81,8 @@ class Visit:
 
     def assert_readable(self) -> None:
         """No ``faults``."""
-        assert self.faults() == []
+        faults = self.faults()
+        assert faults == [], f"the page has faults: {faults}"
 
     def assert_clean(self) -> None:
         """No error that is not forgiven, and no request to another origin; what a page read from disk asks for is none of its business."""

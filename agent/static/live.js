@@ -1,10 +1,10 @@
 // The live page: listens to the agent, says when it does not hear from it, and shows what it hears.
 
-import { find, make, say } from "./elements.js";
+import { count, dateAndTime, plain, timeOfDay } from "./words.js";
+import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
-import { showJob, showOperations, showTold } from "./show.js";
+import { begin, showJob, showOperations, showTold } from "./show.js";
 import { Timeline } from "./timeline.js";
-import { plain, seconds } from "./words.js";
 
 // The agent speaks each second.
 const STALE_MS = 4000;
@@ -15,83 +15,116 @@ const timeline = new Timeline();
 const wanted = new URLSearchParams(location.search).get("job");
 let source = null;
 let heardAt = Date.now();
+let heard = false;
 let shown = null;
-let paused = false;
-let heard = null;
+let pausedAt = null;
+// Why the agent does not speak to us, in its own words.
+let refusal = "";
 
 function listen() {
   source?.close();
+  if (document.hidden) return;
   source = new EventSource(`/api/v1/stream${wanted === null ? "" : `?job=${encodeURIComponent(wanted)}`}`);
-  source.addEventListener("past", (event) => plots.begin(JSON.parse(event.data).slots));
-  source.addEventListener("timeline", (event) => paused || timeline.show(JSON.parse(event.data)));
-  source.addEventListener("operations", (event) => paused || showOperations(JSON.parse(event.data)));
-  source.addEventListener("told", (event) => showTold(JSON.parse(event.data)));
-  source.addEventListener("moment", (event) => {
+  on("past", ({ slots }) => plots.begin(slots));
+  on("timeline", (seen) => timeline.show(seen));
+  on("operations", showOperations);
+  on("told", showTold);
+  on("moment", show);
+  source.addEventListener("moment", () => {
     heardAt = Date.now();
-    heard = JSON.parse(event.data);
-    if (!paused) show(heard);
+    heard = true;
+    refusal = "";
     watch();
   });
   // The browser connects again by itself, unless the agent refused.
   source.onerror = () => {
-    if (source.readyState === EventSource.CLOSED) setTimeout(listen, AGAIN_MS);
+    if (source.readyState !== EventSource.CLOSED) return;
+    ask(source.url);
+    setTimeout(listen, AGAIN_MS);
   };
+}
+
+// What comes while the page is paused is let go: all of it comes again when the page goes on.
+function on(topic, showIt) {
+  source.addEventListener(topic, (event) => pausedAt || showIt(JSON.parse(event.data)));
+}
+
+// A stream of events does not tell why it was refused.
+async function ask(url) {
+  const done = new AbortController();
+  try {
+    const answer = await fetch(url, { signal: done.signal });
+    refusal = answer.ok ? "" : ((await answer.json()).detail ?? "");
+  } catch {
+    refusal = "";
+  }
+  done.abort();
+  watch();
 }
 
 function show(moment) {
   const { job } = moment;
-  if (shown !== null && job !== null && shown !== job.job_id) listen(); // another job: its own past
+  if (job !== null && shown !== null && shown !== job.job_id) {
+    plots.begin([]);
+    listen(); // another job: its own past
+  }
   shown = job?.job_id ?? shown;
   find("empty").hidden = job !== null;
   find("job").hidden = job === null;
   choices(moment);
   document.title = job === null ? "commwatch" : `${job.verdicts.length ? "! " : ""}${plain(job.job_id)} · commwatch`;
-  if (job === null) return say(find("about"), `Agent ${moment.version} on ${plain(moment.host)}${wanted === null ? "" : `, which does not know job ${plain(wanted)} (any more)`}.`);
-  const restarts = job.restarts ? `, restarted ${job.restarts} times` : "";
-  say(find("about"), `${plain(job.job_id)}, ${job.state}${restarts}, since ${new Date(job.started_at * 1000).toLocaleString([], { hour12: false })}, on ${plain(moment.host)}.`);
+  if (job === null) return nothing(moment);
+  const restarts = job.restarts ? `, restarted ${count(job.restarts, "time")}` : "";
+  say(find("about"), `${plain(job.job_id)}, ${job.state}${restarts}, since ${dateAndTime(job.started_at)}, on ${plain(moment.host)}.`);
   showJob(moment);
   plots.add(job.slots);
 }
 
-function choices({ jobs, job }) {
-  const select = find("jobs");
-  find("choice").hidden = jobs.length < 2;
-  const names = jobs.map((each) => each.job_id);
-  if (select.dataset.names !== JSON.stringify(names)) {
-    select.dataset.names = JSON.stringify(names);
-    select.replaceChildren(...jobs.map((each) => {
-      const option = make("option", `${plain(each.job_id)}${each.running ? "" : " (ended)"}`);
-      option.value = each.job_id;
-      return option;
-    }));
-  }
-  if (job && document.activeElement !== select) select.value = job.job_id;
+function nothing({ version, host }) {
+  say(find("about"), `Agent ${version} on ${plain(host)}.`);
+  say(find("empty-title"), wanted === null ? "No job here yet" : `No job ${plain(wanted)} here`);
+  find("empty-unknown").hidden = wanted === null;
 }
 
-// What is shown must never pass for the present when it is not.
+// The latest job, or one by its name; "" is the latest.
+function choices({ jobs, job }) {
+  const select = find("jobs");
+  find("choice").hidden = wanted === null && jobs.length < 2;
+  const options = [["", "the latest"], ...jobs.map((each) => [each.job_id, `${plain(each.job_id)}${each.running ? "" : " (ended)"}`])];
+  if (wanted !== null && job === null) options.push([wanted, `${plain(wanted)} (not here)`]);
+  const now = JSON.stringify(options);
+  if (select.dataset.options === now) return;
+  select.dataset.options = now;
+  const chosen = select.options.length ? select.value : (wanted ?? "");
+  each(select, "option", options, (option, [value, text]) => {
+    option.value = value;
+    say(option, text);
+  });
+  select.value = chosen;
+}
+
+// What is shown must never pass for the present when it is not. Said in words that stay the same: a screen reader tells them once.
 function watch() {
-  const silent = Date.now() - heardAt;
-  const old = silent > STALE_MS;
-  document.body.classList.toggle("old", old);
-  find("stale").hidden = !old && !paused;
-  if (old) say(find("stale"), `OLD: the agent has not been heard for ${seconds(Math.round(silent / 1000))}. ${heard ? "What follows is as old. " : ""}Trying again.`);
-  else if (paused) say(find("stale"), "Paused. What follows stands still; the agent goes on.");
+  const old = Date.now() - heardAt > STALE_MS;
+  document.body.classList.toggle("old", old || pausedAt !== null);
+  find("stale").hidden = !old && pausedAt === null;
+  const before = heard ? `OLD: the agent has not been heard since ${timeOfDay(heardAt / 1000)}. What follows is as old.` : "The agent has not been heard yet.";
+  if (old) say(find("stale"), `${before}${refusal ? ` It says: ${refusal}.` : ""} Trying again.`);
+  else if (pausedAt !== null) say(find("stale"), `Paused at ${timeOfDay(pausedAt / 1000)}. What follows stands still; the agent goes on.`);
 }
 
 find("pause").addEventListener("click", () => {
-  paused = !paused;
-  find("pause").setAttribute("aria-pressed", String(paused));
-  if (!paused && heard) show(heard);
+  pausedAt = pausedAt === null ? Date.now() : null;
+  find("pause").setAttribute("aria-pressed", String(pausedAt !== null));
+  if (pausedAt === null) listen();
   watch();
 });
 find("jobs").addEventListener("change", (event) => {
-  location.search = `?job=${encodeURIComponent(event.target.value)}`;
+  location.search = event.target.value ? `?job=${encodeURIComponent(event.target.value)}` : "";
 });
 // Nobody looks: the agent need not either.
-document.addEventListener("visibilitychange", () => {
-  if (document.hidden) source?.close();
-  else listen();
-});
+document.addEventListener("visibilitychange", listen);
 
+begin();
 setInterval(watch, 1000);
 listen();

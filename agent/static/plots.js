@@ -37,7 +37,7 @@ export class Plots {
     const last = slots.findLast((slot) => slot.comm !== null);
     const first = slots.length ? `Since ${timeOfDay(slots[0].at - SLOT_S)}. ` : "";
     const exposed = last && last.exposed !== null ? `, exposed ${percent(last.exposed)}` : "";
-    say(find("shares-said"), last ? `${first}Latest: communication ${percent(last.comm)}${exposed}. Dashed: the 30 % line.` : "No step has ended yet.");
+    say(find("shares-said"), last ? `${first}Latest: communication ${percent(last.comm)}${exposed}. Dashed: the 30 % line.` : "No share is known yet.");
     const rates = slots.findLast((slot) => Object.keys(slot.busbw).length)?.busbw ?? {};
     const said = Object.entries(rates).map(([op, value]) => `${plain(op)} ${rate(value)}`);
     say(find("busbw-said"), said.length ? `Latest: ${said.join(", ")}.` : "No operation whose bandwidth is known yet.");
@@ -85,9 +85,10 @@ function plot(place, id, names, colours, data) {
   const range = (_, __, most) => (share ? [0, Math.min(1, Math.max(0.4, (most ?? 0) * 1.15))] : [0, (most || 1) * 1.15]);
   const options = {
     ...size(place),
+    padding: [null, 30, null, null], // for the last label of the axis
     cursor: { drag: { x: false, y: false } },
     legend: { live: true },
-    scales: { y: { range } },
+    scales: { x: { range: (_, from, to) => (to === null ? [0, 60] : [Math.min(from, to - 60), to]) }, y: { range } },
     axes: [
       { ...axis, values: [[3600, "{HH}:{mm}"], [60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]].map(([step, form]) => [step, form, null, null, null, null, null, null, 1]) },
       { ...axis, size: 74, values: (_, marks) => marks.map(words) },

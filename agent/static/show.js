@@ -1,7 +1,7 @@
 // What is known of a job, in words, numbers and tables.
 
 import { each, find, make, say, table } from "./elements.js";
-import { UNKNOWN, bytes, count, percent, perSecond, plain, rate, seconds } from "./words.js";
+import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
 
 const LIMIT = 0.3;
 // Exposed communication below this is not worth a word (as in commwatch's advice).
@@ -20,8 +20,9 @@ export function showJob({ job, alerts, trouble }) {
 function wrong(job, alerts, trouble) {
   const said = trouble ? [{ head: "The agent", text: trouble, kind: "bad" }] : [];
   for (const verdict of job.verdicts) {
-    const whom = verdict.ranks.length ? `${count(verdict.ranks.length, "rank")} ${spans(verdict.ranks)}` : "no rank";
-    said.push({ head: `${verdict.kind.toUpperCase()}, ${whom.replace(/^\d+ /, "")}`, text: verdict.says, kind: kindOf(verdict.kind) });
+    const whom = verdict.ranks.length ? `, ${verdict.ranks.length > 1 ? "ranks" : "rank"} ${spans(verdict.ranks)}` : "";
+    const says = verdict.says.replace(`${verdict.kind}: `, "");
+    said.push({ head: `${verdict.kind.toUpperCase()}${whom}`, text: says, kind: kindOf(verdict.kind) });
   }
   for (const alert of alerts.filter((alert) => alert.state === "firing")) {
     const links = [[`/runbook#${alert.name.toLowerCase()}`, "what to do"]];
@@ -37,13 +38,20 @@ function wrong(job, alerts, trouble) {
   list.dataset.said = now;
   each(list, "li", said, (item, { head, text, kind, links = [] }) => {
     item.className = kind;
-    item.replaceChildren(make("b", plain(head)), plain(text));
+    item.replaceChildren(make("b", plain(head)), " ", plain(text));
     for (const [url, name] of links) {
       const link = make("a", name);
       link.href = url;
       item.append(" ", link);
     }
   });
+}
+
+// Tables have their heads before there is anything to show.
+export function begin() {
+  ranks({ ranks: [], in_flight: [] });
+  inFlight({ in_flight: [], in_flight_more: 0 });
+  showOperations({ covered_s: 0, rows: [] });
 }
 
 function tiles(job) {
@@ -57,7 +65,7 @@ function tiles(job) {
   meter.setAttribute("aria-valuetext", `${percent(job.comm)} of the step; the line is at 30 %`);
   meter.firstElementChild.style.width = `${100 * Math.min(1, job.comm ?? 0)}%`;
   meter.firstElementChild.className = kind === "bad" ? "bad" : "";
-  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? "no steps lately") : job.says || "of the step: below the 30 % line");
+  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : "operations have no times (COMMWATCH_TIMING)")) : job.says || "of the step: below the 30 % line");
   say(find("exposed"), percent(job.exposed), job.exposed === null ? "quiet" : job.exposed > WORTH ? "warn" : "good");
   say(find("step"), seconds(job.step_s), job.step_s === null ? "quiet" : "");
   const last = Math.max(...job.ranks.map((rank) => rank.step ?? -1));
@@ -67,6 +75,7 @@ function tiles(job) {
   say(find("ranks-say"), Object.entries(states).map(([state, number]) => `${number} ${state}`).join(", "));
 }
 
+const order = ({ kind }) => ["bad", "warn", "", "quiet"].indexOf(kind);
 const tally = (names) => names.reduce((sums, name) => ({ ...sums, [name]: (sums[name] ?? 0) + 1 }), {});
 
 const RANKS = [
@@ -91,7 +100,8 @@ function ranks(job) {
       ],
     };
   });
-  table(find("ranks"), RANKS, rows, "no rank is known");
+  // Whoever is in trouble stands first, however many ranks there are.
+  table(find("ranks"), RANKS, rows.sort((a, b) => order(a) - order(b)), "no rank is known");
 }
 
 const OPERATIONS = [
@@ -106,7 +116,7 @@ export function showOperations({ covered_s: covered, rows: found }) {
     return {
       cells: [
         plain(row.by.group), plain(row.by.op), row.group_size === null ? UNKNOWN : String(row.group_size), perSecond(row.count / time), seconds(row.p50_s), seconds(row.p99_s),
-        rate(row.algbw), rate(row.busbw), percent(row.seconds / time), waited === null ? UNKNOWN : percent(waited / time),
+        rate(row.algbw), rate(row.busbw), percent(row.p50_s === null ? null : row.seconds / time), waited === null ? UNKNOWN : percent(waited / time),
       ],
     };
   });
@@ -132,6 +142,9 @@ export function showTold({ findings, advice }) {
 }
 
 function pieces(place, items, empty) {
+  const now = JSON.stringify(items);
+  if (place.dataset.said === now) return; // focus and selection stay
+  place.dataset.said = now;
   if (!items.length) return place.replaceChildren(make("p", empty, "note"));
   const open = new Set([...place.querySelectorAll("details[open] summary")].map((summary) => summary.textContent));
   place.replaceChildren(...items.map(({ head, kind, parts }) => {

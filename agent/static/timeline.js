@@ -6,25 +6,32 @@ import { bytes, count, plain, seconds } from "./words.js";
 const NAME_PX = 64;
 const AXIS_PX = 22;
 const LANES = 3;
+// Room for an operation, waiting and transfer told apart; and so many are shown wherever they are.
+const BAR_PX = 20;
+const LEAST_BARS = 12;
 
 export class Timeline {
   constructor() {
     this.place = find("timeline");
     this.canvas = this.place.querySelector("canvas");
-    this.seen = null;
+    // What is shown, and what came last.
+    this.seen = this.next = null;
     // The collective that is told of, as "group number/seq".
     this.chosen = null;
     this.hits = [];
     this.place.addEventListener("pointermove", (event) => this.point(event));
     this.place.addEventListener("pointerleave", () => this.choose(null));
+    this.place.addEventListener("blur", () => this.choose(null));
     this.place.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.draw()).observe(this.place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
+  // While somebody reads what is chosen, the picture stands still.
   show(timeline) {
+    this.next = timeline;
+    if (this.chosen !== null) return;
     this.seen = timeline;
-    this.chosen = null;
     const ops = timeline?.ops ?? [];
     const legend = ops.map((op) => ({ text: plain(op), kind: "", colour: opColour(op) }));
     if (ops.length) legend.push({ text: "waiting for the last rank", kind: "waiting", colour: "--quiet" }, { text: "not ended", kind: "open", colour: "--quiet" });
@@ -35,16 +42,13 @@ export class Timeline {
       say(item.firstElementChild, text);
     });
     this.draw();
-    this.summary();
   }
 
   summary() {
     const { seen } = this;
-    if (!seen) return say(find("timeline-said"), "No operation whose time is known yet.");
-    const bars = seen.tracks.reduce((sum, track) => sum + track.bars.length, 0);
-    const open = seen.tracks.reduce((sum, track) => sum + track.pending.length, 0);
+    const open = this.hits.filter((hit) => hit.age !== undefined).length;
     const old = seen.age_s > 2 ? `; nothing has ended or begun for ${seconds(seen.age_s)}` : "";
-    say(find("timeline-said"), `${count(bars, "operation")} of ${count(seen.tracks.length, "rank")} in ${seconds(seen.span_s)}, ${open} not ended${old}.`);
+    say(find("timeline-said"), `The latest ${count(this.hits.length, "operation")} of ${count(seen.tracks.length, "rank")}, in ${seconds(seen.span_s - this.begin_us / 1e6)}, ${open} not ended${old}.`);
   }
 
   // -- drawing -------------------------------------------------------------------------------
@@ -59,16 +63,19 @@ export class Timeline {
     canvas.height = Math.round(height * devicePixelRatio);
     canvas.style.height = `${height}px`;
     this.hits = [];
+    if (!seen) say(find("timeline-said"), "No operation whose time is known yet.");
     if (!seen || width <= NAME_PX) return;
     const pen = canvas.getContext("2d");
     pen.scale(devicePixelRatio, devicePixelRatio);
     pen.font = "12px system-ui, sans-serif";
     pen.textBaseline = "middle";
-    const span = Math.max(1, seen.span_s * 1e6);
+    this.begin_us = begin(tracks, Math.max(LEAST_BARS, Math.floor((width - NAME_PX) / BAR_PX)));
+    const span = Math.max(1, seen.span_s * 1e6 - this.begin_us);
     // Room on the right for what has not ended.
     const scale = (width - NAME_PX) / (span * (tracks.some((track) => track.pending.length) ? 1.12 : 1));
     this.axis(pen, span, scale, tracks.length * row);
     tracks.forEach((track, i) => this.track(pen, track, i * row, row, scale, width));
+    if (this.chosen === null) this.summary();
   }
 
   axis(pen, span, scale, bottom) {
@@ -79,7 +86,8 @@ export class Timeline {
     for (let at = 0; at <= span; at += step) {
       const x = NAME_PX + at * scale;
       line(pen, x, 0, x, bottom + 4);
-      pen.fillText(at ? `+${seconds(at / 1e6)}` : "0", x + 3, bottom + AXIS_PX / 2);
+      const text = at ? `+${seconds(at / 1e6).replace(/\.0+ s$/, " s")}` : "0";
+      if (x + 3 + pen.measureText(text).width <= this.place.clientWidth) pen.fillText(text, x + 3, bottom + AXIS_PX / 2);
     }
   }
 
@@ -90,7 +98,9 @@ export class Timeline {
     const lanes = row > 20 ? Math.min(LANES, Math.max(1, this.seen.groups.length)) : 1;
     const high = (row - 4) / lanes;
     const place = (group) => top + 2 + (group % lanes) * high;
-    for (const [start, duration, wait, op, group, seq, size] of track.bars) {
+    for (const [began, duration, wait, op, group, seq, size] of track.bars) {
+      const start = began - this.begin_us;
+      if (start + duration <= 0) continue;
       const from = Math.max(NAME_PX, NAME_PX + start * scale);
       const to = Math.max(from + 1, NAME_PX + (start + duration) * scale);
       const free = Math.min(to, Math.max(from, NAME_PX + (start + (wait ?? 0)) * scale));
@@ -104,7 +114,8 @@ export class Timeline {
       this.hits.push(hit);
       if (this.chosen === name(hit)) outline(pen, hit);
     }
-    for (const [start, age, op, group, seq] of track.pending) {
+    for (const [began, age, op, group, seq] of track.pending) {
+      const start = began - this.begin_us;
       const from = Math.max(NAME_PX, NAME_PX + start * scale);
       const hit = { rank: track.rank, from, to: width - 1, top: place(group), bottom: place(group) + high, start, age, op, group, seq };
       pen.strokeStyle = colour(opColour(this.seen.ops[op]));
@@ -131,15 +142,17 @@ export class Timeline {
     if (!step) return;
     event.preventDefault();
     const known = [...new Set([...this.hits].sort((a, b) => a.start - b.start).map(name))];
+    if (!known.length) return;
     const at = known.indexOf(this.chosen);
     this.choose(at < 0 ? known.at(step > 0 ? 0 : -1) : known[Math.min(known.length - 1, Math.max(0, at + step))]);
   }
 
   choose(chosen) {
     if (chosen === this.chosen) return;
-    this.chosen = chosen ?? null;
+    this.chosen = chosen;
+    find("timeline-said").ariaLive = chosen === null ? "off" : "polite";
+    if (chosen === null) return this.show(this.next);
     this.draw();
-    if (!this.chosen) return this.summary();
     const parts = this.hits.filter((hit) => name(hit) === this.chosen).sort((a, b) => a.start - b.start);
     if (parts.length) say(find("timeline-said"), this.told(parts));
   }
@@ -149,7 +162,9 @@ export class Timeline {
     const [first, last] = [parts[0], parts.at(-1)];
     const size = parts.find((part) => part.size)?.size;
     let text = `${plain(this.seen.ops[first.op])} ${first.seq} of ${plain(this.seen.groups[first.group])}${size ? `, ${bytes(size)}` : ""}: `;
-    text += parts.length > 1 ? `rank ${first.rank} entered first, rank ${last.rank} last, ${seconds((last.start - first.start) / 1e6)} later.` : `rank ${first.rank}.`;
+    if (parts.length === 1) text += `rank ${first.rank}.`;
+    else if (first.start === last.start) text += `${parts.length} ranks entered at once.`;
+    else text += `rank ${first.rank} entered first, rank ${last.rank} last, ${seconds((last.start - first.start) / 1e6)} later.`;
     const open = parts.filter((part) => part.age !== undefined);
     if (open.length) text += ` Not ended on ${count(open.length, "rank")}, for ${seconds(Math.max(...open.map((part) => part.age)) / 1e6)}.`;
     const ended = parts.filter((part) => part.duration !== undefined);
@@ -160,6 +175,11 @@ export class Timeline {
     } else if (ended.length) text += ` It took ${seconds(Math.max(...ended.map((part) => part.duration)) / 1e6)}.`;
     return text;
   }
+}
+
+// Where to begin, so that no rank has more bars than there is room for.
+function begin(tracks, most) {
+  return Math.max(0, ...tracks.filter((track) => track.bars.length > most).map((track) => track.bars.at(-most)[0]));
 }
 
 const name = (hit) => `${hit.group}/${hit.seq}/${hit.op}`;

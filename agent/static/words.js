@@ -20,6 +20,7 @@ export function percent(value) {
 
 export function rate(value) {
   if (value === null || value === undefined) return UNKNOWN;
+  if (value === 0) return "0";
   if (value >= 1e9) return `${short(value / 1e9)} GB/s`;
   return value >= 1e6 ? `${short(value / 1e6)} MB/s` : `${short(value / 1e3)} kB/s`;
 }
@@ -34,8 +35,13 @@ export function perSecond(value) {
   return value === null || value === undefined ? UNKNOWN : `${short(value)}/s`;
 }
 
+// Times as 2026-01-31 23:59:59, which is what Swedish has, in the time zone of whoever looks.
 export function timeOfDay(unix) {
-  return new Date(unix * 1000).toLocaleTimeString([], { hour12: false });
+  return new Date(unix * 1000).toLocaleTimeString("sv");
+}
+
+export function dateAndTime(unix) {
+  return new Date(unix * 1000).toLocaleString("sv");
 }
 
 // Control characters and those that turn the direction of writing would let a name pass for something else.
