@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch import __version__, alerts_cli
 from commwatch.config import DEFAULT_PORT, Config, ConfigError
+from commwatch.slurm import FILES, scripts
 
 if TYPE_CHECKING:
     from commwatch.kubernetes import Object, Site
 
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")  # with what is put behind it at most 63 letters
+#: Flags of the agent without a value.
+_SWITCHES = ("require_token", "insecure")
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
@@ -36,11 +39,12 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     install.set_defaults(command=_install, dir=None, state=None, config=None, host=None, port=None)
     manifest = commands.add_parser(
         "manifest",
-        help="print what a site needs: for Kubernetes, for systemd",
+        help="print what a site needs: for Kubernetes, for Slurm, for systemd",
         description="Print what a site needs to run the agent (docs/deploy.md).",
     )
     verbs = manifest.add_subparsers(metavar="VERB", required=True)
     _add_k8s(verbs, common)
+    _add_slurm(verbs)
     _add_systemd(verbs, common)
 
 
@@ -94,6 +98,28 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
         "--runbook-url", metavar="URL", help="where the runbook is read (default: at an agent on this host)"
     )
     k8s.set_defaults(command=_k8s)
+
+
+def _add_slurm(verbs: Any) -> None:
+    slurm = verbs.add_parser(
+        "slurm",
+        help="prolog, epilog and task prolog; a script for who is no administrator",
+        description="Print or write scripts for Slurm: prolog, epilog and task prolog, which give each job an agent of its user's on "
+        "each node, and one that does so in a batch script, without an administrator.",
+    )
+    slurm.add_argument("parts", nargs="*", metavar="PART", help=f"only {', '.join(FILES)} (default: all)")
+    slurm.add_argument("--dir", type=Path, dest="to", metavar="DIR", help="write them into this folder")
+    slurm.add_argument(
+        "--run-dir", default="/run/commwatch", metavar="DIR", help="in memory, for rings (default: /run/commwatch)"
+    )
+    slurm.add_argument(
+        "--state-dir", default="/var/lib/commwatch", metavar="DIR", help="for histories (default: /var/lib/commwatch)"
+    )
+    slurm.add_argument("--probe", metavar="DIR", help="where `probe install` has put the probe, on each node")
+    slurm.add_argument("--config", type=Path, help="settings file of the agents, on each node")
+    slurm.add_argument("--host", help="address the agents listen on (default: 127.0.0.1)")
+    slurm.add_argument("--port", type=int, help="port of the agents (default: 9477, or a free one if it is taken)")
+    slurm.set_defaults(command=_slurm, dir=None, state=None)
 
 
 def _add_systemd(verbs: Any, common: argparse.ArgumentParser) -> None:
@@ -195,6 +221,50 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
     )
 
 
+def _slurm(config: Config, arguments: argparse.Namespace) -> int:
+    for part in arguments.parts:
+        if part not in FILES:
+            raise ConfigError(f"manifest slurm: {part}: there are {', '.join(FILES)}")
+    folders = {"run_dir": arguments.run_dir, "state_dir": arguments.state_dir, "probe": arguments.probe or ""}
+    for flag, value in folders.items():
+        if value and not re.fullmatch(r"/[^:\0-\x1f\x7f]+", value):  # Slurm reads lines, PYTHONPATH colons
+            raise ConfigError(
+                f"manifest slurm: --{flag.replace('_', '-')} {value!r}: needs an absolute path without ':'"
+            )
+    run, state = (str(Path(folders[flag])) for flag in ("run_dir", "state_dir"))
+    # Other users have accounts on the node.
+    flags = [*_given(arguments), "--require-token"]
+    made = scripts(str(_program()), flags, run=run, state=state, probe=folders["probe"])
+    chosen = {FILES[part]: text for part, text in made.items() if part in (arguments.parts or FILES)}
+    if arguments.to is None:
+        print("\n".join(chosen.values()), end="")
+        return 0
+    try:
+        for name, text in chosen.items():
+            arguments.to.mkdir(parents=True, exist_ok=True)
+            (arguments.to / name).write_text(text, encoding="utf-8")
+            (arguments.to / name).chmod(0o755)
+    except OSError as error:
+        print(f"commwatch: manifest slurm: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _program() -> Path:
+    return Path(sys.executable).with_name("commwatch")
+
+
+def _given(arguments: argparse.Namespace) -> list[str]:
+    """Flags of the agent that were given here: all else it shall read when it starts."""
+    flags = {
+        "--config": arguments.config and arguments.config.absolute(),
+        "--host": arguments.host,
+        "--port": arguments.port,
+    }
+    words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    return words + [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(arguments, name, None)]
+
+
 def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.systemd import unit
 
@@ -206,14 +276,7 @@ def _systemd(config: Config, arguments: argparse.Namespace) -> int:
         value = getattr(arguments, flag)
         if not re.fullmatch(pattern, value):
             raise ConfigError(f"manifest systemd: --{flag} {value}: needs an amount such as {example}")
-    # Only what was said here: all else the agent shall read when it starts.
-    flags = {
-        "--config": arguments.config and arguments.config.absolute(),
-        "--host": arguments.host,
-        "--port": arguments.port,
-    }
-    given = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    command = [str(Path(sys.executable).with_name("commwatch")), "agent", *given]
+    command = [str(_program()), "agent", *_given(arguments)]
     accounts = {"name": arguments.name, "user": arguments.user, "group": arguments.group}
     print(unit(command, **accounts, memory=arguments.memory, cpu=arguments.cpu), end="")
     return 0

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install what the tests start beside Python: Prometheus with promtool, Alertmanager with amtool, openssl, the network
-# tools for the slow link, Chromium, npm for Grafana's types, and what verifies units of systemd.
+# tools for the slow link, Chromium, npm for Grafana's types, what verifies units of systemd, and Slurm.
 set -eu
 missing=""
 command -v promtool >/dev/null || missing="$missing prometheus"
@@ -11,6 +11,11 @@ command -v chromium >/dev/null || missing="$missing chromium"
 command -v npm >/dev/null || missing="$missing npm"
 command -v systemd-analyze >/dev/null || missing="$missing systemd"
 command -v unshare >/dev/null && command -v setpriv >/dev/null || missing="$missing util-linux"
+for part in slurmctld slurmd munge; do
+    command -v "$part" >/dev/null || missing="$missing $part"
+done
+command -v srun >/dev/null || missing="$missing slurm-client"
+command -v shellcheck >/dev/null || missing="$missing shellcheck"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
     echo "not installed:$missing (needs root and apt-get); the tests that use them will skip"

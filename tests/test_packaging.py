@@ -84,7 +84,7 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 def test_wheel_has_every_file(built: tuple[Path, Path]) -> None:
     """Every module and data file of the four folders is in the wheel, and nothing beside the one package."""
     inside = set(zipfile.ZipFile(built[1]).namelist())
-    shipped = (".py", ".json", ".md", ".yaml", ".yml", ".css", ".html", ".js", ".cpp", ".h", ".service")
+    shipped = (".py", ".json", ".md", ".yaml", ".yml", ".css", ".html", ".js", ".cpp", ".h", ".service", ".sh")
     expected = {
         f"{FOLDERS[folder]}/{rest}"
         for folder, _, rest in (name.partition("/") for name in listed())

@@ -138,9 +138,7 @@ def test_refused(chromium: Chromium, tmp_path: Path) -> None:
             assert b" 200 " in other.recv(64)
             others.append(other)
         with chromium.visit(running.url, forgiven="503") as visit:
-            expect(visit.page.get_by_role("alert")).to_contain_text(
-                f"It says: {MOST_STREAMS} streams are open"
-            )
+            expect(visit.page.get_by_role("alert")).to_contain_text(f"It says: {MOST_STREAMS} streams are open")
             visit.assert_readable()
             visit.picture("live-refused-1280")
             others[0].close()

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Made by `commwatch manifest slurm`, for Epilog= of slurm.conf: ends the agent of the job, and clears away its folder in memory.
+@@node
+
+[ "${1-}" = bounded ] || bounded 30
+
+[ -f "$dir.pid" ] || exit 0
+pid=$(cat "$dir.pid")
+# Numbers of processes are given anew: only what has the folder in its command line is the agent.
+signal() {
+    grep -qsaF -- "$dir" "/proc/$pid/cmdline" && (as_user sh -c 'kill "-$1" "$2"' sh "$1" "$pid")
+}
+
+# At SIGTERM it takes what the rings still hold. It holds its lock to the end.
+if signal TERM && ! (as_user flock -w 15 "$dir/agent.lock" true); then
+    signal KILL
+    say "the agent did not end within 15 s and was killed"
+fi
+log=$(as_user tail -n 1 "$dir/agent.log" 2>/dev/null | tr -cd '[:print:]' | cut -c -200)
+[ -z "$log" ] || say "the agent said last: $log"
+(as_user find "$dir" -mindepth 1 -delete 2>/dev/null)
+why=$(rmdir -- "$dir" 2>&1 && rm -- "$dir.pid" 2>&1) || fail "$why"

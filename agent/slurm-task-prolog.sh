@@ -1,0 +1,26 @@
+#!/bin/sh
+# Made by `commwatch manifest slurm`, for TaskProlog= of slurm.conf: switches the probe on in each task of a job that has an agent
+# on this node. What is printed here is what Slurm sets for the task.
+run=@@run
+state=@@state
+probe=@@probe
+dir=$run/${SLURM_JOB_ID-}
+
+case ${COMMWATCH_DIR-} in
+"" | "$dir") ;;
+"$run"/*) unset COMMWATCH COMMWATCH_JOB ;; # of the job that submitted this one
+*) exit 0 ;;                               # who names another folder watches in a way of their own
+esac
+if ! [ -w "$dir" ]; then # no agent here; what an earlier task was told does not hold
+    [ -z "${COMMWATCH_DIR-}" ] || echo "unset COMMWATCH"
+    exit 0
+fi
+echo "export COMMWATCH=${COMMWATCH:-1}"
+echo "export COMMWATCH_DIR=$dir"
+echo "export COMMWATCH_STATE=$state/$(id -u)"
+echo "export COMMWATCH_JOB=${COMMWATCH_JOB:-$SLURM_JOB_ID}"
+case :${PYTHONPATH-}: in
+*:"$probe":*) ;;
+*) [ -z "$probe" ] || echo "export PYTHONPATH=$probe${PYTHONPATH:+:$PYTHONPATH}" ;;
+esac
+exit 0

@@ -1,0 +1,188 @@
+"""A real Slurm with our scripts: prolog, epilog and task prolog, which never take a node out of service, and the way without them."""
+
+from __future__ import annotations
+
+import json
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from commwatch.probe import install
+from tests.bare import bare_python
+from tests.e2e.torchjob import JOBS
+from tests.helpers import PATIENCE_S, RunningAgent, clean_env, commwatch, fetch, free_port, wait_for
+from tests.slurm import NODES, Slurm, slurm
+
+USER = "nobody"
+UID = pwd.getpwnam(USER).pw_uid
+FIRST, SECOND = NODES
+HOSTILE = "$(touch gone) `touch gone`; touch 'gone\" \n&"
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Slurm]:
+    """A Slurm with what ``manifest slurm`` writes; ``run`` and ``state`` are the agents' folders, ``image`` the trainers' Python."""
+    place = Path(tempfile.mkdtemp(prefix="commwatch-slurm-"))
+    place.chmod(0o755)
+    try:
+        install(place / "probe")
+        bare_python(place / "image")
+        shutil.copy(JOBS / "slurm.py", place)
+        flags: list[str | Path] = [
+            "--run-dir",
+            place / "run",
+            "--state-dir",
+            place / "state",
+            "--probe",
+            place / "probe",
+            "--port",
+            "0",
+        ]
+        done = commwatch("manifest", "slurm", "--dir", place / "made", *flags)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        made = {
+            name: place / "made" / f"commwatch-{file}.sh"
+            for name, file in (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task-prolog"))
+        }
+        with slurm(place, **made) as running:
+            yield running
+    finally:
+        shutil.rmtree(place)
+
+
+def training(site: Slurm, ending: Path) -> list[str | Path]:
+    """What starts two ranks."""
+    return ["srun", "-n2", site.place / "image" / "bin" / "python", site.place / "slurm.py", ending, str(free_port())]
+
+
+def watched(site: Slurm) -> Path:
+    """The folder of the one job that has an agent."""
+    return Path(wait_for(lambda: next((site.place / FIRST / "run").glob("*/agent.json"), None), "an agent")).parent
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and not only what is left of it for its parent to collect."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
+
+
+def reported(site: Slurm, node: str, state: Path, job: str) -> dict[str, Any]:
+    """The report of a job, read on a node."""
+    command = site.at(node, sys.executable, "-m", "commwatch", "report", "--state", state, "--json", job)
+    done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def _asked(token: Path, url: str) -> tuple[bytes, str]:
+    """An answer to who shows the token."""
+    request = Request(url, headers={"Authorization": f"Bearer {token.read_text().strip()}"})
+    with urlopen(request, timeout=PATIENCE_S) as response:
+        return response.read(), response.headers["Content-Type"]
+
+
+def test_job_is_watched(site: Slurm) -> None:
+    """A job has an agent of its user's under Slurm's number, sees its ranks, and leaves its report behind and nothing else."""
+    ending = site.place / "home" / "first"
+    job = site.user(USER, *training(site, ending), SLURM_JOB_NAME=HOSTILE)
+    folder = watched(site)
+    about = json.loads((folder / "agent.json").read_text())
+    assert Path(f"/proc/{about['pid']}").stat().st_uid == UID
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (UID, 0o700)
+    with pytest.raises(HTTPError, match="401"):  # other users have accounts here
+        fetch(f"{about['url']}/api/v1/ranks")
+    agent = RunningAgent(None, folder, partial(_asked, folder / "agent.token"))  # type: ignore[arg-type]  # somebody else's child
+    agent.url = about["url"]
+
+    def states() -> dict[tuple[str, int], str]:
+        return {(each["job_id"], each["rank"]): each["state"] for each in agent.get("/api/v1/ranks")}
+
+    number = folder.name
+    wait_for(lambda: states() == {(number, 0): "running", (number, 1): "running"}, "two running ranks")
+    (info,) = [name for name in agent.samples() if name.startswith("commwatch_job_info")]
+    assert 'user="nobody"' in info
+    assert 'cluster="test"' in info
+    ending.touch()
+    said, _ = job.communicate(timeout=PATIENCE_S)
+    assert (job.returncode, said) == (0, f"job done {site.place}/run/{number}\n" * 2)
+    wait_for(site.idle, "the epilog")
+    assert [list((site.place / node / "run").iterdir()) for node in NODES] == [[], []]
+    wait_for(lambda: not runs(about["pid"]), "the end of the agent")
+    report = reported(site, FIRST, site.place / FIRST / "state" / str(UID), number)
+    assert (report["job"]["job_id"], report["job"]["ranks"]) == (number, [0, 1])
+    assert not (site.place / "home" / "gone").exists()
+
+
+def test_failure_does_not_take_the_node(site: Slurm) -> None:
+    """Where the prolog may make no folder, the job runs unwatched and the node stays in service; a prolog that fails does take it."""
+    run, ending = site.place / FIRST / "run", site.place / "home" / "second"
+    ending.touch()
+    run.chmod(0o777)  # anybody might put something there, so nothing is made in it
+    try:
+        job = site.user(USER, *training(site, ending))
+        said, _ = job.communicate(timeout=PATIENCE_S)
+        assert (job.returncode, said) == (0, "job done None\n" * 2)
+        wait_for(site.idle, "the node")
+    finally:
+        run.chmod(0o755)
+    prolog = site.place / "made" / "commwatch-prolog.sh"
+    ours = prolog.read_text()
+    prolog.write_text("#!/bin/sh\nexit 1\n")
+    try:
+        site.user(USER, "srun", "true").communicate(timeout=PATIENCE_S)
+        wait_for(lambda: site.states()[FIRST].startswith("drain"), "Slurm to take the node out of service")
+    finally:
+        prolog.write_text(ours)
+        site.ask("scancel", "--partition=all")
+        site.ask("scontrol", "update", f"NodeName={FIRST}", "State=RESUME")
+    wait_for(site.idle, "the node to be back")
+
+
+def test_without_an_administrator(site: Slurm) -> None:
+    """A batch script watches its own job in steps beside it, whatever it is called; it ends as the training did, after a report."""
+    home, ending = site.place / "home", site.place / "home" / "third"
+    ending.touch()
+    words = " ".join(map(str, training(site, ending)))
+    script = home / "batch.sh"
+    own = site.place / "made" / "commwatch-job.sh"
+    after = "code=$?\nsrun -N2 sh -c 'echo left: $(ls /dev/shm)'\nexit $code\n"
+    script.write_text(f"#!/bin/sh\nunset COMMWATCH_STATE\nsh {own} sh -c '{words}; exit 3'\n{after}")
+    asked: list[str | Path] = [
+        "sbatch",
+        "--parsable",
+        "-N2",
+        "-n2",
+        "--mem-per-cpu=900",
+        f"--job-name={HOSTILE}",
+        "--output=said",
+        script,
+    ]
+    number = site.user(USER, *asked).communicate(timeout=PATIENCE_S)[0].strip()
+    wait_for(lambda: "JobState=FAILED" in site.job(number), "the end of the script")
+    said = (home / "said").read_text()
+    assert "ExitCode=3:0" in site.job(number), said
+    where = f"/dev/shm/commwatch-{UID}-{number}"
+    assert said.count(f"job done {where}\n") == 2, said
+    assert re.search(rf"job +{number} \(ended\)", said), said
+    for rank, node in enumerate(NODES):
+        report = reported(site, node, home / ".local" / "state" / "commwatch", number)
+        assert (report["job"]["job_id"], report["job"]["ranks"], report["hosts"]) == (number, [rank], [node])
+    assert said.count("left: hold\n") == 2, said
+    assert "the first of 2 nodes" in said
+    assert "CANCELLED" not in said, said  # agents end by themselves, and are not killed with what they hold
+    assert not (home / "gone").exists()
+    wait_for(site.idle, "the epilog")
+    assert [list((site.place / node / "run").iterdir()) for node in NODES] == [[], []]
