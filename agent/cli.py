@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import io
-import json
 import logging
 import os
 import shlex
@@ -13,11 +12,10 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from commwatch import __version__, alerts_cli, dashboards_cli, deploy_cli, settings_cli, top_cli
-from commwatch.collectors.profile_files import MOST_SECONDS, MOST_STEPS
-from commwatch.config import Config, ConfigError, load, settings_file
+from commwatch import __version__, alerts_cli, bench_cli, dashboards_cli, deploy_cli, profile_cli, settings_cli, top_cli
+from commwatch.config import Config, ConfigError, UsageError, load, settings_file
 from commwatch.debugging import LEVELS
 
 if TYPE_CHECKING:
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
 
 #: Flags of who may ask, and of what is shown to agents.
 _ACCESS = ("token_file", "require_token", "insecure", "ca_file", "client_cert")
-
-
-class UsageError(Exception):
-    """The caller asked for something that does not exist; the message names it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -164,8 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--json", action="store_true", help="for programs")
     diagnose.set_defaults(command=_diagnose)
 
-    _add_bench(commands, common)
-    _add_profile(commands, common)
+    bench_cli.add_parser(commands, common)
+    profile_cli.add_parser(commands, common)
     alerts_cli.add_parser(commands, common)
     dashboards_cli.add_parser(commands)
     top_cli.add_parser(commands, common)
@@ -202,54 +196,6 @@ def _add_access(common: argparse.ArgumentParser) -> None:
     common.add_argument("--client-cert", metavar="FILE", help="a certificate with its key, for agents that want one")
 
 
-def _add_profile(commands: Any, common: argparse.ArgumentParser) -> None:
-    profile = commands.add_parser(
-        "profile",
-        parents=[common],
-        help="torch.profiler in a running job for a few steps, beside the continuous figures",
-        description="Have the trainers of a job on this node run torch.profiler for a few steps, compute overlap from "
-        "the traces, and show it beside what the probe recorded of the same steps. Exit code 1 if a rank has no result.",
-    )
-    profile.add_argument("job", nargs="?", help="job id (default: the one that runs)")
-    profile.add_argument("--steps", type=int, default=3, help=f"steps to profile, 1 to {MOST_STEPS} (default: 3)")
-    profile.add_argument("--ranks", help="only these ranks: 0,1 (default: all of this node)")
-    profile.add_argument(
-        "--timeout",
-        type=float,
-        default=120.0,
-        metavar="S",
-        help="seconds within which the steps must be over (default: 120)",
-    )
-    profile.add_argument("--json", action="store_true", help="for programs")
-    profile.set_defaults(command=_profile)
-
-
-def _add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
-    bench = commands.add_parser(
-        "bench",
-        parents=[common],
-        help="measure what the links give: commwatch bench -- torchrun ...",
-        description="Sweep collectives over sizes with your launch command, print what nccl-tests would, and keep it as a reference "
-        "that jobs are held against.",
-    )
-    bench.add_argument("--backends", help="with commas between them: compared (default: the one torch would take)")
-    bench.add_argument(
-        "--ops",
-        help="with commas between them (default: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all)",
-    )
-    bench.add_argument("--min-bytes", default="1K", help="smallest size (default: 1K)")
-    bench.add_argument("--max-bytes", default="64M", help="largest size (default: 64M)")
-    bench.add_argument("--factor", type=float, default=4.0, help="from one size to the next (default: 4)")
-    bench.add_argument("--seconds", type=float, default=20.0, help="how long it takes in all, about (default: 20)")
-    bench.add_argument(
-        "--import", type=Path, dest="file", metavar="FILE", help="take in what nccl-tests printed, or its -J file"
-    )
-    bench.add_argument("--list", action="store_true", help="say which references there are")
-    bench.add_argument("--json", action="store_true", help="for programs")
-    bench.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the ranks")
-    bench.set_defaults(command=_bench)
-
-
 def _run(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.run import CommandNotFound, run
 
@@ -262,58 +208,6 @@ def _run(config: Config, arguments: argparse.Namespace) -> int:
         )
     except CommandNotFound as error:
         raise UsageError(str(error)) from None
-
-
-def _bench(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch import bench, bench_tables, references
-
-    command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
-    if bool(command) + (arguments.file is not None) + arguments.list != 1:
-        raise UsageError("bench: one of: a launch command (commwatch bench -- torchrun ...), --import FILE, --list")
-    if arguments.list:
-        return _list_references(config, arguments.json)
-    try:
-        if arguments.file is not None:
-            ops = bench.operations(arguments.ops)
-            if len(ops) > 1:
-                raise UsageError("bench: --import takes one of --ops, for output that does not name its operation")
-            kept, left_out = bench.take_in(arguments.file, config.state, ops[0] if ops else None)
-        else:
-            sizes = (arguments.min_bytes, arguments.max_bytes, arguments.factor, arguments.seconds)
-            swept = bench.run(
-                command, bench.wanted(arguments.backends, arguments.ops, *sizes), config.state, os.environ
-            )
-            left_out = swept.left_out
-            kept = [bench.keep(outcome, config.state, command) for outcome in swept.outcomes]
-    except bench.CannotBench as error:
-        print(f"commwatch: bench: {error}", file=sys.stderr)
-        return error.code
-    except references.BadReference as error:
-        print(f"commwatch: bench: {error}", file=sys.stderr)
-        return 1
-    if arguments.json:
-        print(json.dumps(bench.as_json(kept, left_out), indent=2))
-        return 0 if kept else 1
-    for _, reference in kept:
-        print(bench_tables.table(reference))
-    if len(kept) > 1 and arguments.file is None:
-        print(bench_tables.compared([reference for _, reference in kept]))
-    for line in left_out:
-        print(f"# {line}")
-    for path, _ in kept:
-        print(f"# kept as {path}")
-    return 0 if kept else 1
-
-
-def _list_references(config: Config, as_json: bool) -> int:
-    from commwatch import bench, bench_tables, references
-
-    there = references.References(references.directory(config.state), config.links)
-    if as_json:
-        print(json.dumps(bench.as_json(list(there.measured.items()), list(there.damaged.values())), indent=2))
-    else:
-        print(bench_tables.listing(there))
-    return 0
 
 
 def _native(config: Config, arguments: argparse.Namespace) -> int:
@@ -373,30 +267,6 @@ def _flight_recorder(arguments: argparse.Namespace) -> int:
     found = flight.conclude(dumps)
     print((flight.as_json if arguments.json else flight.text)(found, dumps, damaged))
     return 1 if found else 2 if damaged else 0
-
-
-def _profile(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch import asking, profile
-
-    if not 1 <= arguments.steps <= MOST_STEPS:
-        raise UsageError(f"profile: --steps {arguments.steps}: 1 to {MOST_STEPS}")
-    if not 0 < arguments.timeout <= MOST_SECONDS:
-        raise UsageError(f"profile: --timeout {arguments.timeout:g}: more than 0, at most {MOST_SECONDS} seconds")
-    parts = None if arguments.ranks is None else arguments.ranks.split(",")
-    if parts is not None and not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"profile: --ranks {arguments.ranks}: numbers with commas between, such as 0,1")
-    ranks = None if parts is None else [int(part) for part in parts]
-    try:
-        keys = asking.keys_of(config)
-        where = profile.places(asking.local_agents(config.dir), arguments.job, ranks, keys)
-        taken = profile.take(where, arguments.steps, arguments.timeout, keys)
-    except profile.AskedWrongly as error:
-        raise UsageError(f"profile: {error}") from None
-    except profile.CannotProfile as error:
-        print(f"commwatch: profile: {error}", file=sys.stderr)
-        return 1
-    print((profile.as_json if arguments.json else profile.text)(taken))
-    return int(profile.failed(taken))
 
 
 def _again(arguments: argparse.Namespace) -> str:

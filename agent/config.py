@@ -30,6 +30,10 @@ class ConfigError(Exception):
     """A setting is wrong; the message names it, where it stands and what would be right."""
 
 
+class UsageError(Exception):
+    """The caller asked for something that does not exist; the message names it."""
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of the agent. Each can stand in ``commwatch.toml`` under its own name."""
