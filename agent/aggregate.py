@@ -260,8 +260,12 @@ class RankBook:
         noted = ev.Record._make(record)
         if flags & ev.FAILED:
             self.failures.append(noted)
-        elif self.op_name(noted.op) not in ev.P2P:
+            return
+        message = self.op_name(noted.op) in ev.P2P
+        if not message:
             self.launched_ns[noted.group] = noted.launch_ns
+        if not message or flags & ev.ON_DEVICE:  # a message on the CPU that nobody waits for costs nothing
+            self.steps.untimed(noted.launch_ns)
 
     def _open(self, group: int, op: int, size: int) -> _Books:
         """A fresh cell."""

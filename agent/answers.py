@@ -166,7 +166,8 @@ class Agent:
         for step in steps:
             ring, duration = rings[step.ring], (step.end_ns - step.start_ns) / 1e9
             exposed = None if step.exposed_ns is None else step.exposed_ns / 1e9
-            share, exposed_share = step.comm_ns / 1e9 / duration, None if exposed is None else exposed / duration
+            comm = None if step.comm_ns is None else step.comm_ns / 1e9
+            share, exposed_share = (None if part is None else part / duration for part in (comm, exposed))
             views.append(
                 StepView(
                     ring.job,
@@ -175,7 +176,7 @@ class Agent:
                     step.start_ns / 1e9,
                     step.end_ns / 1e9,
                     duration,
-                    step.comm_ns / 1e9,
+                    comm,
                     share,
                     exposed,
                     exposed_share,

@@ -152,7 +152,8 @@ class StepRecord(NamedTuple):
     seq: int
     start_ns: int
     end_ns: int
-    comm_ns: int
+    #: ``None``: not known, for operations without times ran in it.
+    comm_ns: int | None
     #: At most ``comm_ns``; ``None`` where not known.
     exposed_ns: int | None
     #: Communication time by group label: each the union of that group's operations, so their sum may be more than ``comm_ns``.

@@ -231,7 +231,8 @@ def _steps(families: Families, job: str, book: RankBook, label: Callable[[str], 
     families.count("steps_total", labels, steps.count)
     families.count("long_steps_total", labels, steps.long)
     families.count("step_seconds_total", labels, steps.duration_ns / 1e9)
-    families.count("step_comm_seconds_total", labels, steps.comm_ns / 1e9)
+    if steps.comm_ns is not None:
+        families.count("step_comm_seconds_total", labels, steps.comm_ns / 1e9)
     if steps.exposed_ns is not None:
         families.count("step_exposed_comm_seconds_total", labels, steps.exposed_ns / 1e9)
     for group, comm_ns in steps.groups_ns.items():

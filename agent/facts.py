@@ -47,6 +47,7 @@ def facts(
     total = sum(step.duration_s for step in steps)
     if not total:
         return None
+    comm = [step.comm_s for step in steps]
     exposed = [step.exposed_s for step in steps if step.exposed_s is not None]
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
     durations: dict[int | str | None, float] = {}
@@ -54,7 +55,8 @@ def facts(
         durations[step.rank] = durations.get(step.rank, 0.0) + step.duration_s
     return Facts(
         step_s=total / len(steps),
-        comm=sum(step.comm_s for step in steps) / total,
+        # Where it is not known nothing is to follow from it.
+        comm=0.0 if None in comm else sum(part for part in comm if part is not None) / total,
         exposed=sum(exposed) / total if len(exposed) == len(steps) else None,
         kinds=_kinds(agent, job.job_id, steps, counts),
         waits={

@@ -20,7 +20,7 @@ class StoredStep(NamedTuple):
     seq: int
     start_ns: int
     end_ns: int
-    comm_ns: int
+    comm_ns: int | None
     exposed_ns: int | None
     #: Communication time by group label.
     groups: dict[str, int]
@@ -99,14 +99,15 @@ class History:
     def shares(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, tuple[float, float | None]]:
         """Comm share and exposed share of the rings' steps but for long ones, by the slot of 10 s that they ended in."""
         rows = self._db.execute(
-            "SELECT end_ns / ?1 * ?1, SUM(comm_ns), SUM(exposed_ns), COUNT(exposed_ns) = COUNT(*), SUM(end_ns - start_ns) FROM step"
+            "SELECT end_ns / ?1 * ?1, SUM(comm_ns), COUNT(comm_ns) = COUNT(*), SUM(exposed_ns), COUNT(exposed_ns) = COUNT(*),"
+            " SUM(end_ns - start_ns) FROM step"
             " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
             (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
         )
         return {
-            slot: (comm / length, exposed / length if known else None)
-            for slot, comm, exposed, known, length in rows
-            if length
+            slot: (comm / length, exposed / length if exposed_known else None)
+            for slot, comm, comm_known, exposed, exposed_known, length in rows
+            if length and comm_known
         }
 
     def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, int]]]:

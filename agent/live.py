@@ -131,8 +131,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
     found = [*verdicts(views, sight.groups([job])), *told]
     recent = {book.rank: _recent(book, now_ns) for book in books}
     steps = [step for of_rank in recent.values() for step in of_rank]
-    timed = {book.rank for book in books if _timed(book, now_ns)}
-    shares = shares_of([step for rank in timed for step in recent[rank]]) or (None, None)
+    shares = shares_of(steps) or (None, None)
     paces = [pace for of_rank in recent.values() if (pace := _pace(of_rank)) is not None]
     in_flight = sorted(_in_flight(views), key=lambda line: -line.age_s)
     latest = max(books, key=lambda book: int(book.identity["restart"]))
@@ -150,7 +149,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         says=bottleneck(*shares).removeprefix(": "),
         slots=_slots(books, now_ns),
         ranks=[
-            _line(book, view, recent[book.rank], culprits(found).get(book.rank), cards.get(book.rank), now_ns, timed)
+            _line(book, view, recent[book.rank], culprits(found).get(book.rank), cards.get(book.rank), now_ns)
             for book, view in zip(books, views, strict=True)
         ],
         in_flight=in_flight[:_MOST_IN_FLIGHT],
@@ -168,12 +167,6 @@ def _recent(book: RankBook, now_ns: int) -> list[StepRecord]:
     return lately if len(lately) >= LEAST_STEPS else steps[-LEAST_STEPS:]
 
 
-def _timed(book: RankBook, now_ns: int) -> bool:
-    """Whether shares of its steps say anything: of operations without times they would be 0."""
-    counted = [(cell.count, cell.untimed) for _, _, cell in book.lately(now_ns) if cell.count]
-    return not counted or any(untimed < count for count, untimed in counted)
-
-
 def _pace(steps: list[StepRecord]) -> float | None:
     """Steps per second."""
     length_ns = steps[-1].end_ns - steps[0].start_ns if steps else 0
@@ -181,10 +174,9 @@ def _pace(steps: list[StepRecord]) -> float | None:
 
 
 def _line(
-    book: RankBook, view: RankView, steps: list[StepRecord], blamed: str | None, card: Card | None, now_ns: int,
-    timed: set[int],
-) -> RankLine:  # fmt: skip
-    comm, exposed = (shares_of(steps) if book.rank in timed else None) or (None, None)
+    book: RankBook, view: RankView, steps: list[StepRecord], blamed: str | None, card: Card | None, now_ns: int
+) -> RankLine:
+    comm, exposed = shares_of(steps) or (None, None)
     totals = book.steps.totals
     return RankLine(
         rank=book.rank,

@@ -93,10 +93,11 @@ def shares(steps: Sequence[StepView]) -> list[tuple[float, float | None, float |
     found = []
     for i, here in enumerate(among):
         duration = sum(step.duration_s for step in here)
-        exposed = [step.exposed_s for step in here if step.exposed_s is not None]
-        known = bool(here) and len(exposed) == len(here)
-        comm = sum(step.comm_s for step in here) / duration if here else None
-        found.append(((i + 0.5) * piece_s, comm, sum(exposed) / duration if known else None))
+        comm, exposed = (
+            sum(part for part in parts if part is not None) / duration if here and None not in parts else None
+            for parts in ([step.comm_s for step in here], [step.exposed_s for step in here])
+        )
+        found.append(((i + 0.5) * piece_s, comm, exposed))
     return found
 
 

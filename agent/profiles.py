@@ -348,7 +348,9 @@ def _recorded(steps: list[StepView]) -> Figures | None:
     duration = sum(step.duration_s for step in steps)
     if not steps or not duration:
         return None
-    comm = sum(step.comm_s for step in steps)
-    known = [step.exposed_s for step in steps if step.exposed_s is not None]
-    exposed = sum(known) if len(known) == len(steps) else None
-    return Figures("thread_cpu", comm, comm / duration, exposed, None if exposed is None else exposed / duration)
+    comm, exposed = (
+        sum(part for part in parts if part is not None) if None not in parts else None
+        for parts in ([step.comm_s for step in steps], [step.exposed_s for step in steps])
+    )
+    shares = (None if part is None else part / duration for part in (comm, exposed))
+    return Figures("thread_cpu", comm, next(shares), exposed, next(shares))

@@ -300,7 +300,8 @@ class _Progress:
         if not steps:
             return
         duration = sum(step.duration_s for step in steps)
-        share = report.percent(sum(step.comm_s for step in steps) / duration)
+        comm = [step.comm_s for step in steps if step.comm_s is not None]
+        share = report.percent(sum(comm) / duration if len(comm) == len(steps) else None)
         each = report.seconds(duration / len(steps))
         columns, rows = shutil.get_terminal_size()
         room = ""

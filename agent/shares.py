@@ -23,7 +23,8 @@ class StepTotals:
     """Sums over the steps of one rank."""
 
     def __init__(self) -> None:
-        self.count = self.duration_ns = self.comm_ns = self.long = 0
+        self.count = self.duration_ns = self.long = 0
+        self._comm_ns = self._unknown = 0
         #: ``None``: not known.
         self.exposed_ns: int | None = None
         #: Communication time by group label.
@@ -37,7 +38,8 @@ class StepTotals:
         """Take in one step."""
         self.count += 1
         self.duration_ns += step.end_ns - step.start_ns
-        self.comm_ns += step.comm_ns
+        self._comm_ns += step.comm_ns or 0
+        self._unknown += step.comm_ns is None
         if step.exposed_ns is not None:
             self.exposed_ns = (self.exposed_ns or 0) + step.exposed_ns
         for label, comm in step.groups:
@@ -48,6 +50,11 @@ class StepTotals:
         self.recent.append(step)
         while len(self.recent) > LEAST_NEIGHBOURS and self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
             self.recent.popleft()
+
+    @property
+    def comm_ns(self) -> int | None:
+        """Communication in them; ``None``: of more than one in a hundred it is not known."""
+        return None if 100 * self._unknown > self.count else self._comm_ns
 
     def p2p_wait_share(self) -> float | None:
         """The part of the latest steps but for the long ones spent in waits for messages; ``None``: no steps, or no waits."""
@@ -73,13 +80,17 @@ class StepTotals:
 
 
 def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | None:
-    """Comm share and exposed share of steps together, the second only where it is known of each; ``None``: there are no steps."""
-    duration = sum(step.end_ns - step.start_ns for step in steps)
-    if not duration:
+    """Comm share and exposed share of steps together, the second only where it is known of each.
+
+    Steps whose communication is not known are left out. ``None``: there are no others, or more than one in ten is such a one.
+    """
+    known = [step for step in steps if step.comm_ns is not None]
+    duration = sum(step.end_ns - step.start_ns for step in known)
+    if not duration or 10 * (len(steps) - len(known)) > len(steps):
         return None
-    exposed = [step.exposed_ns for step in steps if step.exposed_ns is not None]
-    known = len(exposed) == len(steps)
-    return sum(step.comm_ns for step in steps) / duration, sum(exposed) / duration if known else None
+    exposed = [step.exposed_ns for step in known if step.exposed_ns is not None]
+    share = sum(step.comm_ns or 0 for step in known) / duration
+    return share, sum(exposed) / duration if len(exposed) == len(known) else None
 
 
 class StepBook:
@@ -92,6 +103,8 @@ class StepBook:
         self._fresh: list[StepRecord] = []
         self._busy: dict[str, Intervals] = {}
         self._messages: Intervals | None = None
+        #: When collectives without times were launched that no step has claimed yet.
+        self._untimed: list[int] = []
         self._durations: deque[int] = deque(maxlen=NEIGHBOURS)
         #: The first steps, until there are enough to judge them by.
         self._first: list[StepRecord] | None = []
@@ -111,11 +124,16 @@ class StepBook:
             self._messages = Intervals()
         return self._messages
 
+    def untimed(self, launch_ns: int) -> None:
+        """A collective without an observable end: the communication of its step is not known."""
+        self._untimed.append(launch_ns)
+
     def trim(self) -> None:
         """Forget the oldest of what no step has claimed."""
         for pieces in self._all():
             if len(pieces.starts) > _MOST_PIECES:
                 pieces.forget(pieces.ends[-_MOST_PIECES])
+        del self._untimed[:-_MOST_PIECES]
 
     def mark(self, record: ev.Record) -> None:
         """Take in a step mark."""
@@ -130,18 +148,22 @@ class StepBook:
     def finish(self) -> None:
         """Measure the steps whose operations have ended."""
         for step in self._waiting:
-            groups = tuple(
-                (label, comm)
-                for label, busy in self._busy.items()
-                if (comm := busy.measure(step.start_ns, step.end_ns))
-            )
-            comm = groups[0][1] if len(groups) == 1 else covered(self._busy.values(), step.start_ns, step.end_ns)
-            exposed = None if step.exposed_ns is None else min(step.exposed_ns, comm)
-            waited = None if self._messages is None else self._messages.measure(step.start_ns, step.end_ns)
-            self._judge(StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed, groups, waited))
+            self._judge(self._measured(step))
             for pieces in self._all():
                 pieces.forget(step.end_ns)
+            self._untimed = [at for at in self._untimed if at >= step.end_ns]
         self._waiting = []
+
+    def _measured(self, step: Step) -> StepRecord:
+        waited = None if self._messages is None else self._messages.measure(step.start_ns, step.end_ns)
+        if any(step.start_ns <= at < step.end_ns for at in self._untimed):
+            return StepRecord(step.seq, step.start_ns, step.end_ns, None, None, (), waited)
+        groups = tuple(
+            (label, comm) for label, busy in self._busy.items() if (comm := busy.measure(step.start_ns, step.end_ns))
+        )
+        comm = groups[0][1] if len(groups) == 1 else covered(self._busy.values(), step.start_ns, step.end_ns)
+        exposed = None if step.exposed_ns is None else min(step.exposed_ns, comm)
+        return StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed, groups, waited)
 
     def take(self) -> list[StepRecord]:
         """Hand over the steps that have come since the last call; one that came before is there again if it proved long."""

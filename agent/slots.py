@@ -31,6 +31,4 @@ def slot_of(at_ns: int, shares: tuple[float, float | None] | None, by_op: Mappin
     """
     rates = {op: bus_bytes * 1e9 / busy_ns for op, (bus_bytes, busy_ns) in by_op.items() if bus_bytes and busy_ns}
     comm, exposed = shares or (None, None)
-    if not comm and not rates:  # no operation has a time: that is no share of 0
-        comm, exposed = None, None
     return Slot((at_ns + SLOT_NS) / 1e9, comm, exposed, rates)

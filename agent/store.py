@@ -21,11 +21,13 @@ from commwatch.chunks import CHUNK_RECORDS, OpenChunk, Statement
 from commwatch.collectors.events import RECORD_SIZE
 from commwatch.collectors.ring import number_of
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 #: Roll-ups older than an hour are merged to five minutes.
 _COARSE_NS = 300_000_000_000
 _COARSEN_AFTER_NS = 3600_000_000_000
 
+_STEP = """CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER,
+    exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"""
 _SCHEMA = f"""
 CREATE TABLE ring (
     id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, job TEXT NOT NULL, restart INTEGER NOT NULL, rank INTEGER NOT NULL,
@@ -45,8 +47,7 @@ CREATE TABLE span (chunk INTEGER NOT NULL, small_id INTEGER NOT NULL, seq_from I
 CREATE TABLE rollup (slot_ns INTEGER NOT NULL, coarse INTEGER NOT NULL DEFAULT 0, ring INTEGER NOT NULL, small_id INTEGER NOT NULL, op INTEGER NOT NULL,
     size_log2 INTEGER NOT NULL, {", ".join(f"{f} NUMERIC NOT NULL" for f in CELL_SUMS)}, durations TEXT NOT NULL, bins BLOB NOT NULL);
 CREATE INDEX rollup_slot ON rollup (slot_ns);
-CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER NOT NULL,
-    exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID;
+{_STEP};
 CREATE INDEX step_end ON step (end_ns);
 """
 #: What brings a history of an earlier version to the next.
@@ -56,7 +57,14 @@ _UPGRADES = {
         "ALTER TABLE step ADD COLUMN groups TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE step ADD COLUMN p2p_wait_ns INTEGER",
         "ALTER TABLE step ADD COLUMN long INTEGER NOT NULL DEFAULT 0",
-    )
+    ),
+    2: (
+        "ALTER TABLE step RENAME TO old_step",
+        _STEP,
+        "INSERT INTO step SELECT ring, seq, start_ns, end_ns, comm_ns, exposed_ns, groups, p2p_wait_ns, long FROM old_step",
+        "DROP TABLE old_step",
+        "CREATE INDEX step_end ON step (end_ns)",
+    ),
 }
 
 

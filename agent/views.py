@@ -33,8 +33,8 @@ class StepView:
     start_at: float
     end_at: float
     duration_s: float
-    comm_s: float
-    comm_share: float
+    comm_s: float | None
+    comm_share: float | None
     exposed_s: float | None
     exposed_share: float | None
     #: Part of the step that each group's operations took, by its label; together they may be more than ``comm_share``.

@@ -101,9 +101,9 @@ def _train(rings: Path, rank: int) -> Path:
         (UNKNOWN_OP, *odd[1:]),
         p2p,
         mark(1, t + 100 * MS, exposed_ns=9 * MS),
-        operation("all_reduce", start_ns=t + 110 * MS, end_ns=t + 120 * MS, seq=3, flags=ev.UNTIMED, timing=ev.BY_NONE),
         mark(2, t + 200 * MS, exposed_ns=0),
         mark(3, t + 300 * MS, exposed_ns=0),
+        operation("all_reduce", start_ns=t + 310 * MS, end_ns=t + 320 * MS, seq=3, flags=ev.UNTIMED, timing=ev.BY_NONE),
     ]
     writer = write_ring(rings, records, names, job="train", rank=rank, world_size=4, started_ns=t)
     writer.counters[ring.PROBE_NS] = 1_250_000

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from commwatch.books import SHARE_WINDOW_NS
+from commwatch.books import SHARE_WINDOW_NS, StepRecord
 from commwatch.collectors import events as ev
+from commwatch.exporter import Exporter
 from commwatch.history import History
 from commwatch.shares import LEAST_NEIGHBOURS, StepBook
 from commwatch.store import _UPGRADES, SCHEMA_VERSION, StoreError, Writer, connect
-from tests.helpers import MS, identity, mark
+from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 S = 1000 * MS
 
@@ -74,7 +76,7 @@ def test_long_steps_do_not_poison_the_share() -> None:
     now = S + 20 * 100 * MS
     book.mark(record(21, now + 30 * S))
     assert share(book, now + 30 * S) == pytest.approx(0.4)
-    assert book.totals.comm_ns / book.totals.duration_ns < 0.05
+    assert (book.totals.comm_ns or 0) / book.totals.duration_ns < 0.05
 
 
 def test_steps_that_take_on_are_taken_on() -> None:
@@ -124,3 +126,57 @@ def test_history_of_the_first_version(tmp_path: Path) -> None:
     Writer(path).close()
     with History(path) as history:
         assert history.steps(0, 100, [ring.id]) == [(ring.id, 7, 10, 20, 5, None, {}, None, False)]
+
+
+def test_history_of_the_second_version(tmp_path: Path) -> None:
+    """A history made when each step's communication was a number keeps its steps, and takes ones of which it is not known."""
+    path = tmp_path / "h.sqlite"
+    store = Writer(path)
+    ring = store.ring("a", identity(), 0)
+    store.close()
+    db = connect(path, write=True)
+    db.execute("DROP TABLE step")
+    db.execute(
+        "CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL,"
+        " comm_ns INTEGER NOT NULL, exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER,"
+        " long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"
+    )
+    db.execute("CREATE INDEX step_end ON step (end_ns)")
+    db.execute("INSERT INTO step VALUES (?, 7, 10, 20, 5, NULL, '[[\"dp\", 5]]', 3, 1)", (ring.id,))
+    db.execute("PRAGMA user_version = 2")
+    db.close()
+    writer = Writer(path)
+    writer.steps(ring._replace(wall_offset_ns=0), [StepRecord(8, 20, 30, None, None)], None)
+    assert writer.commit()
+    writer.close()
+    with History(path) as history:
+        assert history.steps(0, 100, [ring.id]) == [
+            (ring.id, 8, 20, 30, None, None, {}, None, False),
+            (ring.id, 7, 10, 20, 5, None, {"dp": 5}, 3, True),
+        ]
+
+
+def test_operations_without_times(tmp_path: Path) -> None:
+    """Of a step in which collectives ran whose ends nobody saw, as on NCCL by default, the share is not known, and never 0."""
+    watch = Watch(tmp_path)
+    with Trainer(watch.rings / "job.r0.0.ring", identity(world_size=1)) as trainer:
+        trainer.call("name", [(group_entry(0, (0, 1), "dp"),)])
+        trainer.write([mark(0, 0, exposed_ns=0)])
+        for n in range(10):
+            at = n * 100 * MS
+            known = operation(start_ns=at + MS, end_ns=at + 41 * MS, seq=2 * n)
+            unseen = operation(start_ns=at + 50 * MS, end_ns=at + 50 * MS, seq=2 * n + 1, flags=ev.UNTIMED)
+            trainer.write([known, *([unseen] if n >= 6 else []), mark(n + 1, at + 100 * MS, exposed_ns=30 * MS)])
+            watch.tick(at + 100 * MS)
+        steps = watch.agent.steps(0, 1 << 62, "job", None, 100)[::-1]
+        assert [step.comm_s for step in steps] == [pytest.approx(0.04)] * 6 + [None] * 4
+        assert [(step.comm_share, step.exposed_s, step.group_shares) for step in steps[6:]] == [(None, None, {})] * 4
+        exporter = Exporter(watch.aggregate, threading.RLock(), lambda: 1000 * MS, list)
+        names = {sample.name for family in exporter.collect() for sample in family.samples}
+        assert {"commwatch_steps_total", "commwatch_step_seconds_total"} <= names
+        assert not names & {
+            "commwatch_comm_share_ratio",
+            "commwatch_step_comm_seconds_total",
+            "commwatch_exposed_comm_share_ratio",
+        }
+        assert watch.agent.slots(0, 1 << 62, "job") == []

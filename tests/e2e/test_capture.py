@@ -79,7 +79,7 @@ def test_steps(kind: str, expected: int, tmp_path: Path) -> None:
     # With several optimizers a step is known to be over when the next one's call begins.
     assert len(steps) == (expected - 1 if kind == "two" else expected)
     assert (job.steps_unavailable is not None) == (kind == "gan")
-    assert all(0 < step.comm_s < step.duration_s for step in steps)
+    assert all(step.comm_s is not None and 0 < step.comm_s < step.duration_s for step in steps)
     rounds = {"accumulate": 4, "explicit": 2}.get(kind, 1)
     if kind == "explicit":
         steps.pop()  # between the two optimizer steps before the first explicit mark
@@ -141,8 +141,8 @@ def test_not_exposed_when_computing(tmp_path: Path) -> None:
     standing = results(run_job(tmp_path, "exposed.py", "compute"))[0]
     agent, _ = digest(tmp_path)
     steps = agent.steps(0, ANY_TIME, None, 0, 100)
-    assert all(step.comm_s > 0.25 for step in steps)
-    exposed, comm = sum(step.exposed_s or 0 for step in steps), sum(step.comm_s for step in steps)
+    assert all(step.comm_s is not None and step.comm_s > 0.25 for step in steps)
+    exposed, comm = (sum(getattr(step, name) or 0 for step in steps) for name in ("exposed_s", "comm_s"))
     # What the job's own clocks say it stood still: next to nothing, unless others use the machine's cores.
     assert exposed < sum(standing) + 0.1 * comm
 
