@@ -37,7 +37,8 @@ from commwatch.stragglers import LateWindow
 _MOST_FAILURES = 16
 #: Of the latest records.
 _TAIL_BYTES = 256 * ev.RECORD_SIZE
-_LATELY_NS = 60_000_000_000
+#: What ``lately`` is about.
+LAST_NS = 60_000_000_000
 _UNMEASURED = ev.FAILED | ev.UNTIMED
 #: Its caller went on: asked for a handle, or put it on a stream.
 _NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
@@ -294,7 +295,7 @@ class RankBook:
 
     def _close(self) -> None:
         slot = self._slot_end - SLOT_NS
-        while self._lately and self._lately[0][0] <= slot - _LATELY_NS:
+        while self._lately and self._lately[0][0] <= slot - LAST_NS:
             self._lately.popleft()
         for books in self._live.values():
             books.live = False
@@ -323,7 +324,7 @@ class RankBook:
 
     def lately(self, now_ns: int) -> Iterator[tuple[int, CellKey, Cell]]:
         """What was counted in the last minute, by the trainer's clock, with the slot of wall time that it is of."""
-        since = now_ns + self.offset_ns - _LATELY_NS
+        since = now_ns + self.offset_ns - LAST_NS
         yield from (counted for counted in self._lately if counted[0] >= since)
         if self._slot_end > since:
             yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import ssl
 import time
 import urllib.error
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from commwatch import tokens
+from commwatch.announcement import Announcement, answering
 from commwatch.config import Config
-from commwatch.daemon import answering
 
 _TIMEOUT_S = 10.0
 
@@ -84,20 +85,25 @@ def _token(url: str, keys: Keys) -> str | None:
             return tokens.read(keys.token_file)
     except tokens.BadToken as error:
         raise OSError(str(error)) from None
-    place = None if keys.dir is None else _places(keys.dir).get(url)
-    if place is None:
+    found = None if keys.dir is None else _places(keys.dir).get(url)
+    if found is None:
         return None
+    place, agent = found
     try:
         # Of whom says that the agent is there: else a member of the directory's group could have it sent to him.
-        return tokens.read_own(place / tokens.NAME, (place / "agent.json").lstat().st_uid)
+        return tokens.read_own(place / tokens.NAME, agent.uid)
     except (OSError, tokens.BadToken):  # somebody else's agent: much of what it says needs none
         return None
 
 
-def _places(directory: Path) -> dict[str, Path]:
-    """Where the agents of a run directory answer, with the directory of each."""
-    found = {place: answering(place) for place in (directory, *sorted(directory.glob("run-*")))}
-    return {about.url: place for place, about in found.items() if about is not None}
+def _places(directory: Path) -> dict[str, tuple[Path, Announcement]]:
+    """Where the agents of a run directory answer, with the directory of each; those of us, of root and of whose directory it is."""
+    try:
+        owners = {os.geteuid(), 0, directory.stat().st_uid}
+    except OSError:
+        return {}
+    found = {place: answering(place, owners) for place in (directory, *sorted(directory.glob("run-*")))}
+    return {about.url: (place, about) for place, about in found.items() if about is not None}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -245,7 +245,11 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.flight_recorder:
         return _flight_recorder(arguments)
     try:
-        urls = diagnose.addresses(arguments.agents) if arguments.agents else asking.local_agents(config.dir)
+        urls = (
+            diagnose.addresses(arguments.agents, config.expects_tls)
+            if arguments.agents
+            else asking.local_agents(config.dir)
+        )
         seen = diagnose.ask(urls, arguments.job, asking.keys_of(config))
     except diagnose.CannotDiagnose as error:
         raise UsageError(f"diagnose: {error}") from None

@@ -96,6 +96,11 @@ class Config:
         return self.dir / "rings"
 
     @property
+    def expects_tls(self) -> bool:
+        """Agents that are named without a scheme are asked over TLS: there is something to tell them by, or to show them."""
+        return self.ca_file is not None or self.client_cert is not None
+
+    @property
     def evidence(self) -> Path:
         """Where the evidence of alerts lies, per host likewise."""
         return self.state / f"evidence-{gethostname()}"

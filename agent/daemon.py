@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import json
 import logging
 import os
 import signal
@@ -14,10 +13,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -28,6 +25,7 @@ from commwatch.alerting import Alerting, Plan
 from commwatch.alerts.book import Book
 from commwatch.alerts.model import Alert
 from commwatch.alerts.promql import UnsupportedExpression
+from commwatch.announcement import announce, answering
 from commwatch.answers import Agent
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors
@@ -181,8 +179,9 @@ class Daemon:
             signal.signal(number, lambda *_: self._stop.set())
         for thread in (*self._threads, self._gpu_thread):
             thread.start()
-        _announce(
+        announce(
             self.config.dir,
+            self._lock_fd,
             {"pid": os.getpid(), "url": self.url, "version": __version__, "history": str(self.config.history)},
         )
         log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
@@ -308,35 +307,3 @@ def _locked(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _announce(directory: Path, about: dict[str, Any]) -> None:
-    """Leave word where the agent of this directory answers."""
-    hidden = directory / f".agent.json.{os.getpid()}"
-    hidden.write_text(json.dumps(about), encoding="utf-8")
-    hidden.rename(directory / "agent.json")
-
-
-@dataclass(frozen=True)
-class Announcement:
-    """What an agent tells about itself in its run directory."""
-
-    url: str
-    history: str
-    pid: int
-
-
-def answering(directory: Path) -> Announcement | None:
-    """The agent that watches ``directory``, if one does."""
-    try:
-        with open(directory / "agent.lock", "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        try:
-            about = json.loads((directory / "agent.json").read_text(encoding="utf-8"))
-            return Announcement(str(about["url"]), str(about["history"]), int(about["pid"]))
-        except (OSError, ValueError, KeyError):
-            return None
-    except OSError:
-        return None
-    return None

@@ -44,8 +44,11 @@ class Seen:
     parts: list[RankParts] = field(default_factory=list)
 
 
-def addresses(names: Iterable[str]) -> list[str]:
+def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
     """URLs of agents: of ``host``, ``host:port``, URLs, and files of targets in Prometheus' ``file_sd`` format (JSON).
+
+    Args:
+        secure: those without a scheme are asked over TLS.
 
     Raises:
         CannotDiagnose: a file cannot be read or holds something else.
@@ -53,7 +56,7 @@ def addresses(names: Iterable[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in names:
         if not name.endswith(".json"):
-            found[_url(name)] = None
+            found[_url(name, secure)] = None
             continue
         try:
             targets = [
@@ -61,16 +64,16 @@ def addresses(names: Iterable[str]) -> list[str]:
             ]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CannotDiagnose(f"{name}: not a file of targets (file_sd): {error}") from None
-        found.update({_url(str(target)): None for target in targets})
+        found.update({_url(str(target), secure): None for target in targets})
     return list(found)
 
 
-def _url(name: str) -> str:
+def _url(name: str, secure: bool) -> str:
     if "://" in name:
         return name.rstrip("/")
     host, colon, port = name.rpartition(":")
     is_port = bool(colon) and port.isdecimal() and (host.endswith("]") or ":" not in host)
-    return f"http://{name}" if is_port else f"http://{name}:{DEFAULT_PORT}"
+    return f"http{'s' * secure}://{name}{'' if is_port else f':{DEFAULT_PORT}'}"
 
 
 def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:

@@ -119,7 +119,7 @@ class Gate:
             return _login_page("That is not the token of this agent.")
         response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
         response.set_cookie(
-            self._cookie, access.session(token), path="/", httponly=True, samesite="strict", secure=self._secure
+            self._cookie, access.session(token), path="/", httponly=True, samesite="lax", secure=self._secure
         )
         return response
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from commwatch import sight
-from commwatch.aggregate import Job, RankBook
+from commwatch.aggregate import LAST_NS, Job, RankBook
 from commwatch.books import SLOT_NS, StepRecord
 from commwatch.report import bottleneck
 from commwatch.shares import LEAST_STEPS, shares_of
@@ -197,9 +197,9 @@ def _line(
 
 
 def _covered_s(books: list[RankBook], now_ns: int) -> float:
-    """Seconds that the cells of the last minute are of."""
-    begins = [slot - book.offset_ns for book in books for slot, _, _ in book.lately(now_ns)]
-    return max(1e-3, (now_ns - max(min(begins, default=now_ns), min(map(_started_ns, books)))) / 1e9)
+    """Seconds that the cells of the last minute are of, whether or not there is something in each: whole slots, and the one that has begun."""
+    begin_ns = min(-(-(now_ns + book.offset_ns - LAST_NS) // SLOT_NS) * SLOT_NS - book.offset_ns for book in books)
+    return max(1e-3, (now_ns - max(begin_ns, min(map(_started_ns, books)))) / 1e9)
 
 
 def _waited(book: RankBook, now_ns: int) -> float | None:

@@ -214,17 +214,19 @@ class NcclLogs:
     def _keep_fresh(self, due: Callable[[str, _JobLogs], bool]) -> None:
         """Have written down what is new of the jobs that are due."""
         with self._lock:
-            new = [(job, logs) for job, logs in self._jobs.items() if logs.fresh and due(job, logs)]
-            said = [self._topology(job, logs) for job, logs in new]
-            for _, logs in new:
+            new = [
+                (logs, self._topology(job, logs)) for job, logs in self._jobs.items() if logs.fresh and due(job, logs)
+            ]
+            for logs, _ in new:
                 logs.fresh, logs.kept_at = False, self._clock()
-        try:
-            for each in said:
-                self._keep(each)
-        except OSError as error:
-            if str(error) not in self._said:
-                self._said.add(str(error))
-                log.warning("cannot keep what NCCL's logs say for later: %s", error)
+        for logs, said in new:
+            try:
+                self._keep(said)
+            except OSError as error:
+                logs.fresh = True  # for the next time
+                if str(error) not in self._said:
+                    self._said.add(str(error))
+                    log.warning("cannot keep what NCCL's logs say for later: %s", error)
 
     def _wanted(self) -> dict[str, tuple[list[str], float]]:
         """Files by job, with the time before which they were somebody else's."""

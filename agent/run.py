@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from commwatch import debugging, explain, native, report
+from commwatch.announcement import answering
 from commwatch.answers import Agent
 from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir, ring_prefix
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import findings
 from commwatch.config import Config
-from commwatch.daemon import answering
 from commwatch.kept_logs import kept
 from commwatch.nccl import LogRequest, logs_of
 from commwatch.references import References, directory
@@ -181,6 +181,7 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     directory = config.dir / f"run-{os.getpid()}-{secrets.token_hex(2)}"
     flags = ["--dir", str(directory), "--state", str(config.state), "--host", config.host]
     flags += ["--insecure"] if config.insecure else []
+    flags += ["--require-token"] if config.require_token else []
     flags += [] if config.token_file is None else ["--token-file", str(config.token_file)]
     flags += [] if config.port is None else ["--port", str(config.port)]
     flags += [] if file is None else ["--config", str(file.absolute())]

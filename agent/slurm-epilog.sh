@@ -11,10 +11,14 @@ signal() {
     grep -qsaF -- "$dir" "/proc/$pid/cmdline" && (as_user sh -c 'kill "-$1" "$2"' sh "$1" "$pid")
 }
 
-# At SIGTERM it takes what the rings still hold. It holds its lock to the end.
-if signal TERM && ! (as_user flock -w 15 "$dir/agent.lock" true); then
-    signal KILL
-    say "the agent did not end within 15 s and was killed"
+# At SIGTERM it takes what the rings still hold.
+if signal TERM; then
+    left=75
+    while [ "$left" -gt 0 ] && signal 0; do
+        left=$((left - 1))
+        sleep 0.2
+    done
+    signal KILL && say "the agent did not end within 15 s and was killed"
 fi
 log=$(as_user tail -n 1 "$dir/agent.log" 2>/dev/null | tr -cd '[:print:]' | cut -c -200)
 [ -z "$log" ] || say "the agent said last: $log"

@@ -62,12 +62,14 @@ pass_on() {
     kill "-$1" "$running"
 }
 
+exec 4<&0 # some shells would give a command in the background no input
 (
     export COMMWATCH=1 "COMMWATCH_DIR=$dir" "COMMWATCH_JOB=$job"
     [ -z "$probe" ] || export "PYTHONPATH=$probe${PYTHONPATH:+:$PYTHONPATH}"
     exec "$@"
-) <&0 3>&- &
+) <&4 3>&- 4<&- &
 running=$!
+exec 4<&-
 for signal in HUP INT TERM USR1 USR2; do
     # shellcheck disable=SC2064 # the name of now
     trap "pass_on $signal" "$signal"

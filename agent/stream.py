@@ -9,13 +9,16 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from commwatch.problems import ERRORS
 from commwatch.query import JobFilter, known_parameters, of_app
 from commwatch.store import StoreError
+
+#: At the same time.
+_MOST_LOOKS = 4
 
 
 class Topic(NamedTuple):
@@ -55,6 +58,7 @@ class Feed:
     def __init__(self, first: Topic, topics: list[Topic], ending: Callable[[], bool]) -> None:
         self._first, self._topics, self._ending = first, topics, ending
         self._channels: dict[str | None, _Channel] = {}
+        self._threads = CapacityLimiter(_MOST_LOOKS)
 
     @property
     def listeners(self) -> int:
@@ -71,7 +75,7 @@ class Feed:
             if not channel.producers:
                 channel.producers = [asyncio.create_task(self._produce(channel, job, topic)) for topic in self._topics]
             yield b"retry: 1000\n\n"
-            past = await run_in_threadpool(_looked, self._first, job)
+            past = await self._look(self._first, job)
             if past is not None:
                 yield _event(self._first.name, past)
             seen: dict[str, int] = {}
@@ -85,37 +89,35 @@ class Feed:
                         seen[name] = number
                         yield _event(name, text)
         finally:
-            self._leave(job, channel)
+            channel.listeners -= 1
 
-    def _leave(self, job: str | None, channel: _Channel) -> None:
-        channel.listeners -= 1
-        if not channel.listeners:
-            channel.over = True
-            for producer in channel.producers:
-                producer.cancel()
-            if self._channels.get(job) is channel:
-                del self._channels[job]
+    async def _look(self, topic: Topic, job: str | None) -> bytes | None:
+        # Threads of its own, and few: a look that takes long leaves those of other requests alone.
+        return await to_thread.run_sync(_looked, topic, job, limiter=self._threads)
 
     async def _produce(self, channel: _Channel, job: str | None, topic: Topic) -> None:
+        """Look until nobody listens, and then the last look has ended: whoever comes meanwhile finds the channel as it is."""
         number = 0
         try:
-            while not self._ending():
+            while channel.listeners and not self._ending():
                 began = time.monotonic()
-                text = await run_in_threadpool(_looked, topic, job)
+                text = await self._look(topic, job)
                 if text is not None:
                     number += 1
                     channel.latest[topic.name] = (number, text)
                     async with channel.changed:
                         channel.changed.notify_all()
-                await self._rest(began + topic.every_s)
+                await self._rest(channel, began + topic.every_s)
         finally:
             channel.over = True
+            if self._channels.get(job) is channel:
+                del self._channels[job]
             async with channel.changed:
                 channel.changed.notify_all()
 
-    async def _rest(self, until: float) -> None:
-        """Until it is time, or the agent ends."""
-        while not self._ending():
+    async def _rest(self, channel: _Channel, until: float) -> None:
+        """Until it is time, nobody listens, or the agent ends."""
+        while channel.listeners and not self._ending():
             left = until - time.monotonic()
             await asyncio.sleep(max(0.0, min(left, 0.5)))
             if left <= 0.5:

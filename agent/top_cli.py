@@ -64,7 +64,7 @@ def _urls(config: Config, address: str | None) -> Callable[[], list[str]]:
     if address is None:
         return lambda: asking.local_agents(config.dir)
     try:
-        named = diagnose.addresses([address])
+        named = diagnose.addresses([address], config.expects_tls)
     except diagnose.CannotDiagnose as error:
         raise ConfigError(f"top: {error}") from None
     return lambda: named

@@ -59,7 +59,9 @@ def _train(rings: Path, rank: int) -> RingWriter:
         _ODD,
         mark(1, 100 * MS, exposed_ns=9 * MS),
         # In no whole step: of one in which it ran the communication would not be known.
-        operation("all_reduce", start_ns=101 * MS, end_ns=101 * MS, seq=4, size=100, flags=ev.UNTIMED, timing=ev.BY_NONE),
+        operation(
+            "all_reduce", start_ns=101 * MS, end_ns=101 * MS, seq=4, size=100, flags=ev.UNTIMED, timing=ev.BY_NONE
+        ),
     ]
     if rank < 2:
         peer, p2p = 1 - rank, ("send", "recv")[rank]

@@ -210,7 +210,7 @@ def test_login(closed: Served) -> None:
     done = closed.ask("/login", "POST", b"token=" + closed.token.encode(), **form)
     assert (done.status, done.headers["location"]) == (HTTPStatus.SEE_OTHER, "/")
     cookie, *attributes = (part.strip() for part in done.headers["set-cookie"].split(";"))
-    assert {each.lower() for each in attributes} == {"httponly", "path=/", "samesite=strict"}
+    assert {each.lower() for each in attributes} == {"httponly", "path=/", "samesite=lax"}
     assert closed.token not in cookie
     assert closed.ask("/api/v1/stream", cookie=cookie).status == HTTPStatus.OK
     assert closed.ask("/api/v1/profiles", "POST", b"{}", cookie=cookie).status == HTTPStatus.UNAUTHORIZED

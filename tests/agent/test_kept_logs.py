@@ -98,3 +98,21 @@ def test_report_of_a_job_that_has_ended(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "out of memory" in text
     assert "<td>pair<td>2<td>host: 0-1<td>" in text
+
+
+def test_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+    """What could not be written down is written down once it can."""
+    log, written, full = tmp_path / "log", list[Topology](), [True]
+
+    def keep_it(said: Topology) -> None:
+        if full[0]:
+            raise OSError("no space")
+        written.append(said)
+
+    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), keep=keep_it)
+    log.write_text(WARNING)
+    LogRequest("job", [str(log)], time.time() - 5, os.getpid()).write(tmp_path)
+    logs.tick()
+    full[0] = False
+    logs.close()
+    assert [said.messages for said in written] == [1]

@@ -139,7 +139,7 @@ def test_operations_of_the_last_minute() -> None:
     old = [operation(start_ns=0, end_ns=MS), operation(start_ns=95 * SECOND, end_ns=95 * SECOND + MS, seq=1)]
     found = operations(job(old), 99 * SECOND)
     assert [row.count for row in found.rows] == [1]
-    assert found.covered_s == pytest.approx(9)
+    assert found.covered_s == pytest.approx(59)
 
 
 def test_picks_a_job() -> None:

@@ -31,7 +31,9 @@ def test_known_shares(hook: str, hosts: list[Host], tmp_path: Path) -> None:
         for rank in (0, 1):
             mine = [step for step in steps if step.rank == rank and first < step.seq <= last]
             assert len(mine) == 5
-            assert median(step.comm_share for step in mine if step.comm_share is not None) == pytest.approx(share, abs=POINTS)
+            assert median(step.comm_share for step in mine if step.comm_share is not None) == pytest.approx(
+                share, abs=POINTS
+            )
             if overlapped:
                 hidden.append(1 - exposed(mine) / share)
             else:
