@@ -15,6 +15,10 @@ from typing import Any
 from commwatch.bandwidth import bus_factor
 from commwatch.books import (
     DURATION_BOUNDS_NS,
+    LATEST_KNOWN,
+    MOST_APART,
+    OTHER_GROUP,
+    OTHER_ID,
     SLOT_NS,
     UNKNOWN_GROUP,
     Cell,
@@ -35,10 +39,12 @@ from commwatch.sketch import BINS_PER_E, merge, quantile
 from commwatch.stragglers import LateWindow
 
 _MOST_FAILURES = 16
+_MOST_NUMBERS = 2 * (MOST_APART + LATEST_KNOWN)
 #: Of the latest records.
 _TAIL_BYTES = 256 * ev.RECORD_SIZE
 #: What ``lately`` is about.
 LAST_NS = 60_000_000_000
+NO_GROUP = ev.NO_GROUP
 _UNMEASURED = ev.FAILED | ev.UNTIMED
 #: Its caller went on: asked for a handle, or put it on a stream.
 _NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
@@ -89,6 +95,9 @@ class RankBook:
         self.offset_ns: int = identity["wall_offset_ns"]
         self._joins = joins
         self.groups: dict[int, GroupInfo] = {}
+        #: Those in it that are not counted each for itself, oldest first; and how many groups there have been.
+        self._rest: deque[int] = deque()
+        self.groups_told = 0
         self.ops: dict[int, str] = dict(enumerate(ev.OPS, start=1))
         self.dtypes: dict[int, str] = {}
         #: Cells the store has not taken yet, and the sums of all closed ones.
@@ -139,22 +148,28 @@ class RankBook:
 
     # -- names --------------------------------------------------------------------------------
 
-    def learn(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Take in entries of the names file; damaged ones are passed over."""
+    def learn(self, entries: Iterable[dict[str, Any]]) -> list[tuple[int, GroupInfo]]:
+        """Take in entries of the names file; damaged ones are passed over. Returns the groups that are new, or told otherwise."""
+        fresh: list[tuple[int, GroupInfo]] = []
         for entry in entries:
             try:
                 if "group" in entry:
                     ranks = tuple(count_of(r) for r in entry["ranks"]) if entry["ranks"] is not None else None
-                    self.groups[count_of(entry["group"])] = GroupInfo(
-                        str(entry["group_id"]),
-                        str(entry["label"]),
-                        str(entry["name"]),
-                        str(entry["desc"]),
-                        ranks,
-                        count_of(entry["size"]),
-                        bool(entry["aligned"]),
-                        str(entry["backend"]) if entry.get("backend") else None,
+                    small_id, info = (
+                        count_of(entry["group"]),
+                        GroupInfo(
+                            str(entry["group_id"]),
+                            str(entry["label"]),
+                            str(entry["name"]),
+                            str(entry["desc"]),
+                            ranks,
+                            count_of(entry["size"]),
+                            bool(entry["aligned"]),
+                            str(entry["backend"]) if entry.get("backend") else None,
+                        ),
                     )
+                    if self.groups.get(small_id) != info:
+                        fresh += self._remember(small_id, info)
                 elif "dtype" in entry:
                     self.dtypes[count_of(entry["dtype"])] = str(entry["name"])
                 elif "op" in entry:
@@ -167,10 +182,29 @@ class RankBook:
                     self.inspector = str(entry["inspector"])
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
                 continue
+        return fresh
+
+    def _remember(self, small_id: int, info: GroupInfo) -> Iterator[tuple[int, GroupInfo]]:
+        """Keep a group, and forget one of the rest for it where there are too many; gives those that are new."""
+        yield small_id, info
+        self.groups_told += small_id not in self.groups
+        self.groups[small_id] = info
+        if small_id < MOST_APART:
+            return
+        if OTHER_ID not in self.groups:
+            self.groups[OTHER_ID] = OTHER_GROUP
+            yield OTHER_ID, OTHER_GROUP
+        self._rest.append(small_id)
+        if len(self._rest) > LATEST_KNOWN:
+            self.groups.pop(self._rest.popleft(), None)
+        for numbers in (self.last_seq, self.launched_ns):
+            if len(numbers) > _MOST_NUMBERS:  # those of groups that are forgotten, now and then
+                for forgotten in numbers.keys() - self.groups.keys():
+                    del numbers[forgotten]
 
     def group(self, small_id: int) -> GroupInfo:
         """The group of a record; one stand-in for those whose name was lost."""
-        return self.groups.get(small_id, UNKNOWN_GROUP)
+        return self.groups.get(small_id) or (OTHER_GROUP if MOST_APART <= small_id < ev.NO_GROUP else UNKNOWN_GROUP)
 
     def op_name(self, code: int) -> str:
         """Canonical name, or the operator's own where it is not in our table."""
@@ -198,9 +232,13 @@ class RankBook:
                 continue
             if end + offset >= self._slot_end:
                 self.roll(end + offset)
-            books = live.get(op | group << 8 | ((size - 1).bit_length() + 1 if size else 0) << 24)
+            books = live.get(
+                op
+                | (at := OTHER_ID if MOST_APART <= group < NO_GROUP else group) << 8
+                | ((size - 1).bit_length() + 1 if size else 0) << 24
+            )
             if books is None:
-                books = self._open(group, op, size)
+                books = self._open(at, op, size)
             if self.live_from is None:
                 self.live_from = number_of(stamp, until_n if until_n is not None else stamp + 1)
             p2p, cell = books.p2p, books.cell
@@ -387,7 +425,7 @@ class Job:
         self.id = job_id
         self.joins: dict[str, GroupJoin] = {}
         self.books: dict[str, RankBook] = {}
-        #: When its last rank was found gone, in ns of wall time; ``None`` while one lives.
+        #: When its last rank was found gone, on the monotonic clock; ``None`` while one lives.
         self.ended_ns: int | None = None
 
 
@@ -412,14 +450,14 @@ class Aggregate:
         job.ended_ns = None
         return book
 
-    def retire(self, wall_ns: int) -> None:
+    def retire(self, now_ns: int) -> None:
         """Forget the jobs that ended long enough ago."""
         for job in list(self.jobs.values()):
             if any(book.alive for book in job.books.values()):
                 job.ended_ns = None
             elif job.ended_ns is None:
-                job.ended_ns = wall_ns
-            elif wall_ns - job.ended_ns > self._keep_ended_ns:
+                job.ended_ns = now_ns
+            elif now_ns - job.ended_ns > self._keep_ended_ns:
                 del self.jobs[job.id]
 
     def books(self) -> Iterator[RankBook]:

@@ -31,7 +31,8 @@ class Agent:
 
     Args:
         aggregate: the live books, or ``None`` where only the history is there.
-        lock: guards them.
+        lock: guards them, for moments.
+        handover: held while cells go from them into the history; by default the lock itself.
         now_ns: the monotonic clock.
         references: what operations should take; by default nothing is known of it but the job's own best.
         gpu_at: the card that a rank computes on.
@@ -45,9 +46,11 @@ class Agent:
         now_ns: Callable[[], int] = lambda: 0,
         references: References | None = None,
         gpu_at: Callable[[GpuPlace | None], Gpu | None] = lambda where: None,
+        handover: threading.RLock | None = None,
     ) -> None:
         self.path, self._references, self._gpu_at = path, references, gpu_at
         self._aggregate, self._lock, self._now_ns = aggregate, lock or threading.RLock(), now_ns
+        self._handover = handover or self._lock
 
     def has_job(self, job: str) -> bool:
         """Whether the history knows it."""
@@ -106,11 +109,12 @@ class Agent:
     def _slots(self, from_ns: int, until_ns: int, job: str | None) -> list[tuple[int, int, Counted]]:
         """What was counted: when its slot began, how long that is, and the cell."""
         with History(self.path) as history:
-            with self._lock:  # a cell is either stored or live, as long as this is held
+            with self._handover:  # a cell is either stored or live, as long as this is held
                 rings = {ring.id: ring for ring in history.rings(job)}
                 stored = list(history.rollups(from_ns, until_ns, list(rings)))
                 aggregate = self._aggregate or _recount(history, rings.values())
-                live = _live(aggregate, from_ns, until_ns)
+                with self._lock:
+                    live = _live(aggregate, from_ns, until_ns)
             groups, ops = history.groups(), history.names("op")
         named = identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops)
         return [

@@ -54,6 +54,16 @@ def count_of(value: Any) -> int:
 
 
 UNKNOWN_GROUP = GroupInfo("unknown", "unknown", "unknown", "", None, 0, False)
+#: What shares a label where there are more than can each have their own.
+OTHER = "other"
+#: Groups of one ring, in the order of their first operation, that are counted each for itself. The rest share one, and are
+#: never joined: a trainer may make groups without end.
+MOST_APART = 256
+#: Of the rest so many are known by name, the latest: those that something is in flight in.
+LATEST_KNOWN = 256
+#: The number of the one that the rest share, as large as a group's number in a record can be but for ``NO_GROUP``.
+OTHER_ID = 0xFFFE
+OTHER_GROUP = GroupInfo(OTHER, OTHER, OTHER, "", None, 0, False)
 
 
 #: The fields of a cell that are plain sums.

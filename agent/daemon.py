@@ -7,12 +7,13 @@ import fcntl
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,6 +28,7 @@ from commwatch.alerts.model import Alert
 from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.announcement import announce, answering
 from commwatch.answers import Agent
+from commwatch.beside import Beside, known
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors
 from commwatch.config import Config, addresses
@@ -35,7 +37,7 @@ from commwatch.exporter import Exporter
 from commwatch.gpus import Gpus
 from commwatch.host import HostWatch
 from commwatch.inspector import Inspector
-from commwatch.intake import Intake
+from commwatch.intake import Intake, room_for_rings
 from commwatch.kept_logs import keep
 from commwatch.nccl import NcclLogs, logs_of, remove_old
 from commwatch.notifications import address_of, delivery_of, readings, url_of
@@ -62,6 +64,8 @@ _END_S = 10.0
 _LOGS_S, _RAS_S, _GPUS_S, _HOST_S, _ALERTS_S = 0.5, 1.0, 1.0, 1.0, 1.0
 #: Between two looks whether an alert wants evidence; what its receivers may take to be told the last when the agent ends.
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
+#: Files this agent wants to be able to have open.
+_MOST_FILES = 8192
 #: Between two looks for what profiled ranks have left.
 _PROFILES_S = 0.25
 
@@ -88,7 +92,10 @@ class Daemon:
             raise CannotStart(str(error)) from None
         self._lock = threading.RLock()
         self._aggregate = Aggregate(int(config.keep_ended * 1e9))
-        self._intake = Intake(config.rings, self._aggregate, self._store, self._lock)
+        handover = threading.RLock()
+        self._intake = Intake(
+            config.rings, self._aggregate, self._store, self._lock, handover, room_for_rings(_raised_limit())
+        )
         self._stop = threading.Event()
         self._last_tick_ns = time.monotonic_ns()
         self._trouble: str | None = None
@@ -96,7 +103,7 @@ class Daemon:
         self._socket = listen(config)
         self.port: int = self._socket.getsockname()[1]
         self.url = url_of(config, self.port)
-        registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
         self._nccl = NcclLogs(config.dir, self._aggregate, self._lock, keep=partial(keep, config.state))
         self._inspector = Inspector(config.inspector_dir, self._aggregate, self._lock)
         self._ras = Ras(addresses(config.ras) or () if config.ras else (), self._aggregate, self._lock)
@@ -108,22 +115,27 @@ class Daemon:
             self._aggregate,
             self._lock,
             time.monotonic_ns,
-            lambda: [
-                *collectors.collect(),
-                *self._host.readings(),
-                *self._gpus.readings(),
-                *self._nccl.readings(),
-                *self._inspector.readings(),
-                *self._ras.readings(),
-                ("alerts", readings(self._delivery)),
-            ],
+            lambda: known(
+                [
+                    *collectors.collect(),
+                    *self._host.readings(),
+                    *self._gpus.readings(),
+                    *self._nccl.readings(),
+                    *self._inspector.readings(),
+                    *self._ras.readings(),
+                    ("alerts", readings(self._delivery)),
+                ],
+                (*self._beside, self._gpu_watch),
+            ),
             references,
             self._gpus.label,
             lambda: self._ras.verdicts(None),
             config.labels,
         )
         registry.register(exporter)
-        agent = Agent(config.history, self._aggregate, self._lock, time.monotonic_ns, references, self._gpus.place)
+        agent = Agent(
+            config.history, self._aggregate, self._lock, time.monotonic_ns, references, self._gpus.place, handover
+        )
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
         witnesses = Witnesses(self._inspector, self._ras)
         address = address_of(config, self.port)
@@ -142,33 +154,22 @@ class Daemon:
         )
         app = application(agent, watchers, registry, self._healthy, self._ready, self._stop.is_set)
         self._server = server(app, config, self._socket.getsockname()[0])
-        self._profiling = self._beside("profiles", self._profile, _PROFILES_S)
-        self._threads = [
-            threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="web", daemon=True),
-            threading.Thread(target=self._work, name="intake", daemon=True),
-            self._beside("nccl", self._nccl.tick, _LOGS_S, self._nccl.close),
-            self._beside("inspector", self._inspector.tick, _LOGS_S, self._inspector.close),
-            self._beside("ras", self._ras.tick, _RAS_S),
-            self._beside("host", self._host.tick, _HOST_S),
-            self._beside("alerts", self._alerting.tick, _ALERTS_S, self._alerting.close),
-            self._beside("evidence", self._evidence.tick, _EVIDENCE_S),
+        self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
+        self._beside = [
+            Beside("nccl_log", self._nccl.tick, _LOGS_S, self._stop, self._nccl.close),
+            Beside("inspector", self._inspector.tick, _LOGS_S, self._stop, self._inspector.close),
+            Beside("ras", self._ras.tick, _RAS_S, self._stop),
+            Beside("network", self._host.tick, _HOST_S, self._stop),
+            Beside("alerts", self._alerting.tick, _ALERTS_S, self._stop, self._alerting.close),
+            Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
             self._profiling,
         ]
-        self._gpu_thread = self._beside("gpus", self._gpus.tick, _GPUS_S, self._gpus.close)
-
-    def _beside(
-        self, name: str, tick: Callable[[], object], every_s: float, close: Callable[[], None] = lambda: None
-    ) -> threading.Thread:
-        """A thread beside the intake, which looks again and again until the agent ends."""
-
-        def loop() -> None:
-            while True:
-                tick()
-                if self._stop.wait(every_s):
-                    break
-            close()
-
-        return threading.Thread(target=loop, name=name, daemon=True)
+        self._gpu_watch = Beside("gpu", self._gpus.tick, _GPUS_S, self._stop, self._gpus.close)
+        self._threads = [
+            threading.Thread(target=self._serve, name="web", daemon=True),
+            threading.Thread(target=self._work, name="intake", daemon=True),
+            *(each.thread for each in self._beside),
+        ]
 
     def run(self) -> bool:
         """Serve until SIGTERM, SIGINT or ``stop``, take what the rings still hold, and end; False if the intake failed."""
@@ -177,7 +178,7 @@ class Daemon:
         gc.set_threshold(20_000, 50, 50)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
-        for thread in (*self._threads, self._gpu_thread):
+        for thread in (*self._threads, self._gpu_watch.thread):
             thread.start()
         announce(
             self.config.dir,
@@ -193,8 +194,8 @@ class Daemon:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
         self._delivery.close(_FAREWELL_S)
-        self._gpu_thread.join(_GPUS_S)  # a sick card does not hold up the end
-        if not self._profiling.is_alive():
+        self._gpu_watch.thread.join(_GPUS_S)  # a sick card does not hold up the end
+        if not self._profiling.thread.is_alive():
             with contextlib.suppress(OSError, StoreError, sqlite3.Error):
                 self._profiles.close()
         self._store.close()
@@ -207,15 +208,24 @@ class Daemon:
         """Make ``run`` end; from any thread."""
         self._stop.set()
 
+    def _serve(self) -> None:
+        """The web server's thread."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            if not self._stop.is_set():  # an agent that nobody can ask is as good as none
+                self._failed = True
+                self._stop.set()
+
     def _work(self) -> None:
         """The intake's thread: look, drain, and once a minute keep the history within its bounds."""
         try:
-            tidied = 0
+            tidied: int | None = None
             while not self._stop.is_set():
                 self._tick()
-                now = time.time_ns()
-                if now - tidied > _TIDY_NS:
-                    tidied = now
+                clock, now = time.monotonic_ns(), time.time_ns()
+                if tidied is None or clock - tidied > _TIDY_NS:
+                    tidied = clock
                     self._store.tidy(now, self.config.raw_bytes, int(self.config.keep_days * 86400e9))
                     oldest = now / 1e9 - self.config.keep_days * 86400
                     remove_old(logs_of(self.config.state), oldest)
@@ -247,7 +257,9 @@ class Daemon:
         except OSError as error:
             self._say(f"cannot read {self.config.rings}: {error}")
         else:
-            self._say(f"history is not being written: {self._store.trouble}" if self._store.trouble else None)
+            self._say(
+                f"history is not being written: {self._store.trouble}" if self._store.trouble else self._intake.waiting
+            )
         self._last_tick_ns = time.monotonic_ns()
         tell(ALIVE, os.environ)
 
@@ -264,6 +276,16 @@ class Daemon:
 
     def _ready(self) -> str | None:
         return self._healthy() or self._trouble
+
+
+def _raised_limit() -> int:
+    """Files that this process may have open, once it may have as many as it is allowed to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, _MOST_FILES) if hard != resource.RLIM_INFINITY else _MOST_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def _lock_directory(config: Config) -> int:

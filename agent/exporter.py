@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from commwatch import __version__, sight
 from commwatch.aggregate import Aggregate, Job, RankBook
-from commwatch.books import DURATION_BOUNDS_NS, SIZE_BOUNDS_LOG2, Cell, Counted
+from commwatch.books import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
 from commwatch.collectors import events as ev
 from commwatch.collectors.gpu import GpuPlace
 from commwatch.collectors.registry import Reading
@@ -25,7 +26,8 @@ from commwatch.verdicts import Verdict
 
 #: Distinct group labels of one job; further ones share ``other``.
 MOST_GROUPS = 32
-OTHER = "other"
+#: Groups of one rank that have series of their own, in the order of their first operation.
+MOST_GROUP_IDS = 64
 #: Verdicts in ``/metrics``, those that stand the longest, and ranks of one.
 MOST_VERDICTS, MOST_CULPRITS = 16, 8
 _EFFICIENCY_NS = 5_000_000_000
@@ -70,6 +72,8 @@ class Exporter(Collector):
         self._efficiency: dict[tuple[str, str, str, str], float] = {}
         self._efficiency_at: int | None = None
         self._labels: dict[str, dict[str, str]] = {}
+        #: By job and rank: groups that have no series of their own.
+        self._beyond: dict[str, dict[str, int]] = {}
         self._dropped = 0
 
     def describe(self) -> Iterable[Metric]:
@@ -86,6 +90,7 @@ class Exporter(Collector):
             _ups(families, self._aggregate.jobs.values())
             verdicts = sight.conclude(self._aggregate.jobs.values(), self._now_ns())
             self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
+            self._beyond = {job: ranks for job, ranks in self._beyond.items() if job in self._aggregate.jobs}
         _verdicts(families, [*verdicts, *self._told()])
         for name, readings in self._readings():
             families.add("collector_up", (name,), float(readings is not None))
@@ -101,6 +106,11 @@ class Exporter(Collector):
             known[label] = label if len(known) < MOST_GROUPS else OTHER
             self._dropped += known[label] != label
         return known[label]
+
+    def _count_beyond(self, job: str, rank: str, beyond: int) -> None:
+        known = self._beyond.setdefault(job, {})
+        self._dropped += max(0, beyond - known.get(rank, 0))
+        known[rank] = max(beyond, known.get(rank, 0))
 
     def _efficiencies(self, families: Families) -> None:
         """Efficiency of the last minute, worked out anew every few seconds: it takes longer than the rest of the page."""
@@ -174,7 +184,8 @@ class Exporter(Collector):
                 # A posted send or recv is no news until somebody waits for it.
                 if book.op_name(record.op) not in ev.P2P or record.flags & ev.BLOCKED:
                     oldest.setdefault(record.group, record.start_ns or record.launch_ns)
-            for small_id, group in book.groups.items():
+            self._count_beyond(job.id, rank, book.groups_told - MOST_GROUP_IDS)
+            for small_id, group in islice(book.groups.items(), MOST_GROUP_IDS):
                 label = self._group_label(job.id, group.label)
                 if label == OTHER:
                     continue

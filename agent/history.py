@@ -98,9 +98,10 @@ class History:
 
     def shares(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, tuple[float, float | None]]:
         """Comm share and exposed share of the rings' steps but for long ones, by the slot of 10 s that they ended in."""
+        # TOTAL, not SUM, which fails where integers grow too large for it.
         rows = self._db.execute(
-            "SELECT end_ns / ?1 * ?1, SUM(comm_ns), COUNT(comm_ns) = COUNT(*), SUM(exposed_ns), COUNT(exposed_ns) = COUNT(*),"
-            " SUM(end_ns - start_ns) FROM step"
+            "SELECT end_ns / ?1 * ?1, TOTAL(comm_ns), COUNT(comm_ns) = COUNT(*), TOTAL(exposed_ns), COUNT(exposed_ns) = COUNT(*),"
+            " TOTAL(end_ns - start_ns) FROM step"
             " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
             (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
         )
@@ -110,14 +111,14 @@ class History:
             if length and comm_known
         }
 
-    def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, int]]]:
+    def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, float]]]:
         """Bus bytes, and the time in ns that they took, of the rings' operations, by slot of 10 s and op."""
         rows = self._db.execute(
-            "SELECT slot_ns, op, SUM(bus_bytes), SUM(busy_ns) FROM rollup WHERE slot_ns >= ? AND slot_ns < ? AND NOT coarse"
+            "SELECT slot_ns, op, TOTAL(bus_bytes), TOTAL(busy_ns) FROM rollup WHERE slot_ns >= ? AND slot_ns < ? AND NOT coarse"
             " AND bus_bytes > 0 AND op BETWEEN 1 AND ? AND ring IN (SELECT value FROM json_each(?)) GROUP BY 1, 2",
             (from_ns, until_ns, len(OPS), json.dumps(rings)),
         )
-        found: dict[int, dict[str, tuple[float, int]]] = {}
+        found: dict[int, dict[str, tuple[float, float]]] = {}
         for slot, op, bus_bytes, busy_ns in rows:
             found.setdefault(slot, {})[OPS[op - 1]] = bus_bytes, busy_ns
         return found

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from commwatch.aggregate import Aggregate, Job
 from commwatch.bandwidth import algbw, bus_factor
-from commwatch.books import UNKNOWN_GROUP, GroupInfo
+from commwatch.books import OTHER, UNKNOWN_GROUP, GroupInfo
 from commwatch.collectors.inspector import Timed, parse_line, parse_prom
 from commwatch.collectors.nccl.follow import Follower
 from commwatch.collectors.registry import Reading
-from commwatch.exporter import MOST_GROUPS, OTHER
+from commwatch.exporter import MOST_GROUPS
 from commwatch.nccl import fitting, groups_of, ranks_of
 from commwatch.witness_views import InspectorMean, InspectorRow, InspectorView, means
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import sqlite3
@@ -17,6 +19,15 @@ log = logging.getLogger("commwatch")
 #: Most records taken from one ring before it is the next one's turn: less than a join keeps pending, so that the ranks
 #: of a backlog still find each other.
 _BATCH = 512
+#: Rings that are read at a time; who comes later waits until others have ended.
+MOST_RINGS = 4096
+#: What a ring cannot be opened for now, and perhaps can in a moment.
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+
+
+def room_for_rings(files: int) -> int:
+    """How many rings to read at a time, of a process that may have so many files open: the others are for those who ask it."""
+    return min(MOST_RINGS, max(files // 4, files - 512))
 
 
 class _Source:
@@ -41,17 +52,31 @@ class Intake:
 
     Args:
         directory: holds the ``*.ring`` files.
-        lock: guards the aggregate against its readers.
+        lock: guards the aggregate against its readers, for moments.
+        handover: held from when cells are given to the store until it has them, which takes as long as the disk does: a reader that holds it
+            finds each cell either in the books or in the history. By default the lock itself.
+        most_rings: to be read at a time; each keeps a file open.
     """
 
-    def __init__(self, directory: Path, aggregate: Aggregate, store: Writer, lock: threading.RLock) -> None:
-        self._directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        aggregate: Aggregate,
+        store: Writer,
+        lock: threading.RLock,
+        handover: threading.RLock | None = None,
+        most_rings: int = MOST_RINGS,
+    ) -> None:
+        self._handover = handover or lock
+        self._directory, self._most_rings = directory, most_rings
         self._aggregate, self._store, self._lock = aggregate, store, lock
         self._boot_id = boot_id()
         self._sources: dict[str, _Source] = {}
         self._refused: set[tuple[str, int]] = set()
         #: Ring files that could not be read, for ``/metrics``.
         self.bad_rings = 0
+        #: Why ring files are not read yet that could be; ``None``: all are.
+        self.waiting: str | None = None
         self.lost = 0
         self.read = 0
 
@@ -61,21 +86,22 @@ class Intake:
         before, turn = self.read, list(self._sources.values())
         while turn:
             turn = [source for source in turn if self._drain(source, now_ns) >= _BATCH]
-        # Under one lock: a reader finds each cell either here or in the history, never in both or in neither.
-        with self._lock:
-            for source in self._sources.values():
-                if source.final:
-                    source.book.finish()
-                else:
-                    source.book.roll(wall_ns)
-                self._tell(source, wall_ns)
+        with self._handover:
+            with self._lock:
+                for source in self._sources.values():
+                    if source.final:
+                        source.book.finish()
+                    else:
+                        source.book.roll(now_ns + source.book.offset_ns)  # not by the wall clock, which may be set
+                    self._tell(source, wall_ns)
             given_up = self._store.given_up
             # Stored, or given up for want of room: either way the books need not hold it any longer.
-            if self._store.commit() or self._store.given_up != given_up:
-                for source in self._sources.values():
+            taken = self._store.commit() or self._store.given_up != given_up
+            with self._lock:
+                for source in self._sources.values() if taken else ():
                     source.book.take_closed(source.told_cells)
                     source.told_cells = 0
-            self._aggregate.retire(wall_ns)
+                self._aggregate.retire(now_ns)
         self._remove_finished()
         return self.read - before
 
@@ -90,53 +116,72 @@ class Intake:
             ]
         except FileNotFoundError:
             return
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name not in self._sources and (entry.name, entry.inode()) not in self._refused:
-                self._open(entry, wall_ns)
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            self.waiting = f"cannot look for rings: {error}"
+            return
+        # What is there no longer need not be remembered.
+        self._refused &= {(entry.name, entry.inode()) for entry in entries}
+        fresh = [
+            entry
+            for entry in sorted(entries, key=lambda entry: entry.name)
+            if entry.name not in self._sources and (entry.name, entry.inode()) not in self._refused
+        ]
+        room = max(0, self._most_rings - sum(source.reader is not None for source in self._sources.values()))
+        left = len(fresh) - room
+        self.waiting = (
+            f"{left} rings wait until others end: {self._most_rings} are read at a time" if left > 0 else None
+        )
+        for entry in fresh[:room]:
+            if not self._open(entry, wall_ns):
+                break
 
-    def _open(self, entry: os.DirEntry[str], wall_ns: int) -> None:
-        reader = None
-        try:
-            reader = ring.RingReader(Path(entry.path))
-            if wrong := unsound(reader.identity):
-                raise ring.BadRing(f"{entry.name}: damaged identity ({wrong})")
-            row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
-            reader.next_n = row.next_n
-            with self._lock:
-                book = self._aggregate.open(row.uid, reader.identity)
-        except FileNotFoundError:
-            return
-        except sqlite3.Error as error:  # the disk is full: the ring keeps its records until it is not
-            self._store.trouble = f"{self._store.path}: {error}"
-            return
-        except (ring.BadRing, OSError, KeyError, TypeError, ValueError) as error:
-            self._refused.add((entry.name, entry.inode()))
-            self.bad_rings += 1
-            log.warning("cannot read ring %s: %s", entry.name, error)
-            if reader is not None:
-                reader.close()
-            return
+    def _open(self, entry: os.DirEntry[str], wall_ns: int) -> bool:
+        """Take up a ring, or refuse for good what is none; False where there is no room for more now, so that it comes again at the next look."""
+        with contextlib.ExitStack() as undo:
+            try:
+                reader = ring.RingReader(Path(entry.path))
+                undo.callback(reader.close)
+                if wrong := unsound(reader.identity):
+                    raise ring.BadRing(f"{entry.name}: damaged identity ({wrong})")
+                row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
+                counted = list(self._store.raw_since(row))
+                reader.next_n = row.next_n
+                with self._lock:
+                    book = self._aggregate.open(row.uid, reader.identity)
+            except FileNotFoundError:
+                return True
+            except sqlite3.Error as error:  # the disk is full: the ring keeps its records until it is not
+                self._store.trouble = f"{self._store.path}: {error}"
+                return False
+            except (ring.BadRing, OSError, KeyError, TypeError, ValueError) as error:
+                if getattr(error, "errno", None) in _PASSING:
+                    self.waiting = f"cannot read ring {entry.name} yet: {error}"
+                    return False
+                self._refused.add((entry.name, entry.inode()))
+                self.bad_rings += 1
+                log.warning("cannot read ring %s: %s", entry.name, error)
+                return True
+            undo.pop_all()
         source = self._sources[entry.name] = _Source(reader, row, book)
         book.lost = row.lost
         self._learn(source, reader)
-        for records, until_n in self._store.raw_since(row):
+        for records, until_n in counted:
             with self._lock:
                 book.ingest(records, until_n)
+        return True
 
     def _learn(self, source: _Source, reader: ring.RingReader) -> None:
         entries = reader.names()
         if not entries:
             return
         book, row = source.book, source.row
-        groups, names = (
-            dict(book.groups),
-            {("dtype", k): v for k, v in book.dtypes.items()} | {("op", k): v for k, v in book.ops.items()},
-        )
+        names = {("dtype", k): v for k, v in book.dtypes.items()} | {("op", k): v for k, v in book.ops.items()}
         with self._lock:
-            book.learn(entries)
-        for small_id, group in book.groups.items():
-            if groups.get(small_id) != group:
-                self._store.group(row.id, small_id, group)
+            fresh = book.learn(entries)
+        for small_id, group in fresh:
+            self._store.group(row.id, small_id, group)
         for kind, known in (("dtype", book.dtypes), ("op", book.ops)):
             for code, name in known.items():
                 if names.get((kind, code)) != name:

@@ -266,7 +266,7 @@ METRICS = {
         Spec(
             "commwatch_series_dropped_total",
             "counter",
-            "Groups counted under the label 'other' because a job has too many.",
+            "Groups counted under the label 'other', or without series by group_id, because a job has too many.",
         ),
         Spec(
             "commwatch_notifications_total",

@@ -21,7 +21,7 @@ class Slot:
     busbw: dict[str, float]
 
 
-def slot_of(at_ns: int, shares: tuple[float, float | None] | None, by_op: Mapping[str, tuple[float, int]]) -> Slot:
+def slot_of(at_ns: int, shares: tuple[float, float | None] | None, by_op: Mapping[str, tuple[float, float]]) -> Slot:
     """Put together.
 
     Args:

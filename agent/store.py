@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from commwatch import sketch
 from commwatch.books import CELL_SUMS, SLOT_NS, Cell, CellKey, GroupInfo, StepRecord
 from commwatch.chunks import CHUNK_RECORDS, OpenChunk, Statement
-from commwatch.collectors.events import RECORD_SIZE
+from commwatch.collectors.events import NONSENSE, RECORD_SIZE
 from commwatch.collectors.ring import number_of
 
 SCHEMA_VERSION = 3
@@ -151,6 +151,8 @@ def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
     if version != SCHEMA_VERSION:
         db.close()
         remedy = "start an agent on it to bring it up to date" if version in _UPGRADES else "move it away"
+        if version > SCHEMA_VERSION:
+            remedy = "use the newer commwatch that wrote it, move it away"
         raise StoreError(
             f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; {remedy}, or choose another place with --state"
         )
@@ -196,12 +198,15 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._db = connect(path, write=True)
+        # Rings fill within seconds: who else holds the history is waited for between looks, not in one.
+        self._db.execute("PRAGMA busy_timeout = 1000")
         #: Names and states, which are few and always kept; records and sums, which are not.
         self._names: list[Statement] = []
         self._pending: list[Statement] = []
         self._progress: dict[int, Statement] = {}
         self._chunks: dict[int, OpenChunk] = {}
         self._dirty: set[int] = set()
+        self._ended: set[int] = set()
         #: Why the last commit failed, and statements given up.
         self.trouble: str | None = None
         self.given_up = 0
@@ -243,7 +248,8 @@ class Writer:
         self._progress[ring] = (statement, (next_n, lost, dropped, now_ns, ring))
 
     def end(self, ring: int, state: str) -> None:
-        """The ring's trainer is no more."""
+        """The ring's trainer is no more, and nothing comes after what has come."""
+        self._ended.add(ring)
         self._names.append(("UPDATE ring SET state = ? WHERE id = ?", (state, ring)))
 
     def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
@@ -305,6 +311,9 @@ class Writer:
         self._pending.clear()
         self._progress.clear()
         self._dirty.clear()
+        for ring in self._ended:
+            self._chunks.pop(ring, None)
+        self._ended.clear()
         return True
 
     def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> None:
@@ -394,11 +403,16 @@ def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) 
         coarse,
         ring,
         *key,
-        *(getattr(cell, f) for f in CELL_SUMS),
+        *(_storable(getattr(cell, f)) for f in CELL_SUMS),
         json.dumps(cell.durations),
         sketch.encode(cell.bins),
     )
     return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))})", values
+
+
+def _storable(total: float) -> float:
+    """A sum as SQLite can hold it: its integers have 64 bits, and the sizes in a ring may be anything."""
+    return total if total < NONSENSE else float(total)
 
 
 def raw_since(db: sqlite3.Connection, ring: RingRow) -> Iterator[tuple[bytes, int]]:

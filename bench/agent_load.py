@@ -51,6 +51,11 @@ class Agent:
         assert response.status == HTTPStatus.OK, f"{path}: {response.status} {body}"
         return body
 
+    def kill(self) -> None:
+        """SIGKILL: no chance to tidy up."""
+        self._process.kill()
+        self._process.wait()
+
     def samples(self) -> dict[str, float]:
         """A scrape, as ``name{labels}`` to value."""
         lines = [line for line in self.get("/metrics").splitlines() if not line.startswith("#")]

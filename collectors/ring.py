@@ -30,7 +30,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commwatch.collectors.events import BLOCKED, RECORD, RECORD_SIZE, Record
+from commwatch.collectors.events import BLOCKED, NONSENSE, RECORD, RECORD_SIZE, Record
 
 MAGIC = b"CWRING\r\n"
 VERSION = 1
@@ -280,7 +280,7 @@ class RingReader:
         return os.pread(self._fd, length, at).ljust(length, b"\0")
 
     def counter(self, index: int) -> int:
-        """One of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...)."""
+        """One of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...); 0 for a number that nobody could have counted to."""
         at = COUNTERS_AT + 8 * index
         found = self._read(at, 8)
         # A copy need not take the eight bytes at once, as the writer stores them: two that agree did.
@@ -289,7 +289,8 @@ class RingReader:
             if again == found:
                 break
             found = again
-        return int.from_bytes(found, "little")
+        counted = int.from_bytes(found, "little")
+        return counted if counted < NONSENSE else 0
 
     def owner(self) -> int | None:
         """The process that holds the trainer's lock on the file: its pid as this process sees it, 0 where it cannot see it.

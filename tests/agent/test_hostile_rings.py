@@ -15,10 +15,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commwatch.books import SLOT_NS
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.ring import BadRing, RingReader
-from tests.helpers import MS, NOBODY, Trainer, Watch, examples, group_entry, identity, needs, operation, write_ring
+from tests.helpers import (
+    EPOCH_NS,
+    MS,
+    NOBODY,
+    Trainer,
+    Watch,
+    examples,
+    group_entry,
+    identity,
+    mark,
+    needs,
+    operation,
+    write_ring,
+)
 
 FINE = operation(start_ns=0, end_ns=9)
 
@@ -246,3 +260,53 @@ def test_any_ring(
         assert watch.agent.groups("good")
         assert watch.agent.ranks(None)
         assert watch.agent.groups(None)
+
+
+# -- numbers that nobody could have counted to ----------------------------------------------------
+
+
+@pytest.mark.parametrize("counter", range(ring.OPS_STARTED + 1))
+@pytest.mark.parametrize("value", [(1 << 64) - 1, 1 << 63, (1 << 62) - 1])
+def test_any_counter(watched: tuple[Watch, Trainer], counter: int, value: int) -> None:
+    """A counter of any value is taken for what it says, or for none; the history holds it, and the next agent too."""
+    watch, good = watched
+    odd = write_ring(watch.rings, [FINE] * 3, job="odd")
+    odd.counters[counter] = value
+    goes_on(watch, good)
+    again = Watch(watch.path.parent)
+    goes_on(again, good)
+    assert {view.job_id for view in again.agent.jobs()} == {"odd", "good"}
+
+
+HUGE = (1 << 62) - 2
+#: Each alone is within reason, and no two are.
+LARGE = {
+    "sizes": operation(start_ns=0, end_ns=9, size=HUGE),
+    "durations": operation(start_ns=0, end_ns=HUGE - EPOCH_NS),
+    "durations of messages": operation("recv", start_ns=0, end_ns=HUGE - EPOCH_NS, waited_us=(1 << 32) - 1),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_sums_without_end(watched: tuple[Watch, Trainer], what: str) -> None:
+    """Sums larger than 64 bits do not end the agent; what is asked of the history afterwards is answered."""
+    watch, good = watched
+    write_ring(watch.rings, [LARGE[what]] * 20, job="odd")
+    goes_on(watch, good)
+    for at in (1, 2, 400):  # closed, stored, merged
+        watch.tick(at * SLOT_NS)
+        watch.store.tidy(EPOCH_NS + at * SLOT_NS, 1 << 40, 1 << 61)
+    assert watch.store.trouble is None
+    again = Watch(watch.path.parent)
+    assert again.rows("job_id")["odd",].count == 20
+    for job in ("odd", "good"):
+        again.agent.slots(0, 1 << 62, job)
+        assert again.agent.ranks(job)
+
+
+def test_sums_of_steps_without_end(watched: tuple[Watch, Trainer]) -> None:
+    """Steps of centuries do not break the plots of the job that they are said to be of."""
+    watch, good = watched
+    write_ring(watch.rings, [mark(n, n * (HUGE - EPOCH_NS) // 3) for n in range(4)] * 2, job="odd")
+    goes_on(watch, good)
+    watch.agent.slots(0, 1 << 62, "odd")

@@ -185,6 +185,15 @@ def test_not_our_file(tmp_path: Path, damage: Callable[[Path], None], open_it: C
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("open_it", [Writer, History])
+def test_downgrade(tmp_path: Path, open_it: Callable[[Path], Any]) -> None:
+    """A history that a newer commwatch has written is refused with what to do: use that one, or another place."""
+    other_version(tmp_path / "h.sqlite")
+    wanted = rf"version {SCHEMA_VERSION + 1}, this commwatch reads {SCHEMA_VERSION}; use the newer commwatch .* move it away, or .*--state"
+    with pytest.raises(StoreError, match=wanted):
+        open_it(tmp_path / "h.sqlite")
+
+
 def test_no_history(tmp_path: Path) -> None:
     """Reading where nothing was written, or writing below a file, is refused by name; reading makes no file."""
     with pytest.raises(StoreError, match=r"none\.sqlite"):

@@ -1,0 +1,108 @@
+"""An agent for a long time under full load: eight ranks at 2,000 operations a second each.
+
+``python bench/soak.py [MINUTES]`` (default 30). Memory is sampled, and what it does after the first fifth of the time is
+given as a line through the samples: growth an hour, with the highest and the lowest. At the end every record that was written has to be
+in the agent's books, and none lost; time of a scrape and size of the history are given for the beginning (after the first fifth) and the end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import linear_regression, median
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from bench.agent_load import PER_SECOND, Agent, ended, running_agent, wait_for
+from bench.chaos import written
+from bench.common import emit, memory_mb, scratch
+from bench.synthetic import WORLD_SIZE
+from commwatch.collectors.ring import RingReader
+from commwatch.history import History
+
+MINUTES = 30.0
+SAMPLE_S = 5.0
+SCRAPES = 7
+
+
+def scrape_ms(agent: Agent) -> float:
+    """Median time of a scrape."""
+    times = []
+    for _ in range(SCRAPES):
+        begin = time.perf_counter()
+        agent.get("/metrics")
+        times.append(time.perf_counter() - begin)
+    return 1e3 * median(times)
+
+
+def state_mb(state: Path) -> float:
+    """Size of the history with its log, in MB (10^6 bytes)."""
+    return sum(file.stat().st_size for file in state.glob("history-*.sqlite*")) / 1e6
+
+
+def sampled(agent: Agent, seconds: float) -> Iterator[tuple[float, float]]:
+    """(Hours since the beginning, memory in MB) every few seconds, with a scrape every third time, as Prometheus would."""
+    begin, n = time.monotonic(), 0
+    while (passed := time.monotonic() - begin) < seconds:
+        if n % 3 == 0:
+            agent.get("/metrics")
+        yield passed / 3600, memory_mb(agent.pid)
+        n += 1
+        time.sleep(min(SAMPLE_S, max(0.0, seconds - passed)))
+
+
+def settled(agent: Agent, state: Path) -> dict[str, float]:
+    """How the agent stands."""
+    descriptors = len(list(Path(f"/proc/{agent.pid}/fd").iterdir()))
+    threads = len(list(Path(f"/proc/{agent.pid}/task").iterdir()))
+    return {
+        "memory_mb": memory_mb(agent.pid), "scrape_ms": scrape_ms(agent), "history_mb": state_mb(state),
+        "descriptors": descriptors, "threads": threads,
+    }  # fmt: skip
+
+
+def ended_of(state: Path) -> dict[str, tuple[int, int]]:
+    """Of each ring that the history knows to have ended: number of the record to go on from, and records lost."""
+    (path,) = state.glob("history-*.sqlite")
+    with History(path) as history:
+        return {row.uid: (row.next_n, row.lost) for row in history.rings() if row.state != "running"}
+
+
+def soak(run: Path, state: Path, seconds: float) -> dict[str, float]:
+    """All of it, in one run of agent and job."""
+    rings = run / "rings"
+    generator = (str(Path(__file__).with_name("synthetic.py")), str(rings), str(PER_SECOND))
+    with running_agent(run, state) as agent:
+        with ended(*generator):
+            wait_for(lambda: len(list(rings.glob("*.ring"))) == WORLD_SIZE, "the rings")
+            readers = [RingReader(path) for path in rings.glob("*.ring")]
+            list(sampled(agent, seconds / 5))
+            first = settled(agent, state)
+            samples = list(sampled(agent, seconds * 4 / 5))
+            last = settled(agent, state)
+        wait_for(lambda: len(ended_of(state)) == WORLD_SIZE, "the agent to take what is left")
+        found = ended_of(state)
+        counts = {str(reader.path.absolute()): written(reader) for reader in readers}
+    for uid, count in counts.items():
+        next_n, lost = found[uid]
+        assert (next_n, lost) == (count, 0), f"{uid}: {count} written, read up to {next_n}, {lost} lost"
+    slope, _ = linear_regression(*zip(*samples, strict=True))
+    memory = [mb for _, mb in samples]
+    return {
+        "minutes": seconds / 60, "records": sum(counts.values()), "lost": 0, "memory_growth_mb_per_h": slope,
+        "memory_lowest_mb": min(memory), "memory_highest_mb": max(memory),
+        **{f"first_{name}": value for name, value in first.items()}, **{f"last_{name}": value for name, value in last.items()},
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print."""
+    minutes = float(sys.argv[1]) if len(sys.argv) > 1 else MINUTES
+    with scratch(in_memory=True) as memory, scratch() as disk:
+        emit(soak(memory / "run", disk, minutes * 60))
+
+
+if __name__ == "__main__":
+    main()

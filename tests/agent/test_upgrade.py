@@ -1,0 +1,100 @@
+"""Another version of the agent under running jobs: it goes on where the one before has stopped."""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.collectors import ring
+from tests.helpers import Trainer, agent, commwatch, group_entry, identity, operation, stored_records, wait_for
+
+COUNTED = 'commwatch_collectives_total{group="default_pg",job_id="job",op="all_reduce",rank="0"}'
+
+
+def today() -> dict[str, Any]:
+    """An identity by which monotonic time 0 is now: what is older than the history keeps goes when an agent starts."""
+    return identity(wall_offset_ns=time.time_ns())
+
+
+def history(state: Path) -> Path:
+    """The one in ``state``."""
+    (path,) = state.glob("history-*.sqlite")
+    return path
+
+
+def change(state: Path, *statements: str) -> None:
+    """Make a history as another version has it."""
+    with closing(sqlite3.connect(history(state))) as db, db:
+        for statement in statements:
+            db.execute(statement)
+
+
+#: From what this version writes to what the first one wrote.
+FIRST = (
+    "ALTER TABLE grp DROP COLUMN backend",
+    *(f"ALTER TABLE step DROP COLUMN {column}" for column in ("groups", "p2p_wait_ns", "long")),
+    "PRAGMA user_version = 1",
+)
+
+
+@pytest.mark.parametrize("before", [(), FIRST], ids=["the same version", "the first version"])
+def test_takes_over(tmp_path: Path, before: tuple[str, ...]) -> None:
+    """The agent is ended and another begins while a job runs, on a history of its own or an earlier version: nothing lost, nothing twice."""
+    run, state = tmp_path / "run", tmp_path / "state"
+    with Trainer(run / "rings" / "a.ring", today()) as rank:
+        rank.call("name", [(group_entry(),)])
+        for _ in range(3):
+            with agent(run, "--state", str(state)) as running:
+                rank.write([operation(start_ns=0, end_ns=9)] * 300)
+                wait_for(lambda: running.get("/api/v1/jobs") and COUNTED in running.samples(), "the records")
+            if before:
+                change(state, *before)
+            rank.write([operation(start_ns=0, end_ns=9)] * 200)
+    with agent(run, "--state", str(state)) as running:
+        wait_for(lambda: not list((run / "rings").glob("*.ring")), "the end of the ring")
+        (job,) = running.get("/api/v1/jobs")
+    assert job["lost"] == 0
+    stamps = [int.from_bytes(record[:4], "little") for record in stored_records(history(state), 1)]
+    assert stamps == list(range(1, rank.written + 1))
+
+
+def test_downgrade(tmp_path: Path) -> None:
+    """An older agent on what a newer one has written does not start, says what to do in one line, and leaves all of it as it was."""
+    run, state = tmp_path / "run", tmp_path / "state"
+    with Trainer(run / "rings" / "a.ring", today()) as rank:
+        with agent(run, "--state", str(state)):
+            rank.write([operation(start_ns=0, end_ns=9)] * 5)
+        change(state, "PRAGMA user_version = 1000")
+        done = commwatch("agent", "--dir", run, "--state", state, "--port", "0")
+        assert done.returncode != 0
+        (line,) = done.stderr.splitlines()
+        assert "use the newer commwatch that wrote it" in line
+        change(state, "PRAGMA user_version = 2")
+        with agent(run, "--state", str(state)) as running:
+            wait_for(lambda: running.get("/api/v1/jobs"), "the job")
+            assert running.get("/api/v1/jobs")[0]["lost"] == 0
+
+
+def test_ring_of_a_newer_probe_beside_others(tmp_path: Path) -> None:
+    """A trainer with a newer probe is refused by name and with the remedy, and its ring left for an agent that can read it; others are read."""
+    run = tmp_path / "run"
+    with Trainer(run / "rings" / "a.ring", today()) as rank, Trainer(run / "rings" / "b.ring", today()) as newer:
+        with open(newer.path, "r+b") as file:
+            file.seek(8)
+            file.write(struct.pack("<I", ring.VERSION + 1))
+        rank.call("name", [(group_entry(),)])
+        with agent(run, "--state", str(tmp_path / "state")) as running:
+            rank.write([operation(start_ns=0, end_ns=9)] * 5)
+            wait_for(lambda: running.samples().get(COUNTED) == 5, "the records")
+        with open(newer.path, "r+b") as file:
+            file.seek(8)
+            file.write(struct.pack("<I", ring.VERSION))
+        newer.write([operation(start_ns=0, end_ns=9)] * 7)
+        with agent(run, "--state", str(tmp_path / "state")) as running:
+            wait_for(lambda: sum(len(stored_records(history(tmp_path / "state"), row)) for row in (1, 2)) == 12, "both")
