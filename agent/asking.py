@@ -6,20 +6,30 @@ import http.client
 import json
 import os
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from commwatch import tokens
 from commwatch.announcement import Announcement, answering
 from commwatch.config import Config
 
 _TIMEOUT_S = 10.0
+#: All agents together get so long, so that no name that does not resolve, and no trickle of headers, holds up the rest.
+TOGETHER_S = 15.0
+#: As many are asked at once: a process may have about a thousand files open.
+_AT_ONCE = 256
+_Asked = TypeVar("_Asked")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,36 @@ def get(url: str, path: str, keys: Keys = NO_KEYS) -> Any:
 def post(url: str, path: str, body: Any, keys: Keys = NO_KEYS) -> Any:
     """As ``get``, with something to tell."""
     return _ask(url, path, json.dumps(body).encode(), {"Content-Type": "application/json"}, keys)
+
+
+def together(question: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> list[_Answer | None]:
+    """Ask many at once, for at most ``TOGETHER_S``.
+
+    Args:
+        question: must not raise.
+
+    Returns:
+        The answers in order; ``None`` is none in time. Its thread is left behind and keeps no process from ending.
+    """
+    todo, answers, over = SimpleQueue[int](), SimpleQueue[tuple[int, _Answer]](), threading.Event()
+    for n in range(len(asked)):
+        todo.put(n)
+
+    def work() -> None:
+        with suppress(Empty):
+            while not over.is_set():
+                n = todo.get_nowait()
+                answers.put((n, question(asked[n])))
+
+    for _ in range(min(_AT_ONCE, len(asked))):
+        threading.Thread(target=work, daemon=True).start()
+    end, found = time.monotonic() + TOGETHER_S, dict[int, _Answer]()
+    with suppress(Empty):
+        while len(found) < len(asked):
+            n, answer = answers.get(timeout=max(0.0, end - time.monotonic()))
+            found[n] = answer
+    over.set()
+    return [found.get(n) for n in range(len(asked))]
 
 
 def _ask(url: str, path: str, content: bytes | None, headers: dict[str, str], keys: Keys) -> Any:

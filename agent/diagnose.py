@@ -6,13 +6,12 @@ import http.client
 import json
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from commwatch.asking import NO_KEYS, Keys, get
+from commwatch.asking import NO_KEYS, TOGETHER_S, Keys, get, together
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT
 from commwatch.joined import RankParts, put_together
@@ -84,37 +83,41 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
     """
     seen = Seen([], [], [], {})
     asked: dict[str, tuple[str, ...]] = {}
-    with ThreadPoolExecutor(max_workers=min(64, len(urls) or 1)) as pool:
-        for url, answer in zip(urls, pool.map(lambda url: _answer(_views, url, job, keys), urls), strict=True):
-            if isinstance(answer, str):
-                seen.silent[url] = answer
-                continue
-            ranks, groups, told = answer
-            seen.ranks += ranks
-            seen.groups += groups
-            seen.told += told
-            asked[url] = tuple(group.job_id for group in groups)
-        across = _across(seen.groups)
-        columns = sum(group.size for group in across)
-        limit = max(_LEAST, min(MOST_PENDING, _MOST_PARTS // max(1, columns)))
-        jobs = {group.job_id for group in across}
-        again = {url: sorted(jobs & set(known)) for url, known in asked.items() if jobs & set(known)}
-        parts = pool.map(lambda url: _answer(_parts, url, again[url], limit, keys), again)
-        for url, columns_of in zip(again, parts, strict=True):
-            if isinstance(columns_of, str):
-                seen.silent[url] = columns_of
-            else:
-                seen.parts += columns_of
+    for url, answer in _all(urls, lambda url: _views(url, job, keys)):
+        if isinstance(answer, str):
+            seen.silent[url] = answer
+            continue
+        ranks, groups, told = answer
+        seen.ranks += ranks
+        seen.groups += groups
+        seen.told += told
+        asked[url] = tuple(group.job_id for group in groups)
+    across = _across(seen.groups)
+    columns = sum(group.size for group in across)
+    limit = max(_LEAST, min(MOST_PENDING, _MOST_PARTS // max(1, columns)))
+    jobs = {group.job_id for group in across}
+    again = {url: sorted(jobs & set(known)) for url, known in asked.items() if jobs & set(known)}
+    for url, columns_of in _all(list(again), lambda url: _parts(url, again[url], limit, keys)):
+        if isinstance(columns_of, str):
+            seen.silent[url] = columns_of
+        else:
+            seen.parts += columns_of
     if len(seen.silent) == len(urls):
         said = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
         raise CannotDiagnose(said or "no agent watches here; name one, or give its run directory with --dir")
     return seen
 
 
-def _answer(question: Callable[..., _T], *about: object) -> _T | str:
+def _all(urls: list[str], question: Callable[[str], _T]) -> Iterator[tuple[str, _T | str]]:
+    """What each agent answers, or why it does not."""
+    for url, answer in zip(urls, together(lambda url: _answer(question, url), urls), strict=True):
+        yield url, f"has not answered in {TOGETHER_S:.0f} s" if answer is None else answer
+
+
+def _answer(question: Callable[[str], _T], url: str) -> _T | str:
     """What an agent answers to a question, or why it does not."""
     try:
-        return question(*about)
+        return question(url)
     except OSError as error:
         return str(getattr(error, "reason", error))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, http.client.HTTPException) as error:

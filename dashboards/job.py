@@ -229,7 +229,7 @@ def _amounts() -> list[Panel]:
 
 
 def _rank_maps() -> list[Panel]:
-    across = f"job_rank_group:commwatch_symmetric_collective_seconds:lateness_ratio5m{{{_GROUP}}}"
+    across = f"job_rank_group:commwatch_symmetric_collective_seconds:lateness_ratio{{{_GROUP}}}"
     return [
         rank_map(
             "Stragglers: lateness by rank",

@@ -62,12 +62,12 @@ class Nodes:
 
     def lateness(self) -> dict[int, float]:
         """By the rules, of the group over both hosts; empty until all ranks are there."""
-        found = self.prom.query(f"{SECONDS}lateness5m{{group='default_pg'}}")
+        found = self.prom.query(f"{SECONDS}lateness{{group='default_pg'}}")
         return {int(labels["rank"]): value for labels, value in found}
 
     def stragglers(self) -> list[tuple[int, str]]:
         """Rank and group of those that the rules name."""
-        return [(int(labels["rank"]), labels["group"]) for labels, _ in self.prom.query(f"{SECONDS}straggler5m")]
+        return [(int(labels["rank"]), labels["group"]) for labels, _ in self.prom.query(f"{SECONDS}straggler")]
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def test_slow_link(hosts: list[Host], tmp_path: Path) -> None:
     with nodes(hosts, tmp_path, 2, NOBODY, 250_000) as running:  # 1 MB: 120 ms and more
         wait_for(lambda: running.joined() > ENOUGH, "collectives")
         lateness = wait_for(running.lateness, "lateness in Prometheus")
-        means = running.prom.query(f"{SECONDS}mean5m{{group='default_pg'}}")
+        means = running.prom.query(f"{SECONDS}mean{{group='default_pg'}}")
         assert len(lateness) == len(means) == running.ranks
         assert min(value for _, value in means) > 0.08
         assert max(lateness.values()) < min(value for _, value in means) / 2

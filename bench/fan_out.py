@@ -1,0 +1,134 @@
+"""``commwatch diagnose`` over 128 agents of a job of 1,024 ranks, and over the same with dead, slow and hanging ones among them.
+
+    python bench/fan_out.py [--nodes 128] [--bad 8]
+
+The agents are small servers that answer what ``fleet.py`` answered for half a minute of a job with a straggler whose group spans
+nodes, so that what is timed is the asking, the joining and the verdict. Of each kind of bad agent there are ``--bad``: dead (refuses),
+slow (answers after 30 s), hanging (accepts, and answers never).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from bench.common import emit
+from bench.fleet import STEP_NS, Layout, Node
+from bench.scale import LATE
+
+#: Seconds of the job that the agents tell of: as many as `diagnose` looks back.
+STEPS, SLOW_S, ROUNDS = 30, 30.0, 3
+KINDS = ("dead", "slow", "hanging")
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def healthy(node: Node, after_s: float = 0.0) -> Answer:
+    """Answers as the node does; what is asked twice is not worked out again."""
+    recorded: dict[str, bytes] = {}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        await asyncio.sleep(after_s)
+        if path not in recorded:
+            asked = urlsplit(path)
+            told = node.answer(asked.path.removeprefix("/api/v1/"), parse_qs(asked.query))
+            recorded[path] = json.dumps(told).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + recorded[path])
+        await writer.drain()
+        writer.close()
+
+    return answer
+
+
+async def hanging(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Says nothing for as long as anybody listens."""
+    await reader.read()
+    await asyncio.Event().wait()
+
+
+def behaviours(nodes: int, bad: int) -> list[Answer | None]:
+    """What each agent does, ``None`` is dead: the bad ones first, all healthy ones after half a minute of the job."""
+    layout, began = Layout(nodes), time.monotonic_ns()
+    # Their clock stands still: however long it takes to make all this up, the last step has just ended.
+    whole = [Node(layout, number, began, lambda: began + STEPS * STEP_NS) for number in range(nodes)]
+    for step in range(STEPS):
+        for node in whole:
+            node.step(began + step * STEP_NS, LATE)
+            node.alive()
+    made: list[Answer | None] = [healthy(node) for node in whole]
+    for n in range(bad):  # from the end, so that the straggler's group is in sight
+        made[-1 - 3 * n], made[-2 - 3 * n], made[-3 - 3 * n] = None, healthy(whole[-2 - 3 * n], SLOW_S), hanging
+    return made
+
+
+async def serve(nodes: int, bad: int, tell: Connection) -> None:
+    """Answer on ports of their own, and tell which."""
+    urls = []
+    for behaviour in behaviours(nodes, bad):
+        server = await asyncio.start_server(behaviour or hanging, "127.0.0.1", 0)
+        urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        if behaviour is None:
+            server.close()
+    tell.send(urls)
+    await asyncio.Event().wait()
+
+
+def serving(nodes: int, bad: int, tell: Connection) -> None:
+    """The process of the agents."""
+    asyncio.run(serve(nodes, bad, tell))
+
+
+def asked(nodes: int, bad: int) -> dict[str, Any]:
+    """Seconds that ``commwatch diagnose`` takes, its start included, over agents so many of which are bad; and what it says."""
+    here, there = multiprocessing.Pipe()
+    agents = multiprocessing.get_context("spawn").Process(target=serving, args=(nodes, bad, there), daemon=True)
+    agents.start()
+    try:
+        urls, took = here.recv(), list[float]()
+        for _ in range(1 if bad else ROUNDS):
+            begin = time.perf_counter()
+            command = [sys.executable, "-m", "commwatch", "diagnose", *urls, "--json"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            took.append(time.perf_counter() - begin)
+    finally:
+        agents.kill()
+    told = json.loads(done.stdout)
+    stragglers = [each["ranks"] for each in told["verdicts"] if each["kind"] == "straggler"]
+    reasons: dict[str, int] = {}
+    for why in told["silent"].values():
+        reasons[why] = reasons.get(why, 0) + 1
+    return {
+        "bad": len(KINDS) * bad,
+        "seconds": median(took),
+        "worst_s": max(took),
+        "stragglers": stragglers,
+        "silent": reasons,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=128)
+    parser.add_argument("--bad", type=int, default=8, help="agents of each bad kind")
+    arguments = parser.parse_args()
+    emit(
+        {"nodes": arguments.nodes, "healthy": asked(arguments.nodes, 0), "some": asked(arguments.nodes, arguments.bad)}
+    )
+
+
+if __name__ == "__main__":
+    main()
