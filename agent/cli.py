@@ -14,7 +14,17 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commwatch import __version__, alerts_cli, bench_cli, dashboards_cli, deploy_cli, profile_cli, settings_cli, top_cli
+from commwatch import (
+    __version__,
+    alerts_cli,
+    bench_cli,
+    dashboards_cli,
+    deploy_cli,
+    profile_cli,
+    query_cli,
+    settings_cli,
+    top_cli,
+)
 from commwatch.config import Config, ConfigError, UsageError, load, settings_file
 from commwatch.debugging import LEVELS
 
@@ -158,13 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--json", action="store_true", help="for programs")
     diagnose.set_defaults(command=_diagnose)
 
-    bench_cli.add_parser(commands, common)
-    profile_cli.add_parser(commands, common)
-    alerts_cli.add_parser(commands, common)
+    for part in (bench_cli, query_cli, profile_cli, alerts_cli, top_cli, settings_cli, deploy_cli):
+        part.add_parser(commands, common)
     dashboards_cli.add_parser(commands)
-    top_cli.add_parser(commands, common)
-    settings_cli.add_parser(commands, common)
-    deploy_cli.add_parser(commands, common)
 
     native = commands.add_parser(
         "native",
