@@ -28,7 +28,6 @@ MOST_REQUESTS = 32
 #: Streams open at once.
 MOST_STREAMS = 32
 _RETRY_AFTER_S = 1
-_PAGES = frozenset({"/", "/docs", "/runbook"})
 POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self' 'sha256-{STYLE_HASH}'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -64,7 +63,7 @@ class Gate:
             _too_long(scope) or access.decide(method, path, _plain(headers), self._rules, token) or _too_large(headers)
         )
         if refusal is not None:
-            await self._refused(refusal, method, path, headers)(scope, receive, guarded)
+            await self._refused(refusal, method, headers)(scope, receive, guarded)
         elif (method, path) == ("POST", access.LOGIN):
             response = await self._login(receive, token)
             await response(scope, receive, guarded)
@@ -101,9 +100,9 @@ class Gate:
         self._trouble = ""
         return token
 
-    def _refused(self, refusal: Refusal, method: str, path: str, headers: Headers) -> Response:
+    def _refused(self, refusal: Refusal, method: str, headers: Headers) -> Response:
         if refusal.status == HTTPStatus.UNAUTHORIZED:
-            if method == "GET" and path in _PAGES and "text/html" in headers.get("accept", ""):
+            if method == "GET" and "text/html" in headers.get("accept", ""):
                 return _login_page("")
             return answer(refusal.status, refusal.detail, {"WWW-Authenticate": "Bearer"})
         return _answer(refusal)

@@ -197,8 +197,9 @@ def test_another_user(tmp_path: Path, settings: str, reading: int) -> None:
 
 def test_login(closed: Served) -> None:
     """A browser gets a form where it may not read; the token in it gives a cookie that no script sees and that opens the page."""
-    page = closed.ask("/", accept="text/html,*/*")
-    assert (page.status, page.headers["content-type"]) == (HTTPStatus.UNAUTHORIZED, "text/html; charset=utf-8")
+    for path in ("/", "/api/v1/alerts/1/evidence"):  # links of notifications lead to the second
+        page = closed.ask(path, accept="text/html,*/*")
+        assert (page.status, page.headers["content-type"]) == (HTTPStatus.UNAUTHORIZED, "text/html; charset=utf-8")
     assert b'<form method="post" action="/login">' in page.body
     form: dict[str, Any] = {
         "content_type": "application/x-www-form-urlencoded",
