@@ -1,5 +1,6 @@
 """Two ranks that dump PyTorch's Flight Recorder, pickled and as JSON, while one of them has not come; argument: the folder."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,14 @@ def dump(folder: Path, rank: int) -> None:
     hidden.rename(folder / f"trace_{rank}")
 
 
+def wait_until_noted() -> None:
+    """The recorder notes the end of an operation a moment after its caller has it."""
+    for _ in range(1000):
+        if json.loads(c10d._dump_fr_trace_json())["entries"][-1]["retired"]:  # type: ignore[attr-defined]
+            return
+        time.sleep(0.01)
+
+
 def main() -> None:
     rank, _ = begin()
     folder = Path(sys.argv[1])
@@ -24,6 +33,7 @@ def main() -> None:
     for _ in range(3):
         dist.all_reduce(torch.ones(5, 3))
     dist.all_gather([torch.zeros(7) for _ in range(2)], torch.ones(7), group=twin)
+    wait_until_noted()
     if rank == 0:
         work = dist.all_reduce(torch.ones(8), async_op=True)
         dump(folder, rank)
