@@ -33,7 +33,9 @@ from typing import Any, NamedTuple
 from commwatch.collectors.events import BLOCKED, NONSENSE, RECORD, RECORD_SIZE, Record
 
 MAGIC = b"CWRING\r\n"
-VERSION = 1
+VERSION = 2
+#: Before 2 no record was of several operations (``events.COUNTED``), which is all the difference.
+_READABLE = (1, VERSION)
 HEADER = struct.Struct("<8sIIIIII")
 COUNTERS_AT, IDENTITY_AT, IN_FLIGHT_AT, RECORDS_AT = 64, 512, 4096, 8192
 IN_FLIGHT_SLOTS = (RECORDS_AT - IN_FLIGHT_AT) // RECORD_SIZE
@@ -51,7 +53,7 @@ COUNTER_LOOKS = 8
 GAP_PATIENCE = 20
 
 # Indices of the 8-byte counters.
-CURSOR, HEARTBEAT, DROPPED, PROBE_NS, IN_FLIGHT_OVERFLOW, CLOSED, OPS_STARTED = range(7)
+CURSOR, HEARTBEAT, DROPPED, PROBE_NS, IN_FLIGHT_OVERFLOW, CLOSED, OPS_STARTED, MODE, MODE_SINCE_NS = range(9)
 COUNTERS = 16
 
 
@@ -256,7 +258,7 @@ class RingReader:
             if len(head) < HEADER.size or not head.startswith(MAGIC):
                 raise BadRing(f"{path.name}: not a commwatch ring")
             _, version, records_at, record_size, self.slots, _, blob = HEADER.unpack(head)
-            if version != VERSION:
+            if version not in _READABLE:
                 raise BadRing(
                     f"{path.name}: ring format {version}, this agent reads {VERSION}; use the same commwatch in trainer and agent"
                 )

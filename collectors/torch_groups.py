@@ -30,7 +30,7 @@ def label(name: str, description: str) -> str:
 class Group:
     """One process group of this rank, and what is counted per group."""
 
-    __slots__ = ("aligned", "id", "last_end", "next_seq", "p2p", "ranks", "ref", "size", "small_id")
+    __slots__ = ("aligned", "id", "last_end", "next_seq", "p2p", "ranks", "ref", "size", "skipped", "small_id")
 
     def __init__(
         self, ref: Callable[[], Any], size: int, ranks: tuple[int, ...] | None, group_id: str, aligned: bool
@@ -45,6 +45,8 @@ class Group:
         self.next_seq = count().__next__
         #: End of the latest operation of each queue: the group's collectives, and each (op, peer).
         self.last_end: dict[Any, int] = {}
+        #: Queues whose latest operation was only counted: when the next one begins is not known.
+        self.skipped: set[Any] = set()
         self.p2p: defaultdict[tuple[str, int, int], Callable[[], int]] = defaultdict(lambda: count().__next__)
 
     def global_rank(self, group_rank: int) -> int:

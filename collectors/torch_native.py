@@ -65,7 +65,7 @@ class NativeProbe(Probe):
                     raise RuntimeError(f"cannot hook c10d::{op.name}")
             _hooked[str(self._library.path)] = self._library
         clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
-        session = self._library.install(*self._callbacks, clock)
+        session = self._library.install(*self._callbacks, clock, self.budget)
         self._library.time_devices(self.timing.code)
         _in_use[:] = [(other, probe) for other, probe in _in_use if not probe._library.over(other)]
         _in_use.append((session, self))

@@ -37,6 +37,7 @@ class Flight:
     """One operation between its launch and its record."""
 
     __slots__ = (
+        "after_skipped",
         "blocked_since",
         "done",
         "flags",
@@ -47,6 +48,7 @@ class Flight:
         "on_cpu",
         "outputs",
         "queue",
+        "sampled",
         "slot",
         "watch",
         "watched",
@@ -74,6 +76,10 @@ class Flight:
         self.slot = slot
         self.on_cpu = on_cpu
         self.done = False
+        #: Its cost is measured.
+        self.sampled = False
+        #: The operation before it in its queue was only counted.
+        self.after_skipped = False
         #: The exposure counts it.
         self.watched = False
         #: When a thread began to stand in a wait for it; 0 = none did.

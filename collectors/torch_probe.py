@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from commwatch.collectors import events as ev
 from commwatch.collectors import identity, profile_files, ring
+from commwatch.collectors.governor import budget_of
 from commwatch.collectors.nccl.debug import inspector_dir, own_file
 from commwatch.collectors.torch_gpu import Finder
 from commwatch.collectors.torch_groups import Group, Groups
@@ -41,6 +42,8 @@ class Probe(ABC):
         self.ring: ring.RingFile | None = None
         #: How operations on GPUs are timed.
         self.timing = choose(env, runtime=has_runtime())
+        #: Part of the time that the probe may take.
+        self.budget = budget_of(env)
         self._coalesced = Batches(partial(self._batch, self._begin_batch), partial(self._batch, self._end_batch))
         self.groups = Groups(identity.job_id(env), identity.restart_count(env))
         self.steps = StepHooks(self._mark)
@@ -142,7 +145,7 @@ class Probe(ABC):
         mode = identity.make_private_dir(directory / "rings", self.env)
         rank, size = dist.get_rank(), dist.get_world_size()
         who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
-        who["timing"] = self.timing._asdict()
+        who["timing"], who["budget"] = self.timing._asdict(), self.budget
         path = identity.ring_path(directory / "rings", who["job"], who["restart"], rank)
         asked = self.env.get("COMMWATCH_SLOTS", "")
         slots = int(asked) if asked.isdecimal() and int(asked) >= 2 * ring.MARGIN else ring.DEFAULT_SLOTS

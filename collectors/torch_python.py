@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.c10d_table import Measure
 from commwatch.collectors.exposure import Exposure
-from commwatch.collectors.native.library import COST_SAMPLE
+from commwatch.collectors.governor import COST_SAMPLE, COUNTERS, WINDOW_NS, Counts, Governor, is_sampled
 from commwatch.collectors.torch_device import LOOK_S, Devices
 from commwatch.collectors.torch_groups import Group
 from commwatch.collectors.torch_ops import MEASURES, C10dOp, c10d_ops
@@ -37,6 +38,9 @@ from commwatch.collectors.torch_probe import Probe
 
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _now = time.monotonic_ns
+_cpu = time.thread_time_ns
+#: What of an operation's flags is the same for those that are counted together.
+_COUNTED_FLAGS = ev.NO_SIZE | ev.UNALIGNED
 
 
 def _device_of(what: Any) -> torch.device | None:
@@ -60,6 +64,11 @@ class PythonProbe(Probe):
         self._library: torch.library.Library | None = None
         self._torch_dtypes: dict[torch.dtype, int] = {}
         self._cost = 0
+        self._governor, self._counts = Governor(self.budget), Counts()
+        #: Begin of the governor's window, and what had been spent by then.
+        self._window = (0, 0)
+        #: An operation since the latest step mark was only counted.
+        self._skipped = False
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -82,23 +91,45 @@ class PythonProbe(Probe):
         if self.ring is not None and not self.off:
             self.pending.give_up()
             self.devices.give_up()
+            self._write_counts()
             self.ring.close(_now())
 
     def _make_ring(self, *about: Any) -> None:
         self.ring = ring.RingWriter(*about)
+        self._window = (_now(), 0)
         self._thread = threading.Thread(target=self._watch, name="commwatch", daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
-        """The probe's one thread: the heartbeat, and the operations nobody reports the end of."""
+        """The probe's one thread: the heartbeat, the governor, and the operations nobody reports the end of."""
         while not self._stop.is_set() and self.ring is not None:
-            self.ring.counters[ring.HEARTBEAT] = _now()
+            now = self.ring.counters[ring.HEARTBEAT] = _now()
             try:
+                if now - self._window[0] >= WINDOW_NS:
+                    self._govern(now)
                 self.pending.poll()
                 self.devices.poll()
             except Exception as error:
                 self.fault(error, "looking for ended operations")
             self.pending.sleep(LOOK_S if self.devices else HEARTBEAT_S)
+
+    def _govern(self, now: int) -> None:
+        """A window is over: how much is to be recorded from now on?"""
+        assert self.ring is not None
+        began, spent = self._window
+        self._window = (now, self._cost)
+        before = self._governor.mode
+        mode = self._governor.window((self._cost - spent) / (now - began))
+        if mode != before:
+            self.ring.counters[ring.MODE_SINCE_NS], self.ring.counters[ring.MODE] = now, mode
+        self._write_counts()
+
+    def _write_counts(self) -> None:
+        """Write down what was only counted."""
+        for each in self._counts.take():
+            head = (each.op, ev.NO_DTYPE, each.group, -1, 0, each.bytes, each.launch_ns, each.seq & ring.STAMP_MASK)
+            assert self.ring is not None
+            self.ring.write(*head, each.number, each.launch_ns, _now(), each.flags | ev.UNTIMED, ev.COUNTED, 0)
 
     # -- one operation ------------------------------------------------------------------------
 
@@ -124,6 +155,7 @@ class PythonProbe(Probe):
         """Build what notes the launch of an operation; it returns ``None`` where the probe is off."""
         group_at, async_at, peer_at, tag_at, is_p2p = op.group_at, op.async_at, op.peer_at, op.tag_at, op.is_p2p
         name, known, codes, unbox = op.op, self.groups.known, self._ops, ProcessGroup.unbox
+        governor, counts, number = self._governor, self._counts, count(1).__next__
 
         def launch(args: Sequence[Any]) -> Flight | None:
             if self.off:
@@ -133,6 +165,7 @@ class PythonProbe(Probe):
                     return None
                 writer = self.ring
                 assert writer is not None
+                began = 0 if number() % COST_SAMPLE else _cpu()
                 now = _now()
                 pg = unbox(args[group_at])
                 group = known.get(id(pg))
@@ -149,17 +182,35 @@ class PythonProbe(Probe):
                 else:
                     queue, seq, tag = None, group.next_seq(), 0
                 code = codes.get(name) or self.op_code(name)
+                mode = governor.mode
+                if mode and (mode == COUNTERS or not is_sampled(seq)):
+                    counts.add((code, group.small_id, flags & _COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
+                    group.skipped.add(queue)
+                    self._skipped = True
+                    self._spent(began)
+                    return None
                 head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
                 slot = writer.begin(*head, 0, 0, 0, flags, 0, 0)
                 flight = Flight(head, now, flags, group, queue, slot, device is None)
+                if queue in group.skipped:
+                    group.skipped.discard(queue)
+                    flight.after_skipped = True
                 if device is not None:
                     flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC))
+                flight.sampled = began != 0
+                self._spent(began)
                 return flight
             except Exception as error:
                 self.fault(error, f"at the launch of {name}")
                 return None
 
         return launch
+
+    def _spent(self, began: int) -> None:
+        """Note what an operation's bookkeeping has cost this thread since ``began``, for many; 0: it is not measured."""
+        if began and self.ring is not None:
+            self._cost += (_cpu() - began) * COST_SAMPLE
+            self.ring.counters[ring.PROBE_NS] = self._cost
 
     def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:
         """Flags, size in bytes, dtype id of an operation, and where its tensors lie if not on the CPU."""
@@ -190,7 +241,7 @@ class PythonProbe(Probe):
     def _follow(self, flight: Flight, out: Any, args: Sequence[Any]) -> None:
         """After the launch: arrange that the end is seen, without keeping anything of the user's past it."""
         try:
-            sampled = _now() if flight.head[-1] % COST_SAMPLE == 0 else 0
+            began, flight.sampled = _cpu() if flight.sampled else 0, False  # if it ends in here, that is part of this
             work = out[-1] if isinstance(out, tuple) else out
             if work is None:
                 self.finish(flight, _now(), ev.BY_CALL)
@@ -214,9 +265,8 @@ class PythonProbe(Probe):
                     self._follow_future(flight, work, future)
             else:
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
-            if sampled and self.ring is not None:
-                self._cost += 2 * (_now() - sampled) * COST_SAMPLE  # the launch costs about as much again
-                self.ring.counters[ring.PROBE_NS] = self._cost
+            flight.sampled = began != 0
+            self._spent(began)
         except Exception as error:
             self.fault(error, "following an operation")
 
@@ -259,6 +309,7 @@ class PythonProbe(Probe):
             if flight.done or writer is None:
                 return
             flight.done = True
+            began = _cpu() if flight.sampled else 0
             flight.work = flight.future = None
             writer.end(flight.slot)
             queue, blocked = flight.queue, flight.blocked_since
@@ -272,7 +323,10 @@ class PythonProbe(Probe):
             start = max(flight.launch, began, 0 if measured else min(previous, end))
             if end > previous and not flag & ev.UNTIMED:
                 last_end[queue] = end
+            if flight.after_skipped and not measured:
+                flag |= ev.UNTIMED
             writer.write(*flight.head, waited, start, end, flight.flags | flag, timing, 0)
+            self._spent(began)
         except Exception as error:
             self.fault(error, "writing a record")
 
@@ -291,7 +345,10 @@ class PythonProbe(Probe):
             return
         self.exposure.watch(threading.get_ident())
         exposed = self.exposure.take(ended)
-        flags = 0 if exposed is None else ev.EXPOSED
+        if self._skipped:
+            self._skipped, exposed, flags = False, None, ev.UNTIMED
+        else:
+            flags = 0 if exposed is None else ev.EXPOSED
         in_flight = min(self.ring.in_flight_now, 0xFFFF)
         self.ring.write(
             ev.STEP_MARK, 0, 0, optimizer, 0, exposed or 0, began, number, 0, began, ended, flags, 0, in_flight

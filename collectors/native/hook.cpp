@@ -313,7 +313,7 @@ struct Launched {
   std::shared_ptr<Flight> flight;
   std::optional<OnDevice> noted;  // where it is not the CPU
   const c10d::ProcessGroup* group = nullptr;
-  bool sampled = false;
+  bool costed = false;
 };
 
 struct Kernel : c10::OperatorKernel {
@@ -357,6 +357,8 @@ struct Kernel : c10::OperatorKernel {
       return {};
     }
     const uint64_t now = now_ns();
+    const bool costed = Cost::due();
+    const Cost cost(session, costed);
     const IValue* args = &stack[stack.size() - op.arguments];
     c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
     Group* const group = group_of(session, process_group);
@@ -366,6 +368,7 @@ struct Kernel : c10::OperatorKernel {
     record.flags = group->aligned ? 0 : format::kUnaligned;
     Launched launched;
     launched.group = &process_group;
+    launched.costed = costed;
     const std::optional<at::Device> device = measure(session, args, *group, &record);
     if (op.async_at >= 0 && args[op.async_at].toBool()) record.flags |= format::kAsync;
     if (op.peer_at >= 0) record.peer = group->global_rank(args[op.peer_at].toInt());
@@ -380,13 +383,17 @@ struct Kernel : c10::OperatorKernel {
     } else {
       record.seq = group->next_seq.fetch_add(1);
     }
-    launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !device.has_value(), record);
+    if (!session.records(record.seq)) {
+      group->count(record, op.p2p);
+      queue->skipped.store(true, std::memory_order_relaxed);
+      session.skipped();
+      return {};
+    }
+    launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !device.has_value(), costed, record);
     if (device) {
       have_times(*group, process_group, *device);
       launched.noted = launch_on(*device, (record.flags & format::kAsync) != 0);
     }
-    launched.sampled = record.seq % format::kCostSample == format::kCostSample - 1;  // not the first, which asks Python
-    if (launched.sampled) session.spent((now_ns() - now) * format::kCostSample);
     return launched;
   }
 
@@ -407,7 +414,7 @@ struct Kernel : c10::OperatorKernel {
   }
 
   static void follow(Session& session, Launched launched, Stack& stack) {
-    const uint64_t began = launched.sampled ? now_ns() : 0;
+    const Cost cost(session, launched.costed);
     Flight& flight = *launched.flight;
     if (stack.empty() || stack.back().isNone()) {
       flight.finish(now_ns(), format::kByCall);
@@ -423,7 +430,6 @@ struct Kernel : c10::OperatorKernel {
         flight.finish(now_ns(), format::kByCall);
       }
     }
-    if (began != 0) session.spent((now_ns() - began) * format::kCostSample);
   }
 
   const Op op;
@@ -494,15 +500,15 @@ COMMWATCH_API void cw_unhook() {
 COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_cast<DeviceTiming>(timing)); }
 
 
-// Begin to record. training_thread: its CPU clock. Returns the session.
+// Begin to record. training_thread: its CPU clock; budget: part of the time that the probe may take. Returns the session.
 COMMWATCH_API void* cw_install(int (*open)(void*), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
-                              int (*add_op)(const char*), int training_thread) {
+                              int (*add_op)(const char*), int training_thread, double budget) {
   static const int forked = pthread_atfork(nullptr, nullptr, [] {
     current.store(nullptr);
     forks.fetch_add(1);
   });
   (void)forked;
-  auto* session = new Session(Python{open, add_group, add_dtype, add_op}, training_thread);
+  auto* session = new Session(Python{open, add_group, add_dtype, add_op}, training_thread, budget);
   current.store(session);
   return session;
 }

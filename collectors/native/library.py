@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from commwatch.collectors import events, ring
+from commwatch.collectors import events, governor, ring
 from commwatch.collectors.c10d_table import Measure
 
 HERE = Path(__file__).parent
@@ -26,9 +26,6 @@ MANIFEST = "manifest.json"
 FAILURE = "failure.json"
 #: What of ``torch/version.py`` decides whether a library built for one torch works with another.
 _FACTS = ("__version__", "git_version", "cuda", "hip", "debug")
-#: One operation in so many times its own bookkeeping, for ``probe_seconds_total``.
-COST_SAMPLE = 64
-
 
 class NotAvailable(Exception):
     """There is no native hook to load; the message says why."""
@@ -68,6 +65,8 @@ def format_header() -> str:
         "kInFlightOverflow": ring.IN_FLIGHT_OVERFLOW,
         "kClosed": ring.CLOSED,
         "kOpsStarted": ring.OPS_STARTED,
+        "kMode": ring.MODE,
+        "kModeSinceNs": ring.MODE_SINCE_NS,
         "kStepMark": events.STEP_MARK,
         "kNoGroup": events.NO_GROUP,
         "kAsync": events.ASYNC,
@@ -84,13 +83,21 @@ def format_header() -> str:
         "kByWait": events.BY_WAIT,
         "kByCall": events.BY_CALL,
         "kByEvents": events.BY_EVENTS,
-        "kCostSample": COST_SAMPLE,
+        "kCounted": events.COUNTED,
+        "kCostSample": governor.COST_SAMPLE,
+        "kPatience": governor.PATIENCE,
+        "kFirstTrial": governor.FIRST_TRIAL,
+        "kLastTrial": governor.LAST_TRIAL,
+        "kRunBits": governor.RUN_BITS,
+        "kSampleBits": governor.SAMPLE_BITS,
     }
     constants = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())
+    modes = ", ".join(f"k{mode.capitalize()}" for mode in governor.MODES)
     measures = ", ".join(f"k{measure.name.capitalize()} = {measure}" for measure in Measure)
     return (
-        "// Made from collectors/events.py, ring.py and c10d_table.py.\n#pragma once\n"
-        f"namespace commwatch::format {{\n{constants}enum class Measure {{ {measures} }};\n}}\n"
+        "// Made from collectors/events.py, ring.py, governor.py and c10d_table.py.\n#pragma once\n"
+        f"namespace commwatch::format {{\n{constants}constexpr unsigned kSpread = {governor.SPREAD}u;\n"
+        f"enum class Measure {{ {measures} }};\nenum class Mode {{ {modes} }};\n}}\n"
     )
 
 
@@ -200,7 +207,7 @@ class Library:
         self.hook.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *[ctypes.c_int] * 8]
         self.unhook = quick.cw_unhook
         self.install = quick.cw_install
-        self.install.argtypes = [OPEN, ADD_GROUP, ADD_NAME, ADD_NAME, ctypes.c_int]
+        self.install.argtypes = [OPEN, ADD_GROUP, ADD_NAME, ADD_NAME, ctypes.c_int, ctypes.c_double]
         self.install.restype = ctypes.c_void_p
         self.time_devices = quick.cw_time_devices
         self.time_devices.argtypes = [ctypes.c_int]

@@ -94,6 +94,8 @@ class Ring {
   // The counter's new value.
   uint64_t add(int counter, uint64_t amount) { return __atomic_add_fetch(place_of(counter), amount, __ATOMIC_RELAXED); }
 
+  uint64_t get(int counter) { return __atomic_load_n(place_of(counter), __ATOMIC_RELAXED); }
+
   void set(int counter, uint64_t value) { __atomic_store_n(place_of(counter), value, __ATOMIC_RELEASE); }
 
  private:

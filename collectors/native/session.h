@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "exposure.h"
+#include "governor.h"
 #include "poller.h"
 #include "ring.h"
 
@@ -44,6 +45,11 @@ class Few {
     return added.release()->value;
   }
 
+  template <class Do>
+  void each(Do what) {
+    for (Node* node = first_.load(std::memory_order_acquire); node != nullptr; node = node->next) what(node->key, node->value);
+  }
+
  private:
   struct Node {
     Node(const Key& k, Node* n) : key(k), next(n) {}
@@ -65,6 +71,8 @@ class Few {
 // Operations of one queue run one after another: a group's collectives, and its sends or recvs with one peer.
 struct Queue {
   std::atomic<uint64_t> last_end_ns{0};
+  // The latest was only counted: when the next one begins is not known.
+  std::atomic<bool> skipped{false};
 
   // An operation ended at `end_ns`: when the one before had, or 0.
   uint64_t ended(uint64_t end_ns) {
@@ -87,8 +95,55 @@ struct TagKey {
   bool operator==(const TagKey& other) const { return peer == other.peer && tag == other.tag; }
 };
 
+// What is counted together: operations of one kind and size class, S <= 2**size_log2 (-1: without a size).
+struct CountKey {
+  uint8_t op;
+  int8_t size_log2;
+  uint8_t flags;
+  bool operator==(const CountKey& other) const { return op == other.op && size_log2 == other.size_log2 && flags == other.flags; }
+};
+
+// How many, and their bytes, in one word, so that both are taken at the same moment. Of one second: a million, 17 TB.
+struct Counted {
+  static constexpr int kBytesBits = 44;
+  static constexpr uint64_t kBytes = (uint64_t{1} << kBytesBits) - 1;
+  std::atomic<uint64_t> sums{0};
+  std::atomic<uint32_t> seq{0};
+  std::atomic<uint64_t> launch_ns{0};
+};
+
 struct Group {
   Group(const void* a, std::string n) : address(a), name(std::move(n)) {}
+
+  // An operation that is not recorded by itself.
+  void count(const Record& record, bool p2p) {
+    const uint64_t size = std::min(record.size_bytes, Counted::kBytes);
+    const int log2 = size > 1 ? 64 - __builtin_clzll(size - 1) : static_cast<int>(size) - 1;
+    const auto flags = static_cast<uint8_t>(record.flags & (format::kNoSize | format::kUnaligned));
+    Counted& counted = counts[CountKey{record.op, static_cast<int8_t>(log2), flags}];
+    if (!p2p) counted.seq.store(record.seq, std::memory_order_relaxed);
+    counted.launch_ns.store(record.launch_ns, std::memory_order_relaxed);
+    counted.sums.fetch_add((uint64_t{1} << Counted::kBytesBits) + size, std::memory_order_release);
+  }
+
+  // Write down what has been counted since the last time.
+  void write_counts(Ring& ring, uint64_t now) {
+    counts.each([&](const CountKey& key, Counted& counted) {
+      const uint64_t sums = counted.sums.exchange(0, std::memory_order_acquire);
+      if (sums == 0) return;
+      Record record;
+      record.op = key.op;
+      record.group = small_id;
+      record.size_bytes = sums & Counted::kBytes;
+      record.launch_ns = record.start_ns = counted.launch_ns.load(std::memory_order_relaxed);
+      record.seq = counted.seq.load(std::memory_order_relaxed);
+      record.waited_us = static_cast<uint32_t>(sums >> Counted::kBytesBits);
+      record.end_ns = std::max(now, record.start_ns);
+      record.flags = key.flags | format::kUntimed;
+      record.timing = format::kCounted;
+      ring.write(record);
+    });
+  }
 
   int32_t global_rank(int64_t group_rank) const {
     return group_rank >= 0 && group_rank < static_cast<int64_t>(ranks.size()) ? ranks[group_rank] : -1;
@@ -108,6 +163,7 @@ struct Group {
   Queue collectives;
   Few<PeerKey, Queue> peers;
   Few<TagKey, std::atomic<uint32_t>> tags;
+  Few<CountKey, Counted> counts;
   Group* next = nullptr;
 };
 
@@ -126,7 +182,9 @@ struct Python {
 // are freed, once the last operation has left.
 class Session {
  public:
-  Session(const Python& python, clockid_t training_thread) : python(python), exposure(training_thread, now_ns()) {}
+  // budget: part of the time that the probe may take; 0: any.
+  Session(const Python& python, clockid_t training_thread, double budget)
+      : python(python), exposure(training_thread, now_ns()), governor_(budget) {}
 
   // -- life
 
@@ -138,13 +196,14 @@ class Session {
     base_ = static_cast<char*>(base);
     size_ = size;
     Ring* const ring = new Ring(base_, slots);
+    window_ns_ = now_ns();
     poller_ = std::make_unique<Poller>(
         [] {
           sigset_t all;
           sigfillset(&all);
           pthread_sigmask(SIG_BLOCK, &all, nullptr);
         },
-        [ring] { ring->set(format::kHeartbeat, now_ns()); });
+        [this, ring] { beat(*ring, now_ns()); });
     ring_.store(ring);
     if (off.load()) ring->set(format::kClosed, now_ns());  // `close` has come and gone meanwhile, and has not seen the ring
     return true;
@@ -155,6 +214,7 @@ class Session {
     off.store(true);
     if (Ring* ring = this->ring()) {
       poller_->stop();
+      write_counts(*ring, now_ns());
       ring->set(format::kClosed, now_ns());
     }
     leave();
@@ -231,7 +291,9 @@ class Session {
     clockid_t clock;
     if (pthread_getcpuclockid(pthread_self(), &clock) == 0) exposure.watch(clock);
     const int64_t exposed = exposure.take(record.end_ns);
-    if (exposed != Exposure::kUnknown) {
+    if (skipped_.exchange(false, std::memory_order_relaxed)) {
+      record.flags |= format::kUntimed;
+    } else if (exposed != Exposure::kUnknown) {
       record.flags |= format::kExposed;
       record.size_bytes = static_cast<uint64_t>(exposed);
     }
@@ -239,9 +301,20 @@ class Session {
     ring->write(record);
   }
 
+  // -- what it costs, and how much is recorded for that
+
   void spent(uint64_t cost_ns) {
     if (Ring* ring = this->ring()) ring->add(format::kProbeNs, cost_ns);
   }
+
+  // Whether an operation is to be recorded by itself. Otherwise it is to be counted.
+  bool records(uint32_t seq) const {
+    const format::Mode mode = mode_.load(std::memory_order_relaxed);
+    return mode == format::Mode::kFull || (mode == format::Mode::kSampling && is_sampled(seq));
+  }
+
+  // One has been counted: what its step's communication took is not known.
+  void skipped() { skipped_.store(true, std::memory_order_relaxed); }
 
   const Python python;
   std::atomic<bool> off{false};
@@ -250,6 +323,28 @@ class Session {
 
  private:
   static constexpr size_t kBuckets = 64;
+
+  // Once a second, in the poller's thread: a sign of life, and a window of the governor's is over.
+  void beat(Ring& ring, uint64_t now) {
+    ring.set(format::kHeartbeat, now);
+    if (now == window_ns_) return;
+    const uint64_t spent = ring.get(format::kProbeNs);
+    const format::Mode before = mode_.load(), mode = governor_.window(static_cast<double>(spent - spent_ns_) / static_cast<double>(now - window_ns_));
+    window_ns_ = now;
+    spent_ns_ = spent;
+    if (mode != before) {
+      mode_.store(mode);
+      ring.set(format::kModeSinceNs, now);
+      ring.set(format::kMode, static_cast<uint64_t>(mode));
+    }
+    write_counts(ring, now);
+  }
+
+  void write_counts(Ring& ring, uint64_t now) {
+    for (auto& bucket : groups_) {
+      for (Group* group = bucket.load(std::memory_order_acquire); group != nullptr; group = group->next) group->write_counts(ring, now);
+    }
+  }
 
   std::atomic<Group*>& bucket_of(const void* address) { return groups_[reinterpret_cast<uintptr_t>(address) / 64 % kBuckets]; }
   const std::atomic<Group*>& bucket_of(const void* address) const {
@@ -260,10 +355,48 @@ class Session {
   std::unique_ptr<Poller> poller_;
   char* base_ = nullptr;
   size_t size_ = 0;
+  Governor governor_;  // the poller's thread's, as are the two after it
+  uint64_t window_ns_ = 0;
+  uint64_t spent_ns_ = 0;
+  std::atomic<format::Mode> mode_{format::Mode::kFull};
+  std::atomic<bool> skipped_{false};
   std::atomic<int64_t> users_{1};
   std::atomic<bool> cleared_{false};
   std::mutex adding_;
   std::atomic<Group*> groups_[kBuckets] = {};
+};
+
+// What the bookkeeping in its scope costs this thread, counted for the many operations that are not measured.
+class Cost {
+ public:
+  Cost(Session& session, bool measured) : session_(session), began_ns_(measured && !within() ? cpu_ns() : 0) {
+    if (began_ns_ != 0) within() = true;
+  }
+  Cost(const Cost&) = delete;
+  Cost& operator=(const Cost&) = delete;
+  ~Cost() {
+    if (began_ns_ == 0) return;
+    within() = false;
+    session_.spent((cpu_ns() - began_ns_) * format::kCostSample);
+  }
+
+  // Whether the next operation of this thread is one of those that are measured. Not its first, which asks Python.
+  static bool due() {
+    static thread_local unsigned operations = 0;
+    return ++operations % format::kCostSample == 0;
+  }
+
+ private:
+  static uint64_t cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
+
+  // This thread is in such a scope: one within it is part of that.
+  static bool& within() {
+    static thread_local bool inside = false;
+    return inside;
+  }
+
+  Session& session_;
+  const uint64_t began_ns_;
 };
 
 // One operation between its launch and its record. Whoever lets go of it last without having seen its end makes it one
@@ -271,8 +404,17 @@ class Session {
 class Flight {
  public:
   // head: op, dtype, group, peer, tag, size, launch, seq and flags of the record to come.
-  Flight(Session& session, Queue& queue, bool p2p, bool on_cpu, const Record& head)
-      : on_cpu(on_cpu), session_(session), ring_(*session.ring()), queue_(queue), p2p_(p2p), record_(head), slot_(ring_.begin(head)) {
+  // costed: what it costs is measured.
+  Flight(Session& session, Queue& queue, bool p2p, bool on_cpu, bool costed, const Record& head)
+      : on_cpu(on_cpu),
+        costed_(costed),
+        session_(session),
+        ring_(*session.ring()),
+        queue_(queue),
+        p2p_(p2p),
+        after_skipped_(queue.skipped.load(std::memory_order_relaxed) && queue.skipped.exchange(false)),
+        record_(head),
+        slot_(ring_.begin(head)) {
     session.enter();
   }
 
@@ -301,18 +443,19 @@ class Flight {
     watch(now);
   }
 
-  // began_ns: when it began on its device, as far as that was seen. measured: there it took from then to its end.
-  void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0, uint64_t began_ns = 0, bool measured = false) {
+  // began_ns: when it began on its device, as far as that was seen. on_device: its own clock has measured it.
+  void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0, uint64_t began_ns = 0, bool on_device = false) {
     if (inherited() || done_.exchange(true)) return;
+    const Cost cost(session_, costed_);
     ring_.end(slot_);
     const bool untimed = (flag & format::kUntimed) != 0;
     if (!unwatch(end_ns) && !p2p_ && !untimed) session_.exposure.in_call(record_.launch_ns, end_ns);
     const uint64_t blocked = blocked_since_.load();
     if (blocked != 0 && p2p_) record_.waited_us = static_cast<uint32_t>(std::min<uint64_t>((end_ns - blocked) / 1000, UINT32_MAX));
     const uint64_t previous = untimed ? queue_.last_end_ns.load(std::memory_order_relaxed) : queue_.ended(end_ns);
-    record_.start_ns = std::max({record_.launch_ns, measured ? 0 : std::min(previous, end_ns), began_ns});
+    record_.start_ns = std::max({record_.launch_ns, on_device ? 0 : std::min(previous, end_ns), began_ns});
     record_.end_ns = end_ns;
-    record_.flags |= flag;
+    record_.flags |= flag | (after_skipped_ && !on_device ? format::kUntimed : 0);
     record_.timing = timing;
     ring_.write(record_);
   }
@@ -332,10 +475,12 @@ class Flight {
   // In a forked child: the ring is the parent's, and the operation too.
   bool inherited() const { return life_ != forks.load(std::memory_order_relaxed); }
 
+  const bool costed_;
   Session& session_;
   Ring& ring_;
   Queue& queue_;
   const bool p2p_;
+  const bool after_skipped_;
   Record record_;
   const int slot_;
   const uint32_t life_ = forks.load(std::memory_order_relaxed);

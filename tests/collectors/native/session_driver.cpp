@@ -104,7 +104,7 @@ class Life {
   explicit Life(const char* name, uint64_t slots = 4096) : name_(std::string("/memfd:") + name), slots_(slots) {
     clockid_t clock;
     pthread_getcpuclockid(pthread_self(), &clock);
-    session = std::make_unique<Session>(Python{}, clock);
+    session = std::make_unique<Session>(Python{}, clock, 0.005);
     const int fd = memfd_create(name, MFD_CLOEXEC);
     CHECK(ftruncate(fd, static_cast<off_t>(size())) == 0, "session: there is memory");
     CHECK(session->attach(fd, slots), "session: the ring can be mapped");
@@ -158,7 +158,7 @@ Record head(uint64_t launch_ns, uint32_t seq = 0) {
 }
 
 std::shared_ptr<Flight> launch(Session& session, Queue& queue, uint64_t at, bool p2p = false) {
-  return std::make_shared<Flight>(session, queue, p2p, true, head(at));
+  return std::make_shared<Flight>(session, queue, p2p, true, false, head(at));
 }
 
 void test_groups() {
@@ -292,6 +292,55 @@ void test_starts() {
   life.session->close();
 }
 
+// 8 threads count while the poller's thread writes down.
+void test_counts() {
+  constexpr int kEach = 20'000;
+  Life life("counts", 1 << 20);
+  Session& session = *life.session;
+  Group* group = session.add(std::make_unique<Group>(&session, "g"));
+  std::atomic<bool> over{false};
+  std::thread writer([&] {
+    for (int i = 0; i < 200'000 && !over.load(); ++i) group->write_counts(*session.ring(), now_ns());
+  });
+  in_threads(kThreads, [&](int thread) {
+    for (int i = 0; i < kEach; ++i) {
+      Record record = head(now_ns(), static_cast<uint32_t>(i));
+      record.size_bytes = thread % 2 == 0 ? 4096 : 3000;  // of one size class
+      if (thread == 7) record.flags = format::kNoSize, record.size_bytes = 0;
+      group->count(record, false);
+    }
+  });
+  over.store(true);
+  writer.join();
+  session.close();
+  uint64_t number = 0, bytes = 0, without = 0;
+  for (uint64_t n = 0; n < life.counter(format::kCursor); ++n) {
+    const Record record = life.record(n);
+    CHECK(record.timing == format::kCounted && (record.flags & format::kUntimed) != 0, "counts: their records say what they are");
+    (record.flags & format::kNoSize ? without : number) += record.waited_us;
+    bytes += record.size_bytes;
+    CHECK(record.size_bytes <= 4096ull * record.waited_us, "counts: number and bytes are of the same moment");
+  }
+  CHECK(number == 7ull * kEach && without == uint64_t{kEach}, "counts: each is counted once");
+  CHECK(bytes == kEach * (4ull * 4096 + 3ull * 3000), "counts: and its bytes");
+}
+
+void test_after_skipped() {
+  Life life("skipped");
+  Queue queue;
+  launch(*life.session, queue, 100)->finish(200, format::kByFuture);
+  queue.skipped.store(true);
+  launch(*life.session, queue, 250)->finish(400, format::kByFuture);
+  launch(*life.session, queue, 300)->finish(500, format::kByFuture);
+  queue.skipped.store(true);
+  launch(*life.session, queue, 600)->finish(700, format::kByEvents, 0, 650, true);
+  CHECK(life.record(0).flags == 0, "skipped: what came before is known");
+  CHECK(life.record(1).flags == format::kUntimed, "skipped: when the next one began is not");
+  CHECK(life.record(2).flags == 0 && life.record(2).start_ns == 400, "skipped: the one after it began at that one's end");
+  CHECK(life.record(3).flags == 0 && life.record(3).start_ns == 650, "skipped: a device's own clock knows all the same");
+  life.session->close();
+}
+
 void test_close() {
   Life life("close");
   Session& session = *life.session;
@@ -377,6 +426,8 @@ void test_session() {
   test_groups();
   test_flights();
   test_wait_after_the_end();
+  test_counts();
+  test_after_skipped();
   test_close();
   test_close_while_launching();
   test_fork();

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from commwatch.collectors.governor import Governor, is_sampled
 from commwatch.collectors.native import library
 from tests.helpers import needs
 
@@ -45,3 +47,26 @@ def test_parts(kind: str, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[-6000:]
     assert done.stdout.split()[::2] == ["ring", "in_flight", "exposure", "few", "poller", "session"]
+
+
+def test_governor(tmp_path: Path) -> None:
+    """Both hooks decide alike, window by window, and sample the same operations."""
+    needs(shutil.which("g++"), "g++")
+    (tmp_path / "format.h").write_text(library.format_header())
+    built = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}", f"-I{library.HERE}"]
+    subprocess.run([*built, str(DRIVER / "governor_driver.cpp"), "-o", str(tmp_path / "driver")], check=True, timeout=250)
+    draw = random.Random(2)
+    dear = [draw.choice((0.0, 0.005, 0.0050001, 0.5)) for _ in range(400)]
+    shares = [share for share in dear for _ in range(draw.choice((1, 1, 3, 40)))]
+    said = subprocess.run(
+        [str(tmp_path / "driver")],
+        input=" ".join(map(str, (0.005, *shares))),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.split()
+    governor = Governor(0.005)
+    modes = [governor.window(share) for share in shares]
+    assert set(modes) == {0, 1, 2}
+    assert [int(number) for number in said] == modes + [seq for seq in range(100_000) if is_sampled(seq)]

@@ -1,0 +1,108 @@
+"""How much the probe records, by what that costs the training: all, a sample, or counts alone. Pure.
+
+The probe measures its own bookkeeping (one operation in 64, as CPU time of the threads it runs in). Once a second the governor compares
+that with the budget: above it for two seconds, the probe sheds; when it has been within for a while, it tries the richer mode
+again, after twice as long each time that failed. ``native/governor.h`` is the same for the native hook.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+#: What is recorded of an operation: everything of each; of one in sixteen, the rest counted; counts and bytes of all.
+MODES = ("full", "sampling", "counters")
+FULL, SAMPLING, COUNTERS = range(3)
+
+#: One operation in so many has its bookkeeping measured.
+COST_SAMPLE = 64
+#: Part of the time that the probe may take, unless ``COMMWATCH_BUDGET`` says otherwise.
+DEFAULT_BUDGET = 0.005
+#: Length of a window.
+WINDOW_NS = 1_000_000_000
+#: Windows above the budget after which less is recorded.
+PATIENCE = 2
+#: Windows within it after which more is tried: twice as many after each time it was too much. The first time, and at most.
+FIRST_TRIAL, LAST_TRIAL = 10, 640
+
+#: A sample is of runs of 16 numbers, so that the operation before is known, too: when one began depends on it. Which runs is spread evenly
+#: and is the same on all ranks, so that their records still come together.
+RUN_BITS, SAMPLE_BITS = 4, 4
+SPREAD = 0x9E3779B1  # 2**32 over the golden ratio
+
+
+def is_sampled(seq: int) -> bool:
+    """Whether the operation with this number is recorded in ``sampling``."""
+    return ((seq >> RUN_BITS) * SPREAD & 0xFFFFFFFF) >> (32 - SAMPLE_BITS) == 0
+
+
+def budget_of(env: Mapping[str, str]) -> float:
+    """The budget in force, 0 to 1; 0: whatever it costs, everything is recorded."""
+    try:
+        budget = float(env.get("COMMWATCH_BUDGET") or DEFAULT_BUDGET)
+    except ValueError:
+        return DEFAULT_BUDGET
+    return budget if 0 <= budget <= 1 else DEFAULT_BUDGET
+
+
+class Governor:
+    """Decides the mode, window by window.
+
+    Args:
+        budget: part of the time that the probe may take; 0: any.
+    """
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self.mode = FULL
+        self._above = self._within = 0
+        self._trial = FIRST_TRIAL // 2
+
+    def window(self, share: float) -> int:
+        """The mode from now on, after a window in which the probe took this part of the time."""
+        if 0 < self._budget < share:
+            self._above, self._within = self._above + 1, 0
+            if self._above >= PATIENCE and self.mode < COUNTERS:
+                self.mode, self._above = self.mode + 1, 0
+                self._trial = min(2 * self._trial, LAST_TRIAL)
+            return self.mode
+        self._above, self._within = 0, self._within + 1
+        if self._within >= self._trial:
+            if self.mode == FULL:
+                self._trial = FIRST_TRIAL // 2  # it has held
+            else:
+                self.mode, self._within = self.mode - 1, 0
+        return self.mode
+
+
+class Count(NamedTuple):
+    """Operations of one kind and size class that were only counted."""
+
+    op: int
+    group: int
+    flags: int
+    number: int
+    bytes: int
+    #: Number and launch of the latest.
+    seq: int
+    launch_ns: int
+
+
+class Counts:
+    """The operations that are only counted, from any thread, until somebody takes them together."""
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[int, int, int, int, int, int]] = deque()
+        #: Count one: op, group, flags, size in bytes, number, launch. Neither this nor ``take`` holds a lock.
+        self.add = self._latest.append
+
+    def take(self) -> list[Count]:
+        """What has been counted since the last call, by op, group and size class."""
+        sums: dict[tuple[int, int, int, int], Count] = {}
+        for _ in range(len(self._latest)):
+            op, group, flags, size, seq, launch = self._latest.popleft()
+            key = (op, group, flags, (size - 1).bit_length() if size else -1)
+            number, total = sums[key][3:5] if key in sums else (0, 0)
+            sums[key] = Count(op, group, flags, number + 1, total + size, seq, launch)
+        return list(sums.values())
