@@ -30,6 +30,7 @@ from commwatch.books import (
     counted,
 )
 from commwatch.collectors import events as ev
+from commwatch.collectors.governor import FULL
 from commwatch.collectors.gpu import GpuPlace, place_of
 from commwatch.collectors.ring import number_of
 from commwatch.intervals import Intervals
@@ -103,7 +104,7 @@ class RankBook:
         #: Cells the store has not taken yet, and the sums of all closed ones.
         self.closed: list[tuple[int, CellKey, Cell]] = []
         self.totals: dict[CellKey, Cell] = {}
-        #: By group: how long others waited for this rank; number of its latest collective.
+        #: By group: how long others waited for this rank; number of its latest collective that has ended, or whose end is not seen.
         self.lateness_ns: dict[int, int] = {}
         self.last_seq: dict[int, int] = {}
         #: By group: what its join takes.
@@ -124,8 +125,9 @@ class RankBook:
         self.failures: deque[ev.Record] = deque(maxlen=_MOST_FAILURES)
         #: The latest records as they came, whole ones.
         self.tail = b""
-        #: By group: when its latest collective without an observable end was launched.
+        #: By group: launch of the collective with that number; number of the latest whose end was not seen, or that was only counted.
         self.launched_ns: dict[int, int] = {}
+        self.unseen: dict[int, int] = {}
         #: What the ring says of its trainer right now; the intake keeps these current.
         self.in_flight: list[ev.Record] = []
         self.alive = True
@@ -134,6 +136,9 @@ class RankBook:
         self.closed_properly = False
         self.gone_ns: int | None = None  # when its trainer was found to live no more; monotonic
         self.heartbeat_ns = self.dropped = self.probe_ns = self.overflow = 0
+        #: How much the probe records (``governor.MODES``), and since when.
+        self.mode = FULL
+        self.mode_since_ns = 0
         #: When operations were last found to have had no room in the table of those in flight.
         self.overflow_ns: int | None = None
         #: End of the latest operation that a thread of this rank stood in.
@@ -197,7 +202,7 @@ class RankBook:
         self._rest.append(small_id)
         if len(self._rest) > LATEST_KNOWN:
             self.groups.pop(self._rest.popleft(), None)
-        for numbers in (self.last_seq, self.launched_ns):
+        for numbers in (self.last_seq, self.launched_ns, self.unseen):
             if len(numbers) > _MOST_NUMBERS:  # those of groups that are forgotten, now and then
                 for forgotten in numbers.keys() - self.groups.keys():
                     del numbers[forgotten]
@@ -219,7 +224,7 @@ class RankBook:
             until_n: number of the record that follows the last one; by default what its stamp says.
         """
         live, offset, bounds, bins_per_e = self._live, self.offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
-        last_seq, rank, dtypes = self.last_seq, self.rank, self.dtypes
+        last_seq, launched, rank, dtypes = self.last_seq, self.launched_ns, self.rank, self.dtypes
         self.read += len(records) // ev.RECORD_SIZE
         self.tail = (self.tail + records)[-_TAIL_BYTES:]
         for record in ev.RECORD.iter_unpack(records):
@@ -227,8 +232,8 @@ class RankBook:
             if not launch <= end < ev.NONSENSE or start > end or size >= ev.NONSENSE:
                 self.nonsense += 1
                 continue
-            if op == ev.STEP_MARK:
-                self.steps.mark(ev.Record._make(record))
+            if op == ev.STEP_MARK or timing == ev.COUNTED:
+                self._take_other(ev.Record._make(record), until_n)
                 continue
             if end + offset >= self._slot_end:
                 self.roll(end + offset)
@@ -240,10 +245,10 @@ class RankBook:
             if books is None:
                 books = self._open(at, op, size)
             if self.live_from is None:
-                self.live_from = number_of(stamp, until_n if until_n is not None else stamp + 1)
+                self.live_from = _number(stamp, until_n)
             p2p, cell = books.p2p, books.cell
             if p2p is None and not flags & ev.FAILED:
-                last_seq[group] = seq
+                last_seq[group], launched[group] = seq, launch
             if flags & _UNMEASURED:
                 cell.count_unmeasured(size, failed=bool(flags & ev.FAILED))
                 self._note(record, flags)
@@ -274,6 +279,27 @@ class RankBook:
                 _compare(books, books.join, seq, part)
         self.steps.trim()
 
+    def _take_other(self, record: ev.Record, until_n: int | None) -> None:
+        """Take in a step mark, or operations of one kind and size class that were only counted."""
+        if record.op == ev.STEP_MARK:
+            self.steps.mark(record)
+            return
+        self.roll(record.end_ns + self.offset_ns)
+        number, group = max(1, record.waited_us), record.group
+        each = -(-record.size_bytes // number)
+        at = OTHER_ID if MOST_APART <= group < NO_GROUP else group
+        cell = self.cell(CellKey(at, record.op, (each - 1).bit_length() if each else -1))
+        if self.live_from is None:
+            self.live_from = _number(record.stamp, until_n)
+        cell.count_unmeasured(record.size_bytes, failed=False, number=number)
+        if self.op_name(record.op) in ev.P2P:  # to whom is not known
+            messages = self.messages.setdefault((at, record.op, -1), Messages())
+            messages.count, messages.bytes = messages.count + number, messages.bytes + record.size_bytes
+        else:
+            self.last_seq[group] = max(record.seq, self.last_seq.get(group, -1))
+            self.launched_ns[group] = max(record.launch_ns, self.launched_ns.get(group, 0))
+            self.unseen[group] = record.seq
+
     def _message(
         self, books: _Books, peer: int, size: int, waited_us: int, start_ns: int, end_ns: int, flags: int
     ) -> None:
@@ -302,7 +328,7 @@ class RankBook:
             return
         message = self.op_name(noted.op) in ev.P2P
         if not message:
-            self.launched_ns[noted.group] = noted.launch_ns
+            self.unseen[noted.group] = noted.seq
         if not message or flags & ev.ON_DEVICE:  # a message on the CPU that nobody waits for costs nothing
             self.steps.untimed(noted.launch_ns)
 
@@ -382,6 +408,11 @@ class RankBook:
         """The rank has ended: close everything that is still open. Waits that other ranks add later open it again."""
         self.steps.finish()
         self._close()
+
+
+def _number(stamp: int, until_n: int | None) -> int:
+    """The number of a record, by its stamp and the number that follows the last one; without that, what the stamp says."""
+    return number_of(stamp, until_n if until_n is not None else stamp + 1)
 
 
 def _compare(books: _Books, join: GroupJoin, seq: int, part: Part) -> None:

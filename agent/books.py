@@ -94,13 +94,13 @@ class Cell:
         self.bins: dict[int, int] = {}
         self.durations = [0] * (len(DURATION_BOUNDS_NS) + 1)
 
-    def count_unmeasured(self, size: int, failed: bool) -> None:
-        """Count an operation that has no duration."""
+    def count_unmeasured(self, size: int, failed: bool, number: int = 1) -> None:
+        """Count an operation that has no duration; or several, with their bytes in all."""
         if failed:
-            self.failed += 1
+            self.failed += number
         else:
-            self.untimed += 1
-            self.count += 1
+            self.untimed += number
+            self.count += number
             self.bytes += size
 
     def copy(self) -> Cell:
@@ -162,13 +162,13 @@ class StepRecord(NamedTuple):
     seq: int
     start_ns: int
     end_ns: int
-    #: ``None``: not known, for operations without times ran in it.
+    #: ``None``: not known, for operations without times ran in it, or some that were only counted.
     comm_ns: int | None
     #: At most ``comm_ns``; ``None`` where not known.
     exposed_ns: int | None
     #: Communication time by group label: each the union of that group's operations, so their sum may be more than ``comm_ns``.
     groups: tuple[tuple[str, int], ...] = ()
-    #: Union of the waits for messages; ``None``: this rank has never waited for one.
+    #: Union of the waits for messages; ``None``: this rank has never waited for one, or messages were only counted.
     p2p_wait_ns: int | None = None
     #: It took far longer than its neighbours.
     long: bool = False

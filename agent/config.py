@@ -132,7 +132,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 _TABLE_VARIABLES = {"thresholds": "COMMWATCH_THRESHOLD_", "labels": "COMMWATCH_LABEL_"}
 #: What the probe in the trainer reads; here only to tell a slip from a setting.
 _OF_THE_PROBE = (
-    "COMMWATCH_DISABLE", "COMMWATCH_GROUP", "COMMWATCH_HOOK", "COMMWATCH_JOB", "COMMWATCH_SLOTS", "COMMWATCH_TIMING",
+    "COMMWATCH_BUDGET", "COMMWATCH_DISABLE", "COMMWATCH_GROUP", "COMMWATCH_HOOK", "COMMWATCH_JOB", "COMMWATCH_SLOTS", "COMMWATCH_TIMING",
 )  # fmt: skip
 #: What Kubernetes puts into every container beside a Service called commwatch.
 _OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")

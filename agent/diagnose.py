@@ -16,6 +16,7 @@ from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT
 from commwatch.joined import RankParts, put_together
 from commwatch.joins import MOST_PENDING
+from commwatch.standing import shedding
 from commwatch.trainers import Evidence
 from commwatch.verdicts import Verdict, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
@@ -195,6 +196,10 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
             if jobs
             else "no running job"
         )
+    for job in jobs:
+        part = shedding((view.rank, view.probe_mode) for view in seen.ranks if view.job_id == job)
+        if part is not None:
+            lines.append(f"{job}: {part}; of a hang only who has not come is seen")
     for verdict in found:
         whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
         lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")

@@ -21,6 +21,7 @@ from commwatch.collectors.gpu import ALARMING
 from commwatch.collectors.nccl import debug
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT, Config
+from commwatch.standing import shedding
 from commwatch.traffic import NOT_COUNTED
 
 #: Room that the rings of a node of eight ranks take, with some to spare.
@@ -129,7 +130,7 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
         remedy = "COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; it shows after its first collective"
         yield Check(_WARN, "jobs", "none is running here", remedy)
         return
-    before = {job["job_id"]: _records(get, job["job_id"]) for job in jobs}
+    before = {job["job_id"]: _ranks(get, job["job_id"]) for job in jobs}
     time.sleep(wait_s)
     for job in jobs:
         yield from _job(job, get, before[job["job_id"]], wait_s)
@@ -209,16 +210,12 @@ def _named(nic: dict[str, Any]) -> str:
     return nic["device"] if nic["speed"] is None else f"{nic['device']} ({nic['speed'] * 8 / 1e9:.3g} Gbit/s)"
 
 
-def _records(get: Get, job: str) -> int:
-    return sum(int(rank["records"]) for rank in _ranks(get, job))
-
-
 def _ranks(get: Get, job: str) -> list[dict[str, Any]]:
     ranks: list[dict[str, Any]] = get(f"ranks?job={urllib.parse.quote(job, safe='')}")
     return ranks
 
 
-def _job(job: dict[str, Any], get: Get, before: int, wait_s: float) -> Iterator[Check]:
+def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: float) -> Iterator[Check]:
     name, ranks = job["job_id"], _ranks(get, job["job_id"])
     missing = set(range(job["world_size"])) - {rank["rank"] for rank in ranks}
     if missing:
@@ -228,7 +225,7 @@ def _job(job: dict[str, Any], get: Get, before: int, wait_s: float) -> Iterator[
         yield Check(_WARN, "probe", f"{name}: no word of rank {spans(missing)}", remedy)
     else:
         yield Check(_PASS, "probe", f"{name}: on all {len(ranks)} ranks")
-    arrived = sum(int(rank["records"]) for rank in ranks) - before
+    arrived = sum(int(rank["records"]) for rank in ranks) - sum(int(rank["records"]) for rank in before)
     if arrived:
         yield Check(_PASS, "records", f"{name}: {arrived / wait_s:.0f} a second")
     else:
@@ -237,6 +234,7 @@ def _job(job: dict[str, Any], get: Get, before: int, wait_s: float) -> Iterator[
     dear = "python" in hooks
     remedy = "commwatch native build with the trainer's Python makes it cheaper" if dear else ""
     yield Check(_WARN if dear else _PASS, "hook", f"{name}: {', '.join(hooks)}", remedy)
+    yield _cost(name, before, ranks, wait_s)
     yield from _gpu_timing(name, ranks)
     if job["lost"]:
         remedy = "a larger ring (COMMWATCH_SLOTS), or an agent with more CPU"
@@ -248,6 +246,24 @@ def _job(job: dict[str, Any], get: Get, before: int, wait_s: float) -> Iterator[
     yield _nccl(name, get)
     yield from _witnesses(name, get)
     yield _recorder(name, ranks)
+
+
+def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], wait_s: float) -> Check:
+    """What the probe takes of the trainers' time, and whether it has to shed for it."""
+    then = {rank["rank"]: rank["probe_s"] or 0.0 for rank in before}
+    most = max(((rank["probe_s"] or 0.0) - then.get(rank["rank"], 0.0) for rank in ranks), default=0.0) / wait_s
+    budgets = {rank["probe_budget"] for rank in ranks if rank["probe_budget"]}
+    allowed = f" of {min(budgets):.2%} that it may take" if budgets else ""
+    says = f"{name}: {max(0.0, most):.2%} of the time{allowed}, on the rank where it is most"
+    part = shedding((rank["rank"], rank["probe_mode"]) for rank in ranks)
+    if part is None:
+        return Check(_PASS, "probe cost", says)
+    native = (
+        ""
+        if any(rank["hook"] == "native" for rank in ranks)
+        else "the native hook costs a tenth: commwatch native build; or "
+    )
+    return Check(_WARN, "probe cost", f"{says}; {part}", f"{native}COMMWATCH_BUDGET=0.02 in the trainer allows more")
 
 
 def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:

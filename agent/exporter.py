@@ -16,6 +16,7 @@ from commwatch import __version__, sight
 from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
 from commwatch.collectors import events as ev
+from commwatch.collectors.governor import FULL, RECORDED
 from commwatch.collectors.gpu import GpuPlace
 from commwatch.collectors.registry import Reading
 from commwatch.efficiency import Yardstick, by_kind, finder
@@ -179,6 +180,7 @@ class Exporter(Collector):
             rank, local_rank = str(book.rank), book.identity.get("local_rank")
             place = (self._gpu_of(book.gpu), "" if local_rank is None else str(local_rank))
             families.add("rank_info", (job.id, rank, *place, str(book.identity.get("hook", ""))), 1)
+            families.add("probe_recorded_ratio", (job.id, rank), RECORDED[book.mode])
             oldest: dict[int, int] = {}
             for record in book.in_flight:
                 # A posted send or recv is no news until somebody waits for it.
@@ -191,11 +193,10 @@ class Exporter(Collector):
                     continue
                 labels = (job.id, rank, label, group.group_id)
                 families.add("group_info", (*labels, str(group.size)), 1)
-                families.add(
-                    "collective_in_flight_seconds",
-                    labels,
-                    max(0, now - oldest[small_id]) / 1e9 if small_id in oldest else 0.0,
-                )
+                if small_id in oldest:
+                    families.add("collective_in_flight_seconds", labels, max(0, now - oldest[small_id]) / 1e9)
+                elif book.mode == FULL:  # else one that is only counted may be
+                    families.add("collective_in_flight_seconds", labels, 0.0)
                 compared = book.compared.get(small_id)
                 if compared is not None and compared.count:
                     families.count("symmetric_collectives_total", labels, compared.count)
@@ -244,10 +245,10 @@ def _steps(families: Families, job: str, book: RankBook, label: Callable[[str], 
     families.count("step_seconds_total", labels, steps.duration_ns / 1e9)
     if steps.comm_ns is not None:
         families.count("step_comm_seconds_total", labels, steps.comm_ns / 1e9)
-    if steps.exposed_ns is not None:
-        families.count("step_exposed_comm_seconds_total", labels, steps.exposed_ns / 1e9)
-    for group, comm_ns in steps.groups_ns.items():
-        families.count("step_group_comm_seconds_total", (*labels, label(group)), comm_ns / 1e9)
+        if steps.exposed_ns is not None:
+            families.count("step_exposed_comm_seconds_total", labels, steps.exposed_ns / 1e9)
+        for group, comm_ns in steps.groups_ns.items():
+            families.count("step_group_comm_seconds_total", (*labels, label(group)), comm_ns / 1e9)
     if steps.p2p_wait_ns is not None:
         families.count("step_p2p_wait_seconds_total", labels, steps.p2p_wait_ns / 1e9)
     shares = steps.shares(now_ns) if book.alive else None

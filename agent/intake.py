@@ -12,6 +12,7 @@ from pathlib import Path
 
 from commwatch.aggregate import Aggregate, RankBook
 from commwatch.collectors import ring
+from commwatch.collectors.governor import COUNTERS
 from commwatch.collectors.identity import boot_id, unsound
 from commwatch.store import RingRow, Writer
 
@@ -217,6 +218,7 @@ class Intake:
             if overflow != book.overflow:
                 book.overflow, book.overflow_ns = overflow, now_ns
             book.dropped, book.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
+            book.mode, book.mode_since_ns = min(reader.counter(ring.MODE), COUNTERS), reader.counter(ring.MODE_SINCE_NS)
             book.closed_properly = reader.counter(ring.CLOSED) > 0
             if book.alive and (book.closed_properly or not alive):
                 book.gone_ns = now_ns

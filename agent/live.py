@@ -9,10 +9,11 @@ from statistics import median
 from commwatch import sight
 from commwatch.aggregate import LAST_NS, Job, RankBook
 from commwatch.books import SLOT_NS, StepRecord
+from commwatch.collectors.governor import FULL
 from commwatch.report import bottleneck
 from commwatch.shares import LEAST_STEPS, shares_of
 from commwatch.slots import Slot, slot_of
-from commwatch.standing import culprits, state
+from commwatch.standing import culprits, shedding, state
 from commwatch.summary import Row, summarise
 from commwatch.verdicts import Verdict, age, verdicts
 from commwatch.views import RankView
@@ -83,6 +84,8 @@ class JobNow:
     steps_unavailable: str | None
     comm: float | None
     exposed: float | None
+    #: Whose operations are not all recorded; ``None``: nobody's.
+    sheds: str | None
     #: What the shares mean; empty: nothing bad.
     says: str
     #: The last whole ten seconds, and those that have begun.
@@ -144,6 +147,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         steps_per_s=median(paces) if paces else None,
         step_s=median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else None,
         steps_unavailable=next((book.steps.unavailable for book in books if book.steps.unavailable), None),
+        sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
         comm=shares[0],
         exposed=shares[1],
         says=bottleneck(*shares).removeprefix(": "),
@@ -203,6 +207,8 @@ def _covered_s(books: list[RankBook], now_ns: int) -> float:
 
 
 def _waited(book: RankBook, now_ns: int) -> float | None:
+    if book.mode != FULL:  # waits in what is only counted are not known
+        return None
     cells = [cell for _, _, cell in book.lately(now_ns)]
     waited = [cell.wait_ns + cell.p2p_wait_ns for cell in cells if cell.joined or cell.p2p_wait_ns]
     return sum(waited) / 1e9 / _covered_s([book], now_ns) if waited else None

@@ -260,7 +260,13 @@ METRICS = {
         Spec(
             "commwatch_probe_seconds_total",
             "counter",
-            "Time the probe has cost its trainer, from one call in 64.",
+            "CPU time of the trainer that the probe has taken, from one operation in 64.",
+            _RANK,
+        ),
+        Spec(
+            "commwatch_probe_recorded_ratio",
+            "gauge",
+            "Part of its operations that a rank records one by one; the rest are counted, for the probe is above its budget.",
             _RANK,
         ),
         Spec(

@@ -147,5 +147,6 @@ _P2P_CODES = frozenset(ev.OP_CODE[op] for op in ev.P2P)
 
 
 def _records(chunk: Chunk) -> Iterator[ev.Record]:
-    """The operations of a chunk, step marks left out."""
-    return (ev.Record._make(fields) for fields in ev.RECORD.iter_unpack(chunk.records) if fields[1] != ev.STEP_MARK)
+    """The operations of a chunk, each by itself: step marks are left out, and what was only counted."""
+    records = (ev.Record._make(fields) for fields in ev.RECORD.iter_unpack(chunk.records))
+    return (record for record in records if record.op != ev.STEP_MARK and record.timing != ev.COUNTED)

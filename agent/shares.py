@@ -57,10 +57,10 @@ class StepTotals:
         return None if 100 * self._unknown > self.count else self._comm_ns
 
     def p2p_wait_share(self) -> float | None:
-        """The part of the latest steps but for the long ones spent in waits for messages; ``None``: no steps, or no waits."""
-        steps = [step for step in self.recent if not step.long]
-        waited = [step.p2p_wait_ns for step in steps if step.p2p_wait_ns is not None]
-        return sum(waited) / sum(step.end_ns - step.start_ns for step in steps) if waited else None
+        """The part of the latest steps but for the long ones spent in waits for messages; ``None``: of none of them are they known."""
+        steps = [step for step in self.recent if not step.long and step.p2p_wait_ns is not None]
+        waited = sum(step.p2p_wait_ns or 0 for step in steps)
+        return waited / sum(step.end_ns - step.start_ns for step in steps) if steps else None
 
     def shares(self, now_ns: int) -> tuple[float, float | None] | None:
         """Comm share and exposed share of the latest steps.
@@ -105,6 +105,8 @@ class StepBook:
         self._messages: Intervals | None = None
         #: When collectives without times were launched that no step has claimed yet.
         self._untimed: list[int] = []
+        #: Moments in such steps some of whose operations, messages among them, were only counted.
+        self._counted: list[int] = []
         self._durations: deque[int] = deque(maxlen=NEIGHBOURS)
         #: The first steps, until there are enough to judge them by.
         self._first: list[StepRecord] | None = []
@@ -133,11 +135,13 @@ class StepBook:
         for pieces in self._all():
             if len(pieces.starts) > _MOST_PIECES:
                 pieces.forget(pieces.ends[-_MOST_PIECES])
-        del self._untimed[:-_MOST_PIECES]
+        del self._untimed[:-_MOST_PIECES], self._counted[:-_MOST_PIECES]
 
     def mark(self, record: ev.Record) -> None:
         """Take in a step mark."""
         exposed = record.size_bytes if record.flags & ev.EXPOSED else None
+        if record.flags & ev.UNTIMED:
+            self._counted.append(record.end_ns - 1)
         mark = Mark(record.seq, record.peer, record.launch_ns, record.end_ns, exposed, record.aux)
         self.finish()  # what was in flight at the mark before has had a step's time to complete
         for step in self._tracker.feed(mark):
@@ -152,11 +156,13 @@ class StepBook:
             for pieces in self._all():
                 pieces.forget(step.end_ns)
             self._untimed = [at for at in self._untimed if at >= step.end_ns]
+            self._counted = [at for at in self._counted if at >= step.end_ns]
         self._waiting = []
 
     def _measured(self, step: Step) -> StepRecord:
-        waited = None if self._messages is None else self._messages.measure(step.start_ns, step.end_ns)
-        if any(step.start_ns <= at < step.end_ns for at in self._untimed):
+        counted = any(step.start_ns <= at < step.end_ns for at in self._counted)
+        waited = None if counted or self._messages is None else self._messages.measure(step.start_ns, step.end_ns)
+        if counted or any(step.start_ns <= at < step.end_ns for at in self._untimed):
             return StepRecord(step.seq, step.start_ns, step.end_ns, None, None, (), waited)
         groups = tuple(
             (label, comm) for label, busy in self._busy.items() if (comm := busy.measure(step.start_ns, step.end_ns))

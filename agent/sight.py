@@ -10,6 +10,7 @@ from commwatch.aggregate import Job, RankBook
 from commwatch.books import GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors import process
+from commwatch.collectors.governor import FULL, MODES
 from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
 
@@ -49,7 +50,11 @@ def rank(job_id: str, book: RankBook, now_ns: int) -> RankView:
         process=process.state(book.pid) if book.pid is not None else None,
         heartbeat_age_s=max(0, now_ns - book.heartbeat_ns) / 1e9 if book.alive else None,
         last_seq={book.group(small_id).group_id: seq for small_id, seq in book.last_seq.items()},
-        launched_s={book.group(group).group_id: max(0, now_ns - at) / 1e9 for group, at in book.launched_ns.items()},
+        launched_s={
+            book.group(group).group_id: max(0, now_ns - book.launched_ns.get(group, now_ns)) / 1e9
+            for group, seq in book.unseen.items()
+            if book.mode != FULL or book.last_seq.get(group) == seq
+        },
         in_flight=[_in_flight(book, record, now_ns) for record in book.in_flight],
         failed=[_failed(book, record, now_ns) for record in book.failures],
         records=book.read,
@@ -60,6 +65,10 @@ def rank(job_id: str, book: RankBook, now_ns: int) -> RankView:
         gpu_timing_reason=reason,
         gpu_uuid=place.uuid if place is not None else None,
         gpu_bus_id=place.bus_id or None if place is not None else None,
+        probe_mode=MODES[book.mode],
+        probe_mode_s=max(0, now_ns - book.mode_since_ns) / 1e9 if book.mode_since_ns else None,
+        probe_s=book.probe_ns / 1e9,
+        probe_budget=budget(identity),
     )
 
 
@@ -67,6 +76,12 @@ def gpu_timing(identity: Mapping[str, Any]) -> tuple[str, str]:
     """How a rank times its operations on GPUs, and why so, as the header of its ring says; empty where it does not."""
     timing = identity.get("timing")
     return (str(timing.get("mode", "")), str(timing.get("reason", ""))) if isinstance(timing, dict) else ("", "")
+
+
+def budget(identity: Mapping[str, Any]) -> float | None:
+    """The part of the time that a rank's probe may take, as the header of its ring says; ``None`` where it does not."""
+    told = identity.get("budget")
+    return float(told) if isinstance(told, int | float) and 0 <= told <= 1 else None
 
 
 def groups(jobs: Iterable[Job]) -> list[GroupView]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from commwatch.collectors.spans import spans
 from commwatch.verdicts import SILENT_S, Verdict, age
 from commwatch.views import InFlight, RankView
 
 #: Verdicts after which nothing moves any more.
 WORST = frozenset({"hang", "desync"})
+#: What is recorded one by one, where it is not all, by the mode of the probe.
+_RECORDED = {"sampling": "one in sixteen", "counters": "none"}
 
 
 def state(rank: RankView) -> str:
@@ -24,6 +27,16 @@ def state(rank: RankView) -> str:
 def oldest(rank: RankView) -> InFlight | None:
     """The operation that has kept somebody waiting the longest; messages that nobody waits for yet come last."""
     return max(rank.in_flight, key=lambda op: (age(op), op.age_s), default=None)
+
+
+def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:
+    """Whose operations are not all recorded, of ranks with the modes of their probes; ``None``: nobody's."""
+    known = list(modes)
+    who = {part: [rank for rank, of_rank in known if of_rank == mode] for mode, part in _RECORDED.items()}
+    parts = [f"{part} of rank {spans(ranks)}" for part, ranks in who.items() if ranks]
+    if not parts:
+        return None
+    return f"not all operations are recorded ({', '.join(parts)}), the rest are counted: the probe is above its budget"
 
 
 def culprits(verdicts: Iterable[Verdict]) -> dict[int, str]:

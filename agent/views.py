@@ -108,9 +108,9 @@ class RankView:
     process: str | None
     #: Seconds since the probe last gave a sign of life; ``None`` once the rank is no more.
     heartbeat_age_s: float | None
-    #: Latest finished collective per group, by ``group_id``; of operations without an observable end the latest launched.
+    #: Latest finished collective per group, by ``group_id``; of operations whose end is not seen, or that are only counted, the latest launched.
     last_seq: dict[str, int]
-    #: Of groups whose operations have no observable end (CUDA by default): seconds since the latest was launched.
+    #: Of groups whose latest is such a one (CUDA by default): seconds since it was launched.
     launched_s: dict[str, float]
     in_flight: list[InFlight]
     #: The latest ones.
@@ -130,6 +130,14 @@ class RankView:
     gpu_uuid: str | None = None
     #: Its PCI address; ``None``: not known.
     gpu_bus_id: str | None = None
+    #: What the probe records of its operations: ``full`` (each), ``sampling`` (one in sixteen, the rest counted) or ``counters``; ``None``: not
+    #: known any more.
+    probe_mode: str | None = None
+    #: For how many seconds; ``None``: it has always been so.
+    probe_mode_s: float | None = None
+    #: Time that the probe has cost so far, and the part of the time that it may take (0: any); ``None``: not known.
+    probe_s: float | None = None
+    probe_budget: float | None = None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,9 @@ NO_DTYPE = 0
 ASYNC = 1  # the caller asked for a handle
 FAILED = 2  # raised, at launch or later: counted, never measured
 NO_SIZE = 4  # S is not known (sparse tensors, an op without a size)
-UNTIMED = 8  # begin or end was not observable: counted, has no duration; step mark: operations of the step were only counted
+UNTIMED = (
+    8  # begin or end was not observable: counted, has no duration; step mark: operations of the step were only counted
+)
 UNALIGNED = 16  # the probe came after the group was used: counted, never joined
 EXPOSED = 32  # step mark: the exposed time is known
 BLOCKED = 64  # in flight: a thread stands in wait() since ``start_ns``

@@ -1,8 +1,8 @@
 """How much the probe records, by what that costs the training: all, a sample, or counts alone. Pure.
 
-The probe measures its own bookkeeping (one operation in 64, as CPU time of the threads it runs in). Once a second the governor compares
-that with the budget: above it for two seconds, the probe sheds; when it has been within for a while, it tries the richer mode
-again, after twice as long each time that failed. ``native/governor.h`` is the same for the native hook.
+The probe measures its own bookkeeping (one operation in 64, as CPU time of the threads it runs in). In windows of a second, longer where
+operations are few, the governor compares that with the budget: above it for two windows, the probe sheds; when it has been within for a while, it tries the
+richer mode again, after twice as long each time that failed. ``native/governor.h`` is the same for the native hook.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ FULL, SAMPLING, COUNTERS = range(3)
 COST_SAMPLE = 64
 #: Part of the time that the probe may take, unless ``COMMWATCH_BUDGET`` says otherwise.
 DEFAULT_BUDGET = 0.005
-#: Length of a window.
-WINDOW_NS = 1_000_000_000
+#: How often it looks. A window is over with the first look that finds so many measurements; with none or few, after so long.
+LOOK_NS = 1_000_000_000
+ENOUGH, LONGEST_NS = 4, 10_000_000_000
 #: Windows above the budget after which less is recorded.
 PATIENCE = 2
 #: Windows within it after which more is tried: twice as many after each time it was too much. The first time, and at most.
-FIRST_TRIAL, LAST_TRIAL = 10, 640
+FIRST_TRIAL, LAST_TRIAL = 4, 512
 
 #: A sample is of runs of 16 numbers, so that the operation before is known, too: when one began depends on it. Which runs is spread evenly
 #: and is the same on all ranks, so that their records still come together.
 RUN_BITS, SAMPLE_BITS = 4, 4
 SPREAD = 0x9E3779B1  # 2**32 over the golden ratio
+#: Part of the operations that is recorded, by mode.
+RECORDED = (1.0, 0.5**SAMPLE_BITS, 0.0)
 
 
 def is_sampled(seq: int) -> bool:
@@ -58,6 +61,11 @@ class Governor:
         self.mode = FULL
         self._above = self._within = 0
         self._trial = FIRST_TRIAL // 2
+
+    @staticmethod
+    def is_over(elapsed_ns: int, measured: int) -> bool:
+        """Whether a window is over that has lasted so long and brought so many measurements."""
+        return elapsed_ns >= (LOOK_NS if measured >= ENOUGH else LONGEST_NS)
 
     def window(self, share: float) -> int:
         """The mode from now on, after a window in which the probe took this part of the time."""

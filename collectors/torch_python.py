@@ -29,7 +29,7 @@ from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.c10d_table import Measure
 from commwatch.collectors.exposure import Exposure
-from commwatch.collectors.governor import COST_SAMPLE, COUNTERS, WINDOW_NS, Counts, Governor, is_sampled
+from commwatch.collectors.governor import COST_SAMPLE, COUNTERS, LOOK_NS, Counts, Governor, is_sampled
 from commwatch.collectors.torch_device import LOOK_S, Devices
 from commwatch.collectors.torch_groups import Group
 from commwatch.collectors.torch_ops import MEASURES, C10dOp, c10d_ops
@@ -65,8 +65,8 @@ class PythonProbe(Probe):
         self._torch_dtypes: dict[torch.dtype, int] = {}
         self._cost = 0
         self._governor, self._counts = Governor(self.budget), Counts()
-        #: Begin of the governor's window, and what had been spent by then.
-        self._window = (0, 0)
+        #: Begin of the governor's window, and what had been spent by then; measurements since, and when it looked last.
+        self._window, self._measured, self._looked = (0, 0), 0, 0
         #: An operation since the latest step mark was only counted.
         self._skipped = False
         self._thread: threading.Thread | None = None
@@ -105,7 +105,9 @@ class PythonProbe(Probe):
         while not self._stop.is_set() and self.ring is not None:
             now = self.ring.counters[ring.HEARTBEAT] = _now()
             try:
-                if now - self._window[0] >= WINDOW_NS:
+                if now - self._looked >= LOOK_NS:
+                    self._looked = now
+                    self._write_counts()
                     self._govern(now)
                 self.pending.poll()
                 self.devices.poll()
@@ -114,15 +116,17 @@ class PythonProbe(Probe):
             self.pending.sleep(LOOK_S if self.devices else HEARTBEAT_S)
 
     def _govern(self, now: int) -> None:
-        """A window is over: how much is to be recorded from now on?"""
+        """Perhaps a window is over: how much is to be recorded from now on?"""
         assert self.ring is not None
         began, spent = self._window
+        if not self._governor.is_over(now - began, self._measured):
+            return
+        self._measured = 0
         self._window = (now, self._cost)
         before = self._governor.mode
         mode = self._governor.window((self._cost - spent) / (now - began))
         if mode != before:
             self.ring.counters[ring.MODE_SINCE_NS], self.ring.counters[ring.MODE] = now, mode
-        self._write_counts()
 
     def _write_counts(self) -> None:
         """Write down what was only counted."""
@@ -209,7 +213,7 @@ class PythonProbe(Probe):
     def _spent(self, began: int) -> None:
         """Note what an operation's bookkeeping has cost this thread since ``began``, for many; 0: it is not measured."""
         if began and self.ring is not None:
-            self._cost += (_cpu() - began) * COST_SAMPLE
+            self._cost, self._measured = self._cost + (_cpu() - began) * COST_SAMPLE, self._measured + 1
             self.ring.counters[ring.PROBE_NS] = self._cost
 
     def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:

@@ -268,11 +268,15 @@ def free_port() -> int:
 
 
 def clean_env(**more: str) -> dict[str, str]:
-    """This environment without settings of ours or of a launcher; the hook is the one that the test is about."""
+    """This environment without settings of ours or of a launcher; the hook is the one that the test is about.
+
+    All that is recorded is, whatever it costs: many a job of a test does nothing but communicate.
+    """
     ours = ("COMMWATCH", "TORCHELASTIC", "SLURM", "RAY_", "XDG_STATE_HOME")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {
         **env,
+        "COMMWATCH_BUDGET": "0",
         "COMMWATCH_HOOK": env.get("TESTED_HOOK", "python"),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",

@@ -65,7 +65,7 @@ function tiles(job) {
   meter.setAttribute("aria-valuetext", `${percent(job.comm)} of the step; the line is at 30 %`);
   meter.firstElementChild.style.width = `${100 * Math.min(1, job.comm ?? 0)}%`;
   meter.firstElementChild.className = kind === "bad" ? "bad" : "";
-  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : "operations have no times (COMMWATCH_TIMING)")) : job.says || "of the step: below the 30 % line");
+  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : job.says || "of the step: below the 30 % line");
   say(find("exposed"), percent(job.exposed), job.exposed === null ? "quiet" : job.exposed > WORTH ? "warn" : "good");
   say(find("step"), seconds(job.step_s), job.step_s === null ? "quiet" : "");
   const last = Math.max(...job.ranks.map((rank) => rank.step ?? -1));

@@ -16,6 +16,11 @@ class Governor {
   // budget: part of the time that the probe may take; 0: any.
   explicit Governor(double budget) : budget_(budget) {}
 
+  // Whether a window is over that has lasted so long and brought so many measurements.
+  static bool is_over(uint64_t elapsed_ns, uint64_t measured) {
+    return elapsed_ns >= (measured >= format::kEnough ? format::kLookNs : format::kLongestNs);
+  }
+
   // The mode from now on, after a window in which the probe took this part of the time.
   format::Mode window(double share) {
     const int mode = static_cast<int>(mode_);

@@ -356,9 +356,9 @@ struct Kernel : c10::OperatorKernel {
       session.off.store(true);  // Python has said why
       return {};
     }
-    const uint64_t now = now_ns();
     const bool costed = Cost::due();
     const Cost cost(session, costed);
+    const uint64_t now = now_ns();
     const IValue* args = &stack[stack.size() - op.arguments];
     c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
     Group* const group = group_of(session, process_group);

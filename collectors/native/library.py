@@ -27,6 +27,7 @@ FAILURE = "failure.json"
 #: What of ``torch/version.py`` decides whether a library built for one torch works with another.
 _FACTS = ("__version__", "git_version", "cuda", "hip", "debug")
 
+
 class NotAvailable(Exception):
     """There is no native hook to load; the message says why."""
 
@@ -96,7 +97,8 @@ def format_header() -> str:
     measures = ", ".join(f"k{measure.name.capitalize()} = {measure}" for measure in Measure)
     return (
         "// Made from collectors/events.py, ring.py, governor.py and c10d_table.py.\n#pragma once\n"
-        f"namespace commwatch::format {{\n{constants}constexpr unsigned kSpread = {governor.SPREAD}u;\n"
+        f"namespace commwatch::format {{\n{constants}constexpr unsigned kSpread = {governor.SPREAD}u, kEnough = {governor.ENOUGH};\n"
+        f"constexpr unsigned long long kLookNs = {governor.LOOK_NS}, kLongestNs = {governor.LONGEST_NS};\n"
         f"enum class Measure {{ {measures} }};\nenum class Mode {{ {modes} }};\n}}\n"
     )
 

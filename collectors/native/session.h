@@ -305,6 +305,7 @@ class Session {
 
   void spent(uint64_t cost_ns) {
     if (Ring* ring = this->ring()) ring->add(format::kProbeNs, cost_ns);
+    measured_.fetch_add(1, std::memory_order_relaxed);
   }
 
   // Whether an operation is to be recorded by itself. Otherwise it is to be counted.
@@ -324,10 +325,12 @@ class Session {
  private:
   static constexpr size_t kBuckets = 64;
 
-  // Once a second, in the poller's thread: a sign of life, and a window of the governor's is over.
+  // Once a second, in the poller's thread: a sign of life, what has only been counted, and perhaps a window of the governor's is over.
   void beat(Ring& ring, uint64_t now) {
     ring.set(format::kHeartbeat, now);
-    if (now == window_ns_) return;
+    write_counts(ring, now);
+    if (!Governor::is_over(now - window_ns_, measured_.load(std::memory_order_relaxed))) return;
+    measured_.store(0, std::memory_order_relaxed);
     const uint64_t spent = ring.get(format::kProbeNs);
     const format::Mode before = mode_.load(), mode = governor_.window(static_cast<double>(spent - spent_ns_) / static_cast<double>(now - window_ns_));
     window_ns_ = now;
@@ -337,7 +340,6 @@ class Session {
       ring.set(format::kModeSinceNs, now);
       ring.set(format::kMode, static_cast<uint64_t>(mode));
     }
-    write_counts(ring, now);
   }
 
   void write_counts(Ring& ring, uint64_t now) {
@@ -358,6 +360,7 @@ class Session {
   Governor governor_;  // the poller's thread's, as are the two after it
   uint64_t window_ns_ = 0;
   uint64_t spent_ns_ = 0;
+  std::atomic<uint32_t> measured_{0};
   std::atomic<format::Mode> mode_{format::Mode::kFull};
   std::atomic<bool> skipped_{false};
   std::atomic<int64_t> users_{1};

@@ -60,7 +60,7 @@ def test_what_verdicts_need() -> None:
         operation("send", start_ns=30 * MS, end_ns=30 * MS, seq=0, flags=ev.UNTIMED, timing=ev.BY_NONE, peer=1),
         operation("barrier", start_ns=40 * MS, end_ns=41 * MS, seq=6, flags=ev.FAILED),
     )
-    assert book.launched_ns == {0: 20 * MS}
+    assert (book.launched_ns, book.unseen) == ({0: 20 * MS}, {0: 5})
     assert [(book.op_name(record.op), record.seq) for record in book.failures] == [("barrier", 6)]
     assert book.usual_ns(0, ev.OP_CODE["all_reduce"]) == pytest.approx(3 * MS, rel=0.03)
     assert book.usual_ns(0, ev.OP_CODE["broadcast"]) is None

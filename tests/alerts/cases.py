@@ -353,6 +353,9 @@ def _monitor() -> list[Case]:
     def records(read: int, dropped: int) -> Series:
         return counter("events_total", read, job_id="j") | counter("events_dropped_total", dropped, job_id="j")
 
+    def recorded(part: float, rank: str) -> Series:
+        return gauge("probe_recorded_ratio", part, job_id="j", rank=rank)
+
     def ends(agent: str, rank: str) -> Series:
         about = {"job_id": "j", "gpu": "0", "local_rank": "0", "hook": "native"}
         return series("commwatch_rank_info", "1x39 stale", instance=agent, rank=rank, **about)
@@ -365,6 +368,8 @@ def _monitor() -> list[Case]:
         Case("RecordsDropped", "above", records(989, 11), WARNING, 135, JOB, 0.011),
         Case("RecordsDropped", "at the threshold", records(990, 10)),
         Case("RecordsDropped", "an idle job", records(0, 0)),
+        Case("ProbeSheds", "on one of two ranks", recorded(1, "0") | recorded(0.0625, "1"), WARNING, 300, JOB, 0.0625),
+        Case("ProbeSheds", "all is recorded", recorded(1, "0") | recorded(1, "1")),
         Case("CollectorDown", "down", gauge("collector_up", 0, collector="gpu"), WARNING, 300, no_card, 0),
         Case("CollectorDown", "up", gauge("collector_up", 1, collector="gpu")),
         Case("AgentGone", "does not answer", ranks | down, WARNING, 900, gone, 2),

@@ -27,7 +27,7 @@ def test_sheds() -> None:
 
 
 def test_recovers() -> None:
-    """Within the budget for ten windows the richer mode is tried again; after twice as many each time it was too much."""
+    """Within the budget for four windows the richer mode is tried again; after twice as many each time it was too much."""
     governor = Governor(0.005)
     after(governor, DEAR, DEAR)
     waited = []
@@ -38,9 +38,15 @@ def test_recovers() -> None:
             windows += 1
         waited.append(windows)
         assert after(governor, DEAR, DEAR) == SAMPLING
-    assert waited == [10, 20, 40, 80, 160, 320, 640, 640, 640]
-    assert after(governor, *[CHEAP] * 640) == FULL
-    assert after(governor, *[CHEAP] * 640, DEAR, DEAR, *[CHEAP] * 10) == FULL, "what has held for as long is forgiven"
+    assert waited == [4, 8, 16, 32, 64, 128, 256, 512, 512]
+    assert after(governor, *[CHEAP] * 512) == FULL
+    assert after(governor, *[CHEAP] * 512, DEAR, DEAR, *[CHEAP] * 4) == FULL, "what has held for as long is forgiven"
+
+
+def test_windows() -> None:
+    """A window lasts a second, and longer until there are measurements enough, but for ten."""
+    over = [(ms, n) for ms in (500, 1000, 5000, 10_000) for n in (0, 3, 4) if Governor.is_over(ms * 1_000_000, n)]
+    assert over == [(1000, 4), (5000, 4), (10_000, 0), (10_000, 3), (10_000, 4)]
 
 
 def test_no_budget() -> None:
@@ -48,7 +54,10 @@ def test_no_budget() -> None:
     assert after(Governor(0), *[1.0] * 100) == FULL
 
 
-@pytest.mark.parametrize(("said", "budget"), [("", 0.005), ("0", 0), ("0.02", 0.02), ("1", 1), ("2", 0.005), ("-1", 0.005), ("nan", 0.005), ("half", 0.005)])
+@pytest.mark.parametrize(
+    ("said", "budget"),
+    [("", 0.005), ("0", 0), ("0.02", 0.02), ("1", 1), ("2", 0.005), ("-1", 0.005), ("nan", 0.005), ("half", 0.005)],
+)
 def test_budget(said: str, budget: float) -> None:
     """What is no part of the time is not taken for a budget."""
     assert budget_of({"COMMWATCH_BUDGET": said}) == budget
@@ -72,5 +81,10 @@ def test_counts() -> None:
     for seq, size in enumerate((4096, 2049, 4097, 0)):
         counts.add((1, 0, 0, size, seq, 100 + seq))
     counts.add((1, 3, 0, 4096, 9, 200))
-    assert counts.take() == [(1, 0, 0, 2, 6145, 1, 101), (1, 0, 0, 1, 4097, 2, 102), (1, 0, 0, 1, 0, 3, 103), (1, 3, 0, 1, 4096, 9, 200)]
+    assert counts.take() == [
+        (1, 0, 0, 2, 6145, 1, 101),
+        (1, 0, 0, 1, 4097, 2, 102),
+        (1, 0, 0, 1, 0, 3, 103),
+        (1, 3, 0, 1, 4096, 9, 200),
+    ]
     assert counts.take() == []

@@ -54,7 +54,9 @@ def test_governor(tmp_path: Path) -> None:
     needs(shutil.which("g++"), "g++")
     (tmp_path / "format.h").write_text(library.format_header())
     built = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}", f"-I{library.HERE}"]
-    subprocess.run([*built, str(DRIVER / "governor_driver.cpp"), "-o", str(tmp_path / "driver")], check=True, timeout=250)
+    subprocess.run(
+        [*built, str(DRIVER / "governor_driver.cpp"), "-o", str(tmp_path / "driver")], check=True, timeout=250
+    )
     draw = random.Random(2)
     dear = [draw.choice((0.0, 0.005, 0.0050001, 0.5)) for _ in range(400)]
     shares = [share for share in dear for _ in range(draw.choice((1, 1, 3, 40)))]
