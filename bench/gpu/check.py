@@ -53,7 +53,9 @@ def run(scene: str, given: argparse.Namespace, env: dict[str, str], gathers: int
 def watched(scene: str, given: argparse.Namespace, env: dict[str, str], gathers: int = 0) -> tuple[dict[str, Any], Any]:
     """The same with the probe; also its ring: who it was, and its records."""
     with tempfile.TemporaryDirectory() as directory:
-        result = run(scene, given, {**env, "COMMWATCH": "1", "COMMWATCH_DIR": directory}, gathers)
+        result = run(
+            scene, given, {**env, "COMMWATCH": "1", "COMMWATCH_BUDGET": "0", "COMMWATCH_DIR": directory}, gathers
+        )
         (path,) = (Path(directory) / "rings").glob("*.ring")
         reader = RingReader(path)
         records = [ev.Record._make(fields) for fields in ev.RECORD.iter_unpack(reader.drain(final=True).records)]
