@@ -64,6 +64,8 @@ class PythonProbe(Probe):
         self._library: torch.library.Library | None = None
         self._torch_dtypes: dict[torch.dtype, int] = {}
         self._cost = 0
+        #: What of a measurement is only the clock's own cost.
+        self._of_clock = min(-(_cpu() - _cpu()) for _ in range(64))
         self._governor, self._counts = Governor(self.budget), Counts()
         #: Begin of the governor's window, and what had been spent by then; measurements since, and when it looked last.
         self._window, self._measured, self._looked = (0, 0), 0, 0
@@ -213,7 +215,8 @@ class PythonProbe(Probe):
     def _spent(self, began: int) -> None:
         """Note what an operation's bookkeeping has cost this thread since ``began``, for many; 0: it is not measured."""
         if began and self.ring is not None:
-            self._cost, self._measured = self._cost + (_cpu() - began) * COST_SAMPLE, self._measured + 1
+            took = max(0, _cpu() - began - self._of_clock)
+            self._cost, self._measured = self._cost + took * COST_SAMPLE, self._measured + 1
             self.ring.counters[ring.PROBE_NS] = self._cost
 
     def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:
