@@ -217,6 +217,10 @@ class RankBook:
 
     # -- records ------------------------------------------------------------------------------
 
+    def pending(self) -> Iterator[ev.Record]:
+        """What is in flight and keeps somebody waiting: a posted send or recv is no news until somebody waits for it."""
+        return (noted for noted in self.in_flight if noted.flags & ev.BLOCKED or self.op_name(noted.op) not in ev.P2P)
+
     def ingest(self, records: bytes, until_n: int | None = None) -> None:
         """Take in whole records, in the order of the ring.
 

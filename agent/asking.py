@@ -6,28 +6,28 @@ import http.client
 import json
 import os
 import ssl
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from commwatch import tokens
 from commwatch.announcement import Announcement, answering
 from commwatch.config import Config
+from commwatch.waiting import at_once
 
 _TIMEOUT_S = 10.0
 #: All agents together get so long, so that no name that does not resolve, and no trickle of headers, holds up the rest.
 TOGETHER_S = 15.0
 #: As many are asked at once: a process may have about a thousand files open.
 _AT_ONCE = 256
+_MOST_DETAIL = 1 << 16
 _Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")
 
@@ -64,7 +64,7 @@ def get(url: str, path: str, keys: Keys = NO_KEYS) -> Any:
 
     Raises:
         OSError: it does not answer, or not in time; ``HTTPError`` where it refuses.
-        ValueError: its answer is no JSON.
+        ValueError: its answer is no HTTP or no JSON, or its URL is none.
     """
     return _ask(url, path, None, {}, keys)
 
@@ -77,31 +77,23 @@ def post(url: str, path: str, body: Any, keys: Keys = NO_KEYS) -> Any:
 def together(question: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> list[_Answer | None]:
     """Ask many at once, for at most ``TOGETHER_S``.
 
-    Args:
-        question: must not raise.
-
     Returns:
         The answers in order; ``None`` is none in time. Its thread is left behind and keeps no process from ending.
     """
-    todo, answers, over = SimpleQueue[int](), SimpleQueue[tuple[int, _Answer]](), threading.Event()
-    for n in range(len(asked)):
-        todo.put(n)
+    futures = at_once(question, asked, _AT_ONCE)
+    over, late = wait(futures, TOGETHER_S)
+    for future in late:
+        future.cancel()
+    return [future.result() if future in over else None for future in futures]
 
-    def work() -> None:
-        with suppress(Empty):
-            while not over.is_set():
-                n = todo.get_nowait()
-                answers.put((n, question(asked[n])))
 
-    for _ in range(min(_AT_ONCE, len(asked))):
-        threading.Thread(target=work, daemon=True).start()
-    end, found = time.monotonic() + TOGETHER_S, dict[int, _Answer]()
-    with suppress(Empty):
-        while len(found) < len(asked):
-            n, answer = answers.get(timeout=max(0.0, end - time.monotonic()))
-            found[n] = answer
-    over.set()
-    return [found.get(n) for n in range(len(asked))]
+def detail(error: urllib.error.HTTPError) -> str | None:
+    """What an agent's problem details say; ``None``: it has sent none. Closes the answer."""
+    try:
+        with error:
+            return str(json.loads(error.read(_MOST_DETAIL))["detail"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException):
+        return None
 
 
 def _ask(url: str, path: str, content: bytes | None, headers: dict[str, str], keys: Keys) -> Any:
@@ -112,10 +104,12 @@ def _ask(url: str, path: str, content: bytes | None, headers: dict[str, str], ke
     try:
         with _opener(keys.ca_file, keys.client_cert).open(request, timeout=_TIMEOUT_S) as response:
             return _load(response)
-    except urllib.error.HTTPError as error:
-        if error.code == HTTPStatus.UNAUTHORIZED:
+    except OSError as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.UNAUTHORIZED:
             error.msg = f"it wants {'another' if token else 'its'} token; --token-file FILE names one"
         raise
+    except (http.client.HTTPException, RecursionError) as error:
+        raise ValueError(str(error)) from None
 
 
 def _token(url: str, keys: Keys) -> str | None:

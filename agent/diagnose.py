@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import urllib.parse
 from collections import Counter
@@ -121,7 +120,7 @@ def _answer(question: Callable[[str], _T], url: str) -> _T | str:
         return question(url)
     except OSError as error:
         return str(getattr(error, "reason", error))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, http.client.HTTPException) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"does not answer as an agent of this version: {error}"
 
 

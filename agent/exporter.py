@@ -182,10 +182,8 @@ class Exporter(Collector):
             families.add("rank_info", (job.id, rank, *place, str(book.identity.get("hook", ""))), 1)
             families.add("probe_recorded_ratio", (job.id, rank), RECORDED[book.mode])
             oldest: dict[int, int] = {}
-            for record in book.in_flight:
-                # A posted send or recv is no news until somebody waits for it.
-                if book.op_name(record.op) not in ev.P2P or record.flags & ev.BLOCKED:
-                    oldest.setdefault(record.group, record.start_ns or record.launch_ns)
+            for record in book.pending():
+                oldest.setdefault(record.group, record.start_ns or record.launch_ns)
             self._count_beyond(job.id, rank, book.groups_told - MOST_GROUP_IDS)
             for small_id, group in islice(book.groups.items(), MOST_GROUP_IDS):
                 label = self._group_label(job.id, group.label)

@@ -11,6 +11,7 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.host_views import HostView
 from commwatch.near import places
 from commwatch.network_advice import Network
+from commwatch.shares import comm_share, exposed_share
 from commwatch.summary import Row
 from commwatch.views import GroupView, JobView, StepView
 
@@ -47,8 +48,6 @@ def facts(
     total = sum(step.duration_s for step in steps)
     if not total:
         return None
-    comm = [step.comm_s for step in steps]
-    exposed = [step.exposed_s for step in steps if step.exposed_s is not None]
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
     durations: dict[int | str | None, float] = {}
     for step in steps:
@@ -56,8 +55,8 @@ def facts(
     return Facts(
         step_s=total / len(steps),
         # Where it is not known nothing is to follow from it.
-        comm=0.0 if None in comm else sum(part for part in comm if part is not None) / total,
-        exposed=sum(exposed) / total if len(exposed) == len(steps) else None,
+        comm=comm_share(steps) or 0.0,
+        exposed=exposed_share(steps),
         kinds=_kinds(agent, job.job_id, steps, counts),
         waits={
             int(rank): row.wait_s / durations[rank]

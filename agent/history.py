@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from commwatch.books import SLOT_NS, GroupInfo
 from commwatch.collectors.events import OPS
+from commwatch.shares import StepSums
 from commwatch.store import RingRow, Rollup, connect, raw_since, rings, rollups
 
 
@@ -97,19 +98,16 @@ class History:
         ]
 
     def shares(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, tuple[float, float | None]]:
-        """Comm share and exposed share of the rings' steps but for long ones, by the slot of 10 s that they ended in."""
+        """Comm share and exposed share of the rings' steps but for long ones, by the slot of 10 s that they ended in, as ``StepSums`` has them."""
         # TOTAL, not SUM, which fails where integers grow too large for it.
         rows = self._db.execute(
-            "SELECT end_ns / ?1 * ?1, TOTAL(comm_ns), COUNT(comm_ns) = COUNT(*), TOTAL(exposed_ns), COUNT(exposed_ns) = COUNT(*),"
-            " TOTAL(end_ns - start_ns) FROM step"
+            "SELECT end_ns / ?1 * ?1, COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN end_ns - start_ns END),"
+            " TOTAL(comm_ns), COUNT(exposed_ns), TOTAL(exposed_ns) FROM step"
             " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
             (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
         )
-        return {
-            slot: (comm / length, exposed / length if exposed_known else None)
-            for slot, comm, comm_known, exposed, exposed_known, length in rows
-            if length and comm_known
-        }
+        found = ((slot, StepSums(*sums).shares()) for slot, *sums in rows)
+        return {slot: shares for slot, shares in found if shares is not None}
 
     def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, float]]]:
         """Bus bytes, and the time in ns that they took, of the rings' operations, by slot of 10 s and op."""

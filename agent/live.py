@@ -15,8 +15,9 @@ from commwatch.shares import LEAST_STEPS, shares_of
 from commwatch.slots import Slot, slot_of
 from commwatch.standing import culprits, shedding, state
 from commwatch.summary import Row, summarise
-from commwatch.verdicts import Verdict, age, verdicts
+from commwatch.verdicts import Verdict, verdicts
 from commwatch.views import RankView
+from commwatch.waits import age
 
 #: Steps of a moment: those that ended within so long, and at least the latest three.
 LATELY_NS = 10_000_000_000
@@ -150,7 +151,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
         comm=shares[0],
         exposed=shares[1],
-        says=bottleneck(*shares).removeprefix(": "),
+        says=bottleneck(*shares),
         slots=_slots(books, now_ns),
         ranks=[
             _line(book, view, recent[book.rank], culprits(found).get(book.rank), cards.get(book.rank), now_ns)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from socket import gethostname
@@ -96,9 +97,8 @@ class Look:
 
     def moment(self, wanted: str | None) -> bytes:
         """A ``Moment``, of the latest job by default. Nothing of it is read from the history."""
-        with self._agent.live(None) as (jobs, now_ns):
-            names = [JobName(job.id, running(job)) for job in jobs]
-            job = pick(jobs, wanted)
+        with self._held(wanted) as (job, jobs, now_ns):
+            names = [JobName(each.id, running(each)) for each in jobs]
             shown = None if job is None else job_now(job, self._cards(job), self._told(job, now_ns), now_ns)
         here = (None, None if shown is None else shown.job_id)
         active = [alert for alert in self._watchers.alerts.alerts()[0] if alert.labels.get("job_id") in here]
@@ -107,16 +107,14 @@ class Look:
 
     def timeline(self, wanted: str | None) -> bytes:
         """A ``Timeline``, or ``null``."""
-        with self._agent.live(None) as (jobs, now_ns):
-            job = pick(jobs, wanted)
+        with self._held(wanted) as (job, _, now_ns):
             books = [] if job is None else sorted(sight.of_this_run(job), key=lambda book: book.rank)
             found = timeline(books, now_ns)
         return _json(Timeline | None, found)
 
     def operations(self, wanted: str | None) -> bytes:
         """``Operations``."""
-        with self._agent.live(None) as (jobs, now_ns):
-            job = pick(jobs, wanted)
+        with self._held(wanted) as (job, _, now_ns):
             found = Operations(None, 0.0, []) if job is None else operations(job, now_ns)
         return _json(Operations, found)
 
@@ -153,9 +151,14 @@ class Look:
             self._verdicts[job.id] = now_ns, found
         return found
 
+    @contextmanager
+    def _held(self, wanted: str | None) -> Iterator[tuple[Job | None, list[Job], int]]:
+        """The job of that name, among all there are, their books held still meanwhile, and what the clock says."""
+        with self._agent.live(None) as (jobs, now_ns):
+            yield pick(jobs, wanted), jobs, now_ns
+
     def _job_id(self, wanted: str | None) -> str | None:
-        with self._agent.live(None) as (jobs, _):
-            job = pick(jobs, wanted)
+        with self._held(wanted) as (job, _, _):
             return None if job is None else job.id
 
     def _cards(self, job: Job) -> dict[int, Card]:

@@ -15,6 +15,7 @@ from commwatch.collectors.spans import spans
 from commwatch.model import Curve
 from commwatch.plots import COLOURS, Axis, Point, Series, even_axis, heat, legend, log_axis, plot
 from commwatch.report import MOST_STEPS, percent, rate, seconds, size
+from commwatch.shares import comm_share, exposed_share
 from commwatch.summary import Row
 from commwatch.views import GroupView, StepView, WaitView
 
@@ -90,15 +91,7 @@ def shares(steps: Sequence[StepView]) -> list[tuple[float, float | None, float |
     for step in usual:
         middle = (step.start_at + step.end_at) / 2
         among[min(pieces - 1, int((middle - began) / piece_s))].append(step)
-    found = []
-    for i, here in enumerate(among):
-        duration = sum(step.duration_s for step in here)
-        comm, exposed = (
-            sum(part for part in parts if part is not None) / duration if here and None not in parts else None
-            for parts in ([step.comm_s for step in here], [step.exposed_s for step in here])
-        )
-        found.append(((i + 0.5) * piece_s, comm, exposed))
-    return found
+    return [((i + 0.5) * piece_s, comm_share(here), exposed_share(here)) for i, here in enumerate(among)]
 
 
 def _shares(steps: Sequence[StepView]) -> str:

@@ -7,10 +7,9 @@ import time
 import urllib.error
 import urllib.parse
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
-from commwatch.asking import NO_KEYS, Keys, get, post
+from commwatch.asking import NO_KEYS, Keys, detail, get, post
 from commwatch.collectors.spans import spans
 from commwatch.report import columns, percent, seconds
 
@@ -111,19 +110,12 @@ def _asked(keys: Keys, url: str, path: str, body: Any = None) -> Any:
     try:
         return get(url, path, keys) if body is None else post(url, path, body, keys)
     except urllib.error.HTTPError as error:
-        with error:
-            raise CannotProfile(_detail(error)) from None
+        why = detail(error) or f"{error.url}: {error.code} {error.reason}; is the agent of this version?"
+        raise CannotProfile(why) from None
     except OSError as error:
         raise CannotProfile(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
     except ValueError as error:
         raise CannotProfile(f"{url} does not answer as an agent of this version: {error}") from None
-
-
-def _detail(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["detail"])
-    except (ValueError, KeyError, TypeError):
-        return f"{error.url}: {HTTPStatus(error.code).phrase}; is the agent of this version?"
 
 
 def failed(profiles: list[dict[str, Any]]) -> bool:

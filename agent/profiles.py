@@ -22,6 +22,7 @@ from commwatch import traces
 from commwatch.answers import Agent
 from commwatch.collectors import profile_files as files
 from commwatch.collectors.identity import make_private_dir, ring_prefix
+from commwatch.shares import comm_share, exposed_share, total
 from commwatch.trace import GroupShare
 from commwatch.views import RankView, StepView
 
@@ -345,12 +346,7 @@ def _gone(claim: str | None, view: RankView | None) -> bool:
 
 
 def _recorded(steps: list[StepView]) -> Figures | None:
-    duration = sum(step.duration_s for step in steps)
-    if not steps or not duration:
+    if not sum(step.duration_s for step in steps):
         return None
-    comm, exposed = (
-        sum(part for part in parts if part is not None) if None not in parts else None
-        for parts in ([step.comm_s for step in steps], [step.exposed_s for step in steps])
-    )
-    shares = (None if part is None else part / duration for part in (comm, exposed))
-    return Figures("thread_cpu", comm, next(shares), exposed, next(shares))
+    comm_s, exposed_s = total([step.comm_s for step in steps]), total([step.exposed_s for step in steps])
+    return Figures("thread_cpu", comm_s, comm_share(steps), exposed_s, exposed_share(steps))

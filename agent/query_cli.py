@@ -6,6 +6,8 @@ import argparse
 import json
 import sys
 import urllib.error
+import urllib.parse
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commwatch.config import Config, UsageError
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 
 #: Cells of a table are cut after so many.
 _MOST_CELLS = 60
+#: No answer of an agent is nested so deeply.
+_DEEPEST = 64
+#: What has a meaning in a question, and is asked as it stands.
+_SIGNS = "/?&=%+:,"
 
 
 class Answer(NamedTuple):
@@ -48,6 +54,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _query(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch import asking, diagnose
+    from commwatch.cells import clean
 
     try:
         named = diagnose.addresses(arguments.agents, config.expects_tls)
@@ -56,7 +63,8 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
     urls = named or asking.local_agents(config.dir)
     if not urls:
         raise UsageError(f"query: no agent watches {config.dir}; name one, or give its run directory with --dir")
-    path, keys = arguments.question.removeprefix("/").removeprefix("api/v1/"), asking.keys_of(config)
+    path = urllib.parse.quote(arguments.question.removeprefix("/").removeprefix("api/v1/"), _SIGNS)
+    keys = asking.keys_of(config)
     late = Answer(None, f"has not answered in {asking.TOGETHER_S:.0f} s")
     found = asking.together(lambda url: ask(url, path, keys), urls)
     answers = {url: answer or late for url, answer in zip(urls, found, strict=True)}
@@ -68,7 +76,7 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
         for line in table(told, name_agents=len(urls) > 1):
             print(line)
         for url, why in silent.items():
-            print(f"commwatch: query: {url}: {why}", file=sys.stderr)
+            print(f"commwatch: query: {url}: {clean(why)}", file=sys.stderr)
     return 0 if not silent else 2 if told else 1
 
 
@@ -77,22 +85,30 @@ def ask(url: str, path: str, keys: Keys) -> Answer:
     from commwatch import asking
 
     try:
-        return Answer(asking.get(url, path, keys), None)
+        said = asking.get(url, path, keys)
+        if not _flat_enough(said):
+            raise ValueError("it is nested too deeply")
+        return Answer(said, None)
     except urllib.error.HTTPError as error:
-        return Answer(None, _detail(error))
+        return Answer(None, asking.detail(error) or f"{error.code} {error.reason}")
     except OSError as error:
         return Answer(None, str(getattr(error, "reason", error)))
     except ValueError as error:
         return Answer(None, f"does not answer as an agent: {error}")
 
 
-def _detail(error: urllib.error.HTTPError) -> str:
-    """What the problem details say, else what the status says."""
-    try:
-        with error:
-            return str(json.loads(error.read(1 << 16))["detail"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{error.code} {error.reason}"
+def _flat_enough(said: Any) -> bool:
+    """Nothing in it lies so deep that it could not be printed."""
+    level = [said]
+    for _ in range(_DEEPEST):
+        level = [inner for each in level for inner in _inside(each)]
+    return not level
+
+
+def _inside(said: Any) -> Iterable[Any]:
+    if isinstance(said, dict):
+        return said.values()
+    return said if isinstance(said, list) else ()
 
 
 def table(told: dict[str, Any], name_agents: bool) -> list[str]:

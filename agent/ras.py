@@ -21,7 +21,8 @@ from commwatch.collectors.ras import Communicator, Member, Status
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.spans import spans
 from commwatch.nccl import groups_of
-from commwatch.verdicts import HANG_S, Verdict
+from commwatch.verdicts import Verdict
+from commwatch.waits import HANG_S
 from commwatch.witness_views import RasAnswer, RasCommunicator, RasView
 
 log = logging.getLogger("commwatch")

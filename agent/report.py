@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from commwatch.answers import Agent
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.facts import Counts, facts
 from commwatch.host_views import HostView
+from commwatch.shares import comm_share, exposed_share, part_of, total
 from commwatch.summary import Row
 from commwatch.views import JobView, RankView, StepView
 
@@ -111,7 +112,7 @@ def build(
     durations = sorted(step.duration_s for step in usual)
     waits = {row.by["rank"]: row for row in by_rank}
     gpus = {rank.rank: rank.gpu_bus_id for rank in ranks if rank.gpu_bus_id is not None}
-    group_shares = _group_shares(usual)
+    group_shares = _group_shares([step for step in usual if step.comm_s is not None])
     known = facts(agent, job, usual, Counts(operations, by_rank, group_shares), findings, host, gpus)
     lines = [_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks]
     return Report(
@@ -122,14 +123,16 @@ def build(
         steps=max((len([s for s in steps if s.rank == rank.rank]) for rank in ranks), default=0),
         step_p50_s=median(durations) if durations else None,
         step_p95_s=durations[int(0.95 * (len(durations) - 1))] if durations else None,
-        comm_share=_share([step.comm_s for step in usual], usual),
-        exposed_share=_share([step.exposed_s for step in usual], usual),
+        comm_share=comm_share(usual),
+        exposed_share=exposed_share(usual),
         group_shares=group_shares,
-        p2p_wait_share=_share([step.p2p_wait_s for step in usual], usual),
+        p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
         long_steps=_long([step for step in steps if step.long]),
         rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
-        exposed_hours=_hours([step.exposed_s for step in steps]),
-        wait_hours=_hours([line.wait_s for line in lines if line.wait_s is not None]),
+        exposed_hours=_hours(total([step.exposed_s for step in steps])),
+        wait_hours=_hours(total([line.wait_s for line in lines if line.wait_s is not None]))
+        if 100 * sum(row.untimed for row in operations) <= sum(row.count for row in operations)
+        else None,
         ranks=lines,
         operations=operations,
         records=sum(rank.records for rank in ranks),
@@ -155,8 +158,8 @@ def _long(steps: list[StepView]) -> LongSteps | None:
     if not steps:
         return None
     longest = max(steps, key=lambda step: step.duration_s)
-    total = sum(step.duration_s for step in steps)
-    return LongSteps(len(steps), total, longest.duration_s, longest.rank, longest.seq)
+    took_s = sum(step.duration_s for step in steps)
+    return LongSteps(len(steps), took_s, longest.duration_s, longest.rank, longest.seq)
 
 
 def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> RankLine:
@@ -166,23 +169,15 @@ def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> Rank
         state=rank.state,
         steps=len(steps),
         step_p50_s=median(step.duration_s for step in usual) if usual else None,
-        comm_share=_share([step.comm_s for step in usual], usual),
-        exposed_share=_share([step.exposed_s for step in usual], usual),
+        comm_share=comm_share(usual),
+        exposed_share=exposed_share(usual),
         wait_s=None if waits is None else waits.wait_s,
         p2p_wait_s=None if waits is None else waits.p2p_wait_s,
     )
 
 
-def _share(parts: Sequence[float | None], steps: list[StepView]) -> float | None:
-    """Sum of ``parts`` over the steps' time; ``None`` if one of them is not known."""
-    known = [part for part in parts if part is not None]
-    return sum(known) / sum(step.duration_s for step in steps) if steps and len(known) == len(steps) else None
-
-
-def _hours(parts: Sequence[float | None]) -> float | None:
-    """Their sum; ``None`` if there are none or one of them is not known."""
-    known = [part for part in parts if part is not None]
-    return sum(known) / 3600 if parts and len(known) == len(parts) else None
+def _hours(spent_s: float | None) -> float | None:
+    return None if spent_s is None else spent_s / 3600
 
 
 # -- numbers for people -----------------------------------------------------------------------
@@ -278,19 +273,14 @@ def headlines(report: Report) -> list[tuple[str, str]]:
             long = report.long_steps
             where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
             facts.append(("long steps", f"{long.count}, {where}; left out of what follows"))
-        facts.append(
-            (
-                "comm share",
-                f"{percent(report.comm_share)} of step time{bottleneck(report.comm_share, report.exposed_share)}",
-            )
-        )
+        facts.append(("comm share", _share(report)))
         if len(report.group_shares) > 1:
             shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())
             facts.append(("by group", f"{shares} (they may overlap)"))
         if report.p2p_wait_share is not None:
             facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time in waits for them"))
         exposed = (
-            "not known on this backend"
+            "not known"
             if report.exposed_share is None
             else f"{percent(report.exposed_share)} of step time (at most: wall minus CPU time of the training thread)"
         )
@@ -312,6 +302,15 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
+def _share(report: Report) -> str:
+    """Communication in the steps, and what that means; or why it is not known."""
+    if report.comm_share is None:
+        untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
+        return f"not known: {percent(untimed)} of the operations have no times" if untimed else "not known"
+    why = bottleneck(report.comm_share, report.exposed_share)
+    return f"{percent(report.comm_share)} of step time{': ' if why else ''}{why}"
+
+
 def _cost(report: Report) -> str:
     """Time of ranks, which is time of GPUs."""
     parts = [f"{_rank_time(report.rank_hours)} of ranks (GPUs, where each has one)"]
@@ -326,13 +325,13 @@ def _rank_time(hours: float) -> str:
     return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
-def bottleneck(comm_share: float | None, exposed_share: float | None) -> str:
-    """What to say behind a communication share: whether it is above the 30 % line, and hurts; empty where it is below, or not known."""
-    if comm_share is None or comm_share <= LIMIT:
+def bottleneck(comm: float | None, exposed: float | None) -> str:
+    """What to say of a communication share: whether it is above the 30 % line, and hurts; empty where it is below, or not known."""
+    if comm is None or comm <= LIMIT:
         return ""
-    if exposed_share is not None and exposed_share < WORTH:
-        return ": above 30 %, but hidden behind compute"
-    return ": above 30 %, communication is the bottleneck"
+    if exposed is not None and exposed < WORTH:
+        return "above 30 %, but hidden behind compute"
+    return "above 30 %, communication is the bottleneck"
 
 
 def text(report: Report) -> str:

@@ -28,6 +28,7 @@ from commwatch.config import Config
 from commwatch.kept_logs import kept
 from commwatch.nccl import LogRequest, logs_of
 from commwatch.references import References, directory
+from commwatch.shares import comm_share
 from commwatch.store import StoreError
 from commwatch.waiting import wait_until
 
@@ -300,10 +301,8 @@ class _Progress:
             return
         if not steps:
             return
-        duration = sum(step.duration_s for step in steps)
-        comm = [step.comm_s for step in steps if step.comm_s is not None]
-        share = report.percent(sum(comm) / duration if len(comm) == len(steps) else None)
-        each = report.seconds(duration / len(steps))
+        share = report.percent(comm_share(steps))
+        each = report.seconds(sum(step.duration_s for step in steps) / len(steps))
         columns, rows = shutil.get_terminal_size()
         room = ""
         if rows != self._rows:  # at first, and after a resize: scroll one line up, and keep the last line out of it

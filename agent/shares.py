@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from statistics import median
+from typing import NamedTuple
 
 from commwatch.books import SHARE_WINDOW_NS, StepRecord
 from commwatch.collectors import events as ev
 from commwatch.intervals import Intervals, covered
 from commwatch.steps import Mark, Step, StepTracker
+from commwatch.views import StepView
 
 #: Pieces of communication kept while no step ends (inference, a long evaluation).
 _MOST_PIECES = 65_536
@@ -79,18 +81,67 @@ class StepTotals:
         return [] if now_ns - self.recent[-1].end_ns > max(SHARE_WINDOW_NS, LONG_TIMES * usual) else steps
 
 
-def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | None:
-    """Comm share and exposed share of steps together, the second only where it is known of each.
+class StepSums(NamedTuple):
+    """Steps added up, as far as their communication is known."""
 
-    Steps whose communication is not known are left out. ``None``: there are no others, or more than one in ten is such a one.
-    """
-    known = [step for step in steps if step.comm_ns is not None]
-    duration = sum(step.end_ns - step.start_ns for step in known)
-    if not duration or 10 * (len(steps) - len(known)) > len(steps):
-        return None
-    exposed = [step.exposed_ns for step in known if step.exposed_ns is not None]
-    share = sum(step.comm_ns or 0 for step in known) / duration
-    return share, sum(exposed) / duration if len(exposed) == len(known) else None
+    #: With those of which it is not.
+    steps: int
+    known: int
+    #: Of those of which it is, in whatever unit.
+    duration: float
+    comm: float
+    #: Of how many exposed communication is known, too.
+    exposed_known: int
+    exposed: float
+
+    def shares(self) -> tuple[float, float | None] | None:
+        """Comm share and exposed share of the steps together, the second only where it is known of each.
+
+        Steps whose communication is not known are left out. ``None``: there are no others, or more than one in ten is such a one.
+        """
+        if not self.duration or 10 * (self.steps - self.known) > self.steps:
+            return None
+        exposed = self.exposed / self.duration if self.exposed_known == self.known else None
+        return self.comm / self.duration, exposed
+
+
+def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | None:
+    """``StepSums.shares`` of steps."""
+    return _shares([(step.end_ns - step.start_ns, step.comm_ns, step.exposed_ns) for step in steps])
+
+
+def _shares(steps: Collection[tuple[float, float | None, float | None]]) -> tuple[float, float | None] | None:
+    """The same of steps as (duration, communication, exposed)."""
+    known = [(duration, comm, exposed) for duration, comm, exposed in steps if comm is not None]
+    exposed = [exposed for _, _, exposed in known if exposed is not None]
+    duration, comm = sum(duration for duration, _, _ in known), sum(comm for _, comm, _ in known)
+    return StepSums(len(steps), len(known), duration, comm, len(exposed), sum(exposed)).shares()
+
+
+def total(parts: Collection[float | None]) -> float | None:
+    """Their sum; ``None``: there are none, or one of them is not known."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if known and len(known) == len(parts) else None
+
+
+def part_of(parts: Collection[float | None], steps: Collection[StepView]) -> float | None:
+    """``total`` of seconds over the steps' time; ``None`` as there, and where they took none."""
+    seconds, duration_s = total(parts), sum(step.duration_s for step in steps)
+    return seconds / duration_s if seconds is not None and duration_s else None
+
+
+def comm_share(steps: Collection[StepView]) -> float | None:
+    """Of steps together, as ``StepSums`` has it."""
+    return (_of_views(steps) or (None, None))[0]
+
+
+def exposed_share(steps: Collection[StepView]) -> float | None:
+    """Of steps together, as ``StepSums`` has it."""
+    return (_of_views(steps) or (None, None))[1]
+
+
+def _of_views(steps: Collection[StepView]) -> tuple[float, float | None] | None:
+    return _shares([(step.duration_s, step.comm_s, step.exposed_s) for step in steps])
 
 
 class StepBook:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commwatch.collectors.spans import spans
-from commwatch.verdicts import SILENT_S, Verdict, age
+from commwatch.verdicts import Verdict
 from commwatch.views import InFlight, RankView
+from commwatch.waits import SILENT_S, age
 
 #: Verdicts after which nothing moves any more.
 WORST = frozenset({"hang", "desync"})

@@ -1,4 +1,4 @@
-"""History on disk: the only SQL. One SQLite file per host, raw records in packed chunks, roll-ups with a sketch.
+"""History on disk. One SQLite file per host, raw records in packed chunks, roll-ups with a sketch.
 
 Raw records are kept by size, roll-ups and steps by time. What is stored of a ring and how far it has been read change
 in one transaction, so that after any crash the agent goes on exactly where the history ends. Roll-ups follow later
@@ -20,52 +20,11 @@ from commwatch.books import CELL_SUMS, SLOT_NS, Cell, CellKey, GroupInfo, StepRe
 from commwatch.chunks import CHUNK_RECORDS, OpenChunk, Statement
 from commwatch.collectors.events import NONSENSE, RECORD_SIZE
 from commwatch.collectors.ring import number_of
+from commwatch.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
 
-SCHEMA_VERSION = 3
 #: Roll-ups older than an hour are merged to five minutes.
 _COARSE_NS = 300_000_000_000
 _COARSEN_AFTER_NS = 3600_000_000_000
-
-_STEP = """CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER,
-    exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"""
-_SCHEMA = f"""
-CREATE TABLE ring (
-    id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, job TEXT NOT NULL, restart INTEGER NOT NULL, rank INTEGER NOT NULL,
-    world_size INTEGER NOT NULL, started_ns INTEGER NOT NULL, wall_offset_ns INTEGER NOT NULL, identity TEXT NOT NULL,
-    next_n INTEGER NOT NULL DEFAULT 0, rolled_n INTEGER NOT NULL DEFAULT 0, lost INTEGER NOT NULL DEFAULT 0,
-    dropped INTEGER NOT NULL DEFAULT 0, seen_ns INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'running', steps_unavailable TEXT);
-CREATE INDEX ring_job ON ring (job);
-CREATE TABLE grp (ring INTEGER NOT NULL, small_id INTEGER NOT NULL, group_id TEXT NOT NULL, label TEXT NOT NULL, name TEXT NOT NULL,
-    description TEXT NOT NULL, ranks TEXT, size INTEGER NOT NULL, aligned INTEGER NOT NULL, backend TEXT, PRIMARY KEY (ring, small_id)) WITHOUT ROWID;
-CREATE INDEX grp_id ON grp (group_id);
-CREATE TABLE name (ring INTEGER NOT NULL, kind TEXT NOT NULL, code INTEGER NOT NULL, name TEXT NOT NULL, PRIMARY KEY (ring, kind, code)) WITHOUT ROWID;
-CREATE TABLE chunk (id INTEGER PRIMARY KEY, ring INTEGER NOT NULL, first_n INTEGER NOT NULL, until_n INTEGER NOT NULL,
-    from_ns INTEGER NOT NULL, until_ns INTEGER NOT NULL, size INTEGER NOT NULL, data BLOB NOT NULL, UNIQUE (ring, first_n));
-CREATE INDEX chunk_until ON chunk (until_ns);
-CREATE TABLE span (chunk INTEGER NOT NULL, small_id INTEGER NOT NULL, seq_from INTEGER NOT NULL, seq_until INTEGER NOT NULL,
-    PRIMARY KEY (chunk, small_id)) WITHOUT ROWID;
-CREATE TABLE rollup (slot_ns INTEGER NOT NULL, coarse INTEGER NOT NULL DEFAULT 0, ring INTEGER NOT NULL, small_id INTEGER NOT NULL, op INTEGER NOT NULL,
-    size_log2 INTEGER NOT NULL, {", ".join(f"{f} NUMERIC NOT NULL" for f in CELL_SUMS)}, durations TEXT NOT NULL, bins BLOB NOT NULL);
-CREATE INDEX rollup_slot ON rollup (slot_ns);
-{_STEP};
-CREATE INDEX step_end ON step (end_ns);
-"""
-#: What brings a history of an earlier version to the next.
-_UPGRADES = {
-    1: (
-        "ALTER TABLE grp ADD COLUMN backend TEXT",
-        "ALTER TABLE step ADD COLUMN groups TEXT NOT NULL DEFAULT '[]'",
-        "ALTER TABLE step ADD COLUMN p2p_wait_ns INTEGER",
-        "ALTER TABLE step ADD COLUMN long INTEGER NOT NULL DEFAULT 0",
-    ),
-    2: (
-        "ALTER TABLE step RENAME TO old_step",
-        _STEP,
-        "INSERT INTO step SELECT ring, seq, start_ns, end_ns, comm_ns, exposed_ns, groups, p2p_wait_ns, long FROM old_step",
-        "DROP TABLE old_step",
-        "CREATE INDEX step_end ON step (end_ns)",
-    ),
-}
 
 
 class StoreError(Exception):
@@ -150,7 +109,7 @@ def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
         db.execute("COMMIT")
     if version != SCHEMA_VERSION:
         db.close()
-        remedy = "start an agent on it to bring it up to date" if version in _UPGRADES else "move it away"
+        remedy = "start an agent on it to bring it up to date" if version in UPGRADES else "move it away"
         if version > SCHEMA_VERSION:
             remedy = "use the newer commwatch that wrote it, move it away"
         raise StoreError(
@@ -166,9 +125,9 @@ def _bring_up_to_date(db: sqlite3.Connection) -> None:
     """Make the tables of an empty file, change those of an earlier version; leave what is not ours alone."""
     version = _version(db)
     if version == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        statements: Iterable[str] = _SCHEMA.split(";")
-    elif version in _UPGRADES:
-        statements = (s for at in range(version, SCHEMA_VERSION) for s in _UPGRADES[at])
+        statements: Iterable[str] = SCHEMA.split(";")
+    elif version in UPGRADES:
+        statements = (s for at in range(version, SCHEMA_VERSION) for s in UPGRADES[at])
     else:
         return
     for statement in statements:

@@ -112,7 +112,7 @@ def timeline(books: Iterable[RankBook], now_ns: int) -> Timeline | None:
     ranks, names = list(books), _Names()
     most = max(LEAST_OF_RANK, min(MOST_OF_RANK, MOST_BARS // max(1, len(ranks))))
     ended = [_ended(book, most, names) for book in ranks]
-    pending = [_pending(book) for book in ranks]
+    pending = [list(book.pending()) for book in ranks]
     span = _span(ended, [record for of_rank in pending for record in of_rank], most)
     if span is None:
         return None
@@ -147,11 +147,6 @@ def _ended(book: RankBook, most: int, names: _Names) -> list[_Ended]:
         compares = compares and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC)
         found.append(_Ended(start, end, op_at, group_at, seq, None if flags & ev.NO_SIZE else size, compares))
     return found
-
-
-def _pending(book: RankBook) -> list[Record]:
-    """Those that keep somebody waiting: a posted send or recv is no news until somebody waits for it."""
-    return [record for record in book.in_flight if record.flags & ev.BLOCKED or book.op_name(record.op) not in ev.P2P]
 
 
 def _span(ended: list[list[_Ended]], pending: list[Record], most: int) -> tuple[int, int] | None:

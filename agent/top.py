@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -12,6 +11,7 @@ from commwatch.advice import LIMIT, WORTH
 from commwatch.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
 from commwatch.collectors.spans import spans
 from commwatch.report import bottleneck, percent, rate, seconds
+from commwatch.shares import comm_share, exposed_share
 from commwatch.standing import culprits, oldest, state
 from commwatch.summary import Row
 from commwatch.top_answers import WINDOW_S, Answers, OfJob
@@ -116,22 +116,16 @@ def _shares(shown: OfJob, cells: int) -> list[Line]:
     per_s = len(shown.steps) / sum(step.duration_s for step in shown.steps)
     last = max(step.seq for step in shown.steps)
     said = f"{per_s:.3g}/s, median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
-    comm, exposed = _share(usual, "comm_s"), _share(usual, "exposed_s")
+    comm, exposed = comm_share(usual), exposed_share(usual)
     lines: list[Line] = [(Span("steps    ", "dim"), Span(said))]
     if comm is not None:
         why = bottleneck(comm, exposed)
         hidden = exposed is not None and exposed < WORTH
         style = "good" if comm <= LIMIT or hidden else "bad"
-        lines.append(_bar("comm", comm, style, why, cells))
+        lines.append(_bar("comm", comm, style, f": {why}" if why else "", cells))
     if exposed is not None:
         lines.append(_bar("exposed", exposed, "good" if exposed <= WORTH else "warn", "", cells))
     return lines
-
-
-def _share(steps: Sequence[StepView], part: str) -> float | None:
-    """Of the steps' time; ``None`` if it is not known of one of them."""
-    parts = [getattr(step, part) for step in steps]
-    return None if not parts or None in parts else float(sum(parts)) / sum(step.duration_s for step in steps)
 
 
 def _bar(name: str, share: float, style: str, why: str, cells: int) -> Line:
@@ -223,8 +217,8 @@ def _worst_first(shown: OfJob) -> list[RankView]:
 
     def badness(rank: RankView) -> tuple[bool, int, float, int]:
         mine = steps.get(rank.rank, [])
-        share = _share(mine, "exposed_s")
-        share = _share(mine, "comm_s") if share is None else share
+        share = exposed_share(mine)
+        share = comm_share(mine) if share is None else share
         return (rank.rank not in blamed, _STATES.get(state(rank), 3), -(share or 0.0), rank.rank)
 
     return sorted(shown.ranks, key=badness)
@@ -278,7 +272,7 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[li
         texts = (
             "!" if blamed else "", str(rank.rank), blamed or stands, str(mine[0].seq) if mine else NOT_KNOWN,
             seconds(median(step.duration_s for step in mine) if mine else None),
-            percent(_share(mine, "comm_s")), percent(_share(mine, "exposed_s")),
+            percent(comm_share(mine)), percent(exposed_share(mine)),
             _part(None if row is None else _waited(row), 1, covered_s),
             NOT_KNOWN if rank.gpu is None else f"{rank.gpu}: {percent(cards.get(rank.gpu))}",
             NOT_KNOWN if op is None else _named(op, len(rank.in_flight)),
@@ -300,7 +294,7 @@ def _others(shown: OfJob, ranks: list[RankView]) -> Line:
     """The ranks that have no line of their own, in one."""
     steps = _by_rank(shown)
     states = ", ".join(f"{count} {state}" for state, count in Counter(map(state, ranks)).most_common())
-    shares = [share for rank in ranks if (share := _share(steps.get(rank.rank, []), "comm_s")) is not None]
+    shares = [share for rank in ranks if (share := comm_share(steps.get(rank.rank, []))) is not None]
     comm = f", comm {percent(min(shares))} to {percent(max(shares))}" if shares else ""
     ages = [op.age_s for rank in ranks if (op := oldest(rank)) is not None]
     longest = f", oldest in flight {seconds(max(ages))}" if ages else ""

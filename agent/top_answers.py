@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 import urllib.error
@@ -167,5 +166,5 @@ def _answer(url: str, question: Callable[[], _T]) -> _T | str:
             return f"{url} answers {error.code} ({error.reason}) to {urllib.parse.urlsplit(error.url).path}"
     except OSError as error:
         return f"{url} does not answer: {getattr(error, 'reason', error)}"
-    except (ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException) as error:
+    except (ValueError, KeyError, TypeError) as error:
         return f"{url} does not answer as an agent of this version: {str(error).partition(chr(10))[0]}"

@@ -46,8 +46,8 @@ def evidence(found: list[Verdict], ranks: list[RankView], hostname: str) -> list
         for view in ranks
         if (view.job_id, view.rank) in about and view.host == hostname and view.state == "running" and view.visible_pid
     ]
-    dumps = at_once(lambda at: _recorded(at[0].rank, at[1]), here, _AT_ONCE)
-    stacks = at_once(lambda at: stack(at[1]), here, _AT_ONCE)
+    dumps = [future.result() for future in at_once(lambda at: _recorded(at[0].rank, at[1]), here, _AT_ONCE)]
+    stacks = [future.result() for future in at_once(lambda at: stack(at[1]), here, _AT_ONCE)]
     taken = []
     for (view, _), python, dump in zip(here, stacks, dumps, strict=True):
         if python is not None:

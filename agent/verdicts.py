@@ -9,22 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from commwatch.collectors import events as ev
 from commwatch.collectors.spans import spans
 from commwatch.joined import Disagreement
 from commwatch.stragglers import Late
-from commwatch.views import Failed, GroupView, InFlight, RankView
+from commwatch.views import GroupView, RankView
+from commwatch.waits import HANG_S, RECENT_S, Wait, absence, raised_in, waits
 
-#: An operation hangs when it is older than this, and than so many times its usual duration.
-HANG_S, USUAL_TIMES = 10.0, 5.0
 #: What cannot be but wrong is said after this long: a half-read table must not say it.
 CERTAIN_S = 2.0
-#: Ranks that disagreed and raised are told of for so long.
-RECENT_S = 60.0
-#: A rank whose probe has given no sign of life for so long does not get to run Python.
-SILENT_S = 5.0
 #: Worst first: which of several absent ranks is named.
 _CAUSES = ("dead", "gone", "stopped", "silent", "not_joined", "unseen")
 _SAYS = {
@@ -60,37 +54,6 @@ class Verdict:
     source: str = "probe"
 
 
-class _Wait(NamedTuple):
-    """Ranks that are inside an operation, and members that are not."""
-
-    group: GroupView
-    inside: Mapping[int, InFlight | Failed]
-    missing: list[int]
-    #: Nobody is inside any more: it raised.
-    raised: bool = False
-
-    @property
-    def since_s(self) -> float:
-        return max(age(op) for op in self.inside.values())
-
-    @property
-    def limit_s(self) -> float:
-        usual = [op.usual_s for op in self.inside.values() if isinstance(op, InFlight) and op.usual_s is not None]
-        return max(HANG_S, USUAL_TIMES * max(usual, default=0.0))
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the group has never completed anything."""
-        return all(isinstance(op, InFlight) and op.usual_s is None for op in self.inside.values())
-
-
-def age(op: InFlight | Failed) -> float:
-    """How long an operation has kept somebody waiting, a posted send or recv only since its wait began; or since it raised."""
-    if isinstance(op, Failed):
-        return op.ago_s
-    return op.age_s if op.waited_s is None else op.waited_s
-
-
 def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
     """What is wrong, the longest first.
 
@@ -115,7 +78,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         if behind is not None:
             certain.append(behind)
             continue
-        found += [(wait, verdict) for wait in _waits(group, here, known) for verdict in _judge(wait, known)]
+        found += [(wait, verdict) for wait in waits(group, here, known) for verdict in _judge(wait, known)]
     return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
 
 
@@ -141,7 +104,7 @@ def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
     """Ranks in different operations at the same place of a group, or in the same with different data, now or lately."""
     at: dict[int, dict[int, tuple[str, str, float]]] = {}
     for view in here:
-        for failed in _raised(view, group):
+        for failed in raised_in(view, group):
             if failed.ago_s < RECENT_S:
                 at.setdefault(failed.seq, {})[view.rank] = (
                     failed.op,
@@ -153,11 +116,6 @@ def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
                 at.setdefault(op.seq, {})[view.rank] = (op.op, _data(op.size_bytes, op.dtype), op.age_s)
     judged = (_disagreement(group, seq, at[seq]) for seq in sorted(at))
     return next((verdict for verdict in judged if verdict is not None), None)
-
-
-def _raised(view: RankView, group: GroupView) -> list[Failed]:
-    """The latest collectives of a group that raised on a rank."""
-    return [failed for failed in view.failed if failed.group_id == group.group_id and failed.op not in ev.P2P]
 
 
 def disagreement(what: Disagreement, group: GroupView) -> Verdict | None:
@@ -214,75 +172,7 @@ def lateness(late: Late, group: GroupView) -> Verdict:
     return Verdict("straggler", "late", *about, [late.rank], waiting, window_s, says)
 
 
-# -- who waits for whom -------------------------------------------------------------------------
-
-
-def _waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[_Wait]:
-    collectives: dict[int, InFlight] = {}
-    ahead: dict[int, int] = {}
-    for view in here:
-        if view.state != "running":
-            continue
-        mine = [op for op in view.in_flight if op.group_id == group.group_id]
-        oldest = min((op for op in mine if op.op not in ev.P2P), key=lambda op: op.seq, default=None)
-        # Where a later one has ended, the group is not stuck: backends run several at once.
-        if oldest is not None and view.last_seq.get(group.group_id, -1) < oldest.seq:
-            collectives[view.rank] = oldest
-        raised = [failed.seq for failed in _raised(view, group)]
-        ahead[view.rank] = max([op.seq for op in mine if op.op not in ev.P2P] + raised, default=-1)
-        yield from (
-            wait
-            for op in mine
-            if op.op in ev.P2P and op.waited_s is not None
-            for wait in _message(group, view, op, known)
-        )
-    if not collectives:
-        yield from _after_errors(group, here, known)
-        return
-    seq = min(op.seq for op in collectives.values())
-    inside = {rank: op for rank, op in collectives.items() if op.seq == seq}
-    missing = []
-    for rank in group.members or group.ranks:
-        member = known.get((group.job_id, rank))
-        last = -1 if member is None else member.last_seq.get(group.group_id, -1)
-        if rank not in inside and max(last, ahead.get(rank, -1)) < seq:
-            missing.append(rank)
-    wait = _Wait(group, inside, missing)
-    # A rank that is inside may have had no room to say so.
-    if not any(_is_unsure(known.get((group.job_id, rank)), wait.since_s) for rank in missing):
-        yield wait
-
-
-def _is_unsure(view: RankView | None, since_s: float) -> bool:
-    return view is not None and view.overflow_s is not None and view.overflow_s < since_s + RECENT_S
-
-
-def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[_Wait]:
-    """Ranks whose collective raised because others are no more."""
-    failed = {
-        view.rank: each
-        for view in here
-        for each in _raised(view, group)
-        if view.state == "running" and each.ago_s < RECENT_S
-    }
-    absent = [
-        rank for rank in group.members or group.ranks if _absence(known.get((group.job_id, rank))) in ("dead", "gone")
-    ]
-    if failed and absent:
-        yield _Wait(group, failed, absent, raised=True)
-
-
-def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[str, int], RankView]) -> Iterator[_Wait]:
-    """A rank that stands in a wait for a message."""
-    if op.peer is None:
-        return
-    other = known.get((group.job_id, op.peer))
-    answers = "recv" if op.op == "send" else "send"
-    met = other is not None and any(
-        (theirs.op, theirs.group_id, theirs.peer, theirs.tag) == (answers, op.group_id, view.rank, op.tag)
-        for theirs in other.in_flight
-    )
-    yield _Wait(group, {view.rank: op}, [] if met else [op.peer])
+# -- who is behind ------------------------------------------------------------------------------
 
 
 def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
@@ -304,10 +194,10 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
     return Verdict(kind, cause, *about, culprits, ahead, since, said)
 
 
-# -- what that means ----------------------------------------------------------------------------
+# -- what a wait means --------------------------------------------------------------------------
 
 
-def _judge(wait: _Wait, known: dict[tuple[str, int], RankView]) -> Iterator[Verdict]:
+def _judge(wait: Wait, known: dict[tuple[str, int], RankView]) -> Iterator[Verdict]:
     if wait.since_s < CERTAIN_S:
         return
     if wait.missing:
@@ -324,24 +214,13 @@ def _blame(missing: Mapping[int, RankView | None]) -> tuple[str, str, list[int],
     """Kind, cause and culprits of a verdict on ranks that have not come, and what is to be said of all of them."""
     causes: dict[str, list[int]] = {}
     for rank, view in missing.items():
-        causes.setdefault(_absence(view), []).append(rank)
+        causes.setdefault(absence(view), []).append(rank)
     there = [cause for cause in _CAUSES if cause in causes]
     kind = "hang" if there[0] in ("dead", "gone", "stopped") else "stalled"
     return kind, there[0], causes[there[0]], "; ".join(_SAYS[each].format(spans(causes[each])) for each in there)
 
 
-def _absence(view: RankView | None) -> str:
-    """Why a rank may not have come."""
-    if view is None:
-        return "unseen"
-    if view.state != "running":
-        return "gone" if view.state == "ended" else "dead"
-    if view.process == "stopped":
-        return "stopped"
-    return "silent" if (view.heartbeat_age_s or 0) > SILENT_S else "not_joined"
-
-
-def _verdict(wait: _Wait, kind: str, cause: str, culprits: list[int], says: str) -> Verdict:
+def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) -> Verdict:
     op = next(iter(wait.inside.values()))
     where = f"{op.op} {op.seq} of group {wait.group.group}"
     waiting = sorted(set(wait.inside) - set(culprits)) if cause != "stuck" else []
@@ -365,7 +244,7 @@ def _verdict(wait: _Wait, kind: str, cause: str, culprits: list[int], says: str)
 # -- causes before consequences -------------------------------------------------------------------
 
 
-def _roots(found: list[tuple[_Wait, Verdict]]) -> list[Verdict]:
+def _roots(found: list[tuple[Wait, Verdict]]) -> list[Verdict]:
     """Leave out those whose culprits only wait themselves; where they wait for each other in a ring, say that."""
     where: dict[tuple[str, int], list[Verdict]] = {}
     for wait, verdict in found:

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-T = TypeVar("T")
-R = TypeVar("R")
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -22,21 +24,31 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def at_once(do: Callable[[T], R], items: Iterable[T], most: int) -> list[R]:
-    """``do`` of every item, ``most`` at a time, in threads that do not keep the process from ending, as a pool's would."""
-    futures, room = [], threading.Semaphore(most)
+def at_once(do: Callable[[_T], _R], items: Iterable[_T], most: int) -> list[Future[_R]]:
+    """``do`` of every item, ``most`` at a time, in threads that do not keep the process from ending, as a pool's would.
+
+    Returns:
+        A future for each item, in order; what ``do`` raises is for whoever takes the result. What is cancelled is not begun.
+    """
+    todo, futures = SimpleQueue[tuple[Future[_R], _T]](), list[Future[_R]]()
     for item in items:
-        future: Future[R] = Future()
-        room.acquire()
-        threading.Thread(target=_fulfil, args=(future, do, item, room), daemon=True).start()
-        futures.append(future)
-    return [future.result() for future in futures]
+        futures.append(Future())
+        todo.put((futures[-1], item))
+    for _ in range(min(most, len(futures))):
+        threading.Thread(target=_work, args=(do, todo), daemon=True).start()
+    return futures
 
 
-def _fulfil(future: Future[R], do: Callable[[T], R], item: T, room: threading.Semaphore) -> None:
+def _work(do: Callable[[_T], _R], todo: SimpleQueue[tuple[Future[_R], _T]]) -> None:
+    with suppress(Empty):
+        while True:
+            future, item = todo.get_nowait()
+            if future.set_running_or_notify_cancel():
+                _fulfil(future, do, item)
+
+
+def _fulfil(future: Future[_R], do: Callable[[_T], _R], item: _T) -> None:
     try:
         future.set_result(do(item))
     except BaseException as error:  # for whoever waits, as a pool does it
         future.set_exception(error)
-    finally:
-        room.release()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 log = logging.getLogger("commwatch")
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class KeptFile:
@@ -24,7 +24,7 @@ class KeptFile:
         self._path = path
         self._trouble: str | None = None
 
-    def load(self, read: Callable[[str], T]) -> T | None:
+    def load(self, read: Callable[[str], _T]) -> _T | None:
         """What ``read`` makes of the text; ``None``: there is none, or none that it can read (``ValueError``)."""
         try:
             return read(self._path.read_text(encoding="utf-8"))

@@ -158,13 +158,24 @@ def freshness_s(witness: Rank, visible: Callable[[], float]) -> list[float]:
     return seconds
 
 
+@contextmanager
+def loaded_agent(run_dir: Path, state: Path, per_second: int) -> Iterator[Agent]:
+    """An agent and the synthetic job, whose ranks do so many operations a second each."""
+    generator = (str(Path(__file__).with_name("synthetic.py")), str(run_dir / "rings"), str(per_second))
+    with running_agent(run_dir, state) as agent, ended(*generator):
+        yield agent
+
+
+def witness_in(run_dir: Path) -> Rank:
+    """The one rank of the second job."""
+    return Rank(run_dir / "rings", 0, time.monotonic_ns(), 1e6, job=WITNESS)
+
+
 def measure(directory: Path, state: Path) -> dict[str, float]:
     """All of it, in one run of agent and job."""
-    rings = directory / "rings"
-    generator = (str(Path(__file__).with_name("synthetic.py")), str(rings), str(PER_SECOND))
-    with running_agent(directory, state) as agent, ended(*generator):
+    with loaded_agent(directory, state, PER_SECOND) as agent:
         figures = {**steady_load(agent), **scrapes(agent)}
-        witness = Rank(rings, 0, time.monotonic_ns(), 1e6, job=WITNESS)
+        witness = witness_in(directory)
         for name, look in (("metrics", in_metrics), ("api", in_api)):
             fresh = freshness_s(witness, partial(look, agent))
             figures |= {f"{name}_fresh_s": median(fresh), f"{name}_fresh_worst_s": max(fresh)}

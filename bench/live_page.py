@@ -22,9 +22,9 @@ from statistics import median
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from bench.agent_load import SETTLE_S, WITNESS, Agent, ended, freshness_s, in_metrics, running_agent, taken
+from bench.agent_load import SETTLE_S, Agent, freshness_s, in_metrics, loaded_agent, taken, witness_in
 from bench.common import cpu_s, emit, scratch
-from bench.synthetic import WORLD_SIZE, Rank
+from bench.synthetic import WORLD_SIZE
 
 PER_SECOND, SLOW = 500, 20
 ROUNDS, PERIOD_S = 5, 12.0
@@ -99,13 +99,11 @@ def rounds(agent: Agent) -> dict[str, float]:
 
 def measure(directory: Path, state: Path) -> dict[str, float]:
     """All of it, in one run of agent and job."""
-    rings = directory / "rings"
-    generator = (str(Path(__file__).with_name("synthetic.py")), str(rings), str(PER_SECOND))
-    with running_agent(directory, state) as agent, ended(*generator):
+    with loaded_agent(directory, state, PER_SECOND) as agent:
         with page(agent):
             time.sleep(SETTLE_S)
         figures = rounds(agent)
-        witness = Rank(rings, 0, time.monotonic_ns(), 1e6, job=WITNESS)
+        witness = witness_in(directory)
         alone = freshness_s(witness, partial(in_metrics, agent))
         with slow_clients(agent):
             beside = freshness_s(witness, partial(in_metrics, agent))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from commwatch.alerts.model import FIRING, RESOLVED, Alert
 from tests.helpers import PATIENCE_S, fetch, free_port, needs, wait_for
 
-L = TypeVar("L", bound="Listening")
+_L = TypeVar("_L", bound="Listening")
 #: 2026-11-21T00:00:00Z
 NOON = 1_795_219_200.0
 
@@ -89,7 +89,7 @@ class Listening:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
-    def __enter__(self: L) -> L:
+    def __enter__(self: _L) -> _L:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,6 +10,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -102,18 +103,24 @@ def populate(rings: Path) -> list[RingWriter]:
     return running
 
 
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """An agent that has read everything of ``populate``."""
-    directory = tmp_path_factory.mktemp("api") / "run"
+@contextmanager
+def populated(directory: Path) -> Iterator[RunningAgent]:
+    """An agent that has read everything of ``populate``; the ranks that run end after it."""
     writers = populate(rings_of(directory))
     with agent(directory) as running:
         states = {"train": "running", "eval": "ended", "lost": "ended"}
         wait_for(lambda: {j["job_id"]: j["state"] for j in running.get("/api/v1/jobs")} == states, "the jobs")
-        wait_for(lambda: sum(r["records"] for r in running.get("/api/v1/ranks?job=train")) == 40, "the records")
+        wait_for(lambda: sum(r["records"] for r in running.get("/api/v1/ranks")) == 240, "the records")
         yield running
     for writer in writers:
         end_rank(writer)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """Asked by all tests here."""
+    with populated(tmp_path_factory.mktemp("api") / "run") as running:
+        yield running
 
 
 def rows(running: RunningAgent, query: str) -> dict[tuple[Any, ...], dict[str, Any]]:

@@ -22,7 +22,7 @@ from commwatch.config import Config
 from commwatch.problems import Problem
 from commwatch.query import Window
 from commwatch.serving import listen
-from tests.agent.test_api import populate, rings_of
+from tests.agent.test_api import populated, rings_of
 from tests.helpers import (
     MS,
     PATIENCE_S,
@@ -42,13 +42,8 @@ from tests.helpers import (
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """An agent with three jobs in its history."""
-    directory = tmp_path_factory.mktemp("fuzz") / "run"
-    writers = populate(rings_of(directory))
-    with agent(directory) as running:
-        wait_for(lambda: sum(r["records"] for r in running.get("/api/v1/ranks")) == 240, "the records")
+    with populated(tmp_path_factory.mktemp("fuzz") / "run") as running:
         yield running
-    for writer in writers:
-        end_rank(writer)
 
 
 def problem(running: RunningAgent, path: str, method: str = "GET") -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.test_api import populate, rings_of
+from tests.agent.test_api import populated, rings_of
 from tests.agent.test_config import one_line
 from tests.helpers import (
     MS,
@@ -232,12 +232,8 @@ def _wait_for_records(running: RunningAgent, expected: int) -> None:
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the history of three jobs, left by an agent that has ended."""
     directory = tmp_path_factory.mktemp("report") / "run"
-    writers = populate(rings_of(directory))
-    with agent(directory) as running:
-        _wait_for_records(running, 240)
-    for writer in writers:
-        end_rank(writer)
-    return directory
+    with populated(directory):
+        return directory
 
 
 def test_report_as_text(history: Path) -> None:

@@ -19,6 +19,7 @@ from tests.agent.test_api import rings_of
 from tests.helpers import MS, agent, end_rank, free_port, group_entry, identity, operation, wait_for, write_ring
 
 HEALTHY, EACH = 20, 4
+Behaviour = Callable[[socket.socket, threading.Event], None]
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def recorded(answers: dict[str, bytes], rank: int) -> Iterator[str]:
 
 
 @contextmanager
-def strange(behave: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+def strange(behave: Behaviour) -> Iterator[str]:
     """A server that does with each connection what it likes, until the end."""
     over, threads = threading.Event(), list[threading.Thread]()
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ SECOND = 1000 * MS
 STEPS = 20
 
 
-def steps(rank: int, number: int = STEPS) -> list[tuple[int, ...]]:
-    """Records of steps; rank 1 comes 10 ms late into each operation, which ends 50 ms after the step began."""
+def steps(rank: int, number: int = STEPS, unseen: Collection[int] = ()) -> list[tuple[int, ...]]:
+    """Records of steps; rank 1 comes 10 ms late into each operation, which ends 50 ms after the step began, or is not seen to end."""
     found = [mark(0, 0, exposed_ns=0)]
     for n in range(number):
         start = n * 100 * MS
         begins = start + (20 if rank == 1 else 10) * MS
-        found.append(operation(start_ns=begins, end_ns=start + 50 * MS, seq=n, size=4_000_000))
+        flags = ev.UNTIMED if n in unseen else 0
+        found.append(operation(start_ns=begins, end_ns=start + 50 * MS, seq=n, size=4_000_000, flags=flags))
         found.append(mark(n + 1, start + 100 * MS, exposed_ns=30 * MS))
     return found
 
@@ -158,8 +160,8 @@ def test_picks_a_job() -> None:
     assert [running(each) for each in jobs] == [False] * 3
 
 
-def test_plots_go_on_where_the_history_ends(tmp_path: Path) -> None:
-    """Slots from the live books are the same as those that the history has of them later."""
+def slots(tmp_path: Path, unseen: Collection[int]) -> tuple[dict[float, Slot], dict[float, Slot]]:
+    """Of 35 seconds of a job, by their end since the first: as the live books had them last, and as the history has them."""
     watch = Watch(tmp_path)
     live: dict[float, Slot] = {}
     with ExitStack() as stack:
@@ -170,15 +172,28 @@ def test_plots_go_on_where_the_history_ends(tmp_path: Path) -> None:
             trainer.call("name", [(group_entry(0, (0, 1), "dp"),)])
         for second in range(1, 36):
             for rank, trainer in enumerate(trainers):
-                trainer.write(steps(rank, 360)[1 + 20 * (second - 1) : 1 + 20 * second])
+                trainer.write(steps(rank, 360, unseen)[1 + 20 * (second - 1) : 1 + 20 * second])
             watch.tick(second * SECOND)
             with watch.agent.live(None) as (jobs, _):
-                live |= {slot.at: slot for slot in now(jobs[0], second * SECOND).slots}
-    kept = {slot.at: slot for slot in watch.agent.slots(0, 1 << 62, "job")}
-    whole = [EPOCH_NS / 1e9 + at for at in (20, 30)]
-    assert [kept[at] for at in whole] == [live[at] for at in whole]
-    assert kept[whole[0]].comm == pytest.approx(0.35)
-    assert kept[whole[0]].busbw == {"all_reduce": pytest.approx(4_000_000 / 0.035)}
+                live |= {slot.at - EPOCH_NS / 1e9: slot for slot in now(jobs[0], second * SECOND).slots}
+    return live, {slot.at - EPOCH_NS / 1e9: slot for slot in watch.agent.slots(0, 1 << 62, "job")}
+
+
+def test_plots_go_on_where_the_history_ends(tmp_path: Path) -> None:
+    """Slots from the live books are the same as those that the history has of them later."""
+    live, kept = slots(tmp_path, ())
+    assert (kept[20], kept[30]) == (live[20], live[30])
+    assert kept[20].comm == pytest.approx(0.35)
+    assert kept[20].busbw == {"all_reduce": pytest.approx(4_000_000 / 0.035)}
+
+
+def test_few_unknown_steps_are_left_out_of_plots(tmp_path: Path) -> None:
+    """Where communication is not known of one step in ten the share is that of the others, live and stored; of more there is none."""
+    live, kept = slots(tmp_path, {*range(99, 199, 10), *range(199, 299, 9)})
+    assert (kept[20], kept[30]) == (live[20], live[30])
+    assert kept[20].comm == pytest.approx(0.35)
+    assert kept[20].exposed == pytest.approx(0.3)
+    assert (kept[30].comm, kept[30].exposed) == (None, None)
 
 
 def test_slot_of_nothing() -> None:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from commwatch.query_cli import table
-from tests.agent.test_api import populate, rings_of
-from tests.helpers import RunningAgent, agent, commwatch, end_rank, free_port, wait_for
+from tests.agent.test_api import populated
+from tests.agent.test_fan_out import Behaviour, strange
+from tests.helpers import RunningAgent, agent, commwatch, free_port
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """An agent with jobs."""
-    directory = tmp_path_factory.mktemp("query") / "run"
-    writers = populate(rings_of(directory))
-    with agent(directory) as running:
-        wait_for(lambda: sum(r["records"] for r in running.get("/api/v1/ranks?job=train")) == 40, "the records")
+    with populated(tmp_path_factory.mktemp("query") / "run") as running:
         yield running
-    for writer in writers:
-        end_rank(writer)
 
 
 def test_agent_of_this_node(watched: RunningAgent) -> None:
@@ -62,6 +60,62 @@ def test_asked_wrongly(watched: RunningAgent, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (
         2, f"commwatch: query: no agent watches {tmp_path}; name one, or give its run directory with --dir\n",
     )  # fmt: skip
+
+
+def says(content: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> Behaviour:
+    """A server that answers whatever it is asked with that, and hangs up."""
+
+    def behave(connection: socket.socket, _: threading.Event) -> None:
+        asked = b""
+        while b"\r\n\r\n" not in asked:
+            asked += connection.recv(1 << 16)
+        connection.sendall(head + content)
+
+    return behave
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+REFUSED = b"HTTP/1.1 400 Bad\x1b[31m\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("behave", "why"),
+    [
+        (says(b"", b"220 \x1b[31mhere is mail\r\n\r\n"), "does not answer as an agent: 220 \N{REPLACEMENT CHARACTER}[31m"),
+        (says(b"zz\r\n", b"HTTP/1.1 200 OK\r\n" + CHUNKED), "does not answer as an agent: IncompleteRead"),
+        (says(b"here is no JSON"), "does not answer as an agent: Expecting value"),
+        (says(b"[" * 100_000), "does not answer as an agent: "),
+        (says(b"[" * 700 + b"]" * 700), "does not answer as an agent: "),
+        (says(b"[" * 100_000, REFUSED), "400 Bad\N{REPLACEMENT CHARACTER}[31m"),
+        (says(b"zz\r\n", b"HTTP/1.1 400 Bad\r\n" + CHUNKED), "400 Bad"),
+        (says(b"[]", REFUSED), "400 Bad\N{REPLACEMENT CHARACTER}[31m"),
+    ],
+    ids=["no HTTP", "bad chunks", "no JSON", "deep", "too deep to show", "deep refusal", "refusal in bad chunks", "odd refusal"],
+)  # fmt: skip
+def test_hostile_answer(watched: RunningAgent, behave: Behaviour, why: str) -> None:
+    """A server that is no agent, or no longer one, is named in one line with nothing in it that could harm a terminal; others are told."""
+    with strange(behave) as url:
+        for form in ((), ("--json",)):
+            done = commwatch("query", "jobs", url, watched.url, *form)
+            assert done.returncode == 2
+            assert "running" in done.stdout
+        silent = json.loads(done.stdout)["silent"][url]
+        done = commwatch("query", "jobs", url)
+    assert done.stderr.startswith(f"commwatch: query: {url}: {why}")
+    assert len(done.stderr.splitlines()) == 1
+    assert "\x1b" not in done.stderr
+    assert (done.returncode, done.stdout, silent.partition(" ")[0]) == (1, "", why.partition(" ")[0])
+
+
+def test_odd_words(watched: RunningAgent) -> None:
+    """Whatever is asked for may hold blanks, signs of other alphabets and #; an address that is none is named."""
+    done = commwatch("query", "summary?job=no such jöb #1", watched.url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"commwatch: query: {watched.url}: ")
+    assert "'no such jöb #1'" in done.stderr
+    done = commwatch("query", "jobs", "no host")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("commwatch: query: http://no host:9477: ")
 
 
 def test_tables() -> None:

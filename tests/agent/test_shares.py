@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from commwatch.books import SHARE_WINDOW_NS, StepRecord
 from commwatch.collectors import events as ev
 from commwatch.exporter import Exporter
 from commwatch.history import History
-from commwatch.shares import LEAST_NEIGHBOURS, StepBook
-from commwatch.store import _UPGRADES, SCHEMA_VERSION, StoreError, Writer, connect
+from commwatch.schema import SCHEMA_VERSION, UPGRADES
+from commwatch.shares import LEAST_NEIGHBOURS, StepBook, comm_share, exposed_share, total
+from commwatch.store import StoreError, Writer, connect
+from commwatch.views import StepView
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 S = 1000 * MS
@@ -107,6 +110,17 @@ def test_window() -> None:
     assert len(stepped(*[100_000] * 20).totals.recent) == LEAST_NEIGHBOURS
 
 
+def test_parts_of_steps() -> None:
+    """A share of steps together is their parts over their time; of no steps, of unknown parts, or of no time there is none."""
+    step = StepView("job", 0, 1, 0.0, 2.0, 2.0, 0.0, None, None, None, {}, None, long=False)
+    other = replace(step, duration_s=6.0, comm_s=2.0, exposed_s=1.0)
+    assert (total([0.0, 2.0]), total([0.0]), total([]), total([1.0, None])) == (2.0, 0.0, None, None)
+    assert (comm_share([step, other]), comm_share([step]), comm_share([])) == (0.25, 0.0, None)
+    assert exposed_share([step, other]) is None
+    assert exposed_share([other]) == 1 / 6
+    assert comm_share([replace(other, duration_s=0.0)]) is None
+
+
 def test_history_of_the_first_version(tmp_path: Path) -> None:
     """A history made before steps had groups is brought up to date, and keeps its steps."""
     path = tmp_path / "h.sqlite"
@@ -120,7 +134,7 @@ def test_history_of_the_first_version(tmp_path: Path) -> None:
     db.execute("INSERT INTO step VALUES (?, 7, 10, 20, 5, NULL)", (ring.id,))
     db.execute("PRAGMA user_version = 1")
     db.close()
-    assert set(_UPGRADES) == set(range(1, SCHEMA_VERSION))
+    assert set(UPGRADES) == set(range(1, SCHEMA_VERSION))
     with pytest.raises(StoreError, match="start an agent on it"):
         History(path)
     Writer(path).close()

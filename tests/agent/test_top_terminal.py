@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.cells import width
-from tests.agent.test_api import populate, rings_of
+from tests.agent.test_api import populated, rings_of
 from tests.agent.test_config import one_line
 from tests.helpers import (
     RunningAgent,
@@ -31,13 +31,8 @@ from tests.terminal import Terminal, terminal
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """An agent with three jobs, of which ``train`` runs; its rank 3 stands in an operation."""
-    directory = tmp_path_factory.mktemp("top") / "run"
-    writers = populate(rings_of(directory))
-    with agent(directory) as running:
-        wait_for(lambda: sum(r["records"] for r in running.get("/api/v1/ranks?job=train")) == 40, "the records")
+    with populated(tmp_path_factory.mktemp("top") / "run") as running:
         yield running
-    for writer in writers:
-        end_rank(writer)
 
 
 def shows(shown: Terminal, text: str) -> None:

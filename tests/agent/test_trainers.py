@@ -64,8 +64,8 @@ def test_end_of_an_agent(tmp_path: Path) -> None:
     program.write_text(f"#!/bin/sh\necho $$ > {asked}\nexec sleep 600 > /dev/null\n", encoding="utf-8")
     program.chmod(0o755)
     ends = (
-        "import sys, threading; from commwatch import trainers; from commwatch.waiting import at_once; trainers._STACK_S = 600\n"
-        "threading.Thread(target=at_once, args=(trainers.stack, [1], 1), daemon=True).start(); print(open(sys.argv[1]).read())"
+        "import sys; from commwatch import trainers; from commwatch.waiting import at_once; trainers._STACK_S = 600\n"
+        "at_once(trainers.stack, [1], 1); print(open(sys.argv[1]).read())"
     )
     path = f"{tmp_path}:{os.environ['PATH']}"
     ended = subprocess.run(

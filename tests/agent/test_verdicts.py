@@ -9,8 +9,9 @@ import pytest
 
 from commwatch.joined import Disagreement
 from commwatch.stragglers import LateWindow
-from commwatch.verdicts import HANG_S, Verdict, disagreement, lateness, verdicts
+from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
+from commwatch.waits import HANG_S
 
 S = 1_000_000_000
 WORLD = GroupView("job", "w", "world", "0", "world", 4, [0, 1, 2, 3], [0, 1, 2, 3], True)
