@@ -12,7 +12,7 @@ from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.governor import COUNTERS, FULL, SAMPLING
 from commwatch.standing import shedding
-from tests.helpers import MS, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
+from tests.helpers import MS, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
 
 S = 1000 * MS
 
@@ -115,12 +115,22 @@ def test_words() -> None:
     assert "(one in sixteen of rank 1, none of rank 2-3), the rest are counted" in said
 
 
+COUNTED = 'commwatch_collectives_total{group="default_pg",job_id="job",op="all_reduce",rank="0"}'
+
+
+def told_alone(running: RunningAgent) -> None:
+    """One operation is told by itself, and all are in the sums."""
+    wait_for(lambda: running.get("/api/v1/ops?job=job")["operations"], "the operation")
+    assert [op["seq"] for op in running.get("/api/v1/ops?job=job")["operations"]] == [0]
+    (row,) = running.get("/api/v1/summary?job=job&by=op")["rows"]
+    assert (row["count"], row["untimed"], row["bytes"]) == (501, 500, 2_048_000 + 4096)
+
+
 def test_where_operations_are_told_one_by_one(tmp_path: Path) -> None:
     """What is only counted is in sums and metrics, exactly, after a restart of the agent too; it is not taken for an operation."""
     run, state = tmp_path / "run", tmp_path / "state"
     at = time.monotonic_ns()
     about = identity(wall_offset_ns=time.time_ns() - at, budget=0.005)
-    counted = 'commwatch_collectives_total{group="default_pg",job_id="job",op="all_reduce",rank="0"}'
     with Trainer(run / "rings" / "a.ring", about) as rank:
         rank.call("name", [(group_entry(),)])
         rank.write(
@@ -132,19 +142,16 @@ def test_where_operations_are_told_one_by_one(tmp_path: Path) -> None:
         with open(rank.path, "r+b") as file:
             file.seek(ring.COUNTERS_AT + 8 * ring.MODE)
             file.write(struct.pack("<QQ", COUNTERS, at))
-        for _ in range(2):
-            with agent(run, "--state", str(state)) as running:
-                wait_for(lambda: running.get("/api/v1/jobs") and running.samples().get(counted) == 501, "the counts")
-                samples = running.samples()
-                assert samples['commwatch_probe_recorded_ratio{job_id="job",rank="0"}'] == 0
-                assert not any(name.startswith("commwatch_collective_in_flight_seconds") for name in samples)
-                wait_for(lambda: running.get("/api/v1/ops?job=job")["operations"], "the operation")
-                assert [op["seq"] for op in running.get("/api/v1/ops?job=job")["operations"]] == [0]
-                (view,) = running.get("/api/v1/ranks?job=job")
-                assert (view["probe_mode"], view["probe_budget"]) == ("counters", 0.005)
-                assert view["probe_mode_s"] >= 0
-                (row,) = running.get("/api/v1/summary?job=job&by=op")["rows"]
-                assert (row["count"], row["untimed"], row["bytes"]) == (501, 500, 2_048_000 + 4096)
+        with agent(run, "--state", str(state)) as running:
+            wait_for(lambda: running.get("/api/v1/jobs") and running.samples().get(COUNTED) == 501, "the counts")
+            samples = running.samples()
+            assert samples['commwatch_probe_recorded_ratio{job_id="job",rank="0"}'] == 0
+            assert not any(name.startswith("commwatch_collective_in_flight_seconds") for name in samples)
+            (view,) = running.get("/api/v1/ranks?job=job")
+            assert (view["probe_mode"], view["probe_budget"], view["probe_mode_s"] >= 0) == ("counters", 0.005, True)
+            told_alone(running)
+        with agent(run, "--state", str(state)) as running:
+            told_alone(running)
 
 
 def test_ring_of_before(tmp_path: Path) -> None:
