@@ -12,7 +12,7 @@ from commwatch.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_
 from commwatch.collectors.spans import spans
 from commwatch.report import bottleneck, percent, rate, seconds
 from commwatch.shares import comm_share, exposed_share
-from commwatch.standing import culprits, oldest, state
+from commwatch.standing import culprits, oldest, shedding, state
 from commwatch.summary import Row
 from commwatch.top_answers import WINDOW_S, Answers, OfJob
 from commwatch.views import InFlight, RankView, StepView
@@ -162,6 +162,8 @@ def _notices(answers: Answers) -> list[Span]:
     for alert in sorted(firing, key=lambda alert: alert.severity):
         text = alert.annotations.get("summary", "")
         said.append(Span(f"ALERT {alert.name}: {text}", _STYLES.get(alert.severity, "")))
+    part = None if shown is None else shedding((rank.rank, rank.probe_mode) for rank in shown.ranks)
+    said += [] if part is None else [Span(part, "warn")]
     said += [Span(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
     if shown is not None:
         said += [

@@ -14,6 +14,7 @@ from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import SLOT_NS
 from commwatch.collectors import events as ev
 from commwatch.collectors.events import Record
+from commwatch.collectors.governor import SAMPLING
 from commwatch.live import Card, JobNow, job_now, operations, pick, running
 from commwatch.slots import Slot, slot_of
 from commwatch.verdicts import Verdict
@@ -70,6 +71,18 @@ def test_shares_and_steps() -> None:
     assert found.says == "above 30 %, communication is the bottleneck"
     assert [line.comm for line in found.ranks] == [pytest.approx(0.4), pytest.approx(0.3)]
     assert [line.step for line in found.ranks] == [STEPS] * 2
+
+
+def test_probe_that_sheds() -> None:
+    """Of ranks that do not record everything the page says so, and how long they waited is not known."""
+    shown = job(steps(0), steps(1))
+    assert now(shown).sheds is None
+    for book in books(shown):
+        book.mode = SAMPLING
+    found = now(shown)
+    assert found.sheds is not None
+    assert "one in sixteen of rank 0-1" in found.sheds
+    assert [line.wait for line in found.ranks] == [None, None]
 
 
 def test_only_the_latest_steps() -> None:

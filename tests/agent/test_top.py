@@ -160,6 +160,12 @@ def test_words_on_top() -> None:
     ]
 
 
+def test_part_is_recorded() -> None:
+    """That operations are only counted, which leaves shares and waits unknown, is said."""
+    shown = text(of_job(ranks=[rank(0, probe_mode="full"), rank(1, probe_mode="sampling")]), cells=200)
+    assert "not all operations are recorded (one in sixteen of rank 1)" in shown
+
+
 def test_too_many_words() -> None:
     """Words never push out the tables: how many more there are is said."""
     said = text(of_job(verdicts=[verdict("hang", n, says="word " * 60) for n in range(30)]))
