@@ -171,7 +171,7 @@ class PythonProbe(Probe):
                     return None
                 writer = self.ring
                 assert writer is not None
-                began = 0 if number() % COST_SAMPLE else _cpu()
+                entered = 0 if number() % COST_SAMPLE else _cpu()
                 now = _now()
                 pg = unbox(args[group_at])
                 group = known.get(id(pg))
@@ -193,7 +193,7 @@ class PythonProbe(Probe):
                     counts.add((code, group.small_id, flags & _COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
                     group.skipped.add(queue)
                     self._skipped = True
-                    self._spent(began)
+                    self._spent(entered)
                     return None
                 head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
                 slot = writer.begin(*head, 0, 0, 0, flags, 0, 0)
@@ -203,8 +203,8 @@ class PythonProbe(Probe):
                     flight.after_skipped = True
                 if device is not None:
                     flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC))
-                flight.sampled = began != 0
-                self._spent(began)
+                flight.sampled = entered != 0
+                self._spent(entered)
                 return flight
             except Exception as error:
                 self.fault(error, f"at the launch of {name}")
@@ -212,10 +212,10 @@ class PythonProbe(Probe):
 
         return launch
 
-    def _spent(self, began: int) -> None:
-        """Note what an operation's bookkeeping has cost this thread since ``began``, for many; 0: it is not measured."""
-        if began and self.ring is not None:
-            took = max(0, _cpu() - began - self._of_clock)
+    def _spent(self, entered: int) -> None:
+        """Note what an operation's bookkeeping has cost this thread since ``entered``, for many; 0: it is not measured."""
+        if entered and self.ring is not None:
+            took = max(0, _cpu() - entered - self._of_clock)
             self._cost, self._measured = self._cost + took * COST_SAMPLE, self._measured + 1
             self.ring.counters[ring.PROBE_NS] = self._cost
 
@@ -248,7 +248,7 @@ class PythonProbe(Probe):
     def _follow(self, flight: Flight, out: Any, args: Sequence[Any]) -> None:
         """After the launch: arrange that the end is seen, without keeping anything of the user's past it."""
         try:
-            began, flight.sampled = _cpu() if flight.sampled else 0, False  # if it ends in here, that is part of this
+            entered, flight.sampled = _cpu() if flight.sampled else 0, False  # if it ends in here, that is part of this
             work = out[-1] if isinstance(out, tuple) else out
             if work is None:
                 self.finish(flight, _now(), ev.BY_CALL)
@@ -272,8 +272,8 @@ class PythonProbe(Probe):
                     self._follow_future(flight, work, future)
             else:
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
-            flight.sampled = began != 0
-            self._spent(began)
+            flight.sampled = entered != 0
+            self._spent(entered)
         except Exception as error:
             self.fault(error, "following an operation")
 
@@ -316,7 +316,7 @@ class PythonProbe(Probe):
             if flight.done or writer is None:
                 return
             flight.done = True
-            began = _cpu() if flight.sampled else 0
+            entered = _cpu() if flight.sampled else 0
             flight.work = flight.future = None
             writer.end(flight.slot)
             queue, blocked = flight.queue, flight.blocked_since
@@ -333,7 +333,7 @@ class PythonProbe(Probe):
             if flight.after_skipped and not measured:
                 flag |= ev.UNTIMED
             writer.write(*flight.head, waited, start, end, flight.flags | flag, timing, 0)
-            self._spent(began)
+            self._spent(entered)
         except Exception as error:
             self.fault(error, "writing a record")
 

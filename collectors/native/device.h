@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "session.h"
+#include "flight.h"
 
 namespace commwatch {
 

@@ -14,7 +14,7 @@
 #include <typeinfo>
 
 #include "device.h"
-#include "session.h"
+#include "flight.h"
 
 namespace commwatch {
 namespace {

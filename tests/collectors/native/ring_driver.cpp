@@ -4,8 +4,8 @@
 
 #include "check.h"
 #include "exposure.h"
+#include "flight.h"
 #include "ring.h"
-#include "session.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "check.h"
+#include "flight.h"
 #include "poller.h"
-#include "session.h"
 
 namespace {
 

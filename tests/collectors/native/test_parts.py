@@ -24,7 +24,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts(kind: str, tmp_path: Path) -> None:
-    """Ring, in-flight table, exposure, poller and session hold what they promise to eight threads at once."""
+    """Ring, in-flight table, exposure, poller, groups, session and flights hold what they promise to eight threads at once."""
     needs(shutil.which("g++"), "g++")
     (tmp_path / "format.h").write_text(library.format_header())
     flags = ["-std=c++17", "-g", "-O1", "-pthread", f"-I{tmp_path}", f"-I{library.HERE}", *KINDS[kind]]

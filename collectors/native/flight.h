@@ -1,0 +1,151 @@
+// One operation between its launch and its record, and what it costs. Nothing here knows torch.
+#pragma once
+
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "session.h"
+
+namespace commwatch {
+
+// What the bookkeeping in its scope costs this thread, counted for the many operations that are not measured.
+class Cost {
+ public:
+  Cost(Session& session, bool measured) : session_(session), began_ns_(measured && !within() ? cpu_ns() : 0) {
+    if (began_ns_ != 0) within() = true;
+  }
+  Cost(const Cost&) = delete;
+  Cost& operator=(const Cost&) = delete;
+  ~Cost() {
+    if (began_ns_ == 0) return;
+    within() = false;
+    const uint64_t took = cpu_ns() - began_ns_;
+    session_.spent(took > of_clock() ? (took - of_clock()) * format::kCostSample : 0);
+  }
+
+  // Whether the next operation of this thread is one of those that are measured. Not its first, which asks Python.
+  static bool due() {
+    static thread_local unsigned operations = 0;
+    return ++operations % format::kCostSample == 0;
+  }
+
+ private:
+  static uint64_t cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
+
+  // What of it is only the clock's own cost: as much as the bookkeeping, or more.
+  static uint64_t of_clock() {
+    static const uint64_t least = [] {
+      uint64_t found = UINT64_MAX;
+      for (int i = 0; i < 64; ++i) {
+        const uint64_t began = cpu_ns();
+        found = std::min(found, cpu_ns() - began);
+      }
+      return found;
+    }();
+    return least;
+  }
+
+  // This thread is in such a scope: one within it is part of that.
+  static bool& within() {
+    static thread_local bool inside = false;
+    return inside;
+  }
+
+  Session& session_;
+  const uint64_t began_ns_;
+};
+
+// One operation between its launch and its record. Whoever lets go of it last without having seen its end makes it one
+// without a duration.
+class Flight {
+ public:
+  // head: op, dtype, group, peer, tag, size, launch, seq and flags of the record to come.
+  // costed: what it costs is measured.
+  Flight(Session& session, Queue& queue, bool p2p, bool on_cpu, bool costed, const Record& head)
+      : on_cpu(on_cpu),
+        costed_(costed),
+        session_(session),
+        ring_(*session.ring()),
+        queue_(queue),
+        p2p_(p2p),
+        after_skipped_(queue.skipped.load(std::memory_order_relaxed) && queue.skipped.exchange(false)),
+        record_(head),
+        slot_(ring_.begin(head)) {
+    session.enter();
+  }
+
+  Flight(const Flight&) = delete;
+  Flight& operator=(const Flight&) = delete;
+
+  ~Flight() {
+    finish(now_ns(), format::kByNone, format::kUntimed);
+    session_.leave();
+  }
+
+  // The operation goes on after its call: count it as in flight for the exposed time.
+  void watch(uint64_t now) {
+    if (watched_.exchange(true)) return;
+    session_.exposure.begin(now);
+    if (done_.load()) unwatch(now);  // it has ended meanwhile, and did not see this
+  }
+
+  // A thread begins to wait for it, where only the wait tells the end.
+  void wait_begins() {
+    if (done_.load() || inherited()) return;
+    const uint64_t now = now_ns();
+    uint64_t nobody = 0;
+    if (!blocked_since_.compare_exchange_strong(nobody, now)) return;
+    if (!done_.load()) ring_.blocked(slot_, now);
+    watch(now);
+  }
+
+  // began_ns: when it began on its device, as far as that was seen. on_device: its own clock has measured it.
+  void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0, uint64_t began_ns = 0, bool on_device = false) {
+    if (inherited() || done_.exchange(true)) return;
+    const Cost cost(session_, costed_);
+    ring_.end(slot_);
+    const bool untimed = (flag & format::kUntimed) != 0;
+    if (!unwatch(end_ns) && !p2p_ && !untimed) session_.exposure.in_call(record_.launch_ns, end_ns);
+    const uint64_t blocked = blocked_since_.load();
+    if (blocked != 0 && p2p_) record_.waited_us = static_cast<uint32_t>(std::min<uint64_t>((end_ns - blocked) / 1000, UINT32_MAX));
+    const uint64_t previous = untimed ? queue_.last_end_ns.load(std::memory_order_relaxed) : queue_.ended(end_ns);
+    record_.start_ns = std::max({record_.launch_ns, on_device ? 0 : std::min(previous, end_ns), began_ns});
+    record_.end_ns = end_ns;
+    record_.flags |= flag | (after_skipped_ && !on_device ? format::kUntimed : 0);
+    record_.timing = timing;
+    ring_.write(record_);
+  }
+
+  bool done() const { return done_.load(); }
+  bool p2p() const { return p2p_; }
+
+  const bool on_cpu;
+
+ private:
+  bool unwatch(uint64_t now) {
+    if (!watched_.exchange(false)) return false;
+    session_.exposure.end(now);
+    return true;
+  }
+
+  // In a forked child: the ring is the parent's, and the operation too.
+  bool inherited() const { return life_ != forks.load(std::memory_order_relaxed); }
+
+  const bool costed_;
+  Session& session_;
+  Ring& ring_;
+  Queue& queue_;
+  const bool p2p_;
+  const bool after_skipped_;
+  Record record_;
+  const int slot_;
+  const uint32_t life_ = forks.load(std::memory_order_relaxed);
+  std::atomic<bool> done_{false};
+  std::atomic<bool> watched_{false};
+  std::atomic<uint64_t> blocked_since_{0};
+};
+
+}  // namespace commwatch

@@ -1,0 +1,158 @@
+// The groups of a process, with what is counted in each. Nothing here knows torch.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ring.h"
+
+namespace commwatch {
+
+// A map that only grows, for a handful of keys: reading takes no lock, adding neither.
+template <class Key, class Value>
+class Few {
+ public:
+  ~Few() {
+    for (Node* node = first_.load(); node != nullptr;) delete std::exchange(node, node->next);
+  }
+
+  Value& operator[](const Key& key) {
+    Node* const seen = first_.load(std::memory_order_acquire);
+    if (Node* found = find(seen, nullptr, key)) return found->value;
+    auto added = std::make_unique<Node>(key, seen);
+    Node* checked = seen;
+    while (!first_.compare_exchange_weak(added->next, added.get())) {
+      if (Node* found = find(added->next, checked, key)) return found->value;  // another thread was faster
+      checked = added->next;
+    }
+    return added.release()->value;
+  }
+
+  template <class Do>
+  void each(Do what) {
+    for (Node* node = first_.load(std::memory_order_acquire); node != nullptr; node = node->next) what(node->key, node->value);
+  }
+
+ private:
+  struct Node {
+    Node(const Key& k, Node* n) : key(k), next(n) {}
+    const Key key;
+    Value value{};
+    Node* next;
+  };
+
+  static Node* find(Node* from, const Node* until, const Key& key) {
+    for (Node* node = from; node != until; node = node->next) {
+      if (node->key == key) return node;
+    }
+    return nullptr;
+  }
+
+  std::atomic<Node*> first_{nullptr};
+};
+
+// Operations of one queue run one after another: a group's collectives, and its sends or recvs with one peer.
+struct Queue {
+  std::atomic<uint64_t> last_end_ns{0};
+  // The latest was only counted: when the next one begins is not known.
+  std::atomic<bool> skipped{false};
+
+  // An operation ended at `end_ns`: when the one before had, or 0.
+  uint64_t ended(uint64_t end_ns) {
+    uint64_t previous = last_end_ns.load(std::memory_order_relaxed);
+    while (end_ns > previous && !last_end_ns.compare_exchange_weak(previous, end_ns, std::memory_order_relaxed)) {
+    }
+    return previous;
+  }
+};
+
+struct PeerKey {
+  uint8_t op;
+  int32_t peer;
+  bool operator==(const PeerKey& other) const { return op == other.op && peer == other.peer; }
+};
+
+struct TagKey {
+  PeerKey peer;
+  int32_t tag;
+  bool operator==(const TagKey& other) const { return peer == other.peer && tag == other.tag; }
+};
+
+// What is counted together: operations of one kind and size class, S <= 2**size_log2 (-1: without a size).
+struct CountKey {
+  uint8_t op;
+  int8_t size_log2;
+  uint8_t flags;
+  bool operator==(const CountKey& other) const { return op == other.op && size_log2 == other.size_log2 && flags == other.flags; }
+};
+
+// How many, and their bytes, in one word, so that both are taken at the same moment. Of one second: a million, 17 TB.
+struct Counted {
+  static constexpr int kBytesBits = 44;
+  static constexpr uint64_t kBytes = (uint64_t{1} << kBytesBits) - 1;
+  std::atomic<uint64_t> sums{0};
+  std::atomic<uint32_t> seq{0};
+  std::atomic<uint64_t> launch_ns{0};
+};
+
+struct Group {
+  Group(const void* a, std::string n) : address(a), name(std::move(n)) {}
+
+  // An operation that is not recorded by itself.
+  void count(const Record& record, bool p2p) {
+    const uint64_t size = std::min(record.size_bytes, Counted::kBytes);
+    const int log2 = size > 1 ? 64 - __builtin_clzll(size - 1) : static_cast<int>(size) - 1;
+    const auto flags = static_cast<uint8_t>(record.flags & (format::kNoSize | format::kUnaligned));
+    Counted& counted = counts[CountKey{record.op, static_cast<int8_t>(log2), flags}];
+    if (!p2p) counted.seq.store(record.seq, std::memory_order_relaxed);
+    counted.launch_ns.store(record.launch_ns, std::memory_order_relaxed);
+    counted.sums.fetch_add((uint64_t{1} << Counted::kBytesBits) + size, std::memory_order_release);
+  }
+
+  // Write down what has been counted since the last time.
+  void write_counts(Ring& ring, uint64_t now) {
+    counts.each([&](const CountKey& key, Counted& counted) {
+      const uint64_t sums = counted.sums.exchange(0, std::memory_order_acquire);
+      if (sums == 0) return;
+      Record record;
+      record.op = key.op;
+      record.group = small_id;
+      record.size_bytes = sums & Counted::kBytes;
+      record.launch_ns = record.start_ns = counted.launch_ns.load(std::memory_order_relaxed);
+      record.seq = counted.seq.load(std::memory_order_relaxed);
+      record.waited_us = static_cast<uint32_t>(sums >> Counted::kBytesBits);
+      record.end_ns = std::max(now, record.start_ns);
+      record.flags = key.flags | format::kUntimed;
+      record.timing = format::kCounted;
+      ring.write(record);
+    });
+  }
+
+  int32_t global_rank(int64_t group_rank) const {
+    return group_rank >= 0 && group_rank < static_cast<int64_t>(ranks.size()) ? ranks[group_rank] : -1;
+  }
+
+  // Of the process group. A later group may have the same, so the name counts too, and whether it was made anew since.
+  const void* const address;
+  const std::string name;
+  std::atomic<bool> stale{false};
+  int size = 0;
+  uint16_t small_id = format::kNoGroup;
+  bool aligned = false;
+  std::vector<int32_t> ranks;
+  std::atomic<uint32_t> next_seq{0};
+  // Its backend has been asked to time operations on devices.
+  std::atomic<bool> times_asked{false};
+  Queue collectives;
+  Few<PeerKey, Queue> peers;
+  Few<TagKey, std::atomic<uint32_t>> tags;
+  Few<CountKey, Counted> counts;
+  Group* next = nullptr;
+};
+
+}  // namespace commwatch
