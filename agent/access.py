@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -92,6 +93,16 @@ def is_token(shown: str, token: str | None) -> bool:
 def session(token: str) -> str:
     """What a browser that has shown the token keeps instead of it; worth nothing once there is another token."""
     return hmac.new(token.encode(), b"commwatch session", hashlib.sha256).hexdigest()
+
+
+def way_on(asked: str) -> str:
+    """Where a login leads: to what was asked for, if that is a path of this agent; nothing that a browser takes for another host.
+
+    >>> way_on("/api/v1/jobs?a=b"), way_on("//evil.example"), way_on("/login")
+    ('/api/v1/jobs?a=b', '/', '/')
+    """
+    # Browsers take \ for /, and leave out tabs and line ends.
+    return asked if re.fullmatch(r"/(?!/)[!-\[\]-~]*", asked) and asked.partition("?")[0] != LOGIN else "/"
 
 
 def beyond_loopback(address: str) -> bool:

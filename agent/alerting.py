@@ -42,6 +42,10 @@ class Plan:
     every_s: float = 15.0
 
 
+def _evaluator(plan: Plan) -> Evaluator:
+    return Evaluator(plan.rules, plan.records, plan.render, plan.runbook_url)
+
+
 class Alerting(Collector):
     """Evaluates the rules every few seconds, keeps the book, and hands on what fires or is over.
 
@@ -62,10 +66,12 @@ class Alerting(Collector):
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._plan, self._collect, self._book = plan, collect, book
+        self.plan, self._collect, self._book = plan, collect, book
         self._clock, self._wall = clock, wall
-        self._evaluator = Evaluator(plan.rules, plan.records, plan.render, plan.runbook_url)
+        self._evaluator = _evaluator(plan)
         self._samples = Samples(self._evaluator.needs)
+        #: What counts from the next look on.
+        self._coming: tuple[Plan, Evaluator] | None = None
         self._next_s = clock()
         self._failing: set[str] = set()
         self._failures, self._seconds = 0, 0.0
@@ -74,13 +80,34 @@ class Alerting(Collector):
             self._evaluator.restore(kept.state, clock(), wall())
         self._shown = (tuple(self._evaluator.active()), () if kept is None else kept.past)
 
+    def prepared(self, plan: Plan) -> Callable[[], None]:
+        """Make ready for another plan; alerts of rules that stay go on, those of others end.
+
+        Returns:
+            What takes it up; a round follows soon.
+
+        Raises:
+            UnsupportedExpression: as at the start.
+        """
+        coming = plan, _evaluator(plan)
+
+        def take_up() -> None:
+            self._coming = coming
+
+        return take_up
+
     def tick(self) -> None:
         """A round, if it is time; once a second is often enough to ask."""
         now_s = self._clock()
+        if self._coming is not None:
+            (self.plan, evaluator), self._coming = self._coming, None
+            if not evaluator.succeed(self._evaluator):
+                self._samples = Samples(evaluator.needs)
+            self._evaluator, self._next_s = evaluator, now_s
         if now_s < self._next_s:
             return
-        planned_s = self._next_s + self._plan.every_s
-        self._next_s = planned_s if planned_s > now_s else now_s + self._plan.every_s
+        planned_s = self._next_s + self.plan.every_s
+        self._next_s = planned_s if planned_s > now_s else now_s + self.plan.every_s
         self._round(now_s, self._wall())
         self._seconds += self._clock() - now_s
 
@@ -93,12 +120,12 @@ class Alerting(Collector):
         self._book.save(Kept(self._evaluator.state(), past), now_s)
         told = [alert for alert in alerts if alert.state != PENDING]
         if told:
-            self._plan.deliver(told)
+            self.plan.deliver(told)
         # Last, so that an alert that is shown has the address of its evidence.
         self._shown = (tuple(alert for alert in alerts if alert.state != RESOLVED), past)
 
     def _wanted(self) -> Iterator[tuple[Labels, float]]:
-        here = {"instance": self._plan.instance} if self._plan.instance else {}
+        here = {"instance": self.plan.instance} if self.plan.instance else {}
         for family in self._collect():
             for sample in family.samples:
                 if self._samples.wants(sample.name):
@@ -129,7 +156,7 @@ class Alerting(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """How many alerts there are, and what evaluating them costs; nothing where there are no rules."""
-        if not self._plan.rules:
+        if not self.plan.rules:
             return
         families = Families()
         active = Counter((one.name, one.labels.get("severity", ""), one.state) for one in self._shown[0])

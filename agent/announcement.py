@@ -36,7 +36,9 @@ def announce(directory: Path, lock_fd: int, about: Mapping[str, Any]) -> None:
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, mark.encode(), 0)
     hidden = directory / f".{FILE}.{os.getpid()}"
-    hidden.write_text(json.dumps({**about, "mark": mark}), encoding="utf-8")
+    hidden.unlink(missing_ok=True)  # of an agent that was killed, or somebody's link, which would be followed
+    with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as file:
+        json.dump({**about, "mark": mark}, file)
     hidden.rename(directory / FILE)
 
 

@@ -11,6 +11,7 @@ import shlex
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,16 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         format="commwatch: %(message)s", level=logging.WARNING if getattr(arguments, "quiet", False) else logging.INFO
     )
     try:
-        config = load(
-            os.environ,
-            arguments.config,
-            dir=arguments.dir,
-            state=arguments.state,
-            host=arguments.host,
-            port=arguments.port,
-            **{flag: getattr(arguments, flag, None) for flag in _ACCESS},
-        )
-        code: int = arguments.command(config, arguments)
+        code: int = arguments.command(_settings(arguments), arguments)
         sys.stdout.flush()
     except (ConfigError, UsageError) as error:
         print(f"commwatch: {error}", file=sys.stderr)
@@ -66,6 +58,18 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _settings(arguments: argparse.Namespace) -> Config:
+    return load(
+        os.environ,
+        arguments.config,
+        dir=arguments.dir,
+        state=arguments.state,
+        host=arguments.host,
+        port=arguments.port,
+        **{flag: getattr(arguments, flag, None) for flag in _ACCESS},
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -294,7 +298,9 @@ def _agent(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.serving import CannotStart
 
     try:
-        daemon = Daemon(config)
+        # With a parent whose end is its own, it leaves SIGHUP as it is.
+        reread = None if arguments.until_stdin_closes else partial(_settings, arguments)
+        daemon = Daemon(config, reread=reread)
         if arguments.until_stdin_closes:
             threading.Thread(target=_stop_with_parent, args=(daemon,), name="parent", daemon=True).start()
         return 0 if daemon.run() else 1

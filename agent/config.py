@@ -147,6 +147,13 @@ _ENVIRONMENT = {
 }
 _FILES = ("rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert")
 _SWITCHES = ("require_token", "require_token_for_metrics", "insecure")
+#: What a running agent takes up when it reads its settings again. Of TLS the files: on and off needs a restart.
+RELOADED = frozenset({
+    "allowed_hosts", "interval", "keep_days", "labels", "links", "raw_bytes", "receivers", "require_token", "require_token_for_metrics",
+    "rules", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
+})  # fmt: skip
+#: What only commands read, each at its start.
+OF_COMMANDS = frozenset({"ca_file", "client_cert"})
 
 
 def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Config:

@@ -13,7 +13,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,15 +26,17 @@ from commwatch.alerting import Alerting, Plan
 from commwatch.alerts.book import Book
 from commwatch.alerts.model import Alert
 from commwatch.alerts.promql import UnsupportedExpression
+from commwatch.alerts.receivers.settings import receivers
 from commwatch.announcement import announce, answering
 from commwatch.answers import Agent
 from commwatch.beside import Beside, known
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors
-from commwatch.config import Config, addresses
+from commwatch.config import Config, ConfigError, addresses
 from commwatch.evidence import Evidence, Sources
 from commwatch.exporter import Exporter
 from commwatch.gpus import Gpus
+from commwatch.hangup import Hangup
 from commwatch.host import HostWatch
 from commwatch.inspector import Inspector
 from commwatch.intake import Intake, room_for_rings
@@ -44,9 +46,10 @@ from commwatch.notifications import address_of, delivery_of, readings, url_of
 from commwatch.profiles import Profiles, kept_in
 from commwatch.ras import Ras
 from commwatch.references import References, directory
-from commwatch.serving import CannotStart, listen, server
+from commwatch.reload import Change, change
+from commwatch.serving import CannotStart, Server, listen
 from commwatch.store import StoreError, Writer
-from commwatch.supervisor import ALIVE, READY, STOPPING, tell
+from commwatch.supervisor import ALIVE, READY, RELOADING, STOPPING, tell
 from commwatch.waiting import wait_until
 from commwatch.watchers import Watchers
 from commwatch.web import application
@@ -64,6 +67,8 @@ _END_S = 10.0
 _LOGS_S, _RAS_S, _GPUS_S, _HOST_S, _ALERTS_S = 0.5, 1.0, 1.0, 1.0, 1.0
 #: Between two looks whether an alert wants evidence; what its receivers may take to be told the last when the agent ends.
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
+#: Between two looks whether it was asked to read its settings again.
+_SIGNALS_S = 0.25
 #: Files this agent wants to be able to have open.
 _MOST_FILES = 8192
 #: Between two looks for what profiled ranks have left.
@@ -76,6 +81,7 @@ class Daemon:
     Args:
         config: its settings.
         plan: the alerts that it raises by itself; by default those of the settings.
+        reread: the settings anew, at SIGHUP; raises ``ConfigError``. ``None``: SIGHUP means what it means to others.
 
     Raises:
         ConfigError: the list of alerts is wrong.
@@ -83,8 +89,9 @@ class Daemon:
             not be granted as the settings say.
     """
 
-    def __init__(self, config: Config, plan: Plan | None = None) -> None:
+    def __init__(self, config: Config, plan: Plan | None = None, reread: Callable[[], Config] | None = None) -> None:
         self.config = config
+        self._given_plan, self._reread = plan, reread
         self._lock_fd = _lock_directory(config)
         try:
             self._store = Writer(config.history)
@@ -107,11 +114,11 @@ class Daemon:
         self._nccl = NcclLogs(config.dir, self._aggregate, self._lock, keep=partial(keep, config.state))
         self._inspector = Inspector(config.inspector_dir, self._aggregate, self._lock)
         self._ras = Ras(addresses(config.ras) or () if config.ras else (), self._aggregate, self._lock)
-        references = References(directory(config.state), config.links)
+        self._references = references = References(directory(config.state), config.links)
         self._gpus = Gpus(config.gpus)
         collectors = Collectors()
         self._host = HostWatch(self._aggregate, self._lock, time.monotonic_ns)
-        exporter = Exporter(
+        self._exporter = Exporter(
             self._aggregate,
             self._lock,
             time.monotonic_ns,
@@ -132,28 +139,25 @@ class Daemon:
             lambda: self._ras.verdicts(None),
             config.labels,
         )
-        registry.register(exporter)
+        registry.register(self._exporter)
         agent = Agent(
             config.history, self._aggregate, self._lock, time.monotonic_ns, references, self._gpus.place, handover
         )
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
         witnesses = Witnesses(self._inspector, self._ras)
-        address = address_of(config, self.port)
+        self._address = address = address_of(config, self.port)
         kept, self._alerts_lock_fd = _place_of_alerts(config)
         self._delivery = delivery_of(kept, address)
         self._evidence = Evidence(kept.evidence, address, Sources(agent, self._nccl, self._gpus, self._host).sections)
-        plan = plan or plan_of(config, f"{socket.gethostname()}:{self.port}", address, self._tell)
-        try:
-            self._alerting = Alerting(plan, registry.collect, Book(kept.alerts))
-        except UnsupportedExpression as error:
-            raise CannotStart(f"alert {error}; take it from the list, or write it otherwise") from None
+        with _evaluable():
+            self._alerting = Alerting(self._plan(config), registry.collect, Book(kept.alerts))
         self._delivery.resume(*self._alerting.alerts())
         registry.register(self._alerting)
         watchers = Watchers(
             self._nccl, self._profiles, self._gpus, witnesses, self._host, self._alerting, self._evidence
         )
         app = application(agent, watchers, registry, self._healthy, self._ready, self._stop.is_set)
-        self._server = server(app, config, self._socket.getsockname()[0])
+        self._server = Server(app, config, self._socket.getsockname()[0])
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
         self._beside = [
             Beside("nccl_log", self._nccl.tick, _LOGS_S, self._stop, self._nccl.close),
@@ -178,6 +182,7 @@ class Daemon:
         gc.set_threshold(20_000, 50, 50)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
+        hangup = None if self._reread is None else Hangup()
         for thread in (*self._threads, self._gpu_watch.thread):
             thread.start()
         announce(
@@ -187,7 +192,13 @@ class Daemon:
         )
         log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
         tell(READY, os.environ)
-        self._stop.wait()
+        while not self._stop.wait(_SIGNALS_S):
+            if hangup is None or not hangup.heard():
+                continue
+            if hangup.terminal_is_gone:
+                self._stop.set()
+            else:
+                self._reload()
         tell(STOPPING, os.environ)
         self._server.should_exit = True
         end_s = time.monotonic() + _END_S
@@ -207,6 +218,48 @@ class Daemon:
     def stop(self) -> None:
         """Make ``run`` end; from any thread."""
         self._stop.set()
+
+    def _reload(self) -> None:
+        """Read the settings again, and take up what can be; all of it, or, where something is wrong, none."""
+        assert self._reread is not None
+        tell(f"{RELOADING}\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", os.environ)
+        try:
+            changed, take_up = self._changed(self._reread())
+        except (ConfigError, CannotStart) as error:
+            log.error("the settings stay as they are: %s", error)
+        else:
+            for each in take_up:
+                each()
+            self.config = changed.config
+            log.log(logging.WARNING if changed.left else logging.INFO, "settings read again: %s", changed.says)
+        tell(READY, os.environ)
+
+    def _changed(self, asked: Config) -> tuple[Change, list[Callable[[], object]]]:
+        """What other settings change, and what takes that up.
+
+        Raises:
+            ConfigError: the list of alerts is wrong.
+            CannotStart: token, certificate or a rule cannot be used.
+        """
+        config = change(self.config, asked).config
+        plan, before = self._plan(config), self._alerting.plan
+        differ = (plan.rules, plan.records) != (before.rules, before.records)
+        with _evaluable():
+            rules = self._alerting.prepared(plan)
+        told = receivers(config.receivers, self._address)
+
+        def take_up() -> None:
+            self._references.links = config.links
+            self._exporter.relabel(config.labels)
+            self._delivery.change(told, _FAREWELL_S)
+
+        access, renewed = self._server.prepared(config)
+        found = change(self.config, asked, rules_differ=differ, certificate_differs=renewed)
+        return found, [access, rules, take_up]
+
+    def _plan(self, config: Config) -> Plan:
+        instance = f"{socket.gethostname()}:{self.port}"
+        return self._given_plan or plan_of(config, instance, self._address, self._tell)
 
     def _serve(self) -> None:
         """The web server's thread."""
@@ -278,6 +331,15 @@ class Daemon:
         return self._healthy() or self._trouble
 
 
+@contextlib.contextmanager
+def _evaluable() -> Iterator[None]:
+    """Says of a rule that the agent cannot evaluate what to do about it."""
+    try:
+        yield
+    except UnsupportedExpression as error:
+        raise CannotStart(f"alert {error}; take it from the list, or write it otherwise") from None
+
+
 def _raised_limit() -> int:
     """Files that this process may have open, once it may have as many as it is allowed to."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -292,7 +354,8 @@ def _lock_directory(config: Config) -> int:
     try:
         mode = make_private_dir(config.dir, os.environ)
         make_private_dir(config.rings, os.environ)
-        fd = os.open(config.dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        # Members of a group may have put a link in its place: what it leads to would be written to.
+        fd = os.open(config.dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     except OSError as error:
         raise CannotStart(
             f"cannot use run directory {config.dir}: {error.strerror or error}; choose another with --dir"

@@ -77,14 +77,19 @@ class Exporter(Collector):
         self._beyond: dict[str, dict[str, int]] = {}
         self._dropped = 0
 
+    def relabel(self, labels: Mapping[str, str]) -> None:
+        """Label every ``job_info`` with these from now on."""
+        with self._lock:
+            self._of_jobs = labels
+
     def describe(self) -> Iterable[Metric]:
         """Nothing in advance: the registry need not collect at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """All families that have samples."""
-        families = Families({"job_info": tuple(self._of_jobs)})
         with self._lock:
+            families = Families({"job_info": tuple(self._of_jobs)})
             for job in self._aggregate.jobs.values():
                 self._job(families, job)
             self._efficiencies(families)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from html import escape
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from commwatch import access
 from commwatch.access import Refusal, Rules
+from commwatch.aside import Aside
 from commwatch.connections import MOST_HEADER_BYTES
 from commwatch.pages import STYLE_HASH, page
 from commwatch.problems import answer
@@ -28,6 +30,8 @@ MOST_REQUESTS = 32
 #: Streams open at once.
 MOST_STREAMS = 32
 _RETRY_AFTER_S = 1
+#: Seconds in which the token's file has to answer.
+_TOKEN_S = 2.0
 POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self' 'sha256-{STYLE_HASH}'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -43,7 +47,9 @@ class Gate:
     """
 
     def __init__(self, app: ASGIApp, rules: Rules, token: Callable[[], str], secure: bool) -> None:
-        self._app, self._rules, self._read, self._secure = app, rules, token, secure
+        self._app, self._secure = app, secure
+        #: Both may be replaced while requests are worked on.
+        self.rules, self.token = rules, Aside("token", token)
         self._cookie = access.SECURE_COOKIE if secure else access.COOKIE
         self._requests = self._streams = 0
         self._trouble = ""
@@ -57,13 +63,13 @@ class Gate:
                 _say_to_browsers(MutableHeaders(scope=message), path)
             await send(message)
 
-        wanted = access.wants_token(method, path, self._rules)
-        token = self._token() if wanted or path == access.LOGIN else None
+        wanted = access.wants_token(method, path, self.rules)
+        token = await self._token() if wanted or path == access.LOGIN else None
         refusal = (
-            _too_long(scope) or access.decide(method, path, _plain(headers), self._rules, token) or _too_large(headers)
+            _too_long(scope) or access.decide(method, path, _plain(headers), self.rules, token) or _too_large(headers)
         )
         if refusal is not None:
-            await self._refused(refusal, method, headers)(scope, receive, guarded)
+            await self._refused(refusal, scope, headers)(scope, receive, guarded)
         elif (method, path) == ("POST", access.LOGIN):
             response = await self._login(receive, token)
             await response(scope, receive, guarded)
@@ -89,21 +95,24 @@ class Gate:
             self._streams -= stream
             self._requests -= not stream and not free
 
-    def _token(self) -> str | None:
+    async def _token(self) -> str | None:
+        token, trouble = None, ""
         try:
-            token = self._read()
+            token = await self.token.ask(_TOKEN_S)
         except BadToken as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                log.error("nobody is let in by a token: %s", error)
-            return None
-        self._trouble = ""
+            trouble = str(error)
+        except TimeoutError:
+            trouble = f"its file has not answered for {_TOKEN_S:g} s"
+        if trouble and trouble != self._trouble:
+            log.error("nobody is let in by a token: %s", trouble)
+        self._trouble = trouble
         return token
 
-    def _refused(self, refusal: Refusal, method: str, headers: Headers) -> Response:
+    def _refused(self, refusal: Refusal, scope: Scope, headers: Headers) -> Response:
         if refusal.status == HTTPStatus.UNAUTHORIZED:
-            if method == "GET" and "text/html" in headers.get("accept", ""):
-                return _login_page("")
+            if scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
+                query = scope["query_string"].decode("latin-1")
+                return _login_page("", access.way_on(scope["raw_path"].decode("latin-1") + (query and f"?{query}")))
             return answer(refusal.status, refusal.detail, {"WWW-Authenticate": "Bearer"})
         return _answer(refusal)
 
@@ -113,10 +122,11 @@ class Gate:
             body = await _body(_bounded(receive))
         except HTTPException:
             return _answer(_LARGE)
-        shown = parse_qs(body.decode("latin-1")).get("token", [""])[0].strip()
+        form = parse_qs(body.decode("latin-1"))
+        shown, on = form.get("token", [""])[0].strip(), access.way_on(form.get("next", [""])[0])
         if not access.is_token(shown, token) or token is None:
-            return _login_page("That is not the token of this agent.")
-        response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+            return _login_page("That is not the token of this agent.", on)
+        response = RedirectResponse(on, HTTPStatus.SEE_OTHER)
         response.set_cookie(
             self._cookie, access.session(token), path="/", httponly=True, samesite="lax", secure=self._secure
         )
@@ -179,12 +189,15 @@ def _problem(status: HTTPStatus, detail: str) -> Response:
     return answer(status, detail, {"Retry-After": str(_RETRY_AFTER_S)} if busy else {})
 
 
-def _login_page(trouble: str) -> Response:
+def _login_page(trouble: str, on: str) -> Response:
+    """The form, with where to go on afterwards."""
     form = (
         (f"<p>{trouble}</p>" if trouble else "")
         + """<p>This agent wants its token: what stands in the file <code>agent.token</code> of its run directory, or in the one that
 its setting <code>token_file</code> names.</p>
-<form method="post" action="/login"><label>Token <input name="token" type="password" autocomplete="off" required></label>
+<form method="post" action="/login">"""
+        + f'<input name="next" type="hidden" value="{escape(on)}">'
+        + """<label>Token <input name="token" type="password" autocomplete="off" required></label>
 <button>Show it</button></form>"""
     )
     # With no-referrer a browser would say of its own form that it came from nowhere: Origin: null.

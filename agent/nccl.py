@@ -95,7 +95,9 @@ class LogRequest:
         mode = make_private_dir(directory, os.environ)
         path = directory / f"{self.pid}.json"
         hidden = path.with_suffix(".new")
-        hidden.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        hidden.unlink(missing_ok=True)  # somebody's link would be followed
+        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as file:
+            json.dump(asdict(self), file)
         hidden.chmod(mode)
         return hidden.replace(path)
 

@@ -23,6 +23,8 @@ PARTS = (
     "nccl/__init__.py", "nccl/debug.py",
     "native/__init__.py", "native/build.py", "native/library.py", "native/trial.py", "native/*.cpp", "native/*.h",
 )  # fmt: skip
+#: Of ``commwatch``, by what it is called there: what a command is told that is started with the folder on its ``PYTHONPATH``.
+INSTEAD = {"__main__.py": "__main__.py", "cli.py": "probe_alone.py"}
 _FRONT = Path("commwatch") / "__init__.py"
 _MARK = "# Put here by `commwatch probe install`: the rest of this version lies in"
 _ENTRY_POINTS = "[torch.backends]\ncommwatch = commwatch.collectors.torch_entry:autoload\n"
@@ -39,7 +41,8 @@ def parts() -> dict[PurePath, bytes]:
     """The files of the probe, by their path in the package."""
     root = library.HERE.parent
     found = [path for pattern in PARTS for path in sorted(root.glob(pattern))]
-    return {PurePath("collectors", path.relative_to(root)): path.read_bytes() for path in found}
+    here = {PurePath(name): Path(__file__).with_name(source).read_bytes() for name, source in INSTEAD.items()}
+    return here | {PurePath("collectors", path.relative_to(root)): path.read_bytes() for path in found}
 
 
 def version_of(files: Mapping[PurePath, bytes]) -> str:

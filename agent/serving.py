@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import logging
 import os
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from commwatch import access, tls, tokens
+from commwatch.aside import Aside
 from commwatch.config import DEFAULT_PORT, Config
-from commwatch.connections import MOST_HEADER_BYTES, Connection
+from commwatch.connections import MOST_HEADER_BYTES, Connection, Handshake
 from commwatch.gate import Gate
 
 log = logging.getLogger("commwatch")
 #: Seconds between two looks whether the certificate has been renewed.
 _RENEWAL_S = 5
+#: The server waits no longer for that look before it goes on.
+_PATIENCE_S = 0.1
 
 
 class CannotStart(Exception):
@@ -64,7 +70,7 @@ def _bound(config: Config) -> socket.socket:
     return listener
 
 
-def server(app: ASGIApp, config: Config, address: str) -> uvicorn.Server:
+class Server(uvicorn.Server):
     """What answers with ``app``, behind its gate.
 
     Args:
@@ -73,32 +79,68 @@ def server(app: ASGIApp, config: Config, address: str) -> uvicorn.Server:
     Raises:
         CannotStart: token or certificate cannot be used.
     """
-    token = _token(config)
-    gate = Gate(app, _rules(config, address), token, config.tls_cert is not None)
-    settings = uvicorn.Config(
-        gate,
-        http=Connection,
-        ws="none",
-        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-        log_config=None,
-        log_level="error",  # what strangers send is no news
-        access_log=False,
-        lifespan="off",
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
-    settings.load()
-    if config.tls_cert is not None and config.tls_key is not None:
-        try:
-            context = tls.listening(config.tls_cert, config.tls_key, config.tls_client_ca)
-        except tls.BadCertificate as error:
-            raise CannotStart(str(error)) from None
-        settings.ssl = context
-        # In the server's own thread, which does the handshakes.
-        settings.callback_notify = tls.Renewal(context, config.tls_cert, config.tls_key).tick
-        settings.timeout_notify = _RENEWAL_S
-    return uvicorn.Server(settings)
+
+    def __init__(self, app: ASGIApp, config: Config, address: str) -> None:
+        self._address = address
+        self._gate = Gate(app, _rules(config, address), _token(config), config.tls_cert is not None)
+        self._certificates = _certificates(config)
+        self._renewing = Aside("certificates", self._renew)
+        settings = uvicorn.Config(
+            self._gate,
+            http=self._connection,  # type: ignore[arg-type]
+            ws="none",
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            log_config=None,
+            log_level="error",  # what strangers send is no news
+            access_log=False,
+            lifespan="off",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            callback_notify=None if self._certificates is None else self._look_at_certificates,
+            timeout_notify=_RENEWAL_S,
+        )
+        settings.load()
+        super().__init__(settings)
+
+    def prepared(self, config: Config) -> tuple[Callable[[], None], bool]:
+        """Make ready for other settings of who may ask; TLS stays on or off.
+
+        Returns:
+            What takes them up, and whether the certificate's files are others than those in use.
+
+        Raises:
+            CannotStart: token or certificate cannot be used.
+        """
+        rules, token, certificates = _rules(config, self._address), _token(config), _certificates(config)
+
+        def take_up() -> None:
+            self._gate.rules, self._gate.token = rules, Aside("token", token)
+            self._certificates, self._renewing = certificates, Aside("certificates", self._renew)
+
+        before, after = (each and each.known for each in (self._certificates, certificates))
+        return take_up, before != after
+
+    def _connection(self, **about: Any) -> asyncio.Protocol:
+        plain = Connection(**about)
+        return plain if self._certificates is None else Handshake(self._certificates.context, plain)
+
+    async def _look_at_certificates(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await self._renewing.ask(_PATIENCE_S)
+
+    def _renew(self) -> None:
+        if self._certificates is not None:
+            self._certificates.renew()
+
+
+def _certificates(config: Config) -> tls.Certificates | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    try:
+        return tls.Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
+    except tls.BadCertificate as error:
+        raise CannotStart(str(error)) from None
 
 
 def _token(config: Config) -> Callable[[], str]:

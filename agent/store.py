@@ -8,7 +8,9 @@ in one transaction, so that after any crash the agent goes on exactly where the 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import stat
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -79,6 +81,9 @@ def connect(path: Path, write: bool) -> sqlite3.Connection:
     try:
         if write:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Where the directory is there already, others may read it; one that is a group's hands its group on.
+            mode = 0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
             db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
         else:
             if not path.exists():

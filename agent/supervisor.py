@@ -6,8 +6,9 @@ import contextlib
 import socket
 from collections.abc import Mapping
 
-#: The agent answers; its intake has just looked at the rings; it ends, which may take a moment.
-READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
+#: The agent answers; its intake has just looked at the rings; it reads its settings again, until it says ready; it ends, which may take
+#: a moment.
+READY, ALIVE, RELOADING, STOPPING = "READY=1", "WATCHDOG=1", "RELOADING=1", "STOPPING=1"
 
 
 def tell(state: str, env: Mapping[str, str]) -> None:

@@ -37,31 +37,36 @@ def listening(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     return context
 
 
-class Renewal:
-    """Takes up renewed certificate and key. ``tick`` belongs to the thread that does the handshakes."""
+class Certificates:
+    """What an agent listens with, out of its files: certificate, key, and who signs its clients'.
 
-    def __init__(self, context: ssl.SSLContext, cert: Path, key: Path) -> None:
-        self._context, self._cert, self._key = context, cert, key
-        self._known = self._state()
+    Raises:
+        BadCertificate: as ``listening``.
+    """
 
-    async def tick(self) -> None:
-        """Look at the files, and load them if they have changed and fit each other."""
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
+        self._cert, self._key, self._client_ca = cert, key, client_ca
+        #: Tells what is in use from what was there before.
+        self.known = self._state()
+        #: For the next connection.
+        self.context = listening(cert, key, client_ca)
+
+    def renew(self) -> None:
+        """Look at the files, and load them if they have changed and fit each other; what goes wrong is said."""
         state = self._state()
-        if state == self._known or state is None:
+        if state == self.known or state is None:
             return
-        self._known = state
+        self.known = state
         try:
-            # First elsewhere: a certificate without its key would leave the context with neither.
-            listening(self._cert, self._key, None)
-            self._context.load_cert_chain(self._cert, self._key, _no_password)
-        except (BadCertificate, OSError) as error:
+            self.context = listening(self._cert, self._key, self._client_ca)
+        except BadCertificate as error:
             log.warning("the certificate stays as it is: %s", error)
         else:
             log.info("took up the certificate in %s", self._cert)
 
     def _state(self) -> object:
         try:
-            found = [path.stat() for path in (self._cert, self._key)]
+            found = [path.stat() for path in (self._cert, self._key, self._client_ca) if path is not None]
         except OSError:  # being replaced
             return None
         return [(about.st_mtime_ns, about.st_ino, about.st_size) for about in found]

@@ -71,9 +71,31 @@ class Delivery:
         clock: Callable[[], float] = time.monotonic,
         retry: Retry = Retry(),
     ) -> None:
-        self._file, self._wall, self._clock = file, wall, clock
-        self._writing = threading.Lock()
-        self._lanes = [_Lane(receiver, wall, clock, retry, self._write) for receiver in receivers]
+        self._file, self._wall, self._clock, self._retry = file, wall, clock, retry
+        self._writing, self._changing = threading.Lock(), threading.Lock()
+        self._lanes = [self._lane(receiver) for receiver in receivers]
+
+    def _lane(self, receiver: Receiver) -> _Lane:
+        return _Lane(receiver, self._wall, self._clock, self._retry, self._write)
+
+    def change(self, receivers: Sequence[Receiver], timeout_s: float) -> None:
+        """Tell others from now on. Those that stay as they were notice nothing; one that is another under its old name is told no more
+        than after a restart.
+
+        Args:
+            timeout_s: for what is under way to those that go.
+        """
+        stay = [lane for lane in self._lanes if lane.receiver in receivers]
+        go = [lane for lane in self._lanes if lane not in stay]
+        _end(go, timeout_s, self._clock)
+        with self._changing:
+            told = {lane.name: lane.state() for lane in go}
+            by_receiver = {lane.name: lane for lane in stay}
+            self._lanes = [by_receiver.get(receiver.name) or self._lane(receiver) for receiver in receivers]
+            for lane in self._lanes:
+                if lane not in stay:
+                    lane.restore(told.get(lane.name, []), lambda alert: alert)
+        self._write()
 
     def resume(self, active: Sequence[Alert], past: Sequence[Alert]) -> None:
         """Take up what an agent before this one has told; to be called before anything is sent.
@@ -108,8 +130,9 @@ class Delivery:
 
     def send(self, alerts: Sequence[Alert]) -> None:
         """Take in everything that fires, and what has just been resolved: after each evaluation. Waits for nobody."""
-        for lane in self._lanes:
-            lane.take(alerts)
+        with self._changing:
+            for lane in self._lanes:
+                lane.take(alerts)
 
     def delivered(self) -> list[Delivered]:
         """How it goes with each receiver."""
@@ -117,11 +140,15 @@ class Delivery:
 
     def close(self, timeout_s: float) -> None:
         """Try, once more and no longer than that, to tell what has not been told, and end."""
-        end = self._clock() + timeout_s
-        for lane in self._lanes:
-            lane.close()
-        for lane in self._lanes:
-            lane.join(max(0.0, end - self._clock()))
+        _end(self._lanes, timeout_s, self._clock)
+
+
+def _end(lanes: Sequence[_Lane], timeout_s: float, clock: Callable[[], float]) -> None:
+    end = clock() + timeout_s
+    for lane in lanes:
+        lane.close()
+    for lane in lanes:
+        lane.join(max(0.0, end - clock()))
 
 
 def _read(text: str) -> Mapping[str, Any]:
@@ -156,7 +183,7 @@ class _Lane:
         retry: Retry,
         write: Callable[[], None],
     ) -> None:
-        self._receiver, self._wall, self._clock, self._retry, self._write = receiver, wall, clock, retry, write
+        self.receiver, self._wall, self._clock, self._retry, self._write = receiver, wall, clock, retry, write
         self._written_s = float("-inf")
         self._outbox = Outbox(receiver.policy)
         self._changed = threading.Condition()
@@ -168,7 +195,7 @@ class _Lane:
 
     @property
     def name(self) -> str:
-        return self._receiver.name
+        return self.receiver.name
 
     def state(self) -> list[dict[str, Any]]:
         with self._changed:
@@ -196,7 +223,7 @@ class _Lane:
         with self._changed:
             box = self._outbox
             counts = (box.sent_count, box.failed_count, box.dropped_count)
-            return Delivered(self._receiver.name, *counts, box.waiting, self._trouble)
+            return Delivered(self.receiver.name, *counts, box.waiting, self._trouble)
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
@@ -232,7 +259,7 @@ class _Lane:
 
     def _send(self, batch: Batch) -> CannotSend | None:
         try:
-            self._receiver.send(batch, self._wall())
+            self.receiver.send(batch, self._wall())
         except CannotSend as failure:
             return failure
         except ValueError as error:
@@ -248,7 +275,7 @@ class _Lane:
             self._outbox.sent(batch, now)
             self._failures = 0
             if self._trouble is not None:
-                log.info("receiver %s: works again", self._receiver.name)
+                log.info("receiver %s: works again", self.receiver.name)
             self._trouble = None
             return
         self._outbox.failed(batch, now, failure.again)
@@ -257,5 +284,5 @@ class _Lane:
             if not self._closing:
                 self._not_before_s = now + max(self._retry.wait_s(self._failures), failure.after_s or 0.0)
         if str(failure) != self._trouble:
-            log.warning("receiver %s: %s", self._receiver.name, failure)
+            log.warning("receiver %s: %s", self.receiver.name, failure)
         self._trouble = str(failure)

@@ -270,6 +270,29 @@ class Evaluator:
             ended_s = None if ended_s is None else at_s - away_s - ended_s
             watched.active[labels_of(alert.labels)] = _Active(alert, since_s, ended_s, restored=True)
 
+    def succeed(self, before: Evaluator) -> bool:
+        """Go on, in the same agent, where another with other rules ends; to be called before the first round.
+
+        Returns:
+            True if the samples of the one before serve this one as well, as they do where only thresholds differ. If they do not,
+            what is active is not judged before there are samples enough.
+        """
+        same = set(self.needs) <= set(before.needs) and list(self._warm_records) == list(before._warm_records)
+        if same:
+            self._began_s = before._began_s
+        self._orphans = list(before._orphans)
+        self._seen_s, self._seen_wall_s = before._seen_s, before._seen_wall_s
+        by_rule = {(watched.rule.name, watched.rule.severity): watched for watched in self._watched}
+        for watched in before._watched:
+            heir = by_rule.get((watched.rule.name, watched.rule.severity))
+            if heir is None:
+                self._orphans += [one.alert for one in watched.active.values() if one.alert.state == FIRING]
+            else:
+                heir.active = {
+                    labels: replace(one, restored=one.restored or not same) for labels, one in watched.active.items()
+                }
+        return same
+
 
 def _key(labels: Labels, on: tuple[str, ...]) -> Labels:
     return tuple((name, value_of(labels, name)) for name in on)

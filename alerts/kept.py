@@ -47,7 +47,7 @@ class KeptFile:
         """Replace the file by one with this text, whole or not at all; whether it was."""
         hidden = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()

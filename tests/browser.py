@@ -150,11 +150,19 @@ class Chromium:
 
 
 @contextmanager
-def launched() -> Iterator[Browser]:
-    """Chromium without a window, that knows no other host than 127.0.0.1; skips the test where there is none."""
+def launched(*names: str) -> Iterator[Browser]:
+    """Chromium without a window, that knows no other host than 127.0.0.1, by these names as well; skips the test where there is none.
+
+    It does not ask before a page reaches a local address, as not all browsers do.
+    """
     program = shutil.which("chromium")
     needs(program, "chromium")
-    arguments = ["--no-proxy-server", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    rules = [*(f"MAP {name} 127.0.0.1" for name in names), "MAP * ~NOTFOUND", "EXCLUDE 127.0.0.1"]
+    arguments = [
+        "--no-proxy-server",
+        "--disable-features=LocalNetworkAccessChecks",
+        f"--host-resolver-rules={', '.join(rules)}",
+    ]
     arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, headless=True, args=arguments)

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from commwatch import tokens
 from commwatch.config import load
-from commwatch.serving import listen, server
+from commwatch.serving import Server, listen
 from tests.helpers import PATIENCE_S, wait_for
 
 
@@ -98,7 +98,7 @@ def serving(directory: Path, app: ASGIApp = greeting, settings: str = "") -> Ite
     config = load({}, file, dir=str(directory))
     listener = listen(config)
     address, port = listener.getsockname()[:2]
-    made: Any = server(app, config, address)
+    made = Server(app, config, address)
     thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

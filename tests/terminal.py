@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from tests.helpers import PATIENCE_S, clean_env
 
 #: A session of its own, with its standard input for a terminal: so it gets signals for Ctrl-C and changes of size.
-_IN_A_SESSION = """
+IN_A_SESSION = """
 import fcntl, os, sys, termios
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -36,7 +36,7 @@ class Terminal:
         self.resize(cells, lines)
         self._settings = termios.tcgetattr(self._slave)
         self.written = ""
-        command = [sys.executable, "-c", _IN_A_SESSION, "-m", "commwatch", *arguments]
+        command = [sys.executable, "-c", IN_A_SESSION, "-m", "commwatch", *arguments]
         end, env = self._slave, clean_env(**{"TERM": "xterm", "LANG": "C.UTF-8", **env})
         self.process = subprocess.Popen(command, env=env, stdin=end, stdout=end, stderr=end)
         self._reader = threading.Thread(target=self._read, daemon=True)

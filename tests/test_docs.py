@@ -28,7 +28,7 @@ from commwatch.collectors.infiniband import EVENTS, HW_EVENTS
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.findings import RULES
 from commwatch.collectors.nics import LINK_DOWNED
-from commwatch.config import Config
+from commwatch.config import OF_COMMANDS, RELOADED, Config
 from commwatch.exporter import MOST_GROUPS
 from commwatch.gpus import Gpus
 from commwatch.host import HostWatch
@@ -104,12 +104,13 @@ def test_queries_are_promql(tmp_path: Path) -> None:
 
 
 def test_every_setting() -> None:
-    """Every setting stands in docs/settings.md with its default, flag and variable, and no other does."""
+    """Every setting stands in docs/settings.md with its default, flag, variable and what a reload makes of it, and no other does."""
     documented = {row[0]: row[1:] for row in rows("settings.md") if not row[0].startswith("COMMWATCH")}
     assert set(documented) == {field.name for field in fields(Config)}
     usage = commwatch("agent", "--help").stdout
     for field in fields(Config):
-        default, flag, variable = (cell.strip("`") for cell in documented[field.name][:3])
+        default, flag, variable, reload = (cell.strip("`") for cell in documented[field.name][:4])
+        assert reload == ("yes" if field.name in RELOADED else "" if field.name in OF_COMMANDS else "restart")
         if field.default is not MISSING:
             assert default == ("not set" if field.default is None else str(field.default))
         assert flag == (name if f"{(name := '--' + field.name.replace('_', '-'))} " in usage else "")

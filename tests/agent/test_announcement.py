@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from commwatch.alerts.kept import KeptFile
 from commwatch.announcement import FILE, LOCK, announce, answering
+from commwatch.nccl import LogRequest
+from tests.helpers import commwatch
 
 ABOUT = {"url": "http://127.0.0.1:9477", "history": "/h", "pid": 7}
 
@@ -74,3 +77,26 @@ def test_nonsense(tmp_path: Path, text: str) -> None:
         (tmp_path / "other").write_text(json.dumps({**ABOUT, "mark": "x"}))
         (tmp_path / FILE).symlink_to(tmp_path / "other")
         assert answering(tmp_path) is None
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    """A link that somebody has put in the place of what is written beside rings is not followed: lock, announcement, alerts, requests."""
+    run, precious = tmp_path / "run", tmp_path / "precious"
+    run.mkdir(mode=0o700)
+    precious.write_text("mine")
+    with held(run) as lock:
+        (run / f".{FILE}.{os.getpid()}").symlink_to(precious)
+        announce(run, lock, ABOUT)
+        assert answering(run) is not None
+    (run / LOCK).unlink()
+    (run / LOCK).symlink_to(precious)
+    done = commwatch("agent", "--dir", run, "--port", "0")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"cannot use run directory {run}" in done.stderr
+    (run / f".told.json.{os.getpid()}").symlink_to(precious)
+    assert not KeptFile(run / "told.json").save("{}")
+    (run / "logs").mkdir(mode=0o700)
+    (run / "logs" / "7.new").symlink_to(precious)
+    request = LogRequest("job", ["/logs/*"], 0.0, 7).write(run)
+    assert (request.is_symlink(), request.stat().st_mode & 0o777) == (False, 0o600)
+    assert precious.read_text() == "mine"

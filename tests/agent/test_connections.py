@@ -7,9 +7,11 @@ import contextlib
 import logging
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from commwatch import connections
-from tests.helpers import PATIENCE_S, RunningAgent, agent, examples
+from tests.helpers import PATIENCE_S, RunningAgent, agent, examples, wait_for
 from tests.serving import Served, serving
 
 
@@ -99,19 +101,106 @@ def test_does_not_take_its_answer(impatient: Served) -> None:
             time.sleep(0.05)
 
 
-def test_too_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past a number of connections the next gets a 503 that says so, and those that are there go on."""
+#: A request that is being worked on until the test says otherwise.
+ASK = b"GET /held HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Crowded(NamedTuple):
+    """A server, what lets it answer, and what it works on."""
+
+    served: Served
+    go: threading.Event
+    at_work: list[Scope]
+
+
+@contextlib.contextmanager
+def crowded(directory: Path, monkeypatch: pytest.MonkeyPatch, settings: str = "") -> Iterator[Crowded]:
+    """A server that takes five connections, and whose answers at ``/held`` wait for the event."""
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 5)
-    with serving(tmp_path / "run") as served, contextlib.ExitStack() as stack:
+    monkeypatch.setattr(connections, "REQUEST_S", 3600)
+    go, at_work = threading.Event(), []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/held":
+            at_work.append(scope)
+            await asyncio.to_thread(go.wait, PATIENCE_S)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    with serving(directory, app, settings) as served:
+        try:
+            yield Crowded(served, go, at_work)
+        finally:
+            go.set()
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other side has not ended it; it says nothing else."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+def test_all_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where requests of as many connections as there may be are worked on, the next gets a 503 that says so, and those go on."""
+    with crowded(tmp_path / "run", monkeypatch) as (served, go, at_work), contextlib.ExitStack() as stack:
         there = [stack.enter_context(served.connect()) for _ in range(5)]
         for one in there:
-            one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert one.recv(65536).startswith(b"HTTP/1.1 200")
+            one.sendall(ASK)
+        wait_for(lambda: len(at_work) == 5, "all of them to be worked on")
         with served.connect() as next_one:
             said = rest(next_one)
         assert said.startswith(b"HTTP/1.1 503")
         assert b"Retry-After: 1" in said
-        assert b"5 connections are open" in said
+        assert b"5 connections are being worked on" in said
+        go.set()
+        for one in there:
+            assert one.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /metr", ASK.replace(b"/held", b"/")])
+def test_silent_ones_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    """Any number of connections that say nothing, begin to ask, or have been answered keep nobody out: the oldest goes for the next."""
+    with crowded(tmp_path / "run", monkeypatch) as (served, _, _), contextlib.ExitStack() as stack:
+        silent = []
+        for _ in range(12):
+            silent.append(stack.enter_context(served.connect()))
+            silent[-1].sendall(begun)
+            if begun.endswith(b"\r\n\r\n"):
+                assert silent[-1].recv(65536).startswith(b"HTTP/1.1 200")
+            assert served.ask("/healthz").status == 200
+        wait_for(lambda: not any(is_open(one) for one in silent[:7]), "the oldest to be let go")
+        assert is_open(silent[-1])
+
+
+def test_work_does_not_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection whose request is being worked on stays, however many silent ones come."""
+    with crowded(tmp_path / "run", monkeypatch) as (served, go, at_work), contextlib.ExitStack() as stack:
+        asking = stack.enter_context(served.connect())
+        asking.sendall(ASK)
+        wait_for(lambda: at_work, "it to be worked on")
+        for _ in range(12):
+            stack.enter_context(served.connect())
+            assert served.ask("/healthz").status == 200
+        go.set()
+        assert asking.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_who_does_not_take_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do connections that do not take their answers keep anybody out."""
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 5)
+    monkeypatch.setattr(connections, "TAKE_S", 3600)
+    with serving(tmp_path / "run", endless) as served, contextlib.ExitStack() as stack:
+        for _ in range(12):
+            greedy = stack.enter_context(served.connect())
+            greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            greedy.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert greedy.recv(12) == b"HTTP/1.1 200"
+            wait_for(lambda: served.ask("/").status == 200, "an answer")
 
 
 def test_large_headers_in_pieces(tmp_path: Path) -> None:
@@ -132,6 +221,16 @@ def test_large_headers_in_pieces(tmp_path: Path) -> None:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     with agent(tmp_path_factory.mktemp("raw") / "run") as made:
         yield made
+
+
+def test_silent_crowd(running: RunningAgent) -> None:
+    """A real agent answers beside more silent connections than there may be, and beside those that come in the place of others."""
+    port = int(running.url.rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        for n in range(3 * connections.MOST_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+            if n % 32 == 0:
+                assert running.get("/healthz") == "ok\n"
 
 
 PARTS = st.sampled_from(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
+import re
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlencode
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
@@ -154,42 +157,57 @@ def _written(directory: Path, settings: str) -> Path:
     return file
 
 
-_AS_SOMEBODY_ELSE = """
-import encodings.idna, json, os, sys, urllib.request
-url, path, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
-os.setgroups([]); os.setgid(uid); os.setuid(uid); os.chdir("/")
-found = []
-for route, body in (("/api/v1/profiles", b"{}"), ("/api/v1/jobs", None), ("/metrics", None)):
-    request = urllib.request.Request(url + route, body, {"Content-Type": "application/json"})
-    try:
-        found.append(urllib.request.urlopen(request, timeout=60).status)
-    except urllib.error.HTTPError as error:
-        found.append(error.code)
-try:
-    found.append(open(path).read())
-except OSError as error:
-    found.append(error.strerror)
-print(json.dumps(found))
-"""
+@pytest.fixture
+def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, threading.Event]]:
+    """A server whose token lies where reading takes until the event, and who can be read without one."""
+    go = threading.Event()
+    with serving(tmp_path / "run") as served:
+        read = tokens._read
+
+        def slow(path: Path, uid: int | None) -> str:
+            go.wait(PATIENCE_S)
+            return read(path, uid)
+
+        token = served.token
+        monkeypatch.setattr(tokens, "_read", slow)
+        monkeypatch.setattr(Served, "token", token)
+        try:
+            yield served, go
+        finally:
+            go.set()
 
 
-@pytest.mark.parametrize(("settings", "reading"), [("", 200), (CLOSED, 401)])
-def test_another_user(tmp_path: Path, settings: str, reading: int) -> None:
-    """Another user of this machine makes nothing happen, and where the settings say so, reads nothing but metrics."""
-    needs(os.getuid() == 0, "root, to act as another user")
-    file = tmp_path / "commwatch.toml"
-    file.write_text(settings)
-    with agent(tmp_path / "run", "--config", str(file)) as running:
-        command = [
-            sys.executable,
-            "-c",
-            _AS_SOMEBODY_ELSE,
-            running.url,
-            str(running.directory / tokens.NAME),
-            str(NOBODY),
+def test_slow_token(stuck: tuple[Served, threading.Event]) -> None:
+    """While the token's file does not answer, pages and metrics do; whoever shows a token waits for it, and is let in then."""
+    served, go = stuck
+    with ThreadPoolExecutor() as others:
+        asked = [
+            others.submit(served.ask, "/x", "POST", b"", authorization=f"Bearer {shown}")
+            for shown in (served.token, "wrong-wrong-wrong-wrong")
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-        assert json.loads(done.stdout) == [401, reading, 200, "Permission denied"]
+        for path in ("/", "/metrics", "/healthz"):
+            assert served.ask(path).status == HTTPStatus.OK
+        assert not any(one.done() for one in asked)
+        go.set()
+        assert [one.result(PATIENCE_S).status for one in asked] == [HTTPStatus.OK, HTTPStatus.UNAUTHORIZED]
+
+
+def test_stuck_token(
+    stuck: tuple[Served, threading.Event], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token's file that does not answer in time lets nobody in, which is said once; when it answers again all is well."""
+    served, go = stuck
+    monkeypatch.setattr(gate, "_TOKEN_S", 0.05)
+    shown: dict[str, Any] = {"authorization": f"Bearer {served.token}"}
+    for _ in range(3):
+        assert "cannot read its token" in served.ask("/x", "POST", b"", **shown).detail
+    assert [record.getMessage() for record in caplog.records] == [
+        "nobody is let in by a token: its file has not answered for 0.05 s"
+    ]
+    assert len([thread for thread in threading.enumerate() if thread.name == "token"]) == 1
+    monkeypatch.setattr(gate, "_TOKEN_S", PATIENCE_S)
+    go.set()
+    assert served.ask("/x", "POST", b"", **shown).status == HTTPStatus.OK
 
 
 # -- the login ------------------------------------------------------------------------------------
@@ -210,11 +228,52 @@ def test_login(closed: Served) -> None:
         assert (refused.status, "set-cookie" in refused.headers) == (HTTPStatus.UNAUTHORIZED, False)
     done = closed.ask("/login", "POST", b"token=" + closed.token.encode(), **form)
     assert (done.status, done.headers["location"]) == (HTTPStatus.SEE_OTHER, "/")
+    assert b'name="next" type="hidden" value="/api/v1/alerts/1/evidence"' in page.body
     cookie, *attributes = (part.strip() for part in done.headers["set-cookie"].split(";"))
     assert {each.lower() for each in attributes} == {"httponly", "path=/", "samesite=lax"}
     assert closed.token not in cookie
     assert closed.ask("/api/v1/stream", cookie=cookie).status == HTTPStatus.OK
     assert closed.ask("/api/v1/profiles", "POST", b"{}", cookie=cookie).status == HTTPStatus.UNAUTHORIZED
+
+
+@pytest.mark.parametrize(
+    ("path", "on"),
+    [
+        ("/", "/"),
+        ("/runbook?a=b&c=%2F%2Fd", "/runbook?a=b&c=%2F%2Fd"),
+        ("/api/v1/alerts/1/evidence", "/api/v1/alerts/1/evidence"),
+        ("/login", "/"),
+        ("/login?next=/x", "/"),
+        ("//evil.example/", "/"),
+        ("/%22%3E%3Cscript%3E", "/%22%3E%3Cscript%3E"),
+        ("/x?a=\"><script>'&", "/x?a=\"><script>'&"),
+    ],
+)
+def test_login_leads_on(closed: Served, path: str, on: str) -> None:
+    """After the login a browser is where the link led that it followed, on this agent."""
+    page = closed.ask(path, accept="text/html").body.decode()
+    (shown,) = re.findall(r'<input name="next" type="hidden" value="([^"<>]*)">', page)
+    assert unescape(shown) == on
+    wrong = closed.ask("/login", "POST", urlencode({"token": "wrong", "next": on}).encode())
+    assert shown in wrong.body.decode()
+    body = urlencode({"token": closed.token, "next": unescape(shown)}).encode()
+    done = closed.ask("/login", "POST", body)
+    assert (done.status, unquote(done.headers["location"])) == (HTTPStatus.SEE_OTHER, unquote(on))
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "//evil.example", "///evil.example", "/\\evil.example", "\\/evil.example", "\\\\evil.example", "/\t/evil.example", "/\n/evil.example",
+        "\t//evil.example", " //evil.example", "http://evil.example", "http:evil.example", "javascript:alert(1)", "evil.example", "",
+        "/a\r\nSet-Cookie: a=b", "/a\\..\\..//evil.example", "/\0", "/é", "data:text/html,x", "/login", "/login?next=//evil.example",
+    ],
+)  # fmt: skip
+def test_login_leads_nowhere_else(closed: Served, hostile: str) -> None:
+    """Whatever stands in the form, the login leads to no other host, and puts nothing else into the answer."""
+    done = closed.ask("/login", "POST", urlencode({"token": closed.token, "next": hostile}).encode())
+    assert (done.status, done.headers["location"]) == (HTTPStatus.SEE_OTHER, "/")
+    assert done.headers["set-cookie"].startswith("commwatch=")
 
 
 def test_login_from_elsewhere(closed: Served) -> None:

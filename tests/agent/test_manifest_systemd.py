@@ -57,7 +57,7 @@ def folders() -> Iterator[None]:
 
 
 def test_runs_as_written(folders: None, tmp_path: Path) -> None:
-    """Command line and environment of the unit, with systemd's socket, make an agent that says it is ready, lives, and ends."""
+    """Command line and environment of the unit, with systemd's socket, make an agent that says it is ready, lives, reloads, and ends."""
     port = free_port()
     text = written("--name", NAME, "--group", "root", "--port", str(port))
     (command,) = values(text, "ExecStart")
@@ -78,6 +78,10 @@ def test_runs_as_written(folders: None, tmp_path: Path) -> None:
                 assert answer.status == 200
             assert list((Path("/var/lib") / NAME).glob("history-*.sqlite"))
             assert (Path("/run") / NAME / "rings").stat().st_mode & 0o7777 == 0o2770
+            (reload,) = values(text, "ExecReload")
+            subprocess.run(shlex.split(reload.replace("$MAINPID", str(process.pid))), check=True)
+            wait_for(lambda: supervisor.recv(100).startswith(b"RELOADING=1\n"), "it to read its settings")
+            wait_for(lambda: supervisor.recv(100) == b"READY=1", "it to have read them")
             process.terminate()
             wait_for(lambda: supervisor.recv(100) == b"STOPPING=1", "the farewell")
         finally:

@@ -71,6 +71,23 @@ def test_trainer_without_commwatch(python: Path, tmp_path: Path) -> None:
     assert b"No module named 'commwatch'" in without.stderr
 
 
+def test_commands_beside_it(tmp_path: Path) -> None:
+    """A command that finds the probe instead of its own modules says so in one line, with what to do, and that is what helps."""
+    install(tmp_path / "probe")
+    program = str(Path(sys.executable).with_name("commwatch"))
+    for command in ([program, "--version"], [sys.executable, "-m", "commwatch", "run", "--", "true"]):
+        env = clean_env(PYTHONPATH=str(tmp_path / "probe"))
+        done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert str(tmp_path / "probe") in done.stderr
+        assert "env -u PYTHONPATH commwatch" in done.stderr
+    helped = ["env", "-u", "PYTHONPATH", program, "--version"]
+    assert (
+        subprocess.run(helped, env=env, cwd="/", capture_output=True, text=True, check=True).stdout
+        == f"commwatch {__version__}\n"
+    )
+
+
 def test_native_hook(python: Path, tmp_path: Path) -> None:
     """The sources of the native hook come along: the bare Python looks for a built one under the same name as a whole commwatch."""
     install(tmp_path / "probe")

@@ -7,17 +7,18 @@ import shutil
 import socket
 import ssl
 import subprocess
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from commwatch import connections
 from commwatch.config import ConfigError, load
 from commwatch.notifications import address_of, url_of
 from commwatch.serving import CannotStart, listen
 from commwatch.tls import listening
-from tests.helpers import agent, clean_env, commwatch, fetch, needs, wait_for
+from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, fetch, needs, wait_for
 from tests.serving import Served, serving
 
 
@@ -143,6 +144,70 @@ def test_renewal(
         wait_for(lambda: "second" in _subject(served, ours), "the renewed certificate")
         pair[0].write_text("nothing")
         assert "second" in _subject(served, ours)
+
+
+# -- before the handshake -------------------------------------------------------------------------
+
+
+def test_silent_before_the_handshake(
+    tmp_path: Path, ours: Authority, node: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections that have not shown that they speak TLS are counted among the others: the oldest gives way, and nobody is kept out."""
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 5)
+    monkeypatch.setattr(connections, "REQUEST_S", 3600)
+    with serving(tmp_path / "run", settings=settings_of(node)) as served, ExitStack() as stack:
+        silent = []
+        for n in range(12):
+            silent.append(stack.enter_context(served.connect()))
+            silent[-1].sendall(b"\x16\x03\x01"[: n % 4])  # as a handshake begins
+            assert served.ask("/healthz", context=believing(ours)).status == 200
+        for one in silent[:7]:
+            one.settimeout(PATIENCE_S)
+            with suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00"])
+def test_slow_handshake(
+    tmp_path: Path, ours: Authority, node: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    """Who does not come to the end of a handshake is let go as who does not come to the end of a request is."""
+    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+    with serving(tmp_path / "run", settings=settings_of(node)) as served, served.connect() as slow:
+        slow.sendall(begun)
+        slow.settimeout(PATIENCE_S)
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
+        monkeypatch.setattr(connections, "REQUEST_S", 10)
+        assert served.ask("/healthz", context=believing(ours)).status == 200
+
+
+def test_request_right_behind_the_handshake(tmp_path: Path, ours: Authority, node: tuple[Path, Path]) -> None:
+    """A request in one piece with the end of the handshake is answered; one that came before it, in the clear, never is."""
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with serving(tmp_path / "run", settings=settings_of(node)) as served:
+        for _ in range(20):
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            client = believing(ours).wrap_bio(incoming, outgoing, server_hostname="localhost")
+            with served.connect() as plain:
+                while True:
+                    try:
+                        client.do_handshake()
+                        break
+                    except ssl.SSLWantReadError:
+                        plain.sendall(outgoing.read())
+                        incoming.write(plain.recv(65536))
+                client.write(request)
+                plain.sendall(outgoing.read())  # the client's end of the handshake, and the request
+                said = b""
+                while not said:
+                    incoming.write(plain.recv(65536))
+                    with suppress(ssl.SSLWantReadError):
+                        said = client.read(65536)
+            assert said.startswith(b"HTTP/1.1 200")
+        with served.connect() as plain, suppress(ConnectionError):
+            plain.sendall(request + b"\x16\x03\x01")
+            assert b"HTTP" not in plain.recv(65536)
 
 
 # -- commands -------------------------------------------------------------------------------------

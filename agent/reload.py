@@ -1,0 +1,47 @@
+"""Settings that were read again while the agent runs: what counts from now on, and what only after a restart. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from commwatch.config import OF_COMMANDS, RELOADED, Config
+
+_TLS = ("tls_cert", "tls_key", "tls_client_ca")
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the settings of a running agent to those that it was asked to take up."""
+
+    #: What counts from now on.
+    config: Config
+    #: Keys that differ and are taken up, and those that need a restart, in the order of ``Config``.
+    taken: tuple[str, ...]
+    left: tuple[str, ...]
+
+    @property
+    def says(self) -> str:
+        """In one line."""
+        parts = [f"took up {', '.join(self.taken)}"] if self.taken else []
+        parts += [f"a restart is needed for {', '.join(self.left)}"] if self.left else []
+        return "; ".join(parts) or "nothing has changed"
+
+
+def change(now: Config, asked: Config, *, rules_differ: bool = False, certificate_differs: bool = False) -> Change:
+    """What becomes of the settings.
+
+    Args:
+        now: those that count.
+        asked: those that were read.
+        rules_differ: the list of alerts is another, though it may be in the same file.
+        certificate_differs: likewise.
+    """
+    differ = [one.name for one in fields(Config) if getattr(now, one.name) != getattr(asked, one.name)]
+    switched = (now.tls_cert is None) != (asked.tls_cert is None)  # from http to https, or back
+    taken = [key for key in differ if key in RELOADED and not (switched and key in _TLS)]
+    left = [key for key in differ if key not in taken and key not in OF_COMMANDS]
+    config = replace(now, **{key: getattr(asked, key) for key in taken})
+    for differs, keys in ((rules_differ, ("rules", "thresholds")), (certificate_differs, _TLS)):
+        if differs and not set(keys) & {*taken, *left}:
+            taken.append(keys[0])
+    return Change(config, tuple(taken), tuple(left))

@@ -1,0 +1,328 @@
+"""Settings read again at SIGHUP: what is taken up, what waits for a restart, and what is wrong and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from commwatch.config import Config
+from commwatch.reload import change
+from commwatch.supervisor import READY, RELOADING
+from tests.agent.test_supervisor import supervisor, told
+from tests.agent.test_tls import authority, believing, settings_of
+from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, wait_for, write_ring
+from tests.receivers import Server
+from tests.terminal import IN_A_SESSION
+
+NOW = Config(dir=Path("/run/here"), state=Path("/var/here"))
+#: A list with one alert, which fires at once if its threshold is below 1.
+LIST = """
+thresholds: {least: {default: 5, low: 0, high: 10, unit: count, help: "agents"}}
+alerts:
+  - {alert: AgentHere, expr: commwatch_build_info > $least, severity: warning, summary: here, description: here}
+"""
+
+
+# -- what becomes of settings -------------------------------------------------------------------
+
+
+def test_change() -> None:
+    """What may change while the agent runs is taken from the settings that were read, all else stays; both are named."""
+    asked = replace(NOW, port=1, keep_days=3.0, labels={"a": "b"}, ca_file=Path("/ca"))
+    found = change(NOW, asked)
+    assert found.config == replace(NOW, keep_days=3.0, labels={"a": "b"})
+    assert (found.taken, found.left) == (("keep_days", "labels"), ("port",))
+    assert found.says == "took up keep_days, labels; a restart is needed for port"
+    assert change(NOW, NOW).says == "nothing has changed"
+    assert change(found.config, asked).taken == ()
+
+
+def test_change_of_the_list() -> None:
+    """Another list of alerts, or certificate, in the same file is a change, which a change of file or thresholds is anyway."""
+    assert change(NOW, NOW, rules_differ=True).says == "took up rules"
+    assert change(NOW, replace(NOW, thresholds={"least": 1.0}), rules_differ=True).taken == ("thresholds",)
+    assert change(NOW, NOW, certificate_differs=True).taken == ("tls_cert",)
+    assert change(NOW, replace(NOW, tls_key=Path("/a")), certificate_differs=True).taken == ("tls_key",)
+
+
+def test_change_of_tls() -> None:
+    """Other certificates are taken up; TLS on, or off, needs a restart."""
+    secure = replace(NOW, tls_cert=Path("/a"), tls_key=Path("/b"))
+    assert change(secure, replace(secure, tls_cert=Path("/c"))).config.tls_cert == Path("/c")
+    for before, after in ((NOW, secure), (secure, NOW)):
+        found = change(before, after)
+        assert (found.config, found.left) == (before, ("tls_cert", "tls_key"))
+
+
+# -- a real agent -------------------------------------------------------------------------------
+
+
+class Scene:
+    """An agent with its settings file, and what it says."""
+
+    def __init__(self, running: RunningAgent, file: Path, log: Path) -> None:
+        self.running, self._file, self._log = running, file, log
+
+    def asked(self, text: str) -> str:
+        """Write the settings, and ask the agent to read them; what it says."""
+        self._file.write_text(text)
+        before = len(self._log.read_text())
+        self.running.process.send_signal(signal.SIGHUP)
+
+        def said() -> str | None:
+            found = re.search(
+                r"commwatch: (the settings stay as they are|settings read again): (.*)\n",
+                self._log.read_text()[before:],
+            )
+            return found and found[2]
+
+        return str(wait_for(said, "the agent to say what came of it"))
+
+
+@contextmanager
+def scene(directory: Path, text: str, *flags: str, fetch: Any = fetch, **env: str) -> Iterator[Scene]:
+    """An agent with these settings."""
+    file, log = directory / "commwatch.toml", directory / "log"
+    file.write_text(text)
+    script = "import os, sys; os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2); os.execv(sys.argv[2], sys.argv[2:])"
+    there = (sys.executable, "-c", script, str(log))
+    flags = ("--config", str(file), *flags)
+    with agent(directory / "run", *flags, env=clean_env(**env), there=there, fetch=fetch) as running:
+        yield Scene(running, file, log)
+
+
+def status(url: str, **headers: str) -> int:
+    """Of an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE_S) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_taken_up(tmp_path: Path) -> None:
+    """Thresholds, receivers, labels, access and the token's file of a running agent change at SIGHUP, and it says what and what not."""
+    (tmp_path / "list.yaml").write_text(LIST)
+    given = tmp_path / "given"
+    given.write_text("given-given-given-given")
+    given.chmod(0o600)
+    start = f"rules = '{tmp_path}/list.yaml'\n"
+    with Server() as hook, scene(tmp_path, start) as here:
+        running = here.running
+        write_ring(tmp_path / "run" / "rings", []).release()
+        wait_for(lambda: any(name.startswith("commwatch_job_info") for name in running.samples()), "the job")
+        assert running.get("/api/v1/alerts")["active"] == []
+        said = here.asked(
+            f"{start}port = 1\nkeep_days = 2\nrequire_token = true\nallowed_hosts = ['agent.example']\ntoken_file = '{given}'\n"
+            f"[[receivers]]\nkind = 'webhook'\nname = 'hook'\nurl = '{hook.url}'\n"
+            "[thresholds]\nleast = 0.5\n[labels]\ncluster = 'east'\n"
+        )
+        taken = "token_file, require_token, allowed_hosts, keep_days, receivers, thresholds, labels"
+        # Of the port the flag says more than the file.
+        assert said == f"took up {taken}"
+        assert status(running.url + "/api/v1/alerts") == HTTPStatus.UNAUTHORIZED
+        shown = {"Authorization": "Bearer given-given-given-given"}
+        assert status(running.url + "/api/v1/alerts", Host="agent.example", **shown) == HTTPStatus.OK
+        wait_for(lambda: hook.asked, "the alert")
+        (alert,) = hook.asked[0].json["alerts"]
+        assert (alert["labels"]["alertname"], alert["status"]) == ("AgentHere", "firing")
+        assert any('cluster="east"' in name for name in running.samples())
+        assert here.asked(f"{start}interval = 1\n").endswith("receivers, thresholds, labels")
+        assert status(running.url + "/api/v1/alerts") == HTTPStatus.OK
+
+
+def test_needs_a_restart(tmp_path: Path) -> None:
+    """What a running agent cannot change is named, however often it is asked; the same settings are no change."""
+    with scene(tmp_path, "") as here:
+        assert here.asked("") == "nothing has changed"
+        for _ in range(2):
+            assert here.asked("gpus = 'off'\nkeep_ended = 1\n") == "a restart is needed for keep_ended, gpus"
+
+
+def test_list_in_the_same_file(tmp_path: Path) -> None:
+    """The list of alerts is read again, too: alerts that it no longer has are over, and those that stay go on as they were."""
+    file = tmp_path / "list.yaml"
+    file.write_text(LIST.replace("default: 5", "default: 0"))
+    settings = f"rules = '{file}'\n"
+    with scene(tmp_path, settings) as here:
+
+        def shown(part: str) -> dict[str, str]:
+            return {one["name"]: one["id"] for one in here.running.get("/api/v1/alerts")[part]}
+
+        before = wait_for(lambda: shown("active"), "the alert")
+        second = "  - {alert: More, expr: commwatch_up >= 0, severity: info, summary: a, description: b}\n"
+        third = second.replace("More", "Other").replace("commwatch_up", "commwatch_build_info")
+        file.write_text(file.read_text() + third)
+        assert here.asked(settings) == "took up rules"
+        both = wait_for(lambda: len(now := shown("active")) == 2 and now, "the other alert")
+        assert before.items() <= both.items()
+        file.write_text(LIST.replace("AgentHere", "Gone"))
+        assert here.asked(settings) == "took up rules"
+        wait_for(lambda: shown("active") == {}, "the end of both")
+        assert set(shown("past")) == {"AgentHere", "Other"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ("keep_days = 'long'", "keep_days: needs a number"),
+        ("keep_days = 3\nkeep_dayz = 3", "did you mean keep_days?"),
+        ("keep_days = 3\n[thresholds]\nleast = 11", "least"),
+        ("keep_days = 3\nrules = '/none/list.yaml'", "/none/list.yaml: No such file"),
+        ("keep_days = 3\ntoken_file = '/none/token'", "token file /none/token: No such file"),
+        ("keep_days = 3\n[[receivers]]\nkind = 'webhook'", "receiver 1"),
+        ("keep_days = [", "not valid TOML"),
+    ],
+)
+def test_wrong_settings(tmp_path: Path, bad: str, named: str) -> None:
+    """Settings with something wrong in them change nothing at all, and one line says what is wrong and where."""
+    (tmp_path / "list.yaml").write_text(LIST)
+    start = f"rules = '{tmp_path}/list.yaml'\n"
+    with scene(tmp_path, start) as here:
+        assert named in here.asked(bad if bad.count("rules") else f"{start}{bad}\n")
+        assert here.asked(f"{start}keep_days = 3\n") == "took up keep_days"
+        assert here.running.get("/healthz") == "ok\n"
+
+
+def test_certificates(tmp_path: Path) -> None:
+    """Other certificates, and other clients' authorities, count from the next connection on; ones that do not fit change nothing."""
+    ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
+    first, second = (ours.signed(name, "DNS:localhost", "IP:127.0.0.1") for name in ("first", "second"))
+    client, stranger = ours.signed("client"), theirs.signed("stranger")
+    clients = shutil.copy(ours.cert, tmp_path / "clients.pem")
+
+    def ask(url: str) -> tuple[bytes, str]:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S, context=believing(ours, client)) as response:
+            return response.read(), response.headers["Content-Type"]
+
+    with scene(tmp_path, settings_of(first), fetch=ask) as here:
+        port = int(here.running.url.rpartition(":")[2])
+
+        def met(who: tuple[Path, Path]) -> str:
+            return let_in(port, believing(ours, who))
+
+        assert "first" in met(stranger)
+        assert "KEY_VALUES_MISMATCH" in here.asked(settings_of((second[0], first[1])))
+        assert "first" in met(stranger)
+        wanted = settings_of(second, f"tls_client_ca = {str(clients)!r}")
+        assert here.asked(wanted) == "took up tls_cert, tls_key, tls_client_ca"
+        assert "second" in met(client)
+        assert met(stranger) == ""
+        # Other contents of the same files are taken up as well.
+        for source, target in ((first[0], second[0]), (first[1], second[1]), (theirs.cert, clients)):
+            shutil.copy(source, target)
+        assert here.asked(wanted) in (
+            "took up tls_cert",
+            "nothing has changed",
+        )  # the look every few seconds may have come first
+        assert "first" in met(stranger)
+        assert met(client) == ""
+        assert here.asked("") == "a restart is needed for tls_cert, tls_key, tls_client_ca"
+
+
+def let_in(port: int, context: ssl.SSLContext) -> str:
+    """Who the certificate is of that an agent shows a client; empty for one that it does not let in."""
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), PATIENCE_S) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as connection,
+        ):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answered = connection.recv(100).startswith(b"HTTP/1.1 200")
+            return str(connection.getpeercert()) if answered else ""
+    except (ssl.SSLError, ConnectionError):
+        return ""
+
+
+def test_supervisor_hears_of_it(tmp_path: Path) -> None:
+    """The supervisor is told that the agent reads its settings, with the time that systemd wants, and that it is ready again."""
+    address = str(tmp_path / "notify")
+    with supervisor(address) as listening, scene(tmp_path, "", NOTIFY_SOCKET=address) as here:
+        heard: list[str] = []
+
+        def is_ready() -> bool:
+            heard.extend(told(listening))
+            return READY in heard
+
+        wait_for(is_ready, "the agent")
+        heard.clear()
+        here.asked("keep_days = 'long'")
+        wait_for(is_ready, "the end of it")
+        (begun,) = [each for each in heard if each.startswith(RELOADING)]
+        assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=\d+", begun)
+        assert heard.index(begun) < heard.index(READY)
+
+
+# -- what else the signal means -----------------------------------------------------------------
+
+
+def started(directory: Path, *flags: str, before: tuple[str, ...] = (sys.executable,), **streams: Any) -> Any:
+    """An agent that has said where it is, and whose standard error is read line by line."""
+    command = [*before, "-m", "commwatch", "agent", "--dir", str(directory / "run"), "--port", "0", *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_env(), **streams)
+    assert process.stderr is not None
+    wait_for(lambda: (directory / "run" / "agent.json").exists() or process.poll() is not None, "the agent")
+    assert until(process.stderr, "watching"), "the agent ended at its start"
+    return process
+
+
+def until(stream: IO[str], named: str) -> str:
+    """The next line with that in it; empty: there is none."""
+    return next((line for line in stream if named in line), "")
+
+
+def ended(process: Any) -> int:
+    """How it ended, by itself."""
+    try:
+        return int(process.wait(PATIENCE_S))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_terminal_is_gone(tmp_path: Path) -> None:
+    """An agent that was started from a terminal ends with it, in order; as long as the terminal is there, the signal means its settings."""
+    master, slave = pty.openpty()
+    process = started(tmp_path, before=(sys.executable, "-c", IN_A_SESSION), stdin=slave)
+    os.close(slave)
+    process.send_signal(signal.SIGHUP)
+    assert "nothing has changed" in until(process.stderr, "settings")
+    os.close(master)
+    assert ended(process) == 0
+    assert not (tmp_path / "run" / "agent.json").exists()
+
+
+def test_ignored(tmp_path: Path) -> None:
+    """Under nohup the signal stays ignored."""
+    process = started(tmp_path, before=("nohup", sys.executable), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    ignored = int(
+        re.findall(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)[0], 16
+    )
+    assert ignored & 1 << signal.SIGHUP - 1
+    process.terminate()
+    assert ended(process) == 0
+
+
+def test_agent_of_a_run(tmp_path: Path) -> None:
+    """The agent of `commwatch run` reads nothing again: the signal ends it as it ends others."""
+    process = started(tmp_path, "--until-stdin-closes", stdin=subprocess.PIPE)
+    process.send_signal(signal.SIGHUP)
+    assert ended(process) == -signal.SIGHUP
