@@ -69,7 +69,7 @@ class Messages:
 class _Books:
     """A live cell with what one look-up should bring along."""
 
-    __slots__ = ("busy", "cell", "compared", "factor", "join", "key", "live", "owner", "p2p")
+    __slots__ = ("bins", "busy", "cell", "compared", "factor", "join", "key", "live", "owner", "p2p")
 
     def __init__(
         self, owner: RankBook, key: CellKey, factor: float, join: GroupJoin | None, p2p: Intervals | None
@@ -77,8 +77,16 @@ class _Books:
         self.owner, self.key, self.factor, self.join, self.p2p = owner, key, factor, join, p2p
         self.busy = owner.steps.busy(owner.group(key.group).label)
         self.cell, self.compared = Cell(), owner.compared.setdefault(key.group, Compared())
+        #: The cell's own, while it is live.
+        self.bins: dict[int, int] = {}
+        self.cell.bins = self.bins
         #: False once the cell has been closed.
         self.live = True
+
+    def close(self) -> None:
+        """Nothing more is counted in the cell; what waits for other ranks may keep these books for long."""
+        self.live, self.bins = False, {}
+        self.cell.pack()
 
 
 class RankBook:
@@ -263,7 +271,7 @@ class RankBook:
             cell.duration_ns += duration
             cell.timed_bytes += size
             cell.bus_bytes += size * books.factor
-            bins, number = cell.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
+            bins, number = books.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
             bins[number] = bins.get(number, 0) + 1
             cell.durations[bisect_left(bounds, duration)] += 1
             came_out = self._came_out_ns
@@ -366,7 +374,7 @@ class RankBook:
         while self._lately and self._lately[0][0] <= slot - LAST_NS:
             self._lately.popleft()
         for books in self._live.values():
-            books.live = False
+            books.close()
             self.closed.append((slot, books.key, books.cell))
             self._lately.append((slot, books.key, books.cell))
             self.totals.setdefault(books.key, Cell()).add(books.cell)

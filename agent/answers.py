@@ -13,6 +13,7 @@ from time import time_ns
 from commwatch import joins, sight
 from commwatch.aggregate import Aggregate, Job, RankBook
 from commwatch.books import SLOT_NS, Counted, GroupInfo
+from commwatch.chunks import Damaged
 from commwatch.collectors import events as ev
 from commwatch.collectors.gpu import Gpu, GpuPlace
 from commwatch.efficiency import Efficiency, Line, Yardstick, curve_of, finder
@@ -36,6 +37,7 @@ class Agent:
         now_ns: the monotonic clock.
         references: what operations should take; by default nothing is known of it but the job's own best.
         gpu_at: the card that a rank computes on.
+        damaged: gets the chunks of the history that cannot be read any more.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class Agent:
         references: References | None = None,
         gpu_at: Callable[[GpuPlace | None], Gpu | None] = lambda where: None,
         handover: threading.RLock | None = None,
+        damaged: Damaged | None = None,
     ) -> None:
         self.path, self._references, self._gpu_at = path, references, gpu_at
         self._aggregate, self._lock, self._now_ns = aggregate, lock or threading.RLock(), now_ns
         self._handover = handover or self._lock
+        self._damaged = Damaged() if damaged is None else damaged
 
     def has_job(self, job: str) -> bool:
         """Whether the history knows it."""
@@ -98,29 +102,33 @@ class Agent:
         self, from_ns: int, until_ns: int, job: str | None
     ) -> tuple[tuple[float | None, float | None], list[Counted]]:
         """The time really covered, and what was counted in it."""
-        slots = self._slots(from_ns, until_ns, job)
-        cells = merged(cell for _, _, cell in slots)
-        ends = [begin + length for begin, length, _ in slots]
-        return (min(begin for begin, _, _ in slots) / 1e9, min(max(ends), time_ns()) / 1e9) if slots else (
-            None,
-            None,
-        ), cells
+        spans: set[tuple[int, int]] = set()
 
-    def _slots(self, from_ns: int, until_ns: int, job: str | None) -> list[tuple[int, int, Counted]]:
-        """What was counted: when its slot began, how long that is, and the cell."""
-        with History(self.path) as history:
+        def noted() -> Iterator[Counted]:
+            for begin, length, one in self._slots(from_ns, until_ns, job):
+                spans.add((begin, length))
+                yield one
+
+        cells = merged(noted())
+        if not spans:
+            return (None, None), cells
+        return (min(spans)[0] / 1e9, min(max(map(sum, spans)), time_ns()) / 1e9), cells
+
+    def _slots(self, from_ns: int, until_ns: int, job: str | None) -> Iterator[tuple[int, int, Counted]]:
+        """What was counted: when its slot began, how long that is, and the cell. One at a time: there may be a hundred thousand."""
+        with History(self.path, self._damaged) as history:
             with self._handover:  # a cell is either stored or live, as long as this is held
+                history.freeze()
                 rings = {ring.id: ring for ring in history.rings(job)}
-                stored = list(history.rollups(from_ns, until_ns, list(rings)))
                 aggregate = self._aggregate or _recount(history, rings.values())
                 with self._lock:
                     live = _live(aggregate, from_ns, until_ns)
             groups, ops = history.groups(), history.names("op")
-        named = identify(((r.ring, r.key, r.cell) for r in stored), rings, groups, ops)
-        return [
-            *((r.slot_ns, r.length_ns, cell) for r, cell in zip(stored, named, strict=True)),
-            *((slot_ns, SLOT_NS, cell) for slot_ns, cell in live),
-        ]
+            for stored in history.rollups(from_ns, until_ns, list(rings)):
+                for one in identify([(stored.ring, stored.key, stored.cell)], rings, groups, ops):
+                    yield stored.slot_ns, stored.length_ns, one
+        for slot_ns, one in live:
+            yield slot_ns, SLOT_NS, one
 
     def waits(self, job: str) -> list[WaitView]:
         """Who waited for late ranks when: of each rank, and each slot in which a collective of its was joined."""
@@ -141,13 +149,13 @@ class Agent:
         job: str | None = None,
     ) -> list[Operation]:
         """Single operations, newest first; with ``job`` nothing else is read."""
-        with History(self.path) as history:
+        with History(self.path, self._damaged) as history:
             reader = Reader(history, {ring.id: ring for ring in history.rings(job)})
             return list(islice(reader.newest_first(from_ns, until_ns, before, wanted), limit))
 
     def collective(self, group_id: str, seq: int) -> tuple[list[Operation], joins.Waits | None] | None:
         """The ranks of one collective and, where all are here and the operation is symmetric, who waited."""
-        with History(self.path) as history:
+        with History(self.path, self._damaged) as history:
             found = Reader(history, {ring.id: ring for ring in history.rings()}).collective(group_id, seq)
         if not found:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from commwatch.sketch import merge
+from commwatch.sketch import Packed, encode, merge
 
 SLOT_NS = 10_000_000_000
 #: Upper bounds in ns of the duration histogram (12 buckets with +Inf).
@@ -91,7 +91,7 @@ class Cell:
         self.p2p_wait_ns = 0
         self.failed = self.untimed = 0
         #: Sketch of the durations, and their histogram by ``DURATION_BOUNDS_NS``.
-        self.bins: dict[int, int] = {}
+        self.bins: dict[int, int] | Packed = {}
         self.durations = [0] * (len(DURATION_BOUNDS_NS) + 1)
 
     def count_unmeasured(self, size: int, failed: bool, number: int = 1) -> None:
@@ -103,6 +103,10 @@ class Cell:
             self.count += number
             self.bytes += size
 
+    def pack(self) -> None:
+        """Nothing is counted here for now: keep it in less memory."""
+        self.bins = Packed(encode(self.bins))
+
     def copy(self) -> Cell:
         """A snapshot."""
         snapshot = Cell()
@@ -113,6 +117,8 @@ class Cell:
         """Take in another cell's sums."""
         for name in CELL_SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        if isinstance(self.bins, Packed):
+            self.bins = dict(self.bins)
         merge(self.bins, other.bins)
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
 

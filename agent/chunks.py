@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+import logging
 import struct
+import threading
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from commwatch.collectors.events import NONSENSE, RECORD_SIZE
 
+log = logging.getLogger("commwatch")
 Statement = tuple[str, tuple[Any, ...]]
 
 #: Records of a chunk; a chunk that is not full yet is written again with what has come.
 CHUNK_RECORDS = 1024
+
+
+class Damaged:
+    """The stored chunks that proved to be damaged: each is counted and said once, whoever comes upon it. For any thread."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def unpacked(self, path: Path, chunk: int, data: bytes) -> bytes | None:
+        """The records of a chunk of the history at ``path``; ``None``: it is damaged, to be passed over."""
+        try:
+            records = zlib.decompress(data)
+            if len(records) % RECORD_SIZE == 0:
+                return records
+            why = f"{len(records)} bytes are no whole records"
+        except zlib.error as error:
+            why = str(error)
+        with self._lock:
+            new = chunk not in self._known
+            self._known.add(chunk)
+        if new:
+            log.warning("%s: chunk %d of the raw records is damaged and passed over: %s", path, chunk, why)
+        return None
 
 
 class OpenChunk:

@@ -30,8 +30,9 @@ from commwatch.alerts.receivers.settings import receivers
 from commwatch.announcement import announce, answering
 from commwatch.answers import Agent
 from commwatch.beside import Beside, known
+from commwatch.chunks import Damaged
 from commwatch.collectors.identity import make_private_dir
-from commwatch.collectors.registry import Collectors
+from commwatch.collectors.registry import Collectors, Reading
 from commwatch.config import Config, ConfigError, addresses
 from commwatch.evidence import Evidence, Sources
 from commwatch.exporter import Exporter
@@ -94,7 +95,8 @@ class Daemon:
         self._given_plan, self._reread = plan, reread
         self._lock_fd = _lock_directory(config)
         try:
-            self._store = Writer(config.history)
+            damaged = Damaged()
+            self._store = Writer(config.history, damaged)
         except StoreError as error:
             raise CannotStart(str(error)) from None
         self._lock = threading.RLock()
@@ -131,6 +133,7 @@ class Daemon:
                     *self._inspector.readings(),
                     *self._ras.readings(),
                     ("alerts", readings(self._delivery)),
+                    ("history", [Reading("history_damaged_chunks_total", (), len(damaged))]),
                 ],
                 (*self._beside, self._gpu_watch),
             ),
@@ -141,7 +144,14 @@ class Daemon:
         )
         registry.register(self._exporter)
         agent = Agent(
-            config.history, self._aggregate, self._lock, time.monotonic_ns, references, self._gpus.place, handover
+            config.history,
+            self._aggregate,
+            self._lock,
+            time.monotonic_ns,
+            references,
+            self._gpus.place,
+            handover,
+            damaged,
         )
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
         witnesses = Witnesses(self._inspector, self._ras)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from commwatch.books import SLOT_NS, GroupInfo
+from commwatch.chunks import Damaged
 from commwatch.collectors.events import OPS
 from commwatch.shares import StepSums
 from commwatch.store import RingRow, Rollup, connect, raw_since, rings, rollups
@@ -40,16 +41,25 @@ class Chunk(NamedTuple):
 
 
 class History:
-    """Read access for queries; each call sees what was committed. Use it in one thread."""
+    """Read access for queries; each call sees what was committed. Use it in one thread.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        damaged: gets the chunks that cannot be read any more.
+    """
+
+    def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
         self._db = connect(path, write=False)
+        self._unpacked = partial((Damaged() if damaged is None else damaged).unpacked, path)
 
     def __enter__(self) -> History:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._db.close()
+
+    def freeze(self) -> None:
+        """From the next call on, all calls see the same: what was committed then."""
+        self._db.execute("BEGIN")
 
     def rings(self, job: str | None = None) -> list[RingRow]:
         """The rings of a job, or of all, oldest first."""
@@ -84,7 +94,7 @@ class History:
 
     def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
         """Stored records that no roll-up holds yet, oldest first, and the number that follows each run."""
-        return raw_since(self._db, ring)
+        return raw_since(self._db, ring, self._unpacked)
 
     def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:
         """Steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""
@@ -128,7 +138,9 @@ class History:
             (from_ns, until_ns),
         )
         for chunk, ring, until, data in rows:
-            yield Chunk(chunk, ring, until, zlib.decompress(data))
+            records = self._unpacked(chunk, data)
+            if records is not None:
+                yield Chunk(chunk, ring, until, records)
 
     def chunks_with(self, group_id: str, seq: int) -> Iterator[tuple[Chunk, int]]:
         """Chunks that may hold collective ``seq`` of a group, with the group's number in that ring."""
@@ -139,4 +151,6 @@ class History:
             (group_id, seq),
         )
         for chunk, ring, until, data, small_id in rows:
-            yield Chunk(chunk, ring, until, zlib.decompress(data)), small_id
+            records = self._unpacked(chunk, data)
+            if records is not None:
+                yield Chunk(chunk, ring, until, records), small_id

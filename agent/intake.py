@@ -20,6 +20,8 @@ log = logging.getLogger("commwatch")
 #: Most records taken from one ring before it is the next one's turn: less than a join keeps pending, so that the ranks
 #: of a backlog still find each other.
 _BATCH = 512
+#: Turns of a ring in one look, a lap of a ring of the usual size: an agent that does not keep up must still write down what it has taken.
+_MOST_TURNS = 32
 #: Rings that are read at a time; who comes later waits until others have ended.
 MOST_RINGS = 4096
 #: What a ring cannot be opened for now, and perhaps can in a moment.
@@ -85,7 +87,7 @@ class Intake:
         """Look for rings, drain all, write down what came; returns the number of records."""
         self._discover(wall_ns)
         before, turn = self.read, list(self._sources.values())
-        while turn:
+        for _ in range(_MOST_TURNS):
             turn = [source for source in turn if self._drain(source, now_ns) >= _BATCH]
         with self._handover:
             with self._lock:
@@ -206,7 +208,7 @@ class Intake:
             with self._lock:
                 book.ingest(drained.records, reader.next_n)
             self._store.append(source.row, drained.records, reader.next_n)
-        source.next_n, source.final = reader.next_n, not alive
+        source.next_n, source.final = reader.next_n, not alive and drained.read + drained.lost < _BATCH
         with self._lock:
             book.lost = source.lost
             if not alive and book.alive and not book.closed_properly:

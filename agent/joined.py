@@ -17,6 +17,8 @@ from commwatch.stragglers import WINDOW_NS, Late, LateWindow
 
 #: Most parts in one answer, over all its groups and ranks.
 MOST_PARTS = 16_384
+#: Longer times than that (30 years) nobody has measured.
+_MOST_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ class RankParts:
     def __post_init__(self) -> None:
         if len({len(column) for column in (self.seq, self.op, self.duration_s, self.age_s, self.own_s)}) > 1:
             raise ValueError("columns of different lengths")
+        times_s = (*self.duration_s, *self.age_s, *(own for own in self.own_s if own is not None))
+        if not (0 <= self.rank < 1 << 31 and all(0 <= time_s < _MOST_S for time_s in times_s)):
+            raise ValueError("numbers out of range")
 
 
 # -- on one node --------------------------------------------------------------------------------

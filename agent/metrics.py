@@ -275,6 +275,11 @@ METRICS = {
             "Groups counted under the label 'other', or without series by group_id, because a job has too many.",
         ),
         Spec(
+            "commwatch_history_damaged_chunks_total",
+            "counter",
+            "Chunks of raw records in the history that were found damaged, and passed over.",
+        ),
+        Spec(
             "commwatch_notifications_total",
             "counter",
             "Alerts by what came of telling a receiver of them, each time it is told.",

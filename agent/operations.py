@@ -13,6 +13,8 @@ from commwatch.history import Chunk, History
 from commwatch.store import RingRow
 
 Place = tuple[int, int, int]
+#: A record with its place, each number negated: newest first.
+_Placed = tuple[int, int, int, ev.Record]
 
 
 @dataclass(frozen=True)
@@ -105,22 +107,28 @@ class Reader:
         Chunks of several ranks overlap in time, so they are merged as they come.
         """
         until_ns = until_ns if before is None else min(until_ns, before[0] + 1)
-        heap: list[tuple[int, int, int, Operation]] = []
+        # Records, for only what is asked for is worth the memory of an operation.
+        heap: list[_Placed] = []
         for chunk in self._history.chunks(from_ns, until_ns):
             # No later chunk holds anything newer than this one's end.
             while heap and -heap[0][0] > chunk.until_ns:
-                yield heapq.heappop(heap)[3]
+                yield from self._newest(heap, wanted)
             ring = self._rings.get(chunk.ring)
             if ring is None:
                 continue
             for record in _records(chunk):
                 place = (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp)
                 if from_ns <= place[0] < until_ns and (before is None or place < before):
-                    operation = self.operation(ring, record)
-                    if wanted(operation):
-                        heapq.heappush(heap, (-place[0], -place[1], -place[2], operation))
+                    heapq.heappush(heap, (-place[0], -place[1], -place[2], record))
         while heap:
-            yield heapq.heappop(heap)[3]
+            yield from self._newest(heap, wanted)
+
+    def _newest(self, heap: list[_Placed], wanted: Callable[[Operation], bool]) -> Iterator[Operation]:
+        """Take the newest from the heap; none if it is not wanted."""
+        _, ring, _, record = heapq.heappop(heap)
+        operation = self.operation(self._rings[-ring], record)
+        if wanted(operation):
+            yield operation
 
     def collective(self, group_id: str, seq: int) -> list[Operation]:
         """The ranks of one collective, by rank; of several runs under one name, the latest."""

@@ -33,7 +33,8 @@ class StepTotals:
         self.groups_ns: dict[str, int] = {}
         #: Time in waits for messages; ``None``: there were none.
         self.p2p_wait_ns: int | None = None
-        #: The steps of the last minute before the latest one, or the last few where they take longer.
+        #: The steps of the last minute before the latest one, or the last few where they take longer; without their groups, which nobody
+        #: asks of them and which would be most of what they take.
         self.recent: deque[StepRecord] = deque()
 
     def add(self, step: StepRecord) -> None:
@@ -49,9 +50,16 @@ class StepTotals:
         if step.p2p_wait_ns is not None:
             self.p2p_wait_ns = (self.p2p_wait_ns or 0) + step.p2p_wait_ns
         self.long += step.long
-        self.recent.append(step)
+        self.recent.append(step._replace(groups=()))
         while len(self.recent) > LEAST_NEIGHBOURS and self.recent[0].end_ns < step.end_ns - SHARE_WINDOW_NS:
             self.recent.popleft()
+
+    def lengthened(self, step: StepRecord) -> None:
+        """One that has been taken in proved to be long."""
+        kept = step._replace(groups=())
+        self.long += 1
+        if kept in self.recent:
+            self.recent[self.recent.index(kept)] = kept._replace(long=True)
 
     @property
     def comm_ns(self) -> int | None:
@@ -247,8 +255,5 @@ class StepBook:
     def _judge_first(self, first: list[StepRecord], limit: float) -> None:
         for step in first:
             if step.end_ns - step.start_ns > limit:
-                long = step._replace(long=True)
-                self._fresh.append(long)
-                self.totals.long += 1
-                if step in self.totals.recent:
-                    self.totals.recent[self.totals.recent.index(step)] = long
+                self._fresh.append(step._replace(long=True))
+                self.totals.lengthened(step)

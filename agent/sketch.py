@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 
 #: 32 bins per doubling: a bin spans 2.2 %, and its middle is at most 1.1 % off.
 BINS_PER_E = 32 / math.log(2)
@@ -46,3 +46,25 @@ def encode(bins: Mapping[int, int]) -> bytes:
 def decode(data: bytes) -> dict[int, int]:
     """What ``encode`` was given."""
     return dict(_PAIR.iter_unpack(data))
+
+
+class Packed(Mapping[int, int]):
+    """Bins as ``encode`` has them, read where they lie: they take a tenth of the memory of a dictionary, and do not change."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __getitem__(self, number: int) -> int:
+        return decode(self._data)[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for number, _ in _PAIR.iter_unpack(self._data))
+
+    def __len__(self) -> int:
+        return len(self._data) // _PAIR.size
+
+    def items(self) -> ItemsView[int, int]:
+        """Unpacked once, not number by number."""
+        return decode(self._data).items()

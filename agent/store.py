@@ -12,14 +12,14 @@ import os
 import sqlite3
 import stat
 import time
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from commwatch import sketch
 from commwatch.books import CELL_SUMS, SLOT_NS, Cell, CellKey, GroupInfo, StepRecord
-from commwatch.chunks import CHUNK_RECORDS, OpenChunk, Statement
+from commwatch.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement
 from commwatch.collectors.events import NONSENSE, RECORD_SIZE
 from commwatch.collectors.ring import number_of
 from commwatch.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
@@ -154,13 +154,18 @@ def _use_wal(db: sqlite3.Connection) -> None:
 
 
 class Writer:
-    """The one writer of an agent. Statements gather and are written by ``commit``, all or none of them."""
+    """The one writer of an agent. Statements gather and are written by ``commit``, all or none of them.
+
+    Args:
+        damaged: gets the chunks that cannot be read any more.
+    """
 
     #: Statements with records kept while the disk refuses them; beyond that they are lost, and counted.
     MOST_PENDING = 20_000
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
         self.path = path
+        self._damaged = Damaged() if damaged is None else damaged
         self._db = connect(path, write=True)
         # Rings fill within seconds: who else holds the history is waited for between looks, not in one.
         self._db.execute("PRAGMA busy_timeout = 1000")
@@ -302,11 +307,10 @@ class Writer:
 
     def _trim_raw(self, raw_bytes: int) -> None:
         total = self._db.execute("SELECT COALESCE(SUM(size), 0) FROM chunk").fetchone()[0]
-        for chunk, size in self._db.execute("SELECT id, size FROM chunk ORDER BY until_ns").fetchall():
-            if total <= raw_bytes:
-                break
-            self._db.execute("DELETE FROM chunk WHERE id = ?", (chunk,))
-            total -= size
+        while total > raw_bytes:
+            oldest = self._db.execute("SELECT id, size FROM chunk ORDER BY until_ns LIMIT 1").fetchone()
+            self._db.execute("DELETE FROM chunk WHERE id = ?", oldest[:1])
+            total -= oldest[1]
 
     def _coarsen(self, before_ns: int) -> None:
         before_ns -= before_ns % _COARSE_NS
@@ -319,7 +323,7 @@ class Writer:
 
     def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
         """Stored records that no roll-up holds yet, oldest first, and the number that follows each run."""
-        return raw_since(self._db, ring)
+        return raw_since(self._db, ring, partial(self._damaged.unpacked, self.path))
 
     def close(self) -> None:
         """Write what is left and let go."""
@@ -353,9 +357,9 @@ def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iter
     for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
         f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where}",
         values,
-    ).fetchall():
+    ):
         cell = Cell()
-        cell.durations, cell.bins = json.loads(durations), sketch.decode(bins)
+        cell.durations, cell.bins = json.loads(durations), sketch.Packed(bins)
         for field, value in zip(CELL_SUMS, sums, strict=True):
             setattr(cell, field, value)
         yield Rollup(slot, _COARSE_NS if coarse else SLOT_NS, ring, CellKey(group, op, size), cell)
@@ -379,11 +383,15 @@ def _storable(total: float) -> float:
     return total if total < NONSENSE else float(total)
 
 
-def raw_since(db: sqlite3.Connection, ring: RingRow) -> Iterator[tuple[bytes, int]]:
+def raw_since(
+    db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]
+) -> Iterator[tuple[bytes, int]]:
     """Stored records of a ring that no roll-up holds yet, oldest first, each run with the number that follows it."""
-    wanted = "SELECT data, until_n FROM chunk WHERE ring = ? AND until_n > ? ORDER BY first_n"
-    for data, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
-        records = zlib.decompress(data)
+    wanted = "SELECT id, data, until_n FROM chunk WHERE ring = ? AND until_n > ? ORDER BY first_n"
+    for chunk, data, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
+        records = unpacked(chunk, data)
+        if records is None:
+            continue
         stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
         first = next((i for i, stamp in enumerate(stamps) if number_of(stamp, until_n) >= ring.rolled_n), len(stamps))
         yield records[first * RECORD_SIZE :], until_n

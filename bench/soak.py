@@ -1,15 +1,17 @@
 """An agent for a long time under full load: eight ranks at 2,000 operations a second each.
 
 ``python bench/soak.py [MINUTES]`` (default 30). Memory is sampled, and what it does after the first fifth of the time is
-given as a line through the samples: growth an hour, with the highest and the lowest. At the end every record that was written has to be
-in the agent's books, and none lost; time of a scrape and size of the history are given for the beginning (after the first fifth) and the end.
+given as a line through it: growth an hour with its standard error, the highest and the lowest, and the medians of 24 parts of that time, in
+which a step shows that a line would hide. At the end every record that was written has to be in the agent's books, and none lost; time of a
+scrape and size of the history are given for the beginning (after the first fifth) and the end. Last of all a summary of all of it is asked for.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import sqrt
 from pathlib import Path
 from statistics import linear_regression, median
 
@@ -25,6 +27,8 @@ from commwatch.history import History
 MINUTES = 30.0
 SAMPLE_S = 5.0
 SCRAPES = 7
+#: Into which samples are put together: those that follow on one another are too much alike to tell the error of a line.
+PARTS = 24
 
 
 def scrape_ms(agent: Agent) -> float:
@@ -53,6 +57,31 @@ def sampled(agent: Agent, seconds: float) -> Iterator[tuple[float, float]]:
         time.sleep(min(SAMPLE_S, max(0.0, seconds - passed)))
 
 
+def parts(samples: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Medians of samples over ``PARTS`` equal parts of the time, those without any left out."""
+    begin, end = samples[0][0], samples[-1][0]
+    found: dict[int, list[tuple[float, float]]] = {}
+    for hours, mb in samples:
+        found.setdefault(int(PARTS * (hours - begin) / (end - begin) * (1 - 1e-9)), []).append((hours, mb))
+    return [(median(hours for hours, _ in part), median(mb for _, mb in part)) for part in found.values()]
+
+
+def growth(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Slope of the line through some points by least squares, and its standard error."""
+    x, y = zip(*points, strict=True)
+    slope, level = linear_regression(x, y)
+    middle = sum(x) / len(x)
+    left = sum((b - level - slope * a) ** 2 for a, b in points)
+    return slope, sqrt(left / (len(points) - 2) / sum((a - middle) ** 2 for a in x))
+
+
+def asked(agent: Agent) -> dict[str, float]:
+    """How long a summary of everything takes, and the memory afterwards."""
+    begin = time.monotonic()
+    agent.get("/api/v1/summary?by=group,op")
+    return {"summary_s": time.monotonic() - begin, "summary_memory_mb": memory_mb(agent.pid, "VmHWM")}
+
+
 def settled(agent: Agent, state: Path) -> dict[str, float]:
     """How the agent stands."""
     descriptors = len(list(Path(f"/proc/{agent.pid}/fd").iterdir()))
@@ -70,7 +99,7 @@ def ended_of(state: Path) -> dict[str, tuple[int, int]]:
         return {row.uid: (row.next_n, row.lost) for row in history.rings() if row.state != "running"}
 
 
-def soak(run: Path, state: Path, seconds: float) -> dict[str, float]:
+def soak(run: Path, state: Path, seconds: float) -> dict[str, float | list[float]]:
     """All of it, in one run of agent and job."""
     rings = run / "rings"
     generator = (str(Path(__file__).with_name("synthetic.py")), str(rings), str(PER_SECOND))
@@ -82,18 +111,22 @@ def soak(run: Path, state: Path, seconds: float) -> dict[str, float]:
             first = settled(agent, state)
             samples = list(sampled(agent, seconds * 4 / 5))
             last = settled(agent, state)
+            highest_mb = memory_mb(agent.pid, "VmHWM")
+            summary = asked(agent)
         wait_for(lambda: len(ended_of(state)) == WORLD_SIZE, "the agent to take what is left")
         found = ended_of(state)
         counts = {str(reader.path.absolute()): written(reader) for reader in readers}
     for uid, count in counts.items():
         next_n, lost = found[uid]
         assert (next_n, lost) == (count, 0), f"{uid}: {count} written, read up to {next_n}, {lost} lost"
-    slope, _ = linear_regression(*zip(*samples, strict=True))
+    medians = parts(samples)
+    slope, error = growth(medians)
     memory = [mb for _, mb in samples]
     return {
         "minutes": seconds / 60, "records": sum(counts.values()), "lost": 0, "memory_growth_mb_per_h": slope,
-        "memory_lowest_mb": min(memory), "memory_highest_mb": max(memory),
+        "memory_growth_error_mb_per_h": error, "memory_lowest_mb": min(memory), "memory_highest_mb": max(memory), "memory_peak_mb": highest_mb,
         **{f"first_{name}": value for name, value in first.items()}, **{f"last_{name}": value for name, value in last.items()},
+        **summary, "memory_mb": [round(mb, 1) for _, mb in medians],
     }  # fmt: skip
 
 

@@ -384,8 +384,9 @@ class RingReader:
         except (OSError, BadRing):
             return []
         with open(fd, "rb") as file:
+            there = min(os.fstat(fd).st_size, MOST_NAMES_BYTES)  # a buffer of that size is made before anything is read
             file.seek(self._names_read)
-            text = file.read(max(0, MOST_NAMES_BYTES - self._names_read))
+            text = file.read(max(0, there - self._names_read))
         whole, newline, _ = text.rpartition(b"\n")
         self._names_read += len(whole) + len(newline)
         entries = []

@@ -26,6 +26,7 @@ from commwatch.aggregate import Aggregate
 from commwatch.alerting import Alerting, Plan
 from commwatch.alerts.book import Book
 from commwatch.answers import Agent
+from commwatch.chunks import Damaged
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.ring import RingWriter
@@ -214,9 +215,10 @@ class Watch:
 
     def __init__(self, directory: Path) -> None:
         self.rings, self.path = directory / "rings", directory / "h.sqlite"
-        self.store, self.aggregate, lock = Writer(self.path), Aggregate(), threading.RLock()
+        self.damaged, lock = Damaged(), threading.RLock()
+        self.store, self.aggregate = Writer(self.path, self.damaged), Aggregate()
         self.intake = Intake(self.rings, self.aggregate, self.store, lock)
-        self.agent = Agent(self.path, self.aggregate, lock)
+        self.agent = Agent(self.path, self.aggregate, lock, damaged=self.damaged)
 
     def tick(self, at_ns: int = 0) -> int:
         """Look at the rings once."""

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from commwatch.store import Writer
+from commwatch.books import SLOT_NS
+from commwatch.history import History
+from commwatch.store import Rollup, Writer
 from tests.helpers import (
     RunningAgent,
     Trainer,
@@ -31,6 +34,7 @@ from tests.helpers import (
 
 SLOTS = 256
 FINE = operation(start_ns=0, end_ns=9)
+DAMAGED = "commwatch_history_damaged_chunks_total"
 COUNTED = 'commwatch_collectives_total{group="default_pg",job_id="job",op="all_reduce",rank="0"}'
 
 
@@ -168,6 +172,20 @@ def test_history_locked_by_another(tmp_path: Path) -> None:
         assert played.said("history is not being written") == 2
 
 
+def test_damaged_under_a_running_agent(tmp_path: Path) -> None:
+    """A chunk of the history that is damaged while the agent runs: answers come without it, and it is counted and said once."""
+    state = tmp_path / "state"
+    with scene(tmp_path, tmp_path / "run", state) as played:
+        wait_for(lambda: account(history(state)) == (5, 0), "the records in the history")
+        assert (len(played.agent.get("/api/v1/ops")["operations"]), played.agent.samples()[DAMAGED]) == (5, 0)
+        with closing(sqlite3.connect(history(state))) as db, db:
+            db.execute("UPDATE chunk SET data = x'78'")
+        for _ in range(2):
+            assert played.agent.get("/api/v1/ops")["operations"] == []
+        assert played.agent.samples()[DAMAGED] == 1
+        assert played.said("is damaged and passed over") == 1
+
+
 def test_pages_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a commit takes as long as it likes, the books can be read, and a summary, which needs both, finds each operation once."""
     committing, may_end = threading.Event(), threading.Event()
@@ -197,3 +215,29 @@ def test_pages_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
             may_end.set()
             ticking.join(60)
         assert watch.count() == 9
+
+
+def test_intake_does_not_wait_for_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a summary reads the history, however long that takes, the intake goes on and stores; the summary finds each operation once."""
+    handover, read = threading.RLock(), History.rollups
+    with Trainer(tmp_path / "rings" / "a.ring") as rank:
+        watch = Watch(tmp_path)
+        watch.intake._handover = watch.agent._handover = handover
+        rank.write([FINE] * 9)
+        watch.tick()
+        watch.tick(2 * SLOT_NS)  # they are stored
+        rank.write([FINE] * 5)
+        watch.tick(2 * SLOT_NS)
+
+        def slow(self: History, *asked: Any) -> Iterator[Rollup]:
+            ticking = threading.Thread(target=watch.tick, args=(4 * SLOT_NS,))
+            ticking.start()
+            ticking.join(60)
+            assert not ticking.is_alive()
+            yield from read(self, *asked)
+
+        monkeypatch.setattr(History, "rollups", slow)
+        assert watch.count() == 9 + 5
+        monkeypatch.setattr(History, "rollups", read)
+        assert not [cell for book in watch.aggregate.books() for cell in book.live_cells()], "all is stored by now"
+        assert watch.count() == 9 + 5

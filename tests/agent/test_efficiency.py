@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 import pytest
 
@@ -23,9 +24,7 @@ def cell(size: int, durations_s: list[float], waits_s: list[float] | None = None
     made = Cell()
     made.count, made.bytes, made.timed_bytes = len(durations_s), size * len(durations_s), float(size * len(durations_s))
     made.duration_ns = made.busy_ns = round(sum(durations_s) * 1e9)
-    for duration in durations_s:
-        number = bin_of(round(duration * 1e9))
-        made.bins[number] = made.bins.get(number, 0) + 1
+    made.bins = dict(Counter(bin_of(round(duration * 1e9)) for duration in durations_s))
     if waits_s is not None:
         made.joined, made.wait_ns = len(waits_s), round(sum(waits_s) * 1e9)
     return made

@@ -52,6 +52,22 @@ def test_lost_records_are_counted(tmp_path: Path, bursts: list[int]) -> None:
         assert next(watch.aggregate.books()).lost == watch.intake.lost
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_no_look_without_end(tmp_path: Path, alive: bool) -> None:
+    """A look takes a lap of a ring at most and writes it down: records that come faster than they are taken gather in the ring, not in memory.
+
+    Those of a trainer that has gone are taken by the looks that follow, and only then its ring is removed.
+    """
+    watch, lap = Watch(tmp_path), 16_384
+    with trainer(tmp_path, slots=2 * lap) as rank:
+        rank.write(reduces(0, lap + 1000))
+        if not alive:
+            rank.kill()
+        assert (watch.tick(), watch.stored(), rank.path.exists()) == (lap, lap, True)
+        assert (watch.tick(), watch.stored(), rank.path.exists()) == (1000, lap + 1000, alive)
+        assert (watch.count(), watch.intake.lost) == (lap + 1000, 0)
+
+
 def test_alive_and_gone(tmp_path: Path) -> None:
     """A rank is running while its process lives, gone when it vanished, and ended when it said so."""
     watch = Watch(tmp_path)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sqlite3
 import struct
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from commwatch.books import SLOT_NS
+from commwatch.chunks import CHUNK_RECORDS
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.store import Writer
@@ -135,6 +139,61 @@ def test_a_good_ring_in_place_of_a_bad_one(tmp_path: Path) -> None:
     write_ring(tmp_path / "rings", [operation(start_ns=0, end_ns=9)])
     watch.tick()
     assert (watch.intake.bad_rings, watch.count()) == (1, 1)
+
+
+# -- a damaged history ----------------------------------------------------------------------------
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:100] + bytes([data[100] ^ 255]) + data[101:]
+
+
+def no_whole_records(data: bytes) -> bytes:
+    return zlib.compress(zlib.decompress(data)[:-1])
+
+
+def emptied(data: bytes) -> bytes:
+    return b""
+
+
+def ranks_of(watch: Watch, seq: int) -> list[int]:
+    """The ranks whose part in a collective can be told."""
+    found = watch.agent.collective("default_pg-0", seq)
+    return [operation.rank for operation in found[0]] if found else []
+
+
+@pytest.mark.parametrize("damage", [cut, flipped, no_whole_records, emptied])
+def test_damaged_chunk(tmp_path: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged chunk of the history is passed over, counted and said once by name; an agent that starts on it takes in all the rest and answers."""
+    with (
+        Trainer(tmp_path / "rings" / "a.ring", slots=2048) as one,
+        Trainer(tmp_path / "rings" / "b.ring", identity(rank=1)) as other,
+    ):
+        before = Watch(tmp_path)
+        for trainer in (one, other):
+            trainer.call("name", [(group_entry(),)])
+        one.write(operation(start_ns=n, end_ns=n + 9, seq=n) for n in range(CHUNK_RECORDS + 100))
+        other.write(operation(start_ns=n, end_ns=n + 9, seq=n) for n in range(7))
+        before.tick()
+        before.store.close()  # and is gone, with none of it rolled up
+        with closing(sqlite3.connect(tmp_path / "h.sqlite")) as db, db:
+            ((chunk, data),) = db.execute("SELECT id, data FROM chunk WHERE until_n - first_n = ?", (CHUNK_RECORDS,))
+            db.execute("UPDATE chunk SET data = ? WHERE id = ?", (damage(data), chunk))
+        with caplog.at_level(logging.WARNING, "commwatch"):
+            after = Watch(tmp_path)
+            one.write([operation(start_ns=MS, end_ns=2 * MS, seq=9999)])
+            for _ in range(2):
+                after.tick()
+            assert after.count() == 100 + 7 + 1
+            assert len(after.agent.operations(0, 1 << 62, None, lambda operation: True, 5000)) == 100 + 7 + 1
+            assert [ranks_of(after, seq) for seq in (5, 50, CHUNK_RECORDS + 50)] == [[1], [], [0]]
+    assert len(after.damaged) == 1
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"{tmp_path / 'h.sqlite'}: chunk {chunk} " in line
 
 
 BIG = (1 << 64) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -181,3 +182,13 @@ def test_damaged_columns() -> None:
     """Columns of different lengths are refused."""
     with pytest.raises(ValueError, match="different lengths"):
         RankParts("job", "w", 2, 0, [1, 2], ["all_reduce"], [0.1], [0.1], [None])
+
+
+@pytest.mark.parametrize(
+    ("rank", "duration_s", "age_s", "own_s"),
+    [(1 << 31, 0.1, 0.1, None), (0, 1e300, 0.1, 0.1), (0, 0.1, math.nan, None), (0, 0.1, 0.1, math.inf), (0, -0.1, 0.1, None)],
+)  # fmt: skip
+def test_damaged_numbers(rank: int, duration_s: float, age_s: float, own_s: float | None) -> None:
+    """Numbers that nobody can have measured are refused, as the answer of something that is no agent: they break nothing later."""
+    with pytest.raises(ValueError, match="out of range"):
+        RankParts("job", "w", 2, rank, [1], ["all_reduce"], [duration_s], [age_s], [own_s])
