@@ -11,7 +11,7 @@ from pathlib import Path
 from time import time_ns
 
 from commwatch import joins, sight
-from commwatch.aggregate import Aggregate, Job, RankBook
+from commwatch.aggregate import Aggregate, Job
 from commwatch.books import SLOT_NS, Counted, GroupInfo
 from commwatch.chunks import Damaged
 from commwatch.collectors import events as ev
@@ -20,6 +20,7 @@ from commwatch.efficiency import Efficiency, Line, Yardstick, curve_of, finder
 from commwatch.history import History
 from commwatch.model import Curve
 from commwatch.operations import Operation, Place, Reader
+from commwatch.rank_book import RankBook
 from commwatch.references import References
 from commwatch.slots import Slot, slot_of
 from commwatch.store import RingRow

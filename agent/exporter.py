@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from commwatch import __version__, sight
-from commwatch.aggregate import Aggregate, Job, RankBook
+from commwatch.aggregate import Aggregate, Job
 from commwatch.books import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
 from commwatch.collectors import events as ev
 from commwatch.collectors.governor import FULL, RECORDED
@@ -22,6 +22,7 @@ from commwatch.collectors.registry import Reading
 from commwatch.efficiency import Yardstick, by_kind, finder
 from commwatch.families import Families, Labels
 from commwatch.pipelines import directions
+from commwatch.rank_book import RankBook
 from commwatch.references import References
 from commwatch.verdicts import Verdict
 

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from commwatch.aggregate import Job, RankBook
+from commwatch.aggregate import Job
 from commwatch.collectors.gpu import (
     Driver,
     DriverTrouble,
@@ -32,6 +32,7 @@ from commwatch.collectors.gpu_nvidia import NvidiaSource
 from commwatch.collectors.gpu_xids import meaning
 from commwatch.collectors.registry import Reading
 from commwatch.config import GPUS_OFF, GPUS_REQUIRED
+from commwatch.rank_book import RankBook
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "gpu"

@@ -10,10 +10,11 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from commwatch.aggregate import Aggregate, RankBook
+from commwatch.aggregate import Aggregate
 from commwatch.collectors import ring
 from commwatch.collectors.governor import COUNTERS
 from commwatch.collectors.identity import boot_id, unsound
+from commwatch.rank_book import RankBook
 from commwatch.store import RingRow, Writer
 
 log = logging.getLogger("commwatch")

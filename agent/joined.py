@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from commwatch.aggregate import Job, told
+from commwatch.aggregate import Job
 from commwatch.collectors import events as ev
 from commwatch.joins import MOST_PENDING, NOT_KNOWN_NS, Part, split
+from commwatch.rank_book import told
 from commwatch.stragglers import WINDOW_NS, Late, LateWindow
 
 #: Most parts in one answer, over all its groups and ranks.

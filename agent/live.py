@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from commwatch import sight
-from commwatch.aggregate import LAST_NS, Job, RankBook
+from commwatch.aggregate import Job
 from commwatch.books import SLOT_NS, StepRecord
 from commwatch.collectors.governor import FULL
+from commwatch.rank_book import LAST_NS, RankBook
 from commwatch.report import bottleneck
 from commwatch.shares import LEAST_STEPS, shares_of
 from commwatch.slots import Slot, slot_of

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import mean
 
-from commwatch.aggregate import Job, Messages, RankBook
+from commwatch.aggregate import Job
 from commwatch.books import GroupInfo
 from commwatch.collectors import events as ev
+from commwatch.rank_book import Messages, RankBook
 
 DIRECTIONS = ("forward", "backward")
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from commwatch import joined
-from commwatch.aggregate import Job, RankBook
+from commwatch.aggregate import Job
 from commwatch.books import GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors import process
 from commwatch.collectors.governor import FULL, MODES
+from commwatch.rank_book import RankBook
 from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from commwatch.aggregate import RankBook
 from commwatch.books import GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors.events import RECORD, RECORD_SIZE, STEP_MARK, Record
+from commwatch.rank_book import RankBook
 
 #: Operations in one picture, and how many of a rank at most; at least so many, however many ranks there are.
 MOST_BARS, MOST_OF_RANK, LEAST_OF_RANK = 1024, 256, 24

@@ -17,10 +17,11 @@ from statistics import StatisticsError, correlation
 from types import MappingProxyType
 from typing import NamedTuple
 
-from commwatch.aggregate import Job, RankBook
+from commwatch.aggregate import Job
 from commwatch.bandwidth import bus_factor
 from commwatch.books import GroupInfo
 from commwatch.collectors import events as ev
+from commwatch.rank_book import RankBook
 
 #: Why it is not known what carries it: most likely the agent sits in another network namespace than the trainer.
 NOT_COUNTED = "no device of this network namespace has counted it"

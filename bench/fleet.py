@@ -32,13 +32,14 @@ from prometheus_client.exposition import choose_encoder
 sys.path.append(str(Path(__file__).parents[1]))
 
 from commwatch import joined, sight
-from commwatch.aggregate import Aggregate, RankBook
+from commwatch.aggregate import Aggregate
 from commwatch.collectors import events as ev
 from commwatch.collectors.identity import boot_id
 from commwatch.collectors.infiniband import EVENTS
 from commwatch.collectors.registry import Reading
 from commwatch.exporter import Exporter
 from commwatch.metrics import METRICS
+from commwatch.rank_book import RankBook
 
 JOB, PER_NODE, STAGES, EXPERTS = "fleet", 8, 4, 8
 STEP_NS = 1_000_000_000

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.aggregate import Aggregate, RankBook
+from commwatch.aggregate import Aggregate
 from commwatch.bandwidth import busbw
 from commwatch.books import DURATION_BOUNDS_NS, SLOT_NS, Cell
 from commwatch.collectors import events as ev
 from commwatch.joins import GroupJoin
+from commwatch.rank_book import RankBook
 from commwatch.sketch import quantile
 from tests.helpers import MS, examples, group_entry, identity, mark, operation, packed
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch.aggregate import Aggregate, RankBook
+from commwatch.aggregate import Aggregate
 from commwatch.collectors.gpu import DriverTrouble, Gpu, GpuPlace, NoGpus, Snapshot, Xid
 from commwatch.gpus import Gpus
+from commwatch.rank_book import RankBook
 from tests.agent.test_metrics import exporter, samples
 from tests.gpus import UUIDS, ToldSource, card, full, lost
 from tests.helpers import MS, group_entry, identity, mark, operation, packed

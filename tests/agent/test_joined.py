@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch.aggregate import Aggregate, RankBook
+from commwatch.aggregate import Aggregate
 from commwatch.collectors import events as ev
 from commwatch.joined import MOST_PARTS, RankParts, parts, put_together, stragglers
 from commwatch.joins import MOST_PENDING
+from commwatch.rank_book import RankBook
 from commwatch.stragglers import WINDOW_NS, Late
 from tests.helpers import MS, group_entry, identity, operation, packed
 

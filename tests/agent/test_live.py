@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from commwatch.aggregate import Aggregate, Job, RankBook
+from commwatch.aggregate import Aggregate, Job
 from commwatch.books import SLOT_NS
 from commwatch.collectors import events as ev
 from commwatch.collectors.events import Record
 from commwatch.collectors.governor import SAMPLING
 from commwatch.live import Card, JobNow, job_now, operations, pick, running
+from commwatch.rank_book import RankBook
 from commwatch.slots import Slot, slot_of
 from commwatch.verdicts import Verdict
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed

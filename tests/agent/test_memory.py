@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from commwatch.aggregate import RankBook
 from commwatch.answers import Agent
 from commwatch.books import SLOT_NS, Cell, CellKey, StepRecord
 from commwatch.collectors.ring import RingReader
 from commwatch.history import History
 from commwatch.operations import Operation
+from commwatch.rank_book import RankBook
 from commwatch.shares import StepTotals
 from commwatch.sketch import bin_of
 from commwatch.store import Writer

@@ -20,7 +20,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from commwatch.aggregate import Aggregate, RankBook
+from commwatch.aggregate import Aggregate
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.gpu import GpuPlace, Measured, Xid
@@ -28,6 +28,7 @@ from commwatch.collectors.gpu import readings as gpu_readings
 from commwatch.collectors.registry import Reading
 from commwatch.exporter import MOST_GROUPS, Exporter
 from commwatch.metrics import METRICS
+from commwatch.rank_book import RankBook
 from tests.gpus import DRIVER, UUIDS, full, lost
 from tests.helpers import MS, end_rank, group_entry, mark, needs, operation, packed, write_ring
 

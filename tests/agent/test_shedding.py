@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 from commwatch import sight
-from commwatch.aggregate import Aggregate, Job, RankBook
+from commwatch.aggregate import Aggregate, Job
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.governor import COUNTERS, FULL, SAMPLING
+from commwatch.rank_book import RankBook
 from commwatch.standing import shedding
 from tests.helpers import MS, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from commwatch.aggregate import Aggregate, RankBook
+from commwatch.aggregate import Aggregate
 from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.exporter import MOST_CULPRITS, MOST_VERDICTS, Exporter
+from commwatch.rank_book import RankBook
 from commwatch.verdicts import Verdict
 from tests.agent.test_api import rings_of
 from tests.helpers import MS, Trainer, agent, group_entry, identity, operation, wait_for

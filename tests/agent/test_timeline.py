@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from commwatch.aggregate import RankBook
 from commwatch.collectors import events as ev
 from commwatch.collectors.events import Record
+from commwatch.rank_book import RankBook
 from commwatch.timeline import LEAST_OF_RANK, LONGEST_NS, MOST_BARS, Bar, Pending, Timeline, timeline
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
