@@ -28,6 +28,8 @@ TOGETHER_S = 15.0
 #: As many are asked at once: a process may have about a thousand files open.
 _AT_ONCE = 256
 _MOST_DETAIL = 1 << 16
+#: Of an answer: more than the longest that agents give.
+_MOST_BYTES = 256 << 20
 _Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")
 
@@ -174,6 +176,8 @@ def _load(response: http.client.HTTPResponse) -> Any:
     end, body = time.monotonic() + _TIMEOUT_S, bytearray()
     while piece := response.read1(1 << 16):
         body += piece
+        if len(body) > _MOST_BYTES:
+            raise ValueError(f"its answer is longer than {_MOST_BYTES >> 20} MiB")
         if time.monotonic() > end:
             raise TimeoutError(f"has not sent its answer in {_TIMEOUT_S:.0f} s")
     return json.loads(body)

@@ -133,7 +133,10 @@ class Daemon:
                     *self._inspector.readings(),
                     *self._ras.readings(),
                     ("alerts", readings(self._delivery)),
-                    ("history", [Reading("history_damaged_chunks_total", (), len(damaged))]),
+                    (
+                        "history",
+                        None if self._store.trouble else [Reading("history_damaged_chunks_total", (), len(damaged))],
+                    ),
                 ],
                 (*self._beside, self._gpu_watch),
             ),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from commwatch.asking import NO_KEYS, TOGETHER_S, Keys, get, together
+from commwatch.cells import clean
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT
 from commwatch.joined import RankParts, put_together
@@ -50,7 +51,7 @@ def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
         secure: those without a scheme are asked over TLS.
 
     Raises:
-        CannotDiagnose: a file cannot be read or holds something else.
+        CannotDiagnose: a file cannot be read or holds something else; an address is none.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -68,7 +69,10 @@ def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
 
 
 def _url(name: str, secure: bool) -> str:
-    if "://" in name:
+    scheme, separator, _ = name.partition("://")
+    if separator:
+        if scheme.lower() not in ("http", "https"):  # urllib would read files, too
+            raise CannotDiagnose(f"{name}: not the address of an agent: HOST, HOST:PORT, or a URL of http or https")
         return name.rstrip("/")
     host, colon, port = name.rpartition(":")
     is_port = bool(colon) and port.isdecimal() and (host.endswith("]") or ":" not in host)
@@ -207,7 +211,7 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
         what = {"python_stack": "where its Python stands", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
         lines += ["", f"rank {each.rank} of {each.job_id}, {what[each.kind]}:"]
         lines += [f"  {line}" for line in each.text.splitlines()]
-    return "\n".join(lines)
+    return "\n".join(map(clean, lines))
 
 
 def as_json(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:

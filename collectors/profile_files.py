@@ -81,9 +81,11 @@ def write(path: Path, content: Any, env: Mapping[str, str]) -> None:
     """
     mode = make_private_dir(path.parent, env)
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    hidden.unlink(missing_ok=True)  # of an earlier process, or somebody's link, which would be followed
     try:
-        hidden.write_text(json.dumps(asdict(content)), encoding="utf-8")
-        hidden.chmod(mode)
+        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as file:
+            os.fchmod(file.fileno(), mode)
+            json.dump(asdict(content), file)
         hidden.replace(path)
     finally:
         hidden.unlink(missing_ok=True)

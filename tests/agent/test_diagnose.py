@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from commwatch.collectors import events as ev
-from commwatch.diagnose import CannotDiagnose, ask, conclude
+from commwatch.diagnose import CannotDiagnose, Seen, ask, conclude, text
+from commwatch.verdicts import Verdict
 from tests.agent.test_api import rings_of
 from tests.helpers import (
     MS,
@@ -72,6 +73,43 @@ def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             stop.set()
             dripping.join()
+
+
+def test_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that sends without end fills nobody's memory: it is let go of, and named."""
+    monkeypatch.setattr("commwatch.asking._MOST_BYTES", 1 << 16)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def pour() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n[")
+                while True:
+                    connection.sendall(b" " * 4096)
+
+        pouring = threading.Thread(target=pour)
+        pouring.start()
+        try:
+            with pytest.raises(CannotDiagnose, match="its answer is longer than"):
+                ask([f"http://127.0.0.1:{server.getsockname()[1]}"], None)
+        finally:
+            pouring.join()
+
+
+def test_addresses_of_something_else() -> None:
+    """Only what can be asked over HTTP is an agent's address: no file is read in its place."""
+    done = commwatch("diagnose", "file:///etc/passwd")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "file:///etc/passwd: not the address of an agent" in line
+
+
+def test_words_of_others() -> None:
+    """What agents say of their jobs does nothing to a terminal."""
+    verdict = Verdict("hang", "stuck", "job\x1b[2J", "g", "g", 1, "all_reduce", [0], [1], 12.0, "says\x1b]0;title\x07")
+    shown = text([verdict], Seen([], [], [], {"http://a\x1b[1m": "why\x1b[1m"}), [])
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
 
 
 def has_read(running: RunningAgent, records: int) -> bool:

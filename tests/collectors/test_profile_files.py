@@ -37,6 +37,17 @@ def test_modes(tmp_path: Path, group: str, directory: int, file: int) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == file
 
 
+def test_link_in_the_way(tmp_path: Path) -> None:
+    """A link that a member of the directory's group has put where the file is written is not followed."""
+    path, elsewhere = tmp_path / "made" / "a.json", tmp_path / "elsewhere"
+    path.parent.mkdir()
+    elsewhere.write_text("mine")
+    (path.parent / f".{path.name}.{os.getpid()}").symlink_to(elsewhere)
+    files.write(path, REQUEST, {})
+    assert (elsewhere.read_text(), path.is_symlink()) == ("mine", False)
+    assert files.request_from(path.read_text()) == REQUEST
+
+
 def test_jobs_apart() -> None:
     """The name of a request is a file's name, whatever the job is called."""
     path = files.request_path(Path("/run"), "../a job/1")
