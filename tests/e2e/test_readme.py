@@ -1,0 +1,120 @@
+"""README.md followed word for word, by somebody who has never run commwatch: every command of "Use it" does what the line says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.torchjob import JOBS
+from tests.helpers import PATIENCE_S, clean_env, free_port, wait_for
+
+TREE = Path(__file__).parents[2]
+LOG = TREE / "tests" / "fixtures" / "nccl" / "healthy.log"
+#: What each prints, in a word or two; where it ends otherwise than with 0, how.
+SAYS = {
+    "commwatch run -- torchrun --nproc-per-node 8 train.py": "comm share",
+    "commwatch report": "comm share",
+    "commwatch report JOB --html report.html": "",
+    "commwatch top": "--once",
+    "commwatch diagnose": "healthy: 1 running job, 2 ranks",
+    "commwatch query 'summary?since=15m&by=op'": "all_reduce",
+    "commwatch bench -- torchrun --nproc-per-node 8": "busbw",
+    "commwatch profile --steps 3": "by torch.profiler",
+    "commwatch explain job.log": "NCCL",
+    "commwatch doctor": "on all 2 ranks",
+}
+ENDS = {"commwatch top": 2}
+
+
+def blocks() -> list[list[str]]:
+    """The commands of each block of shell under "Use it", without what is said behind them."""
+    text = (TREE / "README.md").read_text(encoding="utf-8").split("## Use it")[1].split("\n## ")[0]
+    found = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    return [[line.partition(" #")[0].strip() for line in block.splitlines()] for block in found]
+
+
+class Newcomer:
+    """Somebody with an empty home and a script of theirs, in a folder with a log."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.run_dir, self.port = place, place / "run", str(free_port())
+        bin_dir = str(Path(sys.executable).parent)
+        path = f"{bin_dir}{os.pathsep}{os.environ['PATH']}"
+        base = {name: value for name, value in clean_env().items() if not name.startswith("COMMWATCH")}
+        self.env = {**base, "HOME": str(place), "PATH": path, "TERM": "dumb"}
+        for name in ("governed.py", "common.py"):
+            shutil.copy(JOBS / name, place / name)
+        (place / "train.py").write_text(
+            "import sys; sys.argv = ['train.py', 'stop']; import governed; governed.main()\n"
+        )
+        shutil.copy(LOG, place / "job.log")
+
+    def words(self, command: str) -> list[str]:
+        """A command as it is typed, but with two ranks instead of eight, and a place and a port of this test's own."""
+        stand_in = {"/run/commwatch": str(self.run_dir), "9477": self.port, "8": "2", "JOB": "mine"}
+        typed = [stand_in.get(word, word) for word in shlex.split(command) if word != "..."]
+        for name, value in stand_in.items():
+            typed = [word.replace(f"={name}", f"={value}") for word in typed]
+        at = typed.index("torchrun") + 1 if "torchrun" in typed else None
+        return typed if at is None else [*typed[:at], "--nproc-per-node=2", f"--master-port={free_port()}", *typed[at:]]
+
+    def does(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Type it, and wait until it is over."""
+        return subprocess.run(
+            self.words(command),
+            cwd=self.place,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=2 * PATIENCE_S,
+            check=False,
+        )
+
+    @contextmanager
+    def leaves_running(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Type it in another terminal; variables before it are the shell's."""
+        words = self.words(command)
+        variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+        command_line = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+        process = subprocess.Popen(command_line, cwd=self.place, env={**self.env, "COMMWATCH_JOB": "mine", **variables})
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Newcomer:
+    """Before the first command; but for the minute that building the native hook would take."""
+    return Newcomer(tmp_path_factory.mktemp("newcomer"))
+
+
+def test_every_command(newcomer: Newcomer) -> None:
+    """As a sidecar first, so that there is a job to ask about; then each command beside it, and at last a job of one's own."""
+    (beside, trainer), around = blocks()[1], blocks()[0]
+    assert set(around) == set(SAYS), "README has other commands than this test"
+    newcomer.env["COMMWATCH_DIR"] = str(newcomer.run_dir)
+    with newcomer.leaves_running(beside), newcomer.leaves_running(trainer) as job:
+        wait_for(lambda: "healthy: 1 running job, 2 ranks" in newcomer.does("commwatch diagnose").stdout, "the job")
+        for command in around[1:]:
+            done = newcomer.does(command)
+            assert (done.returncode, "Traceback" in done.stdout) == (ENDS.get(command, 0), False), done.stdout
+            assert SAYS[command] in done.stdout, f"{command}: {done.stdout}"
+        (newcomer.place / "stop").touch()
+        assert job.wait(PATIENCE_S) == 0
+    for name, example in (("train.py", "train_ddp.py"), ("common.py", "common.py")):
+        shutil.copy(TREE / "examples" / example, newcomer.place / name)
+    done = newcomer.does(around[0])
+    assert (done.returncode, SAYS[around[0]] in done.stdout) == (0, True), done.stdout
+    assert "<html" in (newcomer.place / "report.html").read_text()
