@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -90,6 +90,13 @@ class Flight:
         self.outputs: tuple[int, ...] = ()
         #: On a device, until the call returns: what was noted of it.
         self.watch: Any = None
+
+
+def _memory_of(outputs: Any) -> tuple[int, ...]:
+    """Where the tensors among them lie."""
+    tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
+    strided = (t for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided)
+    return tuple(t.untyped_storage().data_ptr() for t in strided)
 
 
 class Pending:
@@ -255,15 +262,20 @@ class Pending:
 
     def _expect_wait_tensor(self, flight: Flight, outputs: Any) -> None:
         """Functional collectives wait in C++, through ``wait_tensor``, which knows no Work."""
-        tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
-        strided = (t for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided)
-        flight.outputs = tuple(t.untyped_storage().data_ptr() for t in strided)
-        given_up = [self._by_memory.pop(memory) for memory in flight.outputs if memory in self._by_memory]
+        flight.outputs = _memory_of(outputs)
+        self._give_up(flight.outputs)
         for memory in flight.outputs:
             self._by_memory[memory] = flight
-        while len(self._by_memory) > _MOST_UNCLAIMED:
-            given_up.append(self._by_memory.pop(next(iter(self._by_memory))))
-        for earlier in given_up:
+        if len(self._by_memory) > _MOST_UNCLAIMED:
+            self._give_up(list(self._by_memory)[:-_MOST_UNCLAIMED])
+
+    def overtaken(self, outputs: Any) -> None:
+        """An operation that is only counted writes there: who waits in that memory waits for it, not for one before."""
+        if self._by_memory:
+            self._give_up(_memory_of(outputs))
+
+    def _give_up(self, memories: Iterable[int]) -> None:
+        for earlier in [self._by_memory.pop(memory) for memory in memories if memory in self._by_memory]:
             self._finish(earlier, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
 
     def _hook_wait_tensor(self) -> None:

@@ -192,6 +192,7 @@ class PythonProbe(Probe):
                 if mode and (mode == COUNTERS or not is_sampled(seq)):
                     counts.add((code, group.small_id, flags & _COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
                     group.skipped.add(queue)
+                    self.pending.overtaken(args[0])
                     self._skipped = True
                     self._spent(entered)
                     return None

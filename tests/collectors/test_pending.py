@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 from torch.futures import Future
 
 from commwatch.collectors import events as ev
@@ -107,6 +108,17 @@ def test_nobody_waits(ago_ns: int, expected: list[int], pending: Pending, ended:
     future.set_result(None)
     pending.poll()
     assert [timing for _, _, timing, _ in ended] == expected
+
+
+def test_overtaken(pending: Pending, ended: Ended) -> None:
+    """An operation that is only counted takes the memory of an earlier one that nobody waited for: a wait there is not the earlier one's."""
+    first, second = torch.ones(3), torch.ones(3)
+    group = Group(lambda: None, 2, (0, 1), "id", aligned=True)
+    flights = [Flight((), time.monotonic_ns(), 0, group, None, -1, True) for _ in range(2)]
+    for flight, output in zip(flights, (first, second), strict=True):
+        pending.add(flight, object(), (output,))
+    pending.overtaken([first])
+    assert [(flight, timing, flag) for flight, _, timing, flag in ended] == [(flights[0], ev.BY_NONE, ev.UNTIMED)]
 
 
 def test_given_up(pending: Pending, ended: Ended) -> None:
