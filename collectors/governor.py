@@ -1,7 +1,7 @@
 """How much the probe records, by what that costs the training: all, a sample, or counts alone. Pure.
 
-The probe measures its own bookkeeping (one operation in 64, as CPU time of the threads it runs in). In windows of a second, longer where
-operations are few, the governor compares that with the budget: above it for two windows, the probe sheds; when it has been within for a while, it tries the
+The probe measures its own bookkeeping (of one operation in 64, where they are few of more, as CPU time of the threads it runs in). In windows of a
+second the governor compares that with the budget: above it for two windows, the probe sheds; when it has been within for a while, it tries the
 richer mode again, after twice as long each time that failed. ``native/governor.h`` is the same for the native hook.
 """
 
@@ -15,11 +15,12 @@ from typing import NamedTuple
 MODES = ("full", "sampling", "counters")
 FULL, SAMPLING, COUNTERS = range(3)
 
-#: One operation in so many has its bookkeeping measured.
-COST_SAMPLE = 64
+#: One operation in so many has its bookkeeping measured, and the first after so long: for all that came since the one before it.
+COST_SAMPLE, COST_NS = 64, 50_000_000
 #: Part of the time that the probe may take, unless ``COMMWATCH_BUDGET`` says otherwise.
 DEFAULT_BUDGET = 0.005
-#: How often it looks. A window is over with the first look that finds so many measurements; with none or few, after so long.
+#: How often it looks. A window is over with the first look that finds so many measurements, or none, for then there was no operation; with
+#: one or a few, after so long.
 LOOK_NS = 1_000_000_000
 ENOUGH, LONGEST_NS = 4, 10_000_000_000
 #: Windows above the budget after which less is recorded.
@@ -65,7 +66,7 @@ class Governor:
     @staticmethod
     def is_over(elapsed_ns: int, measured: int) -> bool:
         """Whether a window is over that has lasted so long and brought so many measurements."""
-        return elapsed_ns >= (LOOK_NS if measured >= ENOUGH else LONGEST_NS)
+        return elapsed_ns >= (LONGEST_NS if 0 < measured < ENOUGH else LOOK_NS)
 
     def window(self, share: float) -> int:
         """The mode from now on, after a window in which the probe took this part of the time."""

@@ -39,6 +39,7 @@ class Flight:
     __slots__ = (
         "after_skipped",
         "blocked_since",
+        "cost_of",
         "done",
         "flags",
         "future",
@@ -48,7 +49,6 @@ class Flight:
         "on_cpu",
         "outputs",
         "queue",
-        "sampled",
         "slot",
         "watch",
         "watched",
@@ -76,8 +76,8 @@ class Flight:
         self.slot = slot
         self.on_cpu = on_cpu
         self.done = False
-        #: Its cost is measured.
-        self.sampled = False
+        #: For so many operations stands what this one costs; 0: it is not measured.
+        self.cost_of = 0
         #: The operation before it in its queue was only counted.
         self.after_skipped = False
         #: The exposure counts it.

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.c10d_table import Measure
 from commwatch.collectors.exposure import Exposure
-from commwatch.collectors.governor import COST_SAMPLE, COUNTERS, LOOK_NS, Counts, Governor, is_sampled
+from commwatch.collectors.governor import COST_NS, COST_SAMPLE, COUNTERS, LOOK_NS, Counts, Governor, is_sampled
 from commwatch.collectors.torch_device import LOOK_S, Devices
 from commwatch.collectors.torch_groups import Group
 from commwatch.collectors.torch_ops import MEASURES, C10dOp, c10d_ops
@@ -39,6 +38,8 @@ from commwatch.collectors.torch_probe import Probe
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _now = time.monotonic_ns
 _cpu = time.thread_time_ns
+#: ``CLOCK_MONOTONIC_COARSE`` of Linux, for which Python has no name: a tick of some ms, at no cost.
+_COARSE = 6
 #: What of an operation's flags is the same for those that are counted together.
 _COUNTED_FLAGS = ev.NO_SIZE | ev.UNALIGNED
 
@@ -64,6 +65,8 @@ class PythonProbe(Probe):
         self._library: torch.library.Library | None = None
         self._torch_dtypes: dict[torch.dtype, int] = {}
         self._cost = 0
+        #: Operations since the latest that was measured, and when it was.
+        self._since, self._costed_at = 0, 0
         #: What of a measurement is only the clock's own cost.
         self._of_clock = min(-(_cpu() - _cpu()) for _ in range(64))
         self._governor, self._counts = Governor(self.budget), Counts()
@@ -98,7 +101,7 @@ class PythonProbe(Probe):
 
     def _make_ring(self, *about: Any) -> None:
         self.ring = ring.RingWriter(*about)
-        self._window = (_now(), 0)
+        self._window, self._costed_at = (_now(), 0), _now()
         self._thread = threading.Thread(target=self._watch, name="commwatch", daemon=True)
         self._thread.start()
 
@@ -161,7 +164,7 @@ class PythonProbe(Probe):
         """Build what notes the launch of an operation; it returns ``None`` where the probe is off."""
         group_at, async_at, peer_at, tag_at, is_p2p = op.group_at, op.async_at, op.peer_at, op.tag_at, op.is_p2p
         name, known, codes, unbox = op.op, self.groups.known, self._ops, ProcessGroup.unbox
-        governor, counts, number = self._governor, self._counts, count(1).__next__
+        governor, counts = self._governor, self._counts
 
         def launch(args: Sequence[Any]) -> Flight | None:
             if self.off:
@@ -171,7 +174,8 @@ class PythonProbe(Probe):
                     return None
                 writer = self.ring
                 assert writer is not None
-                entered = 0 if number() % COST_SAMPLE else _cpu()
+                cost_of = self._cost_due()
+                entered = _cpu() if cost_of else 0
                 now = _now()
                 pg = unbox(args[group_at])
                 group = known.get(id(pg))
@@ -194,7 +198,7 @@ class PythonProbe(Probe):
                     group.skipped.add(queue)
                     self.pending.overtaken(args[0])
                     self._skipped = True
-                    self._spent(entered)
+                    self._spent(entered, cost_of)
                     return None
                 head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
                 slot = writer.begin(*head, 0, 0, 0, flags, 0, 0)
@@ -204,8 +208,8 @@ class PythonProbe(Probe):
                     flight.after_skipped = True
                 if device is not None:
                     flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC))
-                flight.sampled = entered != 0
-                self._spent(entered)
+                flight.cost_of = cost_of
+                self._spent(entered, cost_of)
                 return flight
             except Exception as error:
                 self.fault(error, f"at the launch of {name}")
@@ -213,11 +217,20 @@ class PythonProbe(Probe):
 
         return launch
 
-    def _spent(self, entered: int) -> None:
-        """Note what an operation's bookkeeping has cost this thread since ``entered``, for many; 0: it is not measured."""
-        if entered and self.ring is not None:
+    def _cost_due(self) -> int:
+        """For how many operations the next one is measured; mostly 0. Not the first, which makes the ring."""
+        self._since += 1
+        now = time.clock_gettime_ns(_COARSE)
+        if self._since < COST_SAMPLE and now - self._costed_at < COST_NS:
+            return 0
+        self._costed_at, since, self._since = now, self._since, 0
+        return since
+
+    def _spent(self, entered: int, cost_of: int) -> None:
+        """Note what the bookkeeping has cost this thread since ``entered``, for so many operations; 0: it is not measured."""
+        if cost_of and self.ring is not None:
             took = max(0, _cpu() - entered - self._of_clock)
-            self._cost, self._measured = self._cost + took * COST_SAMPLE, self._measured + 1
+            self._cost, self._measured = self._cost + took * cost_of, self._measured + 1
             self.ring.counters[ring.PROBE_NS] = self._cost
 
     def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:
@@ -249,7 +262,8 @@ class PythonProbe(Probe):
     def _follow(self, flight: Flight, out: Any, args: Sequence[Any]) -> None:
         """After the launch: arrange that the end is seen, without keeping anything of the user's past it."""
         try:
-            entered, flight.sampled = _cpu() if flight.sampled else 0, False  # if it ends in here, that is part of this
+            cost_of, flight.cost_of = flight.cost_of, 0  # if it ends in here, that is part of this
+            entered = _cpu() if cost_of else 0
             work = out[-1] if isinstance(out, tuple) else out
             if work is None:
                 self.finish(flight, _now(), ev.BY_CALL)
@@ -273,8 +287,8 @@ class PythonProbe(Probe):
                     self._follow_future(flight, work, future)
             else:
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
-            flight.sampled = entered != 0
-            self._spent(entered)
+            flight.cost_of = cost_of
+            self._spent(entered, cost_of)
         except Exception as error:
             self.fault(error, "following an operation")
 
@@ -317,7 +331,7 @@ class PythonProbe(Probe):
             if flight.done or writer is None:
                 return
             flight.done = True
-            entered = _cpu() if flight.sampled else 0
+            entered = _cpu() if flight.cost_of else 0
             flight.work = flight.future = None
             writer.end(flight.slot)
             queue, blocked = flight.queue, flight.blocked_since
@@ -334,7 +348,7 @@ class PythonProbe(Probe):
             if flight.after_skipped and not measured:
                 flag |= ev.UNTIMED
             writer.write(*flight.head, waited, start, end, flight.flags | flag, timing, 0)
-            self._spent(entered)
+            self._spent(entered, flight.cost_of)
         except Exception as error:
             self.fault(error, "writing a record")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,13 @@ CACHE = Path(__file__).parents[1] / ".stamps" / "cache"
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache() -> None:
     os.environ["XDG_CACHE_HOME"] = str(CACHE)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hangups_are_heard() -> None:
+    # Whoever runs the tests under nohup ignores it, and so would the agents that they start.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ IN_THE_TRAINER = (
     "identity.py",
     "profile_files.py",
     "exposure.py",
+    "governor.py",
     "c10d_table.py",
     "native/library.py",
 )

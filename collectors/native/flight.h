@@ -6,15 +6,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 #include "session.h"
 
 namespace commwatch {
 
-// What the bookkeeping in its scope costs this thread, counted for the many operations that are not measured.
+// What the bookkeeping in its scope costs this thread.
 class Cost {
  public:
-  Cost(Session& session, bool measured) : session_(session), began_ns_(measured && !within() ? cpu_ns() : 0) {
+  // of: for so many operations it stands; 0: it is not measured.
+  Cost(Session& session, uint32_t of) : session_(session), of_(of), began_ns_(of != 0 && !within() ? cpu_ns() : 0) {
     if (began_ns_ != 0) within() = true;
   }
   Cost(const Cost&) = delete;
@@ -23,13 +25,17 @@ class Cost {
     if (began_ns_ == 0) return;
     within() = false;
     const uint64_t took = cpu_ns() - began_ns_;
-    session_.spent(took > of_clock() ? (took - of_clock()) * format::kCostSample : 0);
+    session_.spent(took > of_clock() ? (took - of_clock()) * of_ : 0);
   }
 
-  // Whether the next operation of this thread is one of those that are measured. Not its first, which asks Python.
-  static bool due() {
-    static thread_local unsigned operations = 0;
-    return ++operations % format::kCostSample == 0;
+  // For how many operations of this thread the next one is measured; mostly 0. Not its first, which asks Python.
+  static uint32_t due() {
+    const uint64_t now = clock_ns(CLOCK_MONOTONIC_COARSE);
+    static thread_local uint32_t operations = 0;
+    static thread_local uint64_t last_ns = now;
+    if (++operations < format::kCostSample && now - last_ns < format::kCostNs) return 0;
+    last_ns = now;
+    return std::exchange(operations, 0);
   }
 
  private:
@@ -55,6 +61,7 @@ class Cost {
   }
 
   Session& session_;
+  const uint32_t of_;
   const uint64_t began_ns_;
 };
 
@@ -63,10 +70,10 @@ class Cost {
 class Flight {
  public:
   // head: op, dtype, group, peer, tag, size, launch, seq and flags of the record to come.
-  // costed: what it costs is measured.
-  Flight(Session& session, Queue& queue, bool p2p, bool on_cpu, bool costed, const Record& head)
+  // cost_of: for so many operations stands what this one costs; 0: it is not measured.
+  Flight(Session& session, Queue& queue, bool p2p, bool on_cpu, uint32_t cost_of, const Record& head)
       : on_cpu(on_cpu),
-        costed_(costed),
+        cost_of_(cost_of),
         session_(session),
         ring_(*session.ring()),
         queue_(queue),
@@ -105,7 +112,7 @@ class Flight {
   // began_ns: when it began on its device, as far as that was seen. on_device: its own clock has measured it.
   void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0, uint64_t began_ns = 0, bool on_device = false) {
     if (inherited() || done_.exchange(true)) return;
-    const Cost cost(session_, costed_);
+    const Cost cost(session_, cost_of_);
     ring_.end(slot_);
     const bool untimed = (flag & format::kUntimed) != 0;
     if (!unwatch(end_ns) && !p2p_ && !untimed) session_.exposure.in_call(record_.launch_ns, end_ns);
@@ -134,7 +141,7 @@ class Flight {
   // In a forked child: the ring is the parent's, and the operation too.
   bool inherited() const { return life_ != forks.load(std::memory_order_relaxed); }
 
-  const bool costed_;
+  const uint32_t cost_of_;
   Session& session_;
   Ring& ring_;
   Queue& queue_;

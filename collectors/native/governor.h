@@ -18,7 +18,7 @@ class Governor {
 
   // Whether a window is over that has lasted so long and brought so many measurements.
   static bool is_over(uint64_t elapsed_ns, uint64_t measured) {
-    return elapsed_ns >= (measured >= format::kEnough ? format::kLookNs : format::kLongestNs);
+    return elapsed_ns >= (measured > 0 && measured < format::kEnough ? format::kLongestNs : format::kLookNs);
   }
 
   // The mode from now on, after a window in which the probe took this part of the time.

@@ -313,7 +313,7 @@ struct Launched {
   std::shared_ptr<Flight> flight;
   std::optional<OnDevice> noted;  // where it is not the CPU
   const c10d::ProcessGroup* group = nullptr;
-  bool costed = false;
+  uint32_t cost_of = 0;
 };
 
 struct Kernel : c10::OperatorKernel {
@@ -356,8 +356,8 @@ struct Kernel : c10::OperatorKernel {
       session.off.store(true);  // Python has said why
       return {};
     }
-    const bool costed = Cost::due();
-    const Cost cost(session, costed);
+    const uint32_t cost_of = Cost::due();
+    const Cost cost(session, cost_of);
     const uint64_t now = now_ns();
     const IValue* args = &stack[stack.size() - op.arguments];
     c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
@@ -368,7 +368,7 @@ struct Kernel : c10::OperatorKernel {
     record.flags = group->aligned ? 0 : format::kUnaligned;
     Launched launched;
     launched.group = &process_group;
-    launched.costed = costed;
+    launched.cost_of = cost_of;
     const std::optional<at::Device> device = measure(session, args, *group, &record);
     if (op.async_at >= 0 && args[op.async_at].toBool()) record.flags |= format::kAsync;
     if (op.peer_at >= 0) record.peer = group->global_rank(args[op.peer_at].toInt());
@@ -389,7 +389,7 @@ struct Kernel : c10::OperatorKernel {
       session.skipped();
       return {};
     }
-    launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !device.has_value(), costed, record);
+    launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !device.has_value(), cost_of, record);
     if (device) {
       have_times(*group, process_group, *device);
       launched.noted = launch_on(*device, (record.flags & format::kAsync) != 0);
@@ -414,7 +414,7 @@ struct Kernel : c10::OperatorKernel {
   }
 
   static void follow(Session& session, Launched launched, Stack& stack) {
-    const Cost cost(session, launched.costed);
+    const Cost cost(session, launched.cost_of);
     Flight& flight = *launched.flight;
     if (stack.empty() || stack.back().isNone()) {
       flight.finish(now_ns(), format::kByCall);

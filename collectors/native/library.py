@@ -86,6 +86,7 @@ def format_header() -> str:
         "kByEvents": events.BY_EVENTS,
         "kCounted": events.COUNTED,
         "kCostSample": governor.COST_SAMPLE,
+        "kCostNs": governor.COST_NS,
         "kPatience": governor.PATIENCE,
         "kFirstTrial": governor.FIRST_TRIAL,
         "kLastTrial": governor.LAST_TRIAL,

@@ -54,7 +54,7 @@ class Newcomer:
         for name in ("governed.py", "common.py"):
             shutil.copy(JOBS / name, place / name)
         (place / "train.py").write_text(
-            "import sys; sys.argv = ['train.py', 'stop']; import governed; governed.main()\n"
+            "import sys; sys.argv = ['train.py', 'stop', '0.02']; import governed; governed.main()\n"
         )
         shutil.copy(LOG, place / "job.log")
 

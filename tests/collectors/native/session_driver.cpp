@@ -158,7 +158,7 @@ Record head(uint64_t launch_ns, uint32_t seq = 0) {
 }
 
 std::shared_ptr<Flight> launch(Session& session, Queue& queue, uint64_t at, bool p2p = false) {
-  return std::make_shared<Flight>(session, queue, p2p, true, false, head(at));
+  return std::make_shared<Flight>(session, queue, p2p, true, 0, head(at));
 }
 
 void test_groups() {

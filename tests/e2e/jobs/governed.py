@@ -1,4 +1,5 @@
-"""Ranks that step, with four collectives each, until a file appears; each says how many it has called."""
+"""Ranks that step, with four collectives each, and a pause of so many seconds after them, until a file appears; each says
+how many steps it has done. Arguments: the file, the pause."""
 
 import sys
 import time
@@ -18,7 +19,7 @@ def main() -> None:
     while go_on.item():
         for work in [dist.all_reduce(torch.ones(size), group=data, async_op=True) for size in (900, 1000, 5000)]:
             work.wait()
-        time.sleep(0.002)
+        time.sleep(float(sys.argv[2]))
         go_on.fill_(0 if dist.get_rank() == 0 and Path(sys.argv[1]).exists() else 1)
         dist.broadcast(go_on, src=0)
         commwatch.step()
