@@ -192,17 +192,14 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
     """For people."""
     lines = [f"{url} does not answer: {why}" for url, why in seen.silent.items()]
     jobs = sorted({view.job_id for view in seen.ranks})
+    running = [view for view in seen.ranks if view.state == "running"]
+    modes = {job: [(view.rank, view.probe_mode) for view in running if view.job_id == job] for job in jobs}
+    in_part = {job: part for job, of_job in modes.items() if (part := shedding(of_job)) is not None}
     if not found:
-        ranks = [view for view in seen.ranks if view.state == "running"]
-        lines.append(
-            f"healthy: {len(jobs)} running job{'s' * (len(jobs) != 1)}, {len(ranks)} ranks"
-            if jobs
-            else "no running job"
-        )
-    for job in jobs:
-        part = shedding((view.rank, view.probe_mode) for view in seen.ranks if view.job_id == job)
-        if part is not None:
-            lines.append(f"{job}: {part}; of a hang only who has not come is seen")
+        well = "nothing wrong in what is recorded" if in_part else "healthy"
+        seen_of = f"{well}: {len(jobs)} running job{'s' * (len(jobs) != 1)}, {len(running)} ranks"
+        lines.append(seen_of if jobs else "no running job")
+    lines += [f"{job} is {part}; of a hang only who has not come is seen" for job, part in in_part.items()]
     for verdict in found:
         whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
         lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")

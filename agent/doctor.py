@@ -255,7 +255,7 @@ def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], 
     budgets = {rank["probe_budget"] for rank in ranks if rank["probe_budget"]}
     allowed = f" of {min(budgets):.2%} that it may take" if budgets else ""
     says = f"{name}: {max(0.0, most):.2%} of the time{allowed}, on the rank where it is most"
-    part = shedding((rank["rank"], rank["probe_mode"]) for rank in ranks)
+    part = shedding((rank["rank"], rank["probe_mode"]) for rank in ranks if rank["state"] == "running")
     if part is None:
         return Check(_PASS, "probe cost", says)
     native = (

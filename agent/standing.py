@@ -12,7 +12,7 @@ from commwatch.waits import SILENT_S, age
 #: Verdicts after which nothing moves any more.
 WORST = frozenset({"hang", "desync"})
 #: What is recorded one by one, where it is not all, by the mode of the probe.
-_RECORDED = {"sampling": "one in sixteen", "counters": "none"}
+_RECORDED = {"sampling": "one in sixteen operations", "counters": "no operation"}
 
 
 def state(rank: RankView) -> str:
@@ -34,10 +34,10 @@ def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:
     """Whose operations are not all recorded, of ranks with the modes of their probes; ``None``: nobody's."""
     known = list(modes)
     who = {part: [rank for rank, of_rank in known if of_rank == mode] for mode, part in _RECORDED.items()}
-    parts = [f"{part} of rank {spans(ranks)}" for part, ranks in who.items() if ranks]
+    parts = [f"{part} of rank{'s' * (len(ranks) > 1)} {spans(ranks)}" for part, ranks in who.items() if ranks]
     if not parts:
         return None
-    return f"not all operations are recorded ({', '.join(parts)}), the rest are counted: the probe is above its budget"
+    return f"recorded in part: {', '.join(parts)}; the rest is only counted, for the probe was above its budget"
 
 
 def culprits(verdicts: Iterable[Verdict]) -> dict[int, str]:

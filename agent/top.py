@@ -162,7 +162,11 @@ def _notices(answers: Answers) -> list[Span]:
     for alert in sorted(firing, key=lambda alert: alert.severity):
         text = alert.annotations.get("summary", "")
         said.append(Span(f"ALERT {alert.name}: {text}", _STYLES.get(alert.severity, "")))
-    part = None if shown is None else shedding((rank.rank, rank.probe_mode) for rank in shown.ranks)
+    part = (
+        None
+        if shown is None
+        else shedding((rank.rank, rank.probe_mode) for rank in shown.ranks if rank.state == "running")
+    )
     said += [] if part is None else [Span(part, "warn")]
     said += [Span(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
     if shown is not None:
@@ -322,6 +326,6 @@ def _operation_cells(row: Row, covered_s: float | None) -> tuple[str, ...]:
     per_s = NOT_KNOWN if covered_s is None else f"{row.count / row.ranks / covered_s:.3g}"  # of a rank
     return (
         clean(str(row.by["group"])), clean(str(row.by["op"])), str(row.ranks), per_s, seconds(row.p50_s), seconds(row.p99_s),
-        rate(row.algbw), rate(row.busbw), percent(row.efficiency), _part(row.seconds, row.ranks, covered_s),
+        rate(row.algbw), rate(row.busbw), percent(row.efficiency), _part(None if row.p50_s is None else row.seconds, row.ranks, covered_s),
         _part(_waited(row), row.ranks, covered_s),
     )  # fmt: skip

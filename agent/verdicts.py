@@ -184,8 +184,9 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
         return None
     top = max(at[rank] for rank in members)
     late = [rank for rank in members if at[rank] < top]
-    if not late:
-        return None
+    states = {view.rank: view.state for view in here}
+    if not late or not any(states[rank] == "running" for rank in members if rank not in late):
+        return None  # nobody waits
     kind, cause, culprits, says = _blame({view.rank: view for view in here if view.rank in late})
     ahead = [rank for rank in members if rank not in late]
     since = min(idle[rank] for rank in ahead)

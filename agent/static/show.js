@@ -24,6 +24,7 @@ function wrong(job, alerts, trouble) {
     const says = verdict.says.replace(`${verdict.kind}: `, "");
     said.push({ head: `${verdict.kind.toUpperCase()}${whom}`, text: says, kind: kindOf(verdict.kind) });
   }
+  if (job.sheds) said.push({ head: "The probe", text: job.sheds, kind: "warn" });
   for (const alert of alerts.filter((alert) => alert.state === "firing")) {
     const links = [[`/runbook#${alert.name.toLowerCase()}`, "what to do"]];
     if (alert.annotations.evidence_url) links.push([`/api/v1/alerts/${encodeURIComponent(alert.id)}/evidence`, "evidence"]);

@@ -82,7 +82,7 @@ def test_probe_that_sheds() -> None:
         book.mode = SAMPLING
     found = now(shown)
     assert found.sheds is not None
-    assert "one in sixteen of rank 0-1" in found.sheds
+    assert "one in sixteen operations of ranks 0-1" in found.sheds
     assert [line.wait for line in found.ranks] == [None, None]
 
 

@@ -163,7 +163,8 @@ def test_words_on_top() -> None:
 def test_part_is_recorded() -> None:
     """That operations are only counted, which leaves shares and waits unknown, is said."""
     shown = text(of_job(ranks=[rank(0, probe_mode="full"), rank(1, probe_mode="sampling")]), cells=200)
-    assert "not all operations are recorded (one in sixteen of rank 1)" in shown
+    assert "recorded in part: one in sixteen operations of rank 1" in shown
+    assert "recorded in part" not in text(of_job(ranks=[rank(0, state="ended", probe_mode="sampling")]), cells=200)
 
 
 def test_too_many_words() -> None:
