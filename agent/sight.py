@@ -67,7 +67,7 @@ def rank(job_id: str, book: RankBook, now_ns: int) -> RankView:
         gpu_uuid=place.uuid if place is not None else None,
         gpu_bus_id=place.bus_id or None if place is not None else None,
         probe_mode=MODES[book.mode],
-        probe_mode_s=max(0, now_ns - book.mode_since_ns) / 1e9 if book.mode_since_ns else None,
+        probe_mode_s=max(0, now_ns - book.mode_since_ns) / 1e9 if book.mode_since_ns and book.alive else None,
         probe_s=book.probe_ns / 1e9,
         probe_budget=budget(identity),
     )

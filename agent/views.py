@@ -133,7 +133,7 @@ class RankView:
     #: What the probe records of its operations: ``full`` (each), ``sampling`` (one in sixteen, the rest counted) or ``counters``; ``None``: not
     #: known any more.
     probe_mode: str | None = None
-    #: For how many seconds; ``None``: it has always been so.
+    #: For how many seconds; ``None``: it has always been so, or the rank is no more.
     probe_mode_s: float | None = None
     #: Time that the probe has cost so far, and the part of the time that it may take (0: any); ``None``: not known.
     probe_s: float | None = None
