@@ -20,7 +20,7 @@ help:  ## say what there is
 	$(BIN)/python -m pip install --quiet --group dev
 	mkdir -p .stamps && touch $@
 
-sync: .stamps/venv
+sync: .stamps/venv  ## install commwatch into .venv, new files too (demo, test and lint do so by themselves)
 	@rm -rf build/__editable__*
 	@$(BIN)/python -m pip install --quiet --editable '.[examples]' --config-settings editable_mode=strict \
 		> .stamps/sync.log 2>&1 || { cat .stamps/sync.log; exit 1; }

@@ -110,7 +110,7 @@ class Facts(NamedTuple):
     comm: float
     exposed: float | None
     kinds: list[Kind]
-    #: Part of its steps that each rank waited for late ranks, where all are in sight.
+    #: Part of its steps that each rank waited for late ranks, where all are in sight, and of enough steps to say.
     waits: Mapping[int, float]
     #: Part of the steps spent in waits for messages; ``None``: there are none.
     bubble: float | None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch import __version__, trainers
+from commwatch.access import elsewhere
 from commwatch.asking import get, keys_of, local_agents
 from commwatch.collectors.gpu import ALARMING
 from commwatch.collectors.nccl import debug
@@ -36,6 +37,7 @@ _INSPECTOR = (
     "by default it writes when the job ends: set NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000; "
     "the agent has to see the folder under the same path"
 )
+_NATIVE = "unset COMMWATCH_HOOK=python, or build it: commwatch native build"
 _RAS = "NCCL 2.24 or later; the setting ras has to name the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
 
 
@@ -83,7 +85,8 @@ def _run_directory(directory: Path) -> Check:
     if free < _ROOM_BYTES:
         remedy = "make it larger (docker --shm-size, an emptyDir with medium Memory), or set COMMWATCH_DIR"
         return Check(_WARN, "run directory", f"{directory}: {free / 1e6:.0f} MB free; a rank's ring takes 1 MB", remedy)
-    return Check(_PASS, "run directory", f"{directory}: {free / 1e9:.1f} GB free")
+    missing = "" if there == directory else f"{directory} is not there yet; "
+    return Check(_PASS, "run directory", f"{missing}{there}: {free / 1e9:.1f} GB free")
 
 
 def _native() -> Iterator[Check]:
@@ -106,7 +109,7 @@ def _port(config: Config) -> Check:
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken" if taken else error.strerror
-            return Check(_WARN, "port", f"{config.host}:{wanted} {why}", "choose another with --port (0: any free one)")
+            return Check(_WARN, "port", f"{config.host}:{wanted}: {why}", elsewhere(error))
     return Check(_PASS, "port", f"{config.host}:{wanted} is free")
 
 
@@ -232,7 +235,7 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
         yield Check(_WARN, "records", f"{name}: none in {wait_s:.0f} s", "commwatch diagnose says whether it hangs")
     hooks = sorted({rank["hook"] for rank in ranks})
     dear = "python" in hooks
-    remedy = "commwatch native build with the trainer's Python makes it cheaper" if dear else ""
+    remedy = f"the native one is cheaper: {_NATIVE}, with the trainer's Python" if dear else ""
     yield Check(_WARN if dear else _PASS, "hook", f"{name}: {', '.join(hooks)}", remedy)
     yield _cost(name, before, ranks, wait_s)
     yield from _gpu_timing(name, ranks)
@@ -258,11 +261,7 @@ def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], 
     part = shedding((rank["rank"], rank["probe_mode"]) for rank in ranks if rank["state"] == "running")
     if part is None:
         return Check(_PASS, "probe cost", says)
-    native = (
-        ""
-        if any(rank["hook"] == "native" for rank in ranks)
-        else "the native hook costs a tenth: commwatch native build; or "
-    )
+    native = "" if any(rank["hook"] == "native" for rank in ranks) else f"the native hook costs a tenth: {_NATIVE}; or "
     return Check(_WARN, "probe cost", f"{says}; {part}", f"{native}COMMWATCH_BUDGET=0.02 in the trainer allows more")
 
 

@@ -114,7 +114,7 @@ def _lines(account: Account, names: list[str], found: list[Finding], width: int)
     said = labels(account)
     yield f"{names[0] if len(names) == 1 else f'{len(names)} files'}: {_amount(account)}"
     yield ""
-    yield from _row("Library", _library(said), width)
+    yield from _row("Library", _library(said, account), width)
     where = hosts(account)
     if where:
         yield from _row("Hosts", _hosts(where), width)
@@ -146,14 +146,16 @@ def _amount(account: Account) -> str:
     return ", ".join(parts)
 
 
-def _library(said: dict[str, Any]) -> str:
+def _library(said: dict[str, Any], account: Account) -> str:
     parts = [f"{said['library']} {', '.join(said.get('nccl_version', ['of unknown version']))}"]
     for key, name in (("cuda_version", "CUDA"), ("hip_version", "HIP"), ("rocm_version", "ROCm")):
         if key in said:
             parts.append(f"{name} {', '.join(said[key])}")
     if "cuda_driver_version" in said:
         parts.append("driver " + ", ".join(f"{v // 1000}.{v % 1000 // 10}" for v in said["cuda_driver_version"]))
-    return "none: only PyTorch's lines" if said["library"].startswith("none") else ", ".join(parts)
+    if said["library"].startswith("none"):
+        return "none: only PyTorch's lines" if account.loose else "none: no line of NCCL's or of PyTorch's about it"
+    return ", ".join(parts)
 
 
 def _hosts(where: list[HostView]) -> str:

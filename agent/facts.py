@@ -11,7 +11,7 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.host_views import HostView
 from commwatch.near import places
 from commwatch.network_advice import Network
-from commwatch.shares import comm_share, exposed_share
+from commwatch.shares import LEAST_STEPS, comm_share, exposed_share
 from commwatch.summary import Row
 from commwatch.views import GroupView, JobView, StepView
 
@@ -49,24 +49,35 @@ def facts(
     if not total:
         return None
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
-    durations: dict[int | str | None, float] = {}
-    for step in steps:
-        durations[step.rank] = durations.get(step.rank, 0.0) + step.duration_s
     return Facts(
         step_s=total / len(steps),
         # Where it is not known nothing is to follow from it.
         comm=comm_share(steps) or 0.0,
         exposed=exposed_share(steps),
         kinds=_kinds(agent, job.job_id, steps, counts),
-        waits={
-            int(rank): row.wait_s / durations[rank]
-            for row in counts.by_rank
-            if row.wait_s is not None and (rank := row.by["rank"]) is not None and durations.get(rank)
-        },
+        waits=_waits(counts.by_rank, steps),
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
         network=Network() if host is None else Network(places(gpus or {}, host), host.complaints),
     )
+
+
+def _waits(by_rank: Iterable[Row], steps: Iterable[StepView]) -> dict[int, float]:
+    """The part of its steps that each rank waited for late ranks.
+
+    Left out are ranks of too few steps, and those that waited longer than all of theirs: then waiting outside of them is in it.
+    """
+    took: dict[int | str | None, list[float]] = {}
+    for step in steps:
+        took.setdefault(step.rank, []).append(step.duration_s)
+    return {
+        int(rank): row.wait_s / steps_s
+        for row in by_rank
+        if (rank := row.by["rank"]) is not None
+        and len(of_rank := took.get(rank, [])) >= LEAST_STEPS
+        and row.wait_s is not None
+        and row.wait_s <= (steps_s := sum(of_rank))
+    }
 
 
 def _kinds(agent: Agent, job_id: str, steps: list[StepView], counts: Counts) -> list[Kind]:

@@ -58,7 +58,12 @@ _GROUP_ID = ("job_id", "rank", "group", "group_id")
 METRICS = {
     spec.name.removeprefix("commwatch_"): spec
     for spec in (
-        Spec("commwatch_collectives_total", "counter", "Operations that ended without an error.", _OPS),
+        Spec(
+            "commwatch_collectives_total",
+            "counter",
+            "Operations that ended without an error; while a probe only counts, that were launched.",
+            _OPS,
+        ),
         Spec("commwatch_collective_bytes_total", "counter", "Their size S, as nccl-tests counts it.", _OPS),
         Spec(
             "commwatch_collective_bus_bytes_total",

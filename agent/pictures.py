@@ -96,14 +96,15 @@ def shares(steps: Sequence[StepView]) -> list[tuple[float, float | None, float |
 
 def _shares(steps: Sequence[StepView]) -> str:
     points = shares(steps)
-    if not points:
+    known = [comm for _, comm, _ in points if comm is not None]
+    if not known:
         return ""
     series = [
         Series("communication", "line", 0, [Point(at, comm) for at, comm, _ in points]),
         Series("exposed", "line", 1, [Point(at, exposed) for at, _, exposed in points]),
     ]
     series = [each for each in series if any(point.y is not None for point in each.points)]
-    most = max(comm for _, comm, _ in points if comm is not None)
+    most = max(known)
     end = points[-1][0] + points[0][0]
     every = next((each for each in _STRETCHES_S if end / each <= 6), _STRETCHES_S[-1])
     x = even_axis(
@@ -113,8 +114,11 @@ def _shares(steps: Sequence[StepView]) -> str:
         [(n * every, seconds(n * every) if n else "0") for n in range(int(end / every) + 1)],
     )
     y = even_axis("share", 0, max(0.5, min(1.0, most * 1.1)), [(n / 10, percent(n / 10)) for n in range(11)])
-    above = sum(comm is not None and comm > LIMIT for _, comm, _ in points)
-    says = f"At most {percent(most)} of step time is communication; it is above the line of 30 % in {above} of {len(points)} pieces of time."
+    above, unknown = sum(comm > LIMIT for comm in known), len(points) - len(known)
+    says = (
+        f"At most {percent(most)} of step time is communication; it is above the line of 30 % in {above} of {len(known)} pieces of time"
+        f"{f'; of {unknown} more it is not known' if unknown else ''}."
+    )
     drawn = plot("shares", "Communication share over time", says, x, y, series, LIMIT)
     rows = [(seconds(at), percent(comm), percent(exposed)) for at, comm, exposed in points]
     return f"<h2>Shares over time</h2><p>{says}</p>" + _figure(drawn, series, ("at", "communication", "exposed"), rows)

@@ -18,7 +18,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="torch.profiler in a running job for a few steps, beside the continuous figures",
         description="Have the trainers of a job on this node run torch.profiler for a few steps, compute overlap from "
-        "the traces, and show it beside what the probe recorded of the same steps. Exit code 1 if a rank has no result.",
+        "the traces, and show it beside what the probe recorded of the same steps. Exit code 1 if a rank has no result, 2 if no agent is there.",
     )
     profile.add_argument("job", nargs="?", help="job id (default: the one that runs)")
     profile.add_argument("--steps", type=int, default=3, help=f"steps to profile, 1 to {MOST_STEPS} (default: 3)")
@@ -45,9 +45,13 @@ def _profile(config: Config, arguments: argparse.Namespace) -> int:
     if parts is not None and not all(part.strip().isdecimal() for part in parts):
         raise UsageError(f"profile: --ranks {arguments.ranks}: numbers with commas between, such as 0,1")
     ranks = None if parts is None else [int(part) for part in parts]
+    urls, keys = asking.local_agents(config.dir), asking.keys_of(config)
+    if not urls:
+        raise UsageError(
+            f"profile: no agent watches {config.dir}; start a job with commwatch run, or give its run directory with --dir"
+        )
     try:
-        keys = asking.keys_of(config)
-        where = profile.places(asking.local_agents(config.dir), arguments.job, ranks, keys)
+        where = profile.places(urls, arguments.job, ranks, keys)
         taken = profile.take(where, arguments.steps, arguments.timeout, keys)
     except profile.AskedWrongly as error:
         raise UsageError(f"profile: {error}") from None

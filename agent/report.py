@@ -12,6 +12,7 @@ from statistics import median
 
 from commwatch.advice import LIMIT, WORTH, Advice, advice
 from commwatch.answers import Agent
+from commwatch.collectors.events import SYMMETRIC
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.facts import Counts, facts
 from commwatch.host_views import HostView
@@ -70,7 +71,8 @@ class Report:
     p2p_wait_share: float | None
     long_steps: LongSteps | None
     #: Hours of the ranks of this node, which are GPU-hours where each has one: in all, those in which communication was
-    #: exposed (``None``: not known), and those spent waiting for late ranks (``None``: nothing was joined).
+    #: exposed (``None``: not known), and those spent waiting for late ranks (``None``: nothing was joined, or of
+    #: more than one in ten of the operations in which ranks wait there are no times).
     rank_hours: float
     exposed_hours: float | None
     wait_hours: float | None
@@ -131,7 +133,7 @@ def build(
         rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
         exposed_hours=_hours(total([step.exposed_s for step in steps])),
         wait_hours=_hours(total([line.wait_s for line in lines if line.wait_s is not None]))
-        if 100 * sum(row.untimed for row in operations) <= sum(row.count for row in operations)
+        if _have_times([row for row in operations if row.by["op"] in SYMMETRIC])
         else None,
         ranks=lines,
         operations=operations,
@@ -142,6 +144,11 @@ def build(
         advice=[] if known is None else advice(known),
         findings=findings,
     )
+
+
+def _have_times(rows: list[Row]) -> bool:
+    """All but one operation in ten, as of steps."""
+    return 10 * sum(row.untimed for row in rows) <= sum(row.count for row in rows)
 
 
 def _group_shares(steps: list[StepView]) -> dict[str, float]:
@@ -306,7 +313,8 @@ def _share(report: Report) -> str:
     """Communication in the steps, and what that means; or why it is not known."""
     if report.comm_share is None:
         untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
-        return f"not known: {percent(untimed)} of the operations have no times" if untimed else "not known"
+        why = "have no times; docs/hooks.md says why (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
+        return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
     why = bottleneck(report.comm_share, report.exposed_share)
     return f"{percent(report.comm_share)} of step time{': ' if why else ''}{why}"
 

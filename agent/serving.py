@@ -63,7 +63,7 @@ def _bound(config: Config) -> socket.socket:
         if config.port is not None or error.errno != errno.EADDRINUSE:
             listener.close()
             raise CannotStart(
-                f"cannot listen on {config.host}:{wanted}: {error.strerror}; choose another port with --port (0: any free one)"
+                f"cannot listen on {config.host}:{wanted}: {error.strerror}; {access.elsewhere(error)}"
             ) from None
         listener.bind((config.host, 0))
         log.info("port %d is taken, using %d", wanted, listener.getsockname()[1])

@@ -87,7 +87,7 @@ def connect(path: Path, write: bool) -> sqlite3.Connection:
             db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
         else:
             if not path.exists():
-                raise StoreError(f"{path}: no history here; give the directory with --state")
+                raise StoreError(f"{path}: no history here; give its directory with --dir or --state")
             db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode=ro",
                 uri=True,
@@ -100,7 +100,9 @@ def connect(path: Path, write: bool) -> sqlite3.Connection:
         _check_version(db, path, write)
         if write:
             _use_wal(db)
-    except (sqlite3.Error, OSError) as error:
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be made or opened: {error.strerror}; choose another with --state") from None
+    except sqlite3.Error as error:
         raise StoreError(f"{path}: {error}; move it away, or choose another place with --state") from None
     return db
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from commwatch.config import Config, ConfigError
+from commwatch.config import Config, ConfigError, UsageError
 
 if TYPE_CHECKING:
     from commwatch.cells import Line
@@ -27,7 +27,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="a job as it runs, in the terminal",
         description="Show a job of this node as it runs: shares, ranks, operations, and what is wrong. q quits. "
-        "Exit code 1 if an agent is asked for one frame and does not answer.",
+        "Exit code 1 if an agent is asked for one frame and does not answer, 2 if none is there.",
     )
     top.add_argument("--address", metavar="URL", help="an agent: host, host:port, URL (default: that of --dir)")
     top.add_argument("--job", help="job id (default: the latest that runs)")
@@ -47,9 +47,12 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
     if live and (not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"):
         raise ConfigError("top: standard output is no terminal; --once prints one frame, --json for programs")
     nobody = f"no agent watches {config.dir}; start a job with commwatch run, or name an agent with --address"
-    ask = Asker(_urls(config, arguments.address), nobody, arguments.job, keys=keys_of(config))
+    urls = _urls(config, arguments.address)
+    ask = Asker(urls, nobody, arguments.job, keys=keys_of(config))
     if live:
         return _live(ask, arguments.interval)
+    if not urls():
+        raise UsageError(f"top: {nobody}")
     answers = ask()
     if isinstance(answers, str):
         print(f"commwatch: top: {answers}", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from commwatch.config import load
-from commwatch.doctor import Check, _witnesses, examine, network_checks
+from commwatch.doctor import Check, _cost, _witnesses, examine, network_checks
 from commwatch.traffic import NOT_COUNTED
 from tests.agent.test_api import rings_of
 from tests.agent.test_host import Watched
@@ -89,6 +89,15 @@ def test_what_is_wrong(tmp_path: Path) -> None:
         assert checks[what].result == "warn", checks[what]
         assert says in checks[what].says
         assert checks[what].remedy
+    assert "COMMWATCH_HOOK=python" in checks["hook"].remedy
+
+
+def test_hook_that_is_too_dear() -> None:
+    """Where Python's hook is above its budget, the native one is the remedy: built already and not wanted, or to be built."""
+    rank = {"rank": 0, "state": "running", "probe_s": 1.0, "probe_budget": 0.005, "probe_mode": "counters"}
+    of_python, of_native = (_cost("job", [], [{**rank, "hook": hook}], 2.0).remedy for hook in ("python", "native"))
+    assert "unset COMMWATCH_HOOK=python, or build it: commwatch native build" in of_python
+    assert "commwatch native build" not in of_native
 
 
 def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +154,19 @@ def test_run_directory_that_cannot_be(tmp_path: Path) -> None:
     """A run directory that cannot be used is a failure."""
     (tmp_path / "file").touch()
     assert found(tmp_path / "file" / "below")["run directory"].result == "fail"
+
+
+def test_run_directory_that_is_not_there(tmp_path: Path) -> None:
+    """A run directory that nobody has made is said not to be there; one that is there is not."""
+    there, nowhere = (found(path)["run directory"] for path in (tmp_path, tmp_path / "a" / "b"))
+    assert f"{tmp_path / 'a' / 'b'} is not there yet; {tmp_path}: " in nowhere.says
+    assert there.says.startswith(f"{tmp_path}: ")
+
+
+def test_host_that_is_not_of_this_machine(tmp_path: Path) -> None:
+    """Where an address cannot be listened on, the remedy is another address, not another port."""
+    check = found(tmp_path, host="192.0.2.1", port=0)["port"]
+    assert (check.result, check.remedy) == ("warn", "name an address of this machine with --host")
 
 
 def test_text(tmp_path: Path) -> None:

@@ -91,6 +91,24 @@ def test_broken(broken: Path) -> None:
     assert "Xid" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("root:x:0:0:root:/root:/bin/bash", "none: no line of NCCL's or of PyTorch's about it"),
+        (
+            "[rank0]:[E ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL("
+            "SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds.",
+            "none: only PyTorch's lines",
+        ),
+    ],
+)
+def test_log_of_something_else(tmp_path: Path, line: str, says: str) -> None:
+    """A file without a line of NCCL's is said to be one; where PyTorch speaks of it, that too."""
+    path = tmp_path / "some.log"
+    path.write_text(f"{line}\n")
+    assert f"Library   {says}\n" in commwatch("explain", path).stdout
+
+
 def test_json(broken: Path) -> None:
     """``--json``: the facts under their keys, communicators, findings with their evidence; the exit code is the same."""
     done = commwatch("explain", "--json", broken)

@@ -18,7 +18,7 @@ from tests.agent.test_top import row
 NOTHING = Material([], [], [], [], {}, [])
 
 
-def step(seq: int, comm_s: float, exposed_s: float | None = None, **more: Any) -> StepView:
+def step(seq: int, comm_s: float | None, exposed_s: float | None = None, **more: Any) -> StepView:
     """A step of one second that begins with its number."""
     made = StepView("job", 0, seq, seq, seq + 1, 1.0, comm_s, comm_s, exposed_s, exposed_s, {}, None, False)
     return replace(made, **more)
@@ -68,6 +68,13 @@ def test_share_plot() -> None:
     assert "At most 40 % of step time is communication; it is above the line of 30 % in 1 of 4 pieces of time." in page
     assert page.count("<td>20 %") == 3
     assert "exposed" not in re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+
+
+def test_share_that_is_not_known_everywhere() -> None:
+    """How often the share is above the line is counted against what is known of it, and how much is not is said."""
+    material = replace(NOTHING, steps=[step(n, 0.4 if n == 7 else None) for n in range(10)])
+    assert "above the line of 30 % in 1 of 1 pieces of time; of 9 more it is not known." in figures(material)
+    assert "Shares over time" not in figures(replace(NOTHING, steps=[step(0, None)]))
 
 
 def test_bandwidth_plot() -> None:

@@ -419,8 +419,11 @@ def test_asked_wrongly(tmp_path: Path, flags: tuple[str, ...], named: str) -> No
 
 
 def test_nobody_there(tmp_path: Path, running: RunningAgent) -> None:
-    """Where no agent or no job is, it says so in one line, exit code 1."""
-    for directory in (tmp_path, running.directory):
+    """Where no agent is, it says so in one line, exit code 2, as other commands do; where no job is, exit code 1."""
+    for directory, code, says in (
+        (tmp_path, 2, f"no agent watches {tmp_path}"),
+        (running.directory, 1, "no job runs here"),
+    ):
         done = commwatch("profile", "--dir", directory)
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
-        assert "no job runs here" in done.stderr
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
+        assert says in done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commwatch import report
 from commwatch.books import SHARE_WINDOW_NS, StepRecord
 from commwatch.collectors import events as ev
 from commwatch.exporter import Exporter
@@ -194,3 +195,6 @@ def test_operations_without_times(tmp_path: Path) -> None:
             "commwatch_exposed_comm_share_ratio",
         }
         assert watch.agent.slots(0, 1 << 62, "job") == []
+        said = report.build(watch.agent, "job", watch.path, "")
+        assert said is not None
+        assert "not known: 29 % of the operations have no times; docs/hooks.md says why" in report.text(said)

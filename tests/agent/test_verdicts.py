@@ -212,7 +212,7 @@ def test_launches_without_ends() -> None:
         [0, 1, 2],
         40,
     )
-    assert "rank 0-2 launched 40 of group world 30 s ago, rank 3 37" in verdict.says
+    assert "rank 0-2 launched number 40 of group world 30 s ago, rank 3 number 37" in verdict.says
     assert judged(*(launched(n, 40, 30.0) for n in range(4))) == []
     assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2)), launched(3, 37, 1.0)) == []
     assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2))) == []
