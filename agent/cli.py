@@ -13,7 +13,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from commwatch import (
     __version__,
@@ -32,6 +32,8 @@ from commwatch.debugging import LEVELS
 if TYPE_CHECKING:
     from commwatch.daemon import Daemon
 
+#: Positional arguments of which a command takes any number.
+_MANY = ("agents", "logs", "parts")
 #: Flags of who may ask, and of what is shown to agents.
 _ACCESS = ("token_file", "require_token", "insecure", "ca_file", "client_cert")
 
@@ -72,6 +74,20 @@ def _settings(arguments: argparse.Namespace) -> Config:
     )
 
 
+class _Command(argparse.ArgumentParser):
+    """Of one command: what it does not know it says itself, and flags may stand among the things that it takes many of."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, which takes only those that stand together."""
+        found, rest = super().parse_known_args(args, namespace)
+        many = next((name for name in _MANY if name in found), None)
+        if many is not None and not any(part.startswith("-") for part in rest):
+            setattr(found, many, [*getattr(found, many), *rest])
+        elif rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, []
+
+
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
@@ -88,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(prog="commwatch", description="See the communication of distributed training.")
     parser.add_argument("--version", action="version", version=f"commwatch {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands: Any = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Command)
 
     run = commands.add_parser(
         "run",

@@ -13,6 +13,7 @@ from socket import gethostname
 from typing import Any
 
 from commwatch.alerts.receivers import settings as receivers
+from commwatch.collectors import variables
 from commwatch.collectors.identity import run_dir
 from commwatch.links import UnknownLink, find
 from commwatch.metrics import METRICS
@@ -207,11 +208,13 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
 
 
 def check_variables(env: Mapping[str, str]) -> None:
-    """Look for variables that begin like ours and are none: nobody reads what is written differently.
+    """Look for variables of the probe that are not what they may be, and for those that begin like ours and are none.
 
     Raises:
-        ConfigError: there is one; names the nearest that there is.
+        ConfigError: there are some; says what they may be, or the nearest that there is.
     """
+    if bad := variables.wrong(env):
+        raise ConfigError("; ".join(bad))
     known = {*_ENVIRONMENT.values(), *_OF_THE_PROBE}
     for name in sorted(env):
         ours = name.startswith("COMMWATCH_") and not name.startswith(tuple(_TABLE_VARIABLES.values()))

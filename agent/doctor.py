@@ -122,7 +122,12 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
     remedy = "use one version of commwatch in trainer, agent and command" if other else ""
     yield Check(_WARN if other else _PASS, "agent", f"{url}: {about['version']}{other}, pid {about['pid']}", remedy)
     if about["trouble"]:
-        yield Check(_FAIL, "history", about["trouble"], "make room, or choose another place with --state")
+        yield Check(
+            _FAIL,
+            "history",
+            about["trouble"],
+            "make room; where it is gone, start the agent again; or choose another place with --state",
+        )
     else:
         yield Check(_PASS, "history", about["history"])
     yield _scraping(about)

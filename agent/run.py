@@ -11,15 +11,16 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from commwatch import debugging, explain, native, report
-from commwatch.announcement import answering
+from commwatch.announcement import Announcement, answering
 from commwatch.answers import Agent
 from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir, ring_prefix
 from commwatch.collectors.nccl.account import Account
@@ -92,7 +93,7 @@ def run(
                 command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl.capture, job, history, signals
             )
             if agent is not None:
-                wait_until(partial(agent.has_all_of, job), _DRAIN_S)
+                _take_all(agent, job)
         except Stopped as stopped:
             return 128 + int(stopped.args[0])
         finally:
@@ -109,6 +110,19 @@ def run(
         except Exception as error:  # the job's exit code matters more than what is wrong with us
             say(f"commwatch: no report: {type(error).__name__}: {error}")
     return code
+
+
+def _take_all(agent: _JobAgent, job: str) -> None:
+    """Wait until the history has all of the job. An agent of our own that ended before is started again for that, once."""
+    wait_until(partial(agent.has_all_of, job), _DRAIN_S)
+    if not agent.ended:
+        return
+    say(f"commwatch: the agent {agent.ended}; it is started again for what the rings still hold")
+    with contextlib.suppress(OSError):
+        agent.start()
+    wait_until(partial(agent.has_all_of, job), _DRAIN_S)
+    if agent.ended:
+        say(f"commwatch: the agent {agent.ended}; the report covers what had been taken in by then")
 
 
 def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> debugging.Plan:
@@ -141,19 +155,41 @@ def _new_job_id(command: list[str]) -> str:
 
 @dataclass
 class _JobAgent:
-    """The agent that watches the job; ``process`` is set if it is our own."""
+    """The agent that watches the job; ``process`` is set if it is our own, which ``command`` starts."""
 
     directory: Path
     history: Path
+    command: list[str] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
+    #: How and when an agent of our own ended, for people; empty while it runs.
+    ended: str = ""
     #: What asks it to follow the job's NCCL logs.
     request: Path | None = None
 
+    def start(self) -> Announcement | None:
+        """Start an agent of our own; what it says of itself, or ``None`` if it does not come to that.
+
+        Raises:
+            OSError: no process can be made.
+        """
+        # In a session of its own: Ctrl-C is for the job, the agent is still needed for the report. Its standard input
+        # closes with us, however we end. From / because the job's folder may hold modules named like ours.
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+        self.ended = ""
+        threading.Thread(target=self._note_end, args=(self.process,), daemon=True).start()
+        wait_until(lambda: answering(self.directory) is not None or bool(self.ended), _START_S)
+        return answering(self.directory)
+
+    def _note_end(self, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+        how = f"was ended by {name}" if code < 0 else f"ended with exit code {code}"
+        self.ended = f"{how} at {time.strftime('%Y-%m-%d %H:%M:%S')}"
+
     def has_all_of(self, job: str) -> bool:
         """Whether the job's rings have gone into the history, or nobody is left to put them there."""
-        died = self.process is not None and self.process.poll() is not None
         prefix, rings = ring_prefix(job), (self.directory / "rings").glob("*.ring")
-        return died or not any(path.name.startswith(prefix) for path in rings)
+        return bool(self.ended) or not any(path.name.startswith(prefix) for path in rings)
 
     def end(self) -> None:
         """Let an agent of our own take what is left, and end it."""
@@ -187,22 +223,17 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     flags += [] if config.port is None else ["--port", str(config.port)]
     flags += [] if file is None else ["--config", str(file.absolute())]
     command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes", *flags]
+    agent = _JobAgent(directory, config.history, command)
     try:
         make_private_dir(config.dir, os.environ)
-        # In a session of its own: Ctrl-C is for the job, the agent is still needed for the report. Its standard input
-        # closes with us, however we end. From / because the job's folder may hold modules named like ours.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+        found = agent.start()
     except OSError as error:
         why = f"{error.strerror or error} ({error.filename or config.dir})"
         say(f"commwatch: the job runs without an agent: {why}")
         return None
-    agent = _JobAgent(directory, config.history, process)
-    try:
-        wait_until(lambda: answering(directory) is not None or process.poll() is not None, _START_S)
     except Stopped:
         agent.end()
         raise
-    found = answering(directory)
     if found is None:
         say("commwatch: the job runs without an agent")
         agent.end()

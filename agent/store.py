@@ -27,6 +27,7 @@ from commwatch.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
 #: Roll-ups older than an hour are merged to five minutes.
 _COARSE_NS = 300_000_000_000
 _COARSEN_AFTER_NS = 3600_000_000_000
+_GONE = "the file is gone, or another in its place; put it back, or start the agent again"
 
 
 class StoreError(Exception):
@@ -171,6 +172,7 @@ class Writer:
         self._db = connect(path, write=True)
         # Rings fill within seconds: who else holds the history is waited for between looks, not in one.
         self._db.execute("PRAGMA busy_timeout = 1000")
+        self._file = path.stat()
         #: Names and states, which are few and always kept; records and sums, which are not.
         self._names: list[Statement] = []
         self._pending: list[Statement] = []
@@ -185,16 +187,11 @@ class Writer:
     def ring(self, uid: str, identity: dict[str, Any], now_ns: int) -> RingRow:
         """The row of a ring, made at first sight."""
         offset = int(identity["wall_offset_ns"])
-        values = (
-            uid,
-            str(identity["job"]),
-            int(identity["restart"]),
-            int(identity["rank"]),
-            int(identity["world_size"]),
-        )
+        who = (uid, str(identity["job"]), int(identity["restart"]), int(identity["rank"]), int(identity["world_size"]))
+        began_ns = int(identity["started_ns"]) + offset
         self._db.execute(
             "INSERT OR IGNORE INTO ring (uid, job, restart, rank, world_size, started_ns, wall_offset_ns, identity, seen_ns) VALUES (?,?,?,?,?,?,?,?,?)",
-            (*values, int(identity["started_ns"]) + offset, offset, json.dumps(identity), now_ns),
+            (*who, began_ns, offset, json.dumps(identity), now_ns),
         )
         return rings(self._db, "uid = ?", (uid,))[0]
 
@@ -226,18 +223,8 @@ class Writer:
     def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
         """A group's name and members."""
         ranks = json.dumps(group.ranks) if group.ranks is not None else None
-        row = (
-            ring,
-            small_id,
-            group.group_id,
-            group.label,
-            group.name,
-            group.description,
-            ranks,
-            group.size,
-            group.aligned,
-            group.backend,
-        )
+        names = (group.group_id, group.label, group.name, group.description)
+        row = (ring, small_id, *names, ranks, group.size, group.aligned, group.backend)
         self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?)", row))
 
     def name(self, ring: int, kind: str, code: int, name: str) -> None:
@@ -261,13 +248,16 @@ class Writer:
         self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
 
     def commit(self) -> bool:
-        """Write all that has gathered; False, with ``trouble`` set, where the disk refuses."""
+        """Write all that has gathered; False, with ``trouble`` set, where the disk refuses or the file is gone."""
         # Chunks that still grow are written as they stand, each time anew: a full disk keeps one state of them, not all.
         growing = [statement for ring in self._dirty for statement in self._chunks[ring].statements()]
         statements = [*self._names, *self._pending, *growing, *self._progress.values()]
-        if not statements:
-            return True
         try:
+            if not self._is_there():  # SQLite would go on writing to a file that nobody will ever read
+                raise sqlite3.OperationalError(_GONE)
+            if not statements:
+                self.trouble = None if self.trouble == f"{self.path}: {_GONE}" else self.trouble
+                return True
             with _transaction(self._db):
                 for statement, values in statements:
                     self._db.execute(statement, values)
@@ -286,6 +276,14 @@ class Writer:
             self._chunks.pop(ring, None)
         self._ended.clear()
         return True
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(self.path.stat(), self._file)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # of a disk in trouble SQLite tells itself
+            return True
 
     def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> None:
         """Keep ``raw_bytes`` of raw records and ``keep_ns`` of roll-ups and steps; merge old roll-ups."""

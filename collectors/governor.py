@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from commwatch.collectors.variables import part
+
 #: What is recorded of an operation: everything of each; of one in sixteen, the rest counted; counts and bytes of all.
 MODES = ("full", "sampling", "counters")
 FULL, SAMPLING, COUNTERS = range(3)
@@ -43,11 +45,8 @@ def is_sampled(seq: int) -> bool:
 
 def budget_of(env: Mapping[str, str]) -> float:
     """The budget in force, 0 to 1; 0: whatever it costs, everything is recorded."""
-    try:
-        budget = float(env.get("COMMWATCH_BUDGET") or DEFAULT_BUDGET)
-    except ValueError:
-        return DEFAULT_BUDGET
-    return budget if 0 <= budget <= 1 else DEFAULT_BUDGET
+    asked = part(env.get("COMMWATCH_BUDGET", ""))
+    return DEFAULT_BUDGET if asked is None else asked
 
 
 class Governor:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from commwatch.collectors import events as ev
-from commwatch.collectors import identity, profile_files, ring
+from commwatch.collectors import identity, profile_files, ring, variables
 from commwatch.collectors.governor import budget_of
 from commwatch.collectors.nccl.debug import inspector_dir, own_file
 from commwatch.collectors.torch_gpu import Finder
@@ -134,8 +134,7 @@ class Probe(ABC):
                 else:
                     self._tell_log()
                     self._tell_gpu()
-                    if self.remark and dist.get_rank() == 0:
-                        print(f"commwatch: {self.remark}", file=sys.stderr, flush=True)
+                    self._tell_user()
             return self.ring is not None
 
     def _about_ring(self) -> tuple[Any, ...]:
@@ -147,9 +146,13 @@ class Probe(ABC):
         who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
         who["timing"], who["budget"] = self.timing._asdict(), self.budget
         path = identity.ring_path(directory / "rings", who["job"], who["restart"], rank)
-        asked = self.env.get("COMMWATCH_SLOTS", "")
-        slots = int(asked) if asked.isdecimal() and int(asked) >= 2 * ring.MARGIN else ring.DEFAULT_SLOTS
-        return path, who, slots, mode
+        return path, who, variables.slots(self.env.get("COMMWATCH_SLOTS", "")) or ring.DEFAULT_SLOTS, mode
+
+    def _tell_user(self) -> None:
+        """What the first rank says for all, now that it records."""
+        remarks = [self.remark, *(f"{wrong}; the default counts" for wrong in variables.wrong(self.env))]
+        for remark in filter(None, remarks) if dist.get_rank() == 0 else ():
+            self.say(remark, remark)
 
     def _tell_log(self) -> None:
         """Leave word where this process's NCCL and NCCL Inspector write."""

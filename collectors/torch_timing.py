@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-OFF, POLL, EVENTS = MODES = ("off", "poll", "events")
-AUTO = "auto"
+from commwatch.collectors.variables import TIMINGS
+
+AUTO, OFF, POLL, EVENTS = TIMINGS
+MODES = (OFF, POLL, EVENTS)
 #: Its queues to the device are as many as this says; with one, a timing event keeps what follows waiting (pytorch #143890).
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _RELAXED = 2
@@ -44,10 +46,10 @@ def choose(env: Mapping[str, str], *, runtime: bool) -> Timing:
     Args:
         runtime: the functions that keep us out of the way of graph captures are there.
     """
-    asked = env.get("COMMWATCH_TIMING", AUTO)
+    asked = env.get("COMMWATCH_TIMING") or AUTO
     said = f"COMMWATCH_TIMING={asked}"
-    if asked not in (AUTO, *MODES):
-        return Timing(OFF, f"{said} is none of {', '.join((AUTO, *MODES))}")
+    if asked not in TIMINGS:
+        return Timing(OFF, f"{said} is none of {', '.join(TIMINGS)}")
     if asked == OFF:
         return Timing(OFF, said)
     if not runtime:

@@ -28,6 +28,7 @@ IN_THE_TRAINER = (
     "profile_files.py",
     "exposure.py",
     "governor.py",
+    "variables.py",
     "c10d_table.py",
     "native/library.py",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sqlite3
 import threading
 import time
@@ -23,6 +25,7 @@ from tests.helpers import (
     Watch,
     agent,
     clean_env,
+    commwatch,
     group_entry,
     identity,
     needs,
@@ -139,6 +142,51 @@ def test_full_under_the_rings(tmp_path: Path, small: Path) -> None:
         wait_for(lambda: not list((small / "rings").glob("*.ring")), "the ring to be removed")
         assert account(history(tmp_path / "state")) == (played.rank.written, 0)
         free()
+
+
+def test_history_taken_away(tmp_path: Path) -> None:
+    """A history that is removed under the agent: it is not ready and says what to do, doctor as well; put back, all is written to it."""
+    state = tmp_path / "state"
+    with scene(tmp_path, tmp_path / "run", state) as played:
+        wait_for(lambda: account(history(state)) == (5, 0), "the records in the history")
+        state.rename(tmp_path / "aside")
+        wait_for(lambda: "start the agent again" in ready(played.agent), "the agent to say so")
+        assert played.agent.get("/healthz") == "ok\n"
+        played.write(3)
+        examined = json.loads(commwatch("doctor", "--dir", tmp_path / "run", "--state", state, "--json").stdout)
+        (check,) = [each for each in examined if each["what"] == "history"]
+        assert (check["result"], "the file is gone" in check["says"]) == ("fail", True)
+        assert "start the agent again" in check["remedy"]
+        (tmp_path / "aside").rename(state)
+        wait_for(lambda: not ready(played.agent), "the agent to be ready")
+        wait_for(lambda: account(history(state)) == (8, 0), "all of it in the history")
+
+
+def test_history_removed_for_good(tmp_path: Path) -> None:
+    """A rank that ends while the history is gone keeps its ring: the agent that is started again writes it to a new one."""
+    state = tmp_path / "state"
+    with scene(tmp_path, tmp_path / "run", state) as played:
+        shutil.rmtree(state)
+        wait_for(lambda: "the file is gone" in ready(played.agent), "the agent to say so")
+        played.write(3)
+        played.rank.kill()
+    assert list((tmp_path / "run" / "rings").glob("*.ring"))
+    with agent(tmp_path / "run", "--state", str(state)):
+        wait_for(lambda: not list((tmp_path / "run" / "rings").glob("*.ring")), "the ring to be taken in")
+    assert account(history(state)) == (8, 0)
+
+
+def test_another_history_in_its_place(tmp_path: Path) -> None:
+    """Another file under the history's name is not taken for it, and what is idle notices when its own is back."""
+    path, aside = tmp_path / "h.sqlite", tmp_path / "aside"
+    store = Writer(path)
+    path.rename(aside)
+    assert (store.commit(), str(path) in (store.trouble or "")) == (False, True)
+    Writer(path).close()
+    assert (store.commit(), "another in its place" in (store.trouble or "")) == (False, True)
+    aside.rename(path)
+    assert (store.commit(), store.trouble) == (True, None)
+    store.close()
 
 
 @contextmanager

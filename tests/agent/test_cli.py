@@ -262,7 +262,8 @@ def test_report_as_json(history: Path) -> None:
     # Communication of the four ranks: 20.5 + 19.5 + 17 + 16 of 400 ms.
     assert report["comm_share"] == pytest.approx(0.073 / 0.4)
     assert report["exposed_share"] == pytest.approx(0.036 / 0.4)
-    # In hours of ranks: 36 ms exposed; waits not known, for of more than one operation in ten there are no times; four ranks for as long as the job was in sight.
+    # In hours of ranks: 36 ms exposed; waits not known, for of more than one operation in ten there are no times; four ranks for as long
+    # as the job was in sight.
     assert report["exposed_hours"] == pytest.approx(0.036 / 3600)
     assert report["wait_hours"] is None
     assert report["rank_hours"] == pytest.approx(4 * report["duration_s"] / 3600)

@@ -49,6 +49,33 @@ def test_many_agents(watched: RunningAgent, tmp_path: Path) -> None:
     assert (list(said["answers"]), list(said["silent"])) == ([watched.url], [f"http://{dead}"])
 
 
+def test_flags_among_agents(watched: RunningAgent, tmp_path: Path) -> None:
+    """Flags may stand before, between and behind agents, with their values, and in `diagnose` and `explain` as well."""
+    asked = ("summary?job=train&by=op", watched.url)
+    expected = json.loads(commwatch("query", *asked, "--json").stdout)
+    other = watched.url.replace("127.0.0.1", "localhost")
+    nobody = ("--ca-file", tmp_path / "none")
+    assert json.loads(commwatch("query", "--json", *asked).stdout) == expected
+    assert json.loads(commwatch("query", asked[0], "--json", asked[1]).stdout) == expected
+    assert str(nobody[1]) in commwatch("query", asked[0], *nobody, asked[1]).stderr
+    both = commwatch("query", asked[0], watched.url, "--json", other)
+    assert list(json.loads(both.stdout)["answers"]) == [watched.url, other]
+    assert "verdicts" in json.loads(commwatch("diagnose", watched.url, "--json", other).stdout)
+    log = tmp_path / "log"
+    log.write_text("")
+    assert commwatch("explain", log, "--json", log).returncode == 0
+
+
+def test_unknown_flag(watched: RunningAgent) -> None:
+    """A flag that a command does not have is named below the usage of that command, not of all."""
+    for command in (("query", "jobs", "--jsn", watched.url), ("config", "show", "--jsn"), ("agent", "--jsn")):
+        done = commwatch(*command)
+        assert (done.returncode, done.stdout) == (2, "")
+        verb = " ".join(command[: -2 if command[0] == "query" else -1]).removesuffix(" jobs")
+        assert done.stderr.startswith(f"usage: commwatch {verb} [-h]")
+        assert "unrecognized arguments: --jsn" in done.stderr.splitlines()[-1]
+
+
 def test_asked_wrongly(watched: RunningAgent, tmp_path: Path) -> None:
     """What an agent has against a question is said in its words; nobody to ask is said, too."""
     done = commwatch("query", "summary?by=colour", watched.url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,24 @@ url = json.loads((rings.parent / "agent.json").read_text())["url"]
 ask = lambda path: urllib.request.urlopen(url + path).read().decode()
 wait_for(lambda: '"ended"' in ask("/api/v1/jobs"), "the end to be seen")
 wait_for(lambda: "commwatch_collectives_total{" not in ask("/metrics"), "the series to go", 20)
+"""
+
+#: What one does whose agent is killed after it took in the first operation: the second is in the ring alone.
+KILLS = f"""
+import json, os, signal, sys, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from pathlib import Path
+from commwatch.announcement import answering
+from tests.helpers import MS, fetch, operation, wait_for, write_ring
+directory = Path(os.environ["COMMWATCH_DIR"])
+made = [operation("all_gather", start_ns=MS, end_ns=2 * MS, size=3_000_000)]
+ring = write_ring(directory / "rings", made, job=os.environ["COMMWATCH_JOB"], wall_offset_ns=time.time_ns())
+agent = answering(directory)
+wait_for(lambda: b"commwatch_collectives_total{{" in fetch(agent.url + "/metrics")[0], "the first to be taken in")
+os.kill(agent.pid, signal.SIGKILL)
+wait_for(lambda: answering(directory) is None, "the agent to be gone")
+ring.write(*operation("broadcast", start_ns=3 * MS, end_ns=4 * MS, seq=1))
+ring.close(1)
 """
 
 
@@ -102,6 +121,32 @@ def test_report_at_the_end(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert commwatch(*again[2:], "--html", page).returncode == 0
     assert elsewhere(page.read_text(encoding="utf-8")) == []
+
+
+def test_agent_that_was_killed(tmp_path: Path) -> None:
+    """An agent killed under the job is told of with the signal and the time, and the report has what came after it, too."""
+    done = run(tmp_path / "run", *python(KILLS + "raise SystemExit(3)"))
+    assert done.returncode == 3, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if "the agent was ended" in line]
+    assert re.match(
+        r"commwatch: the agent was ended by SIGKILL at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; it is started again ", told
+    )
+    assert ("all_gather" in done.stderr, "broadcast" in done.stderr) == (True, True), done.stderr
+    assert left(tmp_path / "run") == []
+
+
+def test_agent_that_cannot_come_back(tmp_path: Path) -> None:
+    """Where a killed agent does not start again, it is said with its exit code what the report covers."""
+    prevents = "(directory / 'agent.lock').unlink()\n(directory / 'agent.lock').mkdir()\n"
+    done = run(tmp_path / "run", *python(KILLS + prevents))
+    assert done.returncode == 0, done.stderr
+    first, second = [line for line in done.stderr.splitlines() if "commwatch: the agent " in line]
+    assert "was ended by SIGKILL at " in first
+    assert re.search(
+        r"the agent ended with exit code 1 at .*; the report covers what had been taken in by then$", second
+    )
+    assert ("all_gather" in done.stderr, "broadcast" in done.stderr) == (True, False), done.stderr
+    assert left(tmp_path / "run") == []
 
 
 def test_agent_that_is_there_already(tmp_path: Path) -> None:

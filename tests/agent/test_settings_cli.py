@@ -110,6 +110,12 @@ def test_no_secret(tmp_path: Path) -> None:
         ("[thresholds]\ncomm_shar = 0.1", {}, "comm_shar"),
         ("", {"COMMWATCH_PROT": "1"}, "COMMWATCH_PROT: no such variable; did you mean COMMWATCH_PORT?"),
         ("", {"COMMWATCH_THRESHOLD_COMM_SHARE": "much"}, "COMMWATCH_THRESHOLD_COMM_SHARE=much: not a number"),
+        ("", {"COMMWATCH_BUDGET": "nonsense"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'"),
+        ("", {"COMMWATCH_BUDGET": "5"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not '5'"),
+        ("", {"COMMWATCH_HOOK": "nope"}, "COMMWATCH_HOOK: needs one of auto, native, python, not 'nope'"),
+        ("", {"COMMWATCH_SLOTS": "5"}, "COMMWATCH_SLOTS: needs a whole number from 128 to 999999999, not '5'"),
+        ("", {"COMMWATCH_TIMING": "x"}, "COMMWATCH_TIMING: needs one of auto, off, poll, events, not 'x'"),
+        ("", {"COMMWATCH_HOOK": "a\nb", "COMMWATCH_DISABLE": "yes"}, "COMMWATCH_DISABLE: needs 1 or 0, not 'yes'; COMMWATCH_HOOK: needs"),
         ("[labels]\njob_id = 'x'", {}, "labels: job_id: is a label of ours"),
         ("[labels]\n1st = 'x'", {}, "labels: 1st: needs letters"),
         ("[labels]\nuser = 1", {}, "labels: user: needs a text"),
@@ -136,6 +142,9 @@ def test_right(tmp_path: Path) -> None:
         "COMMWATCH_GROUP": "1",
         "COMMWATCH_SLOTS": "128",
         "COMMWATCH_TIMING": "off",
+        "COMMWATCH_BUDGET": "0.02",
+        "COMMWATCH_HOOK": "",
+        "COMMWATCH_DISABLE": "0",
     }
     service = {"COMMWATCH_SERVICE_HOST": "10.0.0.1", "COMMWATCH_PORT_9477_TCP": "tcp://10.0.0.1:9477"}
     for env in (clean_env(), clean_env(**probe, **service)):

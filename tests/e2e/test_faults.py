@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from commwatch.collectors.governor import DEFAULT_BUDGET
 from tests.e2e.torchjob import JOBS, digest, read_rings, results, run_job, torchrun
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, free_port, needs, wait_for
 
@@ -129,6 +130,19 @@ def test_overrun_is_counted(tmp_path: Path) -> None:
         assert (len(rank.records), rank.lost) == (256, 1002 - 256)
     agent_, _ = digest(tmp_path)
     assert agent_.jobs()[0].lost == sum(rank.lost for rank in ranks)
+
+
+@pytest.mark.usefixtures("hook")
+def test_variables_that_are_wrong(tmp_path: Path) -> None:
+    """What cannot stand in a variable is said once, by the first rank, in a line each; the default counts, and all is recorded."""
+    bad = {"COMMWATCH_BUDGET": "nonsense", "COMMWATCH_SLOTS": "5", "COMMWATCH_TIMING": "x"}
+    out, err = start_job(tmp_path, "ops.py", "20", **bad).communicate(timeout=2 * PATIENCE_S)
+    assert out.count("job done") == 2, err[-3000:]
+    said = [line for line in err.splitlines() if "commwatch: " in line]
+    assert [line.partition(": needs ")[0] for line in said] == [f"commwatch: {name}" for name in bad]
+    assert said[0].endswith("COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'; the default counts")
+    ranks = read_rings(tmp_path)
+    assert [(len(rank.of("all_reduce")), rank.identity["budget"]) for rank in ranks] == [(21, DEFAULT_BUDGET)] * 2
 
 
 @pytest.mark.usefixtures("hook")
