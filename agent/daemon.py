@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -27,11 +24,10 @@ from commwatch.alerts.book import Book
 from commwatch.alerts.model import Alert
 from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.alerts.receivers.settings import receivers
-from commwatch.announcement import announce, answering
+from commwatch.announcement import announce
 from commwatch.answers import Agent
 from commwatch.beside import Beside, known
 from commwatch.chunks import Damaged
-from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.registry import Collectors, Reading
 from commwatch.config import Config, ConfigError, addresses
 from commwatch.evidence import Evidence, Sources
@@ -44,6 +40,7 @@ from commwatch.intake import Intake, room_for_rings
 from commwatch.kept_logs import keep
 from commwatch.nccl import NcclLogs, logs_of, remove_old
 from commwatch.notifications import address_of, delivery_of, readings, url_of
+from commwatch.places import lock_directory, place_of_alerts, raised_limit
 from commwatch.profiles import Profiles, kept_in
 from commwatch.ras import Ras
 from commwatch.references import References, directory
@@ -51,7 +48,6 @@ from commwatch.reload import Change, change
 from commwatch.serving import CannotStart, Server, listen
 from commwatch.store import StoreError, Writer
 from commwatch.supervisor import ALIVE, READY, RELOADING, STOPPING, tell
-from commwatch.waiting import wait_until
 from commwatch.watchers import Watchers
 from commwatch.web import application
 from commwatch.witness_api import Witnesses
@@ -60,7 +56,6 @@ log = logging.getLogger("commwatch")
 _TIDY_NS = 60_000_000_000
 #: Without a sign of life from the intake for so long the agent is not healthy.
 _STUCK_NS = 10_000_000_000
-_LOCK_S = 0.3
 #: What is under way when the agent ends has so long together to finish.
 _END_S = 10.0
 #: Seconds between two looks at the NCCL logs, and at NCCL Inspector's files; at whether it is time to ask NCCL's RAS; at GPUs and node;
@@ -70,8 +65,6 @@ _LOGS_S, _RAS_S, _GPUS_S, _HOST_S, _ALERTS_S = 0.5, 1.0, 1.0, 1.0, 1.0
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 #: Between two looks whether it was asked to read its settings again.
 _SIGNALS_S = 0.25
-#: Files this agent wants to be able to have open.
-_MOST_FILES = 8192
 #: Between two looks for what profiled ranks have left.
 _PROFILES_S = 0.25
 
@@ -93,7 +86,7 @@ class Daemon:
     def __init__(self, config: Config, plan: Plan | None = None, reread: Callable[[], Config] | None = None) -> None:
         self.config = config
         self._given_plan, self._reread = plan, reread
-        self._lock_fd = _lock_directory(config)
+        self._lock_fd = lock_directory(config)
         try:
             damaged = Damaged()
             self._store = Writer(config.history, damaged)
@@ -103,7 +96,7 @@ class Daemon:
         self._aggregate = Aggregate(int(config.keep_ended * 1e9))
         handover = threading.RLock()
         self._intake = Intake(
-            config.rings, self._aggregate, self._store, self._lock, handover, room_for_rings(_raised_limit())
+            config.rings, self._aggregate, self._store, self._lock, handover, room_for_rings(raised_limit())
         )
         self._stop = threading.Event()
         self._last_tick_ns = time.monotonic_ns()
@@ -159,7 +152,7 @@ class Daemon:
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
         witnesses = Witnesses(self._inspector, self._ras)
         self._address = address = address_of(config, self.port)
-        kept, self._alerts_lock_fd = _place_of_alerts(config)
+        kept, self._alerts_lock_fd = place_of_alerts(config)
         self._delivery = delivery_of(kept, address)
         self._evidence = Evidence(kept.evidence, address, Sources(agent, self._nccl, self._gpus, self._host).sections)
         with _evaluable():
@@ -351,57 +344,3 @@ def _evaluable() -> Iterator[None]:
         yield
     except UnsupportedExpression as error:
         raise CannotStart(f"alert {error}; take it from the list, or write it otherwise") from None
-
-
-def _raised_limit() -> int:
-    """Files that this process may have open, once it may have as many as it is allowed to."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, _MOST_FILES) if hard != resource.RLIM_INFINITY else _MOST_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
-
-
-def _lock_directory(config: Config) -> int:
-    try:
-        mode = make_private_dir(config.dir, os.environ)
-        make_private_dir(config.rings, os.environ)
-        # Members of a group may have put a link in its place: what it leads to would be written to.
-        fd = os.open(config.dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    except OSError as error:
-        raise CannotStart(
-            f"cannot use run directory {config.dir}: {error.strerror or error}; choose another with --dir"
-        ) from None
-    if not wait_until(lambda: _locked(fd), _LOCK_S):  # somebody who asks whether we are here holds it for a moment
-        os.close(fd)
-        other = answering(config.dir)
-        raise CannotStart(
-            f"an agent already watches {config.dir}{f' ({other.url})' if other else ''}; choose another directory with --dir"
-        ) from None
-    (config.dir / "agent.json").unlink(missing_ok=True)  # of an agent that was killed
-    return fd
-
-
-def _place_of_alerts(config: Config) -> tuple[Config, int]:
-    """Where this agent keeps its alerts: in the state directory, or, where another agent of this host does, beside its rings.
-
-    Returns:
-        The settings with that place as their state directory, and what locks it.
-    """
-    for place in (config.state, config.dir):
-        fd = os.open(place / f"alerts-{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if _locked(fd):
-            return replace(config, state=place), fd
-        os.close(fd)
-    raise CannotStart(
-        f"another agent keeps its alerts in {config.state} and {config.dir}; choose another place with --state"
-    )
-
-
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

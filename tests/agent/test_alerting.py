@@ -29,7 +29,7 @@ from commwatch.alerts.evaluator import LEAST_WARM_S
 from commwatch.alerts.model import CRITICAL, FIRING, PENDING, RESOLVED, WARNING, Alert, Record, Rule
 from commwatch.answers import Agent
 from commwatch.config import load
-from commwatch.daemon import _place_of_alerts
+from commwatch.places import place_of_alerts
 from commwatch.problems import answer_problems
 from tests.agent.test_metrics import samples
 from tests.helpers import PATIENCE_S, RunningAgent, clean_env, fetch, no_alerts, wait_for
@@ -301,12 +301,12 @@ def test_two_agents_of_a_host(tmp_path: Path) -> None:
     for config in (first, second):
         config.dir.mkdir()
     first.state.mkdir()
-    kept, lock_fd = _place_of_alerts(first)
+    kept, lock_fd = place_of_alerts(first)
     assert kept.alerts == first.alerts
-    other, other_fd = _place_of_alerts(second)
+    other, other_fd = place_of_alerts(second)
     assert other.alerts.parent == other.told.parent == other.evidence.parent == second.dir
     os.close(lock_fd)
     os.close(other_fd)
-    again, lock_fd = _place_of_alerts(second)
+    again, lock_fd = place_of_alerts(second)
     assert again.alerts == first.alerts
     os.close(lock_fd)
