@@ -331,7 +331,8 @@ class PythonProbe(Probe):
             if flight.done or writer is None:
                 return
             flight.done = True
-            entered = _cpu() if flight.cost_of else 0
+            cost_of = flight.cost_of  # `_follow` may set it meanwhile, in another thread
+            entered = _cpu() if cost_of else 0
             flight.work = flight.future = None
             writer.end(flight.slot)
             queue, blocked = flight.queue, flight.blocked_since
@@ -348,7 +349,7 @@ class PythonProbe(Probe):
             if flight.after_skipped and not measured:
                 flag |= ev.UNTIMED
             writer.write(*flight.head, waited, start, end, flight.flags | flag, timing, 0)
-            self._spent(entered, flight.cost_of)
+            self._spent(entered, cost_of)
         except Exception as error:
             self.fault(error, "writing a record")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from torch.futures import Future
 
 from commwatch.collectors import events as ev
+from commwatch.collectors.ring import PROBE_NS, RingWriter
 from commwatch.collectors.torch_groups import Group
 from commwatch.collectors.torch_pending import Flight, Pending
+from commwatch.collectors.torch_python import PythonProbe
 
 MS = 1_000_000
 Ended = list[tuple[Flight, int, int, int]]
@@ -119,6 +122,18 @@ def test_overtaken(pending: Pending, ended: Ended) -> None:
         pending.add(flight, object(), (output,))
     pending.overtaken([first])
     assert [(flight, timing, flag) for flight, _, timing, flag in ended] == [(flights[0], ev.BY_NONE, ev.UNTIMED)]
+
+
+def test_cost_that_is_measured_from_the_middle_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that ends in another thread while its launch is being followed costs what it costs, not all that its thread ever took."""
+    probe = PythonProbe({})
+    probe.ring = writer = RingWriter(tmp_path / "a.ring", {})
+    group = Group(lambda: None, 2, (0, 1), "id", aligned=True)
+    flight = Flight((1, 0, 0, -1, 0, 8, 0, 0), 0, 0, group, None, -1, True)
+    # The thread that launched it has done with it while this one is at it.
+    monkeypatch.setattr(writer, "end", lambda _: setattr(flight, "cost_of", 64))
+    probe.finish(flight, 9, ev.BY_FUTURE)
+    assert writer.counters[PROBE_NS] == 0
 
 
 def test_given_up(pending: Pending, ended: Ended) -> None:
