@@ -8,21 +8,21 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Aside(Generic[T]):
+class Aside(Generic[_T]):
     """Calls something in a thread beside the event loop, once at a time: who asks meanwhile gets the same answer.
 
     Args:
         name: of the thread, which holds up nobody's end.
     """
 
-    def __init__(self, name: str, call: Callable[[], T]) -> None:
+    def __init__(self, name: str, call: Callable[[], _T]) -> None:
         self._name, self._call = name, call
-        self._under_way: asyncio.Future[T] | None = None
+        self._under_way: asyncio.Future[_T] | None = None
 
-    async def ask(self, patience_s: float) -> T:
+    async def ask(self, patience_s: float) -> _T:
         """What it returns, or raises.
 
         Raises:
@@ -36,9 +36,9 @@ class Aside(Generic[T]):
             raise TimeoutError
         return mine.result()
 
-    def _begin(self) -> asyncio.Future[T]:
+    def _begin(self) -> asyncio.Future[_T]:
         loop, call = asyncio.get_running_loop(), self._call
-        answer: asyncio.Future[T] = loop.create_future()
+        answer: asyncio.Future[_T] = loop.create_future()
 
         def work() -> None:
             try:

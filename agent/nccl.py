@@ -19,7 +19,7 @@ from pydantic import Field
 
 from commwatch.aggregate import Aggregate, Job
 from commwatch.books import GroupInfo
-from commwatch.collectors.identity import make_private_dir
+from commwatch.collectors.identity import make_private_dir, write_whole
 from commwatch.collectors.nccl.account import Account, Warned
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.communicators import Communicator, communicators
@@ -94,12 +94,8 @@ class LogRequest:
         directory = run_dir / "logs"
         mode = make_private_dir(directory, os.environ)
         path = directory / f"{self.pid}.json"
-        hidden = path.with_suffix(".new")
-        hidden.unlink(missing_ok=True)  # somebody's link would be followed
-        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as file:
-            json.dump(asdict(self), file)
-        hidden.chmod(mode)
-        return hidden.replace(path)
+        write_whole(path, json.dumps(asdict(self)), mode)
+        return path
 
 
 def requests(run_dir: Path) -> list[LogRequest]:

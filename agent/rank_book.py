@@ -223,7 +223,7 @@ class RankBook(Names):
         number, group = max(1, record.waited_us), record.group
         each = -(-record.size_bytes // number)
         at = OTHER_ID if MOST_APART <= group < NO_GROUP else group
-        cell = self.cell(CellKey(at, record.op, (each - 1).bit_length() if each else -1))
+        cell = self.cell(CellKey(at, record.op, ev.size_log2(each)))
         if self.live_from is None:
             self.live_from = _number(record.stamp, until_n)
         cell.count_unmeasured(record.size_bytes, failed=False, number=number)
@@ -270,7 +270,7 @@ class RankBook(Names):
     def _open(self, group: int, op: int, size: int) -> _Books:
         """A fresh cell."""
         name, info = self.op_name(op), self.group(group)
-        key = CellKey(group, op, (size - 1).bit_length() if size else -1)
+        key = CellKey(group, op, ev.size_log2(size))
         joinable = name in ev.SYMMETRIC and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, _same)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None

@@ -9,6 +9,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from commwatch.collectors.identity import write_whole
+
 #: In the run directory: one agent a directory, and none of it outlives the machine's uptime.
 NAME = "agent.token"
 _MOST_BYTES = 4096
@@ -71,9 +73,4 @@ def make(path: Path) -> None:
     with contextlib.suppress(BadToken):
         read_own(path, os.getuid())
         return
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    hidden.unlink(missing_ok=True)
-    fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="ascii") as file:
-        file.write(f"{secrets.token_urlsafe(32)}\n")
-    hidden.rename(path)
+    write_whole(path, f"{secrets.token_urlsafe(32)}\n", 0o600)

@@ -45,9 +45,7 @@ NO_DTYPE = 0
 ASYNC = 1  # the caller asked for a handle
 FAILED = 2  # raised, at launch or later: counted, never measured
 NO_SIZE = 4  # S is not known (sparse tensors, an op without a size)
-UNTIMED = (
-    8  # begin or end was not observable: counted, has no duration; step mark: operations of the step were only counted
-)
+UNTIMED = 8  # begin or end was not seen: counted, has no duration; step mark: some operations were only counted
 UNALIGNED = 16  # the probe came after the group was used: counted, never joined
 EXPOSED = 32  # step mark: the exposed time is known
 BLOCKED = 64  # in flight: a thread stands in wait() since ``start_ns``
@@ -62,6 +60,11 @@ BY_NONE, BY_FUTURE, BY_POLL, BY_WAIT, BY_CALL, BY_EVENTS = range(6)
 #: In its place: the record is of several operations of one kind and size class that were only counted (governor.py). ``waited_us`` is
 #: how many, ``size_bytes`` their bytes in all, ``seq`` and ``launch_ns`` are of the latest.
 COUNTED = 255
+
+
+def size_log2(size: int) -> int:
+    """The size class of S, by which operations are counted: S <= 2**class; -1 where there is no S."""
+    return (size - 1).bit_length() if size else -1
 
 
 class Record(NamedTuple):

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from commwatch.collectors.events import size_log2
 from commwatch.collectors.variables import part
 
 #: What is recorded of an operation: everything of each; of one in sixteen, the rest counted; counts and bytes of all.
@@ -107,10 +108,9 @@ class Counts:
 
     def take(self) -> list[Count]:
         """What has been counted since the last call, by op, group and size class."""
-        sums: dict[tuple[int, int, int, int], Count] = {}
+        sums: dict[tuple[int, int, int, int], list[int]] = {}
         for _ in range(len(self._latest)):
             op, group, flags, size, seq, launch = self._latest.popleft()
-            key = (op, group, flags, (size - 1).bit_length() if size else -1)
-            number, total = sums[key][3:5] if key in sums else (0, 0)
-            sums[key] = Count(op, group, flags, number + 1, total + size, seq, launch)
-        return list(sums.values())
+            counted = sums.setdefault((op, group, flags, size_log2(size)), [0, 0, 0, 0])
+            counted[:] = counted[0] + 1, counted[1] + size, seq, launch
+        return [Count(*key[:3], *counted) for key, counted in sums.items()]

@@ -74,6 +74,24 @@ def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
     return 0o640 if group else 0o600
 
 
+def write_whole(path: Path, text: str, mode: int) -> None:
+    """Put a file with this text at ``path``, whole or not at all, and whatever the umask with these permissions.
+
+    Raises:
+        OSError: no rights, no room.
+    """
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    hidden.unlink(missing_ok=True)  # of an earlier process, or somebody's link, which would be followed
+    try:
+        fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, mode)
+            file.write(text)
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
 def ring_path(directory: Path, job: str, restart: int, rank: int) -> Path:
     """A name for the ring of this process that no other process has had or will have."""
     return directory / f"{ring_prefix(job)}{restart}.{rank}.{os.getpid()}-{time.monotonic_ns()}.ring"

@@ -7,13 +7,12 @@ keeps another life of that rank from doing it again, and at last its result, wit
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from commwatch.collectors.identity import make_private_dir, ring_prefix
+from commwatch.collectors.identity import make_private_dir, ring_prefix, write_whole
 
 #: Steps that can be asked for, and seconds that a request may stand.
 MOST_STEPS = 50
@@ -79,16 +78,7 @@ def write(path: Path, content: Any, env: Mapping[str, str]) -> None:
     Raises:
         OSError: no rights, no room.
     """
-    mode = make_private_dir(path.parent, env)
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    hidden.unlink(missing_ok=True)  # of an earlier process, or somebody's link, which would be followed
-    try:
-        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as file:
-            os.fchmod(file.fileno(), mode)
-            json.dump(asdict(content), file)
-        hidden.replace(path)
-    finally:
-        hidden.unlink(missing_ok=True)
+    write_whole(path, json.dumps(asdict(content)), make_private_dir(path.parent, env))
 
 
 def request_from(text: str) -> Request:

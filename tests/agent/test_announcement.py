@@ -96,7 +96,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (run / f".told.json.{os.getpid()}").symlink_to(precious)
     assert not KeptFile(run / "told.json").save("{}")
     (run / "logs").mkdir(mode=0o700)
-    (run / "logs" / "7.new").symlink_to(precious)
+    (run / "logs" / f".7.json.{os.getpid()}").symlink_to(precious)
     request = LogRequest("job", ["/logs/*"], 0.0, 7).write(run)
     assert (request.is_symlink(), request.stat().st_mode & 0o777) == (False, 0o600)
     assert precious.read_text() == "mine"
