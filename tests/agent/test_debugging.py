@@ -55,6 +55,7 @@ def test_settings_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"NCCL_DEBUG": "INFO"}, None),
         ({"NCCL_DEBUG_FILE": "/l/x"}, None),
     ],
+    ids=["host and process", "percent", "here", "version", "unknown level", "standard output", "no file", "no level"],
 )
 def test_own_file(settings: dict[str, str], file: str | None) -> None:
     """A process's debug file is what NCCL would open: at levels that write, with host and pid."""

@@ -216,7 +216,7 @@ def test_bad_traces(trace: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"not packed", gzip.compress(b'{"traceEvents": ['), gzip.compress(b"{}")[:-4]]
+    "content", [b"", b"not packed", gzip.compress(b'{"traceEvents": [', mtime=0), gzip.compress(b"{}", mtime=0)[:-4]]
 )
 def test_unreadable_files(tmp_path: Path, content: bytes) -> None:
     """The process that reads a trace always answers in JSON: a damaged file is an error that says so."""
