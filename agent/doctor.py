@@ -20,7 +20,7 @@ from commwatch.access import elsewhere
 from commwatch.asking import get, keys_of, local_agents
 from commwatch.collectors.gpu import ALARMING
 from commwatch.collectors.nccl import debug
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import rest, spans
 from commwatch.config import DEFAULT_PORT, Config
 from commwatch.standing import shedding
 from commwatch.traffic import NOT_COUNTED
@@ -225,12 +225,12 @@ def _ranks(get: Get, job: str) -> list[dict[str, Any]]:
 
 def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: float) -> Iterator[Check]:
     name, ranks = job["job_id"], _ranks(get, job["job_id"])
-    missing = set(range(job["world_size"])) - {rank["rank"] for rank in ranks}
+    missing = rest((rank["rank"] for rank in ranks), job["world_size"])
     if missing:
         remedy = (
             "fine if they run on other nodes; else see that COMMWATCH=1 reaches them and commwatch is in their Python"
         )
-        yield Check(_WARN, "probe", f"{name}: no word of rank {spans(missing)}", remedy)
+        yield Check(_WARN, "probe", f"{name}: no word of rank {missing}", remedy)
     else:
         yield Check(_PASS, "probe", f"{name}: on all {len(ranks)} ranks")
     arrived = sum(int(rank["records"]) for rank in ranks) - sum(int(rank["records"]) for rank in before)

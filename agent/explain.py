@@ -22,7 +22,6 @@ from commwatch.collectors.nccl.findings import SEVERITIES, Finding, findings
 from commwatch.collectors.nccl.labels import labels
 from commwatch.collectors.nccl.lines import lines_of
 from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
-from commwatch.collectors.spans import spans
 
 #: What is shown of lists that can be long; ``--json`` has all of it.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
@@ -208,9 +207,8 @@ def _communicator(comm: CommunicatorView) -> str:
     parts = [f"{nodes} node{'s' * (nodes != 1)}"] if nodes else []
     if not comm.complete:
         parts.append("init not complete")
-    in_sight = set(range(comm.nranks)) - set(comm.missing_ranks)
     if comm.missing_ranks:
-        parts.append(f"rank {spans(in_sight)} in sight")
+        parts.append(f"rank {comm.in_sight} in sight")
     if comm.coll_channels is not None:
         parts.append(f"{comm.coll_channels} channels")
     if comm.transports:

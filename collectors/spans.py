@@ -7,10 +7,31 @@ from collections.abc import Iterable
 
 def spans(numbers: Iterable[int]) -> str:
     """Runs of numbers as such: ``0-3, 7``."""
-    parts: list[list[int]] = []
+    runs: list[range] = []
     for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
+        if runs and number == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, number + 1)
         else:
-            parts.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+            runs.append(range(number, number + 1))
+    return _written(runs)
+
+
+def gaps(numbers: Iterable[int], size: int) -> list[range]:
+    """What of 0 to ``size`` - 1 is not among ``numbers``, in runs: a size that somebody has written may be anything."""
+    found, begin = [], 0
+    for number in sorted({number for number in numbers if 0 <= number < size}):
+        if number > begin:
+            found.append(range(begin, number))
+        begin = number + 1
+    if begin < size:
+        found.append(range(begin, size))
+    return found
+
+
+def rest(numbers: Iterable[int], size: int) -> str:
+    """Runs of what ``gaps`` finds, empty where there are none."""
+    return _written(gaps(numbers, size))
+
+
+def _written(runs: Iterable[range]) -> str:
+    return ", ".join(str(run.start) if run.start + 1 == run.stop else f"{run.start}-{run.stop - 1}" for run in runs)

@@ -11,7 +11,7 @@ from commwatch.collectors.nccl.account import Seen, Warned
 from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch.collectors.nccl.text import Process
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import rest, spans
 
 #: ``ibv_wc_status``: what the completion of a request came back with.
 IB_STATUS = {
@@ -185,8 +185,8 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
     alike: dict[str, list[Communicator]] = {}
     for comm in log.communicators:
         if _began_only(comm) and comm not in cut:
-            missing = set(range(comm.nranks)) - comm.ranks
-            whom = f"rank {spans(comm.ranks)} began; no word of rank {spans(missing)}"
+            missing = rest(comm.ranks, comm.nranks)
+            whom = f"rank {spans(comm.ranks)} began; no word of rank {missing}"
             alike.setdefault(
                 whom if missing else f"all {comm.nranks} ranks began, none finished as far as the log goes", []
             ).append(comm)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Seen
 from commwatch.collectors.nccl.evidence import Hit, Log, some
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import rest, spans
 
 _SCOPE = re.compile(r"\[PG (?:ID )?(\d+)")
 _RANK = re.compile(r"\[rank(\d+)\]:")
@@ -80,11 +80,11 @@ def _suspicion(log: Log, group: str, late: list[_Late]) -> tuple[str, list[Seen]
         parts.append(f"rank {spans(behind)} had launched least: look there first")
     if silent:
         parts.append(f"rank {spans(silent)} did not report" + ("" if behind else ": look there first"))
-    unknown = set(range(max(known) + 1)) - known
+    unknown = rest(known, max(known))
     if len(known) == 1:
         parts.append("the log has no other rank")
     elif not behind and not silent and unknown:
-        parts.append(f"no word of rank {spans(unknown)} in the log: look there first, then at the network")
+        parts.append(f"no word of rank {unknown} in the log: look there first, then at the network")
     elif not behind and not silent:
         parts.append("all ranks in the log came to it: suspect the network")
     raised = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.communicators import Communicator, communicators
+from commwatch.collectors.spans import gaps, spans
 
-#: Most entries of a list that can grow with the square of the ranks.
+#: Most entries of a list that grows with the ranks, or with their square.
 _MOST = 400
 
 
@@ -43,6 +45,9 @@ class CommunicatorView:
     hosts: dict[str, list[int]]
     nnodes: int | None
     complete: bool
+    #: Ranks that the logs speak of: ``0-3, 7``.
+    in_sight: str
+    #: The others, the first of them.
     missing_ranks: list[int]
     coll_channels: int | None
     nvls_channels: int | None
@@ -101,7 +106,8 @@ def view(comm: Communicator) -> CommunicatorView:
         hosts=comm.hosts,
         nnodes=layout.nnodes if layout is not None else None,
         complete=comm.complete,
-        missing_ranks=sorted(set(range(comm.nranks)) - comm.ranks)[:_MOST],
+        in_sight=spans(comm.ranks),
+        missing_ranks=list(islice(chain.from_iterable(gaps(comm.ranks, comm.nranks)), _MOST)),
         coll_channels=None if channels is None else channels.coll,
         nvls_channels=None if channels is None else channels.nvls,
         p2p_channels=None if channels is None else channels.p2p,

@@ -100,7 +100,7 @@ def test_agent_goes_and_comes_back(tmp_path: Path) -> None:
     writer = write_ring(
         rings_of(directory), made, [group_entry(0, (0,))], job="solo", world_size=1, wall_offset_ns=time.time_ns()
     )
-    with terminal("top", "--dir", str(directory), "--interval", "0.2", cells=120) as shown:
+    with terminal("top", "--dir", str(directory), "--interval", "0.2", cells=250) as shown:
         shows(shown, f"no agent watches {directory}")
         with agent(directory) as running:
             shows(shown, "commwatch top: solo, running, 1 of 1 ranks")

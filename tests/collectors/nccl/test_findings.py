@@ -14,6 +14,7 @@ import pytest
 
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import MOST_EVIDENCE, RULES, SEVERITIES, Finding, findings
+from commwatch.collectors.nccl.topology import views
 
 NCCL = Path(__file__).parents[2] / "fixtures" / "nccl"
 CASES = NCCL / "findings"
@@ -108,6 +109,25 @@ def test_evidence_is_bounded() -> None:
     (found,) = findings(_account(lines))
     assert found.says == "communicator 0x5ee (99 ranks): rank 1-98 began; no word of rank 0"
     assert [seen.line for seen in found.evidence] == [1, 2, 3, 4, 5]
+
+
+def test_as_many_ranks_as_somebody_wrote() -> None:
+    """A size out of a damaged or hostile line costs no more than what else the log says: nothing is made rank by rank."""
+    most = (1 << 63) - 1
+    text = f"comm 0x1 rank 7 nranks {most} cudaDev 0 nvmlDev 0 busId 1b000 commId 0x5ee - Init START"
+    account = _account([f"ant:1:1 [0] NCCL INFO ncclCommInitRank {text}"])
+    (found,) = findings(account)
+    assert found.says == f"communicator 0x5ee ({most} ranks): rank 7 began; no word of rank 0-6, 8-{most - 1}"
+    (view,) = views(account)
+    assert (view.in_sight, view.missing_ranks[:9]) == ("7", [0, 1, 2, 3, 4, 5, 6, 8, 9])
+    assert len(view.missing_ranks) == 400
+    watchdog = (
+        "[rank{0}]:[E507 11:22:33.445566 ProcessGroupNCCL.cpp:600] [Rank {0}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=31, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=90000) ran for 90050 milliseconds "
+        "before timing out."
+    )
+    (found,) = findings(_account([watchdog.format(0), watchdog.format(most)]))
+    assert f"no word of rank 1-{most - 1} in the log" in found.says
 
 
 @pytest.mark.parametrize("case", FOUND, ids=_name)

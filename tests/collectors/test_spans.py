@@ -1,0 +1,25 @@
+"""Whole numbers for people."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commwatch.collectors.spans import gaps, rest, spans
+
+
+@pytest.mark.parametrize(
+    ("numbers", "written"), [([], ""), ([3], "3"), ([7, 0, 2, 1, 2], "0-2, 7"), ([-1, 0, 1 << 63], f"-1-0, {1 << 63}")]
+)
+def test_runs(numbers: list[int], written: str) -> None:
+    """Numbers are written as runs, whatever their order."""
+    assert spans(numbers) == written
+
+
+@given(st.sets(st.integers(-3, 30)), st.integers(0, 25))
+def test_rest(numbers: set[int], size: int) -> None:
+    """What is not there is what a set would say, and written as runs are."""
+    missing = set(range(size)) - numbers
+    assert [number for run in gaps(numbers, size) for number in run] == sorted(missing)
+    assert rest(numbers, size) == spans(missing)
