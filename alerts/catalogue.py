@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from commwatch.alerts.model import SEVERITIES, Record, Rule
+from commwatch.alerts.model import SEVERITIES, OneLineError, Record, Rule
 from commwatch.alerts.text import FORMATS, VALUE, BadTemplate, fields
 
 _THRESHOLD = re.compile(r"\$([a-z][a-z0-9_]*)")
@@ -24,7 +24,7 @@ _RULE_TEXTS = ("expr", "severity", "summary", "description")
 _RULE_KEYS = ("alert", *_RULE_TEXTS, "for", "keep_firing_for", "also", "also_on", "prometheus_only")
 
 
-class CatalogueError(ValueError):
+class CatalogueError(OneLineError):
     """The list, or a threshold that was set, is wrong; one line that names the entry and the key."""
 
 

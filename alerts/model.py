@@ -11,6 +11,13 @@ INFO, WARNING, CRITICAL = SEVERITIES = ("info", "warning", "critical")
 PENDING, FIRING, RESOLVED = STATES = ("pending", "firing", "resolved")
 
 
+class OneLineError(ValueError):
+    """An error whose message is one line, whatever of somebody's text is in it."""
+
+    def __init__(self, says: str) -> None:
+        super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in says))
+
+
 @dataclass(frozen=True)
 class Record:
     """A recording rule."""

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import promql_parser as ql
 
+from commwatch.alerts.model import OneLineError
 from commwatch.alerts.promql_functions import AGGREGATIONS, INSTANT_FUNCTIONS, RANGE_FUNCTIONS, quantile
 from commwatch.alerts.promql_vectors import (
     ARITHMETIC,
@@ -39,7 +40,7 @@ _MATCHERS = {"Equal": EQUAL, "NotEqual": NOT_EQUAL, "Re": LIKE, "NotRe": UNLIKE}
 _LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
-class UnsupportedExpression(ValueError):
+class UnsupportedExpression(OneLineError):
     """An expression that the agent does not evaluate; the message names the part that it does not know."""
 
 
