@@ -37,7 +37,11 @@ alerts:
 MISTAKES = [
     ("thresholds:", "thresholds", "not valid YAML"),
     ("records:", "recrods:", "unknown key 'recrods'; known are thresholds, records, alerts"),
-    ("job:commwatch_comm_share_ratio:avg > $much", '"a!\\nb"', r"not valid PromQL: unexpected character after '!': '\n'"),
+    (
+        "job:commwatch_comm_share_ratio:avg > $much",
+        '"a!\\nb"',
+        r"not valid PromQL: unexpected character after '!': '\n'",
+    ),
     ("low: 0,", "", "thresholds: much: lacks the key 'low'"),
     ("low: 0,", "low: none,", "thresholds: much: low: needs a number, not 'none'"),
     ("default: 0.3", "default: 1.3", "thresholds: much: needs a number from 0 to 1, not 1.3"),

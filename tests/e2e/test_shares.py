@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import pytest
 
-from commwatch.views import StepView
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import digest, results, run_on
 
@@ -19,31 +18,31 @@ POINTS = 0.03
 
 @pytest.mark.parametrize("hook", ["native"], indirect=True)
 def test_known_shares(hook: str, hosts: list[Host], tmp_path: Path) -> None:
-    """A comm share of 10, 30, 60 % is measured within 3 points, overlapped or not; all of it is exposed, or not."""
+    """A comm share of 10, 30, 60 % is measured within 3 points, overlapped or not, and so is what of it is exposed.
+
+    The link cannot be faster than it is; a busy machine can make a job slower, so what is true of a step its script says.
+    """
     for host in hosts:
         host.shape("200mbit")
     arguments = [f"{TAKES_S:.4f}", str(SIZE), "5", "0.1", "0.3", "0.6"]
-    (said, _) = results(run_on(hosts, tmp_path, "shares.py", *arguments))
+    told = results(run_on(hosts, tmp_path, "shares.py", *arguments))
     steps = digest(tmp_path)[0].steps(0, 1 << 62, None, None, 1000)
-    assert [share for share, overlapped, *_ in said if overlapped] == [0.1, 0.3, 0.6]
-    hidden = []
-    for share, overlapped, first, last in said:
-        for rank in (0, 1):
-            mine = [step for step in steps if step.rank == rank and first < step.seq <= last]
-            assert len(mine) == 5
-            assert median(step.comm_share for step in mine if step.comm_share is not None) == pytest.approx(
-                share, abs=POINTS
-            )
-            if overlapped:
-                hidden.append(1 - exposed(mine) / share)
-            else:
-                assert exposed(mine) == pytest.approx(share, abs=POINTS)
-    # Exposed is an upper bound: a busy machine takes the core from a thread that computes.
-    assert mean(hidden) > 0.3
+    hidden: dict[bool, list[float]] = {False: [], True: []}
+    for rank, said in enumerate(told):
+        assert [(share, overlapped) for share, overlapped, *_ in said] == [
+            (share, overlapped) for share in (0.1, 0.3, 0.6) for overlapped in (False, True)
+        ]
+        for _, overlapped, first, own in said:
+            mine = {step.seq: step for step in steps if step.rank == rank and first < step.seq <= first + len(own)}
+            pairs = [(mine[seq], *true) for seq, true in enumerate(own, first + 1)]
+            assert median(known(step.comm_share) - true for step, true, _ in pairs) == pytest.approx(0, abs=POINTS)
+            assert median(known(step.exposed_share) - true for step, _, true in pairs) == pytest.approx(0, abs=POINTS)
+            assert all(known(step.comm_share) * step.duration_s > 0.95 * TAKES_S for step, *_ in pairs)
+            hidden[overlapped] += [1 - known(step.exposed_share) / known(step.comm_share) for step, *_ in pairs]
+    assert median(hidden[True]) > median(hidden[False]) + 0.1
 
 
-def exposed(steps: list[StepView]) -> float:
-    """The median exposed share, which must be known."""
-    shares = [step.exposed_share for step in steps if step.exposed_share is not None]
-    assert len(shares) == len(steps)
-    return median(shares)
+def known(share: float | None) -> float:
+    """A share that must be known."""
+    assert share is not None
+    return share

@@ -1,10 +1,12 @@
 """Steps of a known share of communication: a large all_reduce over a link of known rate, and a compute of known length.
 
 Arguments: seconds the all_reduce takes, its bytes, steps of each kind, and the shares wanted. Says, for each share, apart and
-overlapped, the numbers of the first and the last of its step marks.
+overlapped, the number of the step mark before the first step, and of each step what this script's own clocks say: the share in
+which the all_reduce was under way, and the share in which it was and this thread did not run.
 """
 
 import sys
+import threading
 import time
 
 import torch
@@ -12,6 +14,14 @@ import torch.distributed as dist
 from common import begin, end, say
 
 import commwatch
+
+#: The training thread's CPU time, which another thread may read.
+CPU = time.pthread_getcpuclockid(threading.get_ident())
+
+
+def now() -> tuple[float, float]:
+    """By the wall, and by this thread's CPU time."""
+    return time.perf_counter(), time.clock_gettime(CPU)
 
 
 def compute(seconds: float) -> None:
@@ -22,6 +32,32 @@ def compute(seconds: float) -> None:
         square @ square
 
 
+def apart(data: torch.Tensor, seconds: float) -> tuple[float, float]:
+    """Compute, then communicate; how long that took by both clocks."""
+    compute(seconds)
+    wall, cpu = now()
+    dist.all_reduce(data)
+    wall_after, cpu_after = now()
+    return wall_after - wall, cpu_after - cpu
+
+
+def overlapped(data: torch.Tensor, seconds: float) -> tuple[float, float]:
+    """Compute while communicating; how long that took by both clocks."""
+    ended, over = list[tuple[float, float]](), threading.Event()
+    wall, cpu = now()
+    work = dist.all_reduce(data, async_op=True)
+
+    def done(_: object) -> None:
+        ended.append(now())
+        over.set()
+
+    work.get_future().add_done_callback(done)
+    compute(seconds)
+    work.wait()
+    over.wait()
+    return ended[0][0] - wall, ended[0][1] - cpu
+
+
 def main() -> None:
     takes, size, steps = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     begin()
@@ -29,21 +65,18 @@ def main() -> None:
     dist.all_reduce(data)
     said = []
     for share in map(float, sys.argv[4:]):
-        for overlapped in (False, True):
+        for step, seconds in ((apart, takes / share - takes), (overlapped, takes / share)):
             dist.barrier()
             commwatch.step()
-            first, marks = marks, marks + 1
+            first, own = marks, []
             for _ in range(steps):
-                if overlapped:
-                    work = dist.all_reduce(data, async_op=True)
-                    compute(takes / share)
-                    work.wait()
-                else:
-                    compute(takes / share - takes)
-                    dist.all_reduce(data)
+                began = time.perf_counter()
+                wall, cpu = step(data, seconds)
                 commwatch.step()
-                marks += 1
-            said.append((share, overlapped, first, marks - 1))
+                took = time.perf_counter() - began
+                own.append((wall / took, (wall - cpu) / took))
+            marks += 1 + steps
+            said.append((share, step is overlapped, first, own))
     say(said)
     end()
 
