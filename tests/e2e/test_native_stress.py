@@ -58,9 +58,9 @@ def test_eight_threads_on_eight_groups(hook: str, tmp_path: Path) -> None:
                 ("send" if rank.rank == 0 else "recv", 4 * (n + 1)),
             }
             assert {r.peer for r in p2p} == {1 - rank.rank}
-            ends = {(rank.op(r), ev.TIMING[r.timing]) for r in collectives}
-            # The probe's thread looks at futures whose waiter is kept from its CPU.
-            assert ends - {("all_reduce", "poll")} == {("all_reduce", "future"), ("reduce_scatter", "wait")}
+            # Where the probe's thread has the GIL before a thread whose operation has ended, it sees the end first.
+            ends = {(rank.op(r), ev.TIMING[r.timing]) for r in collectives if r.timing != ev.BY_POLL}
+            assert ends == {("all_reduce", "future"), ("reduce_scatter", "wait")}
             assert all(r.launch_ns <= r.start_ns <= r.end_ns for r in mine)
             assert not any(r.flags & (ev.FAILED | ev.UNTIMED | ev.UNALIGNED) for r in mine)
 
