@@ -148,11 +148,12 @@ class Agent:
         wanted: Callable[[Operation], bool],
         limit: int,
         job: str | None = None,
+        go_on: Callable[[], object] = lambda: None,
     ) -> list[Operation]:
-        """Single operations, newest first; with ``job`` nothing else is read."""
+        """Single operations, newest first; with ``job`` nothing else is read. What ``go_on`` raises ends the search."""
         with History(self.path, self._damaged) as history:
             reader = Reader(history, {ring.id: ring for ring in history.rings(job)})
-            return list(islice(reader.newest_first(from_ns, until_ns, before, wanted), limit))
+            return list(islice(reader.newest_first(from_ns, until_ns, before, wanted, go_on), limit))
 
     def collective(self, group_id: str, seq: int) -> tuple[list[Operation], joins.Waits | None] | None:
         """The ranks of one collective and, where all are here and the operation is symmetric, who waited."""

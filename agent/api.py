@@ -149,14 +149,17 @@ def ops(
     checks = [(name, value) for name, value in same.items() if value is not None]
     end = time.monotonic() + MOST_LOOKING_S
 
-    def wanted(operation: Operation) -> bool:
+    def in_time() -> None:
         if time.monotonic() > end:
             detail = f"since, until: there is more between them than can be looked through in {MOST_LOOKING_S:g} s; ask for less"
             raise Problem(HTTPStatus.BAD_REQUEST, detail)
+
+    def wanted(operation: Operation) -> bool:
+        in_time()
         slow = min_seconds is None or (operation.duration_s is not None and operation.duration_s >= min_seconds)
         return slow and all(getattr(operation, name) == value for name, value in checks)
 
-    found = agent.operations(span.from_ns, span.until_ns, before, wanted, limit + 1)
+    found = agent.operations(span.from_ns, span.until_ns, before, wanted, limit + 1, go_on=in_time)
     page = found[:limit]
     following = page[-1].id if len(found) > limit else None
     if format == "csv":

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from commwatch import tokens
 from commwatch.announcement import Announcement, answering
+from commwatch.collectors import bounded
 from commwatch.config import Config
 from commwatch.waiting import at_once
 
@@ -28,8 +29,8 @@ TOGETHER_S = 15.0
 #: As many are asked at once: a process may have about a thousand files open.
 _AT_ONCE = 256
 _MOST_DETAIL = 1 << 16
-#: Of an answer: more than the longest that agents give.
-_MOST_BYTES = 256 << 20
+#: Of an answer, and values in it: more than the longest that agents give.
+_MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 23
 _Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")
 
@@ -180,4 +181,4 @@ def _load(response: http.client.HTTPResponse) -> Any:
             raise ValueError(f"its answer is longer than {_MOST_BYTES >> 20} MiB")
         if time.monotonic() > end:
             raise TimeoutError(f"has not sent its answer in {_TIMEOUT_S:.0f} s")
-    return json.loads(body)
+    return bounded.load(body, _MOST_VALUES)

@@ -130,6 +130,18 @@ class CellKey(NamedTuple):
     op: int
     size_log2: int
 
+    @property
+    def place(self) -> int:
+        """All of it in one number."""
+        return self.op | self.group << 8 | (self.size_log2 + 1) << 24
+
+
+#: Kinds of operations of one ring that are counted each for itself, those of the slot that has begun among them. The rest share one.
+MOST_KINDS = 16_384
+OTHER_KIND = CellKey(OTHER_ID, 0, -1)
+#: Groups, ops and peers of one ring whose messages are counted each for itself. The rest have no peer.
+MOST_PEERS = 16_384
+
 
 class Counted(NamedTuple):
     """A cell with everything its numbers stand for."""
@@ -160,6 +172,21 @@ class Compared:
 
     def __init__(self) -> None:
         self.count = self.duration_ns = 0
+
+
+class Messages:
+    """Sums over the messages between a rank and one peer, in one direction."""
+
+    __slots__ = ("bytes", "count", "waited_us")
+
+    def __init__(self) -> None:
+        self.count = self.bytes = self.waited_us = 0
+
+    def add(self, size: int, waited_us: int) -> None:
+        """Count one that has ended."""
+        self.count += 1
+        self.bytes += size
+        self.waited_us += waited_us
 
 
 class StepRecord(NamedTuple):

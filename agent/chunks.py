@@ -18,6 +18,8 @@ Statement = tuple[str, tuple[Any, ...]]
 
 #: Records of a chunk; a chunk that is not full yet is written again with what has come.
 CHUNK_RECORDS = 1024
+#: A chunk that was all but full takes in another piece.
+_MOST_BYTES = 2 * CHUNK_RECORDS * RECORD_SIZE
 
 
 class Damaged:
@@ -33,10 +35,15 @@ class Damaged:
     def unpacked(self, path: Path, chunk: int, data: bytes) -> bytes | None:
         """The records of a chunk of the history at ``path``; ``None``: it is damaged, to be passed over."""
         try:
-            records = zlib.decompress(data)
-            if len(records) % RECORD_SIZE == 0:
+            unpacking = zlib.decompressobj()
+            records = unpacking.decompress(data, _MOST_BYTES)
+            if unpacking.eof and len(records) % RECORD_SIZE == 0:
                 return records
-            why = f"{len(records)} bytes are no whole records"
+            why = (
+                f"{len(records)} bytes are no whole records"
+                if unpacking.eof
+                else f"more than {_MOST_BYTES} bytes, or cut short"
+            )
         except zlib.error as error:
             why = str(error)
         with self._lock:

@@ -145,10 +145,13 @@ def _rank(taken: Taken, groups: dict[tuple[str, str, tuple[int, ...] | None], Gr
     in_flight: list[InFlight] = []
     last_seq: dict[str, int] = {}
     used = set()
-    for group in {entry.group for entry in dump.entries}:
+    of_group: dict[tuple[str, str], list[Entry]] = {}
+    for entry in dump.entries:
+        of_group.setdefault(entry.group, []).append(entry)
+    for group, its in of_group.items():
         view = groups[(*group, dump.members.get(group))]
         used.add(view.group_id)
-        entries = [entry for entry in dump.entries if entry.group == group and not entry.is_p2p]
+        entries = [entry for entry in its if not entry.is_p2p]
         ended = [entry for entry in entries if entry.done]
         if ended:
             last_seq[view.group_id] = max(entry.seq for entry in ended)

@@ -96,7 +96,8 @@ class _JobFiles:
         if comm.size != timed.group_size:
             return False
         comm.name = comm.name or timed.comm_name
-        comm.places.add((timed.group_rank, rank))
+        if len(comm.places) < MOST_CELLS:
+            comm.places.add((timed.group_rank, rank))
         cell = self.cells.setdefault(key, _Cell())
         self.records += 1
         cell.count += 1

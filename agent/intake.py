@@ -96,7 +96,7 @@ class Intake:
                     if source.final:
                         source.book.finish()
                     else:
-                        source.book.roll(now_ns + source.book.offset_ns)  # not by the wall clock, which may be set
+                        source.book.tick(now_ns + source.book.offset_ns)  # not by the wall clock, which may be set
                     self._tell(source, wall_ns)
             given_up = self._store.given_up
             # Stored, or given up for want of room: either way the books need not hold it any longer.
@@ -247,9 +247,10 @@ class Intake:
 
     def _remove_finished(self) -> None:
         """Ring files whose trainer is gone and whose records are all in the history have done their work."""
+        kept = set(self._aggregate.books())
         for name, source in list(self._sources.items()):
             if source.reader is None:
-                if source.book not in self._aggregate.books():
+                if source.book not in kept:
                     del self._sources[name]
             elif source.final and self._store.trouble is None:
                 self._store.end(source.row.id, "ended" if source.book.closed_properly else "gone")

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from commwatch.bandwidth import bus_factor
 
+#: Devices of a run; a file may say of each line that it stands for 65,536.
+_MOST_DEVICES = 1 << 17
 #: Name of a program without ``_perf`` to our operations; a ``sendrecv`` sends to one neighbour while it receives from the other.
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("all_reduce",),
@@ -247,6 +249,9 @@ def _from_json(text: str) -> _Run | None:
         if isinstance(device, dict) and isinstance(device.get("rank"), int):
             group = device.get("group")
             place = (group if isinstance(group, int) else 0, str(device.get("hostname")))
+            if len(run.devices) + each > _MOST_DEVICES:
+                run.torn += 1
+                continue
             run.devices.update({device["rank"] + n: place for n in range(each)})
     for result in found["results"]:
         if isinstance(result, dict):

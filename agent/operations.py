@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 from commwatch.bandwidth import algbw, bus_factor
@@ -12,6 +12,8 @@ from commwatch.collectors import events as ev
 from commwatch.history import Chunk, History
 from commwatch.store import RingRow
 
+#: Records that wait for newer ones; where more would, those that are older still are looked for in another pass.
+MOST_WAITING = 1 << 17
 Place = tuple[int, int, int]
 #: A record with its place, each number negated: newest first.
 _Placed = tuple[int, int, int, ev.Record]
@@ -100,16 +102,41 @@ class Reader:
         )
 
     def newest_first(
-        self, from_ns: int, until_ns: int, before: Place | None, wanted: Callable[[Operation], bool]
+        self,
+        from_ns: int,
+        until_ns: int,
+        before: Place | None,
+        wanted: Callable[[Operation], bool],
+        go_on: Callable[[], object] = lambda: None,
     ) -> Iterator[Operation]:
         """Operations that ended in ``[from_ns, until_ns)``, in this order only those behind ``before``.
 
         Chunks of several ranks overlap in time, so they are merged as they come.
+
+        Args:
+            go_on: called before each chunk; what it raises ends the search.
         """
-        until_ns = until_ns if before is None else min(until_ns, before[0] + 1)
+        last = yield from self._pass(from_ns, until_ns, before, wanted, go_on)
+        while last is not None:
+            last = yield from self._pass(from_ns, until_ns, last, wanted, go_on)
+
+    def _pass(
+        self,
+        from_ns: int,
+        until_ns: int,
+        before: Place | None,
+        wanted: Callable[[Operation], bool],
+        go_on: Callable[[], object],
+    ) -> Generator[Operation, None, Place | None]:
+        """As above, but only so many; returns the place of the last, or ``None`` where there are no more.
+
+        Chunks in each of which somebody has written an end of the far future overlap all that is before it.
+        """
+        until_ns, last = until_ns if before is None else min(until_ns, before[0] + 1), None
         # Records, for only what is asked for is worth the memory of an operation.
         heap: list[_Placed] = []
         for chunk in self._history.chunks(from_ns, until_ns):
+            go_on()
             # No later chunk holds anything newer than this one's end.
             while heap and -heap[0][0] > chunk.until_ns:
                 yield from self._newest(heap, wanted)
@@ -118,10 +145,19 @@ class Reader:
                 continue
             for record in _records(chunk):
                 place = (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp)
-                if from_ns <= place[0] < until_ns and (before is None or place < before):
+                if (
+                    from_ns <= place[0] < until_ns
+                    and (before is None or place < before)
+                    and (last is None or place > last)
+                ):
                     heapq.heappush(heap, (-place[0], -place[1], -place[2], record))
+            if len(heap) > MOST_WAITING:
+                heap = sorted(heap)[: MOST_WAITING // 2]
+                end, where, stamp, _ = heap[-1]
+                last = -end, -where, -stamp
         while heap:
             yield from self._newest(heap, wanted)
+        return last
 
     def _newest(self, heap: list[_Placed], wanted: Callable[[Operation], bool]) -> Iterator[Operation]:
         """Take the newest from the heap; none if it is not wanted."""

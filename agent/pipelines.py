@@ -7,14 +7,14 @@ With m micro-batches and p equal stages, 1F1B and GPipe cannot do with less than
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import mean
 
 from commwatch.aggregate import Job
-from commwatch.books import GroupInfo
+from commwatch.books import GroupInfo, Messages
 from commwatch.collectors import events as ev
-from commwatch.rank_book import Messages, RankBook
+from commwatch.rank_book import RankBook
 
 DIRECTIONS = ("forward", "backward")
 
@@ -65,9 +65,10 @@ def is_forward(op: str, me: int, peer: int, size: int) -> bool:
 def directions(book: RankBook) -> dict[tuple[str, str], Messages]:
     """The messages of a rank by group label and direction."""
     sums: dict[tuple[str, str], Messages] = {}
+    places = {small_id: _places(book.group(small_id), book.rank) for small_id in {key[0] for key in book.messages}}
     for (small_id, code, peer), messages in book.messages.items():
         group = book.group(small_id)
-        me, other, size = _places(group, book.rank, peer)
+        me, other, size = places[small_id](peer)
         if other is not None:
             forward = is_forward(book.op_name(code), me, other, size)
             into = sums.setdefault((group.label, DIRECTIONS[0 if forward else 1]), Messages())
@@ -89,11 +90,13 @@ def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
     return found
 
 
-def _places(group: GroupInfo, rank: int, peer: int) -> tuple[int, int | None, int]:
-    """Places of a rank and its peer in the group; the peer's is ``None`` where it is not known."""
-    if group.ranks is None or rank not in group.ranks:
-        return rank, peer if peer >= 0 else None, max(group.size, rank + 1, peer + 1)
-    return group.ranks.index(rank), group.ranks.index(peer) if peer in group.ranks else None, len(group.ranks)
+def _places(group: GroupInfo, rank: int) -> Callable[[int], tuple[int, int | None, int]]:
+    """Gives, of a peer, the places of a rank and of it in the group, and its size; the peer's is ``None`` where it is not known."""
+    # Looked up, not searched for: both peers and members may be ten thousand.
+    at = {member: place for place, member in enumerate(group.ranks or ())}
+    if rank not in at:
+        return lambda peer: (rank, peer if peer >= 0 else None, max(group.size, rank + 1, peer + 1))
+    return lambda peer: (at[rank], at.get(peer), len(at))
 
 
 def _connected(members: list[tuple[RankBook, int]]) -> list[list[tuple[RankBook, int]]]:
@@ -152,8 +155,9 @@ def _stage(book: RankBook, small_id: int) -> Stage:
 def _received(book: RankBook, small_id: int) -> int:
     """Messages that came from the stage before."""
     recv, group, count = ev.OP_CODE["recv"], book.group(small_id), 0
+    places = _places(group, book.rank)
     for (of, code, peer), messages in book.messages.items():
-        me, other, size = _places(group, book.rank, peer)
+        me, other, size = places(peer)
         if of == small_id and code == recv and other is not None and is_forward("recv", me, other, size):
             count += messages.count
     return count

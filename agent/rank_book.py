@@ -17,12 +17,16 @@ from commwatch.books import (
     DURATION_BOUNDS_NS,
     LATEST_KNOWN,
     MOST_APART,
+    MOST_KINDS,
+    MOST_PEERS,
     OTHER_ID,
+    OTHER_KIND,
     SLOT_NS,
     Cell,
     CellKey,
     Compared,
     Counted,
+    Messages,
     counted,
 )
 from commwatch.collectors import events as ev
@@ -46,21 +50,6 @@ NO_GROUP = ev.NO_GROUP
 _UNMEASURED = ev.FAILED | ev.UNTIMED
 #: Its caller went on: asked for a handle, or put it on a stream.
 _NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
-
-
-class Messages:
-    """Sums over the messages between a rank and one peer, in one direction."""
-
-    __slots__ = ("bytes", "count", "waited_us")
-
-    def __init__(self) -> None:
-        self.count = self.bytes = self.waited_us = 0
-
-    def add(self, size: int, waited_us: int) -> None:
-        """Count one that has ended."""
-        self.count += 1
-        self.bytes += size
-        self.waited_us += waited_us
 
 
 class _Books:
@@ -212,7 +201,7 @@ class RankBook(Names):
                 own = launch - came_out if launch >= came_out else NOT_KNOWN_NS
                 part = Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype), own)
                 _compare(books, books.join, seq, part)
-        self.steps.trim()
+        self.steps.trim(self._p2p_busy.values())
 
     def _take_other(self, record: ev.Record, until_n: int | None) -> None:
         """Take in a step mark, or operations of one kind and size class that were only counted."""
@@ -228,7 +217,7 @@ class RankBook(Names):
             self.live_from = _number(record.stamp, until_n)
         cell.count_unmeasured(record.size_bytes, failed=False, number=number)
         if self.op_name(record.op) in ev.P2P:  # to whom is not known
-            messages = self.messages.setdefault((at, record.op, -1), Messages())
+            messages = self._messages_with(at, record.op, -1)
             messages.count, messages.bytes = messages.count + number, messages.bytes + record.size_bytes
         else:
             self.last_seq[group] = max(record.seq, self.last_seq.get(group, -1))
@@ -249,7 +238,13 @@ class RankBook(Names):
             waited_ns = max(start_ns, end_ns - waited_us * 1000)
             books.busy.add(waited_ns, end_ns)
             self.steps.messages().add(waited_ns, end_ns)
-        self.messages.setdefault((books.key.group, books.key.op, peer), Messages()).add(size, waited_us)
+        self._messages_with(books.key.group, books.key.op, peer).add(size, waited_us)
+
+    def _messages_with(self, group: int, op: int, peer: int) -> Messages:
+        whom = group, op, peer
+        if whom not in self.messages and len(self.messages) >= MOST_PEERS:
+            whom = group, op, -1
+        return self.messages.setdefault(whom, Messages())
 
     def note_failure(self, record: ev.Record) -> None:
         """Remember an operation that its rank died in."""
@@ -268,20 +263,30 @@ class RankBook(Names):
             self.steps.untimed(noted.launch_ns)
 
     def _open(self, group: int, op: int, size: int) -> _Books:
-        """A fresh cell."""
-        name, info = self.op_name(op), self.group(group)
+        """A fresh cell, or the one that is shared where there are too many."""
         key = CellKey(group, op, ev.size_log2(size))
+        if key not in self.totals and len(self.totals) + len(self._live) >= MOST_KINDS and key != OTHER_KIND:
+            return self._live.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0)
+        name, info = self.op_name(op), self.group(group)
         joinable = name in ev.SYMMETRIC and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, _same)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
         books = _Books(self, key, bus_factor(name, info.size) or 0.0, join, p2p)
-        self._live[op | group << 8 | (key.size_log2 + 1) << 24] = books
+        self._live[key.place] = books
         return books
 
     def cell(self, key: CellKey) -> Cell:
         """The live cell of ``key``, opened again where its slot has ended."""
-        books = self._live.get(key.op | key.group << 8 | (key.size_log2 + 1) << 24)
+        books = self._live.get(key.place)
         return (books or self._open(key.group, key.op, 0 if key.size_log2 < 0 else 1 << key.size_log2)).cell
+
+    def tick(self, wall_ns: int) -> None:
+        """Close the cells of the slot that has ended by the clock, or that no clock has come to: somebody wrote an end that nobody saw."""
+        if self._slot_end > wall_ns + LAST_NS:
+            self._close()
+            self._lately.clear()
+            self._slot_end = 0
+        self.roll(wall_ns)
 
     def roll(self, wall_ns: int) -> None:
         """Close the cells of the slot that has ended by ``wall_ns``."""
@@ -345,8 +350,12 @@ class RankBook(Names):
 
     def finish(self) -> None:
         """The rank has ended: close everything that is still open. Waits that other ranks add later open it again."""
-        self.steps.finish()
+        self.steps.end()
+        self._p2p_busy.clear()
         self._close()
+        for cell in self.totals.values():
+            if isinstance(cell.bins, dict):  # a job that runs again and again keeps the sums of each of its lives
+                cell.pack()
 
 
 def _number(stamp: int, until_n: int | None) -> int:

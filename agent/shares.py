@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection
 from statistics import median
 from typing import NamedTuple
 
-from commwatch.books import SHARE_WINDOW_NS, StepRecord
+from commwatch.books import OTHER, SHARE_WINDOW_NS, StepRecord
 from commwatch.collectors import events as ev
 from commwatch.intervals import Intervals, covered
 from commwatch.steps import Mark, Step, StepTracker
 from commwatch.views import StepView
 
-#: Pieces of communication kept while no step ends (inference, a long evaluation).
-_MOST_PIECES = 65_536
+#: Pieces of communication kept while no step ends (inference, a long evaluation): of one label, and of all together.
+MOST_PIECES, _MOST_TOGETHER = 65_536, 8 * 65_536
+#: Group labels whose communication is measured each for itself; the rest share one.
+MOST_LABELS = 64
+#: Steps that shares look back over, however short they are.
+MOST_RECENT = 8192
 #: A step is long if it took more than so many times the median of the steps before it: of so many, and at least so many.
 LONG_TIMES, NEIGHBOURS, LEAST_NEIGHBOURS = 3, 31, 5
 #: A share needs so many steps.
@@ -35,7 +40,7 @@ class StepTotals:
         self.p2p_wait_ns: int | None = None
         #: The steps of the last minute before the latest one, or the last few where they take longer; without their groups, which nobody
         #: asks of them and which would be most of what they take.
-        self.recent: deque[StepRecord] = deque()
+        self.recent: deque[StepRecord] = deque(maxlen=MOST_RECENT)
 
     def add(self, step: StepRecord) -> None:
         """Take in one step."""
@@ -152,6 +157,20 @@ def _of_views(steps: Collection[StepView]) -> tuple[float, float | None] | None:
     return _shares([(step.duration_s, step.comm_s, step.exposed_s) for step in steps])
 
 
+def trim(unions: Collection[Intervals]) -> None:
+    """Forget the oldest pieces where there are too many: by a clock that somebody has written they may all be of one moment."""
+    most = min(MOST_PIECES, _MOST_TOGETHER // max(1, len(unions)))
+    for pieces in unions:
+        if len(pieces.starts) > most:
+            pieces.forget(pieces.ends[-most - 1])
+
+
+def _any_in(moments: list[int], step: Step) -> bool:
+    """Whether one of the moments, which are in order, lies in the step."""
+    at = bisect_left(moments, step.start_ns)
+    return at < len(moments) and moments[at] < step.end_ns
+
+
 class StepBook:
     """The steps of one rank: from marks, and from the intervals in which it communicated."""
 
@@ -162,9 +181,9 @@ class StepBook:
         self._fresh: list[StepRecord] = []
         self._busy: dict[str, Intervals] = {}
         self._messages: Intervals | None = None
-        #: When collectives without times were launched that no step has claimed yet.
+        #: When collectives without times were launched that no step has claimed yet, in order.
         self._untimed: list[int] = []
-        #: Moments in such steps some of whose operations, messages among them, were only counted.
+        #: Moments, in order, in such steps some of whose operations, messages among them, were only counted.
         self._counted: list[int] = []
         self._durations: deque[int] = deque(maxlen=NEIGHBOURS)
         #: The first steps, until there are enough to judge them by.
@@ -177,7 +196,9 @@ class StepBook:
 
     def busy(self, label: str) -> Intervals:
         """When operations of the groups with this label ran."""
-        return self._busy.setdefault(label, Intervals())
+        return self._busy.setdefault(
+            label if label in self._busy or len(self._busy) < MOST_LABELS else OTHER, Intervals()
+        )
 
     def messages(self) -> Intervals:
         """When a thread stood in a wait for a send or recv."""
@@ -187,20 +208,19 @@ class StepBook:
 
     def untimed(self, launch_ns: int) -> None:
         """A collective without an observable end: the communication of its step is not known."""
-        self._untimed.append(launch_ns)
+        insort(self._untimed, launch_ns)
 
-    def trim(self) -> None:
-        """Forget the oldest of what no step has claimed."""
-        for pieces in self._all():
-            if len(pieces.starts) > _MOST_PIECES:
-                pieces.forget(pieces.ends[-_MOST_PIECES])
-        del self._untimed[:-_MOST_PIECES], self._counted[:-_MOST_PIECES]
+    def trim(self, others: Collection[Intervals] = ()) -> None:
+        """Forget the oldest of what no step has claimed, and of other unions."""
+        for unions in (self._all(), others):
+            trim(unions)
+        del self._untimed[:-MOST_PIECES], self._counted[:-MOST_PIECES]
 
     def mark(self, record: ev.Record) -> None:
         """Take in a step mark."""
         exposed = record.size_bytes if record.flags & ev.EXPOSED else None
         if record.flags & ev.UNTIMED:
-            self._counted.append(record.end_ns - 1)
+            insort(self._counted, record.end_ns - 1)
         mark = Mark(record.seq, record.peer, record.launch_ns, record.end_ns, exposed, record.aux)
         self.finish()  # what was in flight at the mark before has had a step's time to complete
         for step in self._tracker.feed(mark):
@@ -214,14 +234,21 @@ class StepBook:
             self._judge(self._measured(step))
             for pieces in self._all():
                 pieces.forget(step.end_ns)
-            self._untimed = [at for at in self._untimed if at >= step.end_ns]
-            self._counted = [at for at in self._counted if at >= step.end_ns]
+            for moments in (self._untimed, self._counted):
+                del moments[: bisect_left(moments, step.end_ns)]
         self._waiting = []
 
+    def end(self) -> None:
+        """The rank has ended: no step will claim what is left."""
+        self.finish()
+        for pieces in self._all():
+            pieces.forget(ev.NONSENSE)
+        self._untimed, self._counted = [], []
+
     def _measured(self, step: Step) -> StepRecord:
-        counted = any(step.start_ns <= at < step.end_ns for at in self._counted)
+        counted = _any_in(self._counted, step)
         waited = None if counted or self._messages is None else self._messages.measure(step.start_ns, step.end_ns)
-        if counted or any(step.start_ns <= at < step.end_ns for at in self._untimed):
+        if counted or _any_in(self._untimed, step):
             return StepRecord(step.seq, step.start_ns, step.end_ns, None, None, (), waited)
         groups = tuple(
             (label, comm) for label, busy in self._busy.items() if (comm := busy.measure(step.start_ns, step.end_ns))

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 EXPLICIT = -1
 _SAME_STEP = 0.05
+#: Optimizers that are known at a time, the latest: a trainer may number them without end.
+_MOST_OPTIMIZERS = 4096
 _REMEMBERED = 31
 AMBIGUOUS = "several optimizers take turns; call commwatch.step() at the end of each training step"
 
@@ -46,9 +48,9 @@ class StepTracker:
     def __init__(self) -> None:
         self._explicit = False
         #: Marks that came before any optimizer had come twice: until then no period is known.
-        self._prologue: list[Mark] | None = []
-        #: Marks of the step being put together.
-        self._burst: list[Mark] = []
+        self._prologue: deque[Mark] | None = deque(maxlen=_MOST_OPTIMIZERS)
+        #: Marks of the step being put together, by optimizer.
+        self._burst: dict[int, Mark] = {}
         self._last_end: int | None = None
         #: Exposed time of marks that came after their step had been closed.
         self._late_exposed_ns = 0
@@ -68,12 +70,14 @@ class StepTracker:
         """Take the next mark; returns the steps that are complete now."""
         if mark.optimizer == EXPLICIT:
             if not self._explicit:  # what optimizers said before does not count any more
-                self._explicit, self._burst, self._last_end = True, [], None
+                self._explicit, self._burst, self._last_end = True, {}, None
             return self._close([mark])
         if self._explicit:
             return []
-        before = self._last_of.get(mark.optimizer)
+        before = self._last_of.pop(mark.optimizer, None)
         self._last_of[mark.optimizer] = mark.ended_ns
+        if len(self._last_of) > _MOST_OPTIMIZERS:
+            del self._last_of[next(iter(self._last_of))]
         if before is not None:
             self._periods.append(mark.ended_ns - before)
         if self._prologue is None:
@@ -88,18 +92,17 @@ class StepTracker:
         """Put a mark into the step it belongs to, and close the steps that are over."""
         closed: list[Step] = []
         if self._burst:
-            if not self._follows(mark, self._burst[-1].ended_ns) or mark.optimizer in {
-                m.optimizer for m in self._burst
-            }:
-                closed, self._burst = self._close(self._burst), []
+            full = mark.optimizer in self._burst or len(self._burst) == _MOST_OPTIMIZERS
+            if full or not self._follows(mark, next(reversed(self._burst.values())).ended_ns):
+                closed, self._burst = self._close(list(self._burst.values())), {}
         elif self._recent and mark.optimizer not in self._recent[-1] and self._follows(mark, self._last_end or 0):
             self._late_exposed_ns += mark.exposed_ns or 0  # an optimizer new to the loop; its step is closed already
             return closed
-        self._burst.append(mark)
+        self._burst[mark.optimizer] = mark
         # With one optimizer a step is over when its call is: no need to wait for the next.
         if len(self._last_of) == 1:
-            closed += self._close(self._burst)
-            self._burst = []
+            closed += self._close(list(self._burst.values()))
+            self._burst = {}
         return closed
 
     def _follows(self, mark: Mark, end_ns: int) -> bool:

@@ -15,8 +15,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from commwatch.collectors import bounded
 from commwatch.intervals import Intervals
 
+#: Characters of a trace, unpacked, and values in it: a thousandth of that, packed, can unpack to more than a machine holds.
+MOST_CHARACTERS, MOST_VALUES = 1 << 30, 1 << 25
 _COMM_KERNELS = ("nccl", "rccl", "msccl")
 #: Backends whose collectives are user annotations, by what stands before the colon.
 _BACKENDS = ("gloo", "mpi", "ucc", "xccl", "hccl")
@@ -169,7 +172,10 @@ def main(arguments: list[str]) -> int:
     path, from_ns, until_ns = arguments
     try:
         with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
-            answer = asdict(overlap(json.load(file), int(from_ns), int(until_ns)))
+            text = file.read(MOST_CHARACTERS + 1)
+        if len(text) > MOST_CHARACTERS:
+            raise BadTrace(f"it unpacks to more than {MOST_CHARACTERS} characters")
+        answer = asdict(overlap(bounded.load(text, MOST_VALUES), int(from_ns), int(until_ns)))
     except (OSError, EOFError, ValueError, RecursionError, MemoryError, BadTrace) as error:
         answer = {"error": f"the trace cannot be read: {error}"}
     print(json.dumps(answer))

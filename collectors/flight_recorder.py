@@ -8,18 +8,22 @@ Source: pytorch/pytorch, torch/csrc/distributed/c10d/FlightRecorder.hpp and Flig
 
 from __future__ import annotations
 
-import json
 import pickletools
 import re
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, NamedTuple
+
+from commwatch.collectors import bounded
 
 #: Larger dumps are refused: two thousand operations with their stacks take some megabytes.
 MOST_BYTES = 64 << 20
-#: Steps of a pickle: each may make a container, so that they bound the memory.
+#: Steps of a pickle, values of JSON: each may make a container, so that they bound the memory.
 MOST_STEPS = 5_000_000
 #: Operations that are read of one dump, the latest.
 MOST_ENTRIES = 100_000
+#: Groups whose operations are read, those used latest: each is compared with all that is in flight.
+MOST_GROUPS = 256
 _MOST_TEXT = 500
 #: What ProcessGroups call operations (after the backend's name) beside the canonical names.
 _OPS = {
@@ -83,7 +87,7 @@ class Dump(NamedTuple):
     members: dict[tuple[str, str], tuple[int, ...]]
     #: Older operations than these were overwritten.
     cut: bool
-    #: Entries of no known form, passed over.
+    #: Entries of no known form, or of groups past ``MOST_GROUPS``: passed over.
     unknown: int
 
 
@@ -92,7 +96,7 @@ def load(data: bytes) -> Dump:
     if len(data) > MOST_BYTES:
         raise BadDump(f"larger than {MOST_BYTES >> 20} MiB")
     try:
-        said = json.loads(data) if data[:1] in (b"{", b" ", b"\n") else unpickled(data)
+        said = bounded.load(data, MOST_STEPS) if data[:1] in (b"{", b" ", b"\n") else unpickled(data)
     except (ValueError, IndexError, OverflowError, RecursionError) as error:
         raise BadDump(f"no dump of the Flight Recorder: {str(error)[:200]}") from None
     if not isinstance(said, dict) or "version" not in said:
@@ -100,7 +104,9 @@ def load(data: bytes) -> Dump:
     raw = said.get("entries")
     raw = raw[-MOST_ENTRIES:] if isinstance(raw, list) else []
     read = [_entry(each) for each in raw]
-    entries = [entry for entry in read if entry is not None]
+    known = [entry for entry in read if entry is not None]
+    groups = set(islice({entry.group: None for entry in reversed(known)}, MOST_GROUPS))
+    entries = [entry for entry in known if entry.group in groups]
     first = raw[0].get("record_id") if raw and isinstance(raw[0], dict) else None
     cut = isinstance(first, int) and first > 0
     return Dump(_text(said["version"]) or "unknown", entries, _members(said), cut, len(read) - len(entries))

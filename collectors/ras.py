@@ -8,12 +8,15 @@ Source: NVIDIA/nccl, docs/userguide/source/troubleshooting/ras.rst, src/ras/clie
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
+
+from commwatch.collectors import bounded
+from commwatch.collectors.spans import gaps
 
 #: NCCL's names of the operations that RAS counts, and ours.
 _OPS = {
@@ -25,6 +28,8 @@ _OPS = {
 }
 #: Longest answer: ten thousand ranks in a few communicators take some tens of megabytes.
 MOST_BYTES = 64 << 20
+#: Values of an answer in JSON; and what one in text may say of ranks that it does not name, which takes it no room: ranks by operation.
+_MOST_VALUES, MOST_UNNAMED = 1 << 22, 1 << 19
 #: RAS gives up gathering after 10 s; no answer takes longer than this, and nobody who does not answer at once gets more time.
 _MOST_S, _FIRST_S = 12.0, 2.0
 _MOST_LINE = 4096
@@ -127,7 +132,7 @@ def parse(answer: str) -> Status:
 
 def _parse_json(answer: str) -> Status:
     try:
-        said = json.loads(answer)
+        said = bounded.load(answer, _MOST_VALUES)
     except (ValueError, RecursionError) as error:
         raise RasError(f"its answer is torn: {str(error)[:100]}") from None
     raw = said.get("communicators")
@@ -221,9 +226,9 @@ class _Block:
             named = {rank: count for count, _, ranks in lots for rank in ranks}
             unnamed = [(count, many) for count, many, ranks in lots if not ranks]
             if len(unnamed) == 1 and self.size is not None:
-                others = [rank for rank in range(self.size) if rank not in named and rank not in self.silent]
-                if len(others) == unnamed[0][1]:
-                    named.update(dict.fromkeys(others, unnamed[0][0]))
+                others = gaps([*named, *self.silent], self.size)
+                if sum(map(len, others)) == unnamed[0][1]:
+                    named.update(dict.fromkeys(chain.from_iterable(others), unnamed[0][0]))
             for rank, count in named.items():
                 told.setdefault(rank, {})[op] = count
         members = [Member(rank, self.pids.get(rank), RUNNING, counts) for rank, counts in told.items()]
@@ -255,6 +260,9 @@ def _parse_text(answer: str) -> Status:
             _read(block, section, op, line)
         elif section == "DEAD" and (process := _PROCESS.fullmatch(line)) is not None:
             dead.add(int(process[1]))
+    lots = chain.from_iterable(lots for each in blocks.values() for lots in each.counts.values())
+    if sum(many for _, many, ranks in lots if not ranks) > MOST_UNNAMED:
+        raise RasError(f"its answer counts more than {MOST_UNNAMED} ranks without their names")
     told = tuple(each.communicator(dead) for each in blocks.values())
     return Status(version[1] if version else None, "text", told, tuple(sorted(dead)))
 

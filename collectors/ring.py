@@ -30,6 +30,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from commwatch.collectors import bounded
 from commwatch.collectors.events import BLOCKED, NONSENSE, RECORD, RECORD_SIZE, Record
 
 MAGIC = b"CWRING\r\n"
@@ -45,8 +46,8 @@ MARGIN = 64
 STAMP_MASK = 0xFFFFFFFF
 #: Where ``start_ns`` and ``flags`` lie in a record.
 START_AT, FLAGS_AT = 40, 56
-#: Of the names beside a ring so much is read.
-MOST_NAMES_BYTES = 16 << 20
+#: Of the names beside a ring so much is read: bytes and lines of all, values of one.
+MOST_NAMES_BYTES, MOST_NAMES, _MOST_VALUES = 16 << 20, 1 << 17, 1 << 20
 #: How often a counter is looked at until it stays the same.
 COUNTER_LOOKS = 8
 #: Drains a reader waits for a record that others have overtaken.
@@ -215,7 +216,7 @@ def _said(text: bytes) -> Any:
 
     Raises ``ValueError`` where it is not JSON, and ``RecursionError`` where it is nested too deeply.
     """
-    whole = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+    whole = json.dumps(bounded.load(text, _MOST_VALUES), ensure_ascii=False).encode(errors="replace")
     return json.loads(whole)
 
 
@@ -248,7 +249,7 @@ class RingReader:
         self.path = path
         self.next_n = next_n
         self._gap = (-1, 0)
-        self._names_read = 0
+        self._names_read = self._lines_read = 0
         self._fd = _open(path)
         try:
             about = os.fstat(self._fd)
@@ -389,8 +390,12 @@ class RingReader:
             text = file.read(max(0, there - self._names_read))
         whole, newline, _ = text.rpartition(b"\n")
         self._names_read += len(whole) + len(newline)
-        entries = []
-        for line in whole.splitlines():
+        if not whole:
+            return []
+        entries, left = [], MOST_NAMES - self._lines_read
+        lines = whole.split(b"\n", left)[:left]
+        self._lines_read += len(lines)
+        for line in lines:
             with contextlib.suppress(ValueError, RecursionError):
                 entry = _said(line)
                 if isinstance(entry, dict):

@@ -15,8 +15,9 @@ from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean
 
 #: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. What comes past it is counted.
 MOST_FACTS = 500_000
-#: Characters kept of a line that a fact was first seen in, and unknown messages kept as samples.
-_MOST_TEXT = 400
+#: Characters kept of a line that a fact was first seen in, and unknown messages kept as samples. What stands in a longer message counts as
+#: several facts, one for so many characters: it may be one setting, or ten thousand ranks.
+_MOST_TEXT, _OF_LONG = 400, 100
 _SAMPLES = 20
 #: A host with more messages is one, whatever its name looks like.
 _MOST_TORN = 3
@@ -121,7 +122,7 @@ class Account:
         self.samples: list[Seen] = []
         self.torn_samples: list[Seen] = []
         self._hosts: set[str] = set()
-        self._source, self._number, self._line = "", 0, ""
+        self._source, self._number, self._line, self._length = "", 0, "", 0
         self._last: tuple[Head, Life | None] = (NOBODY, None)
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
@@ -141,6 +142,7 @@ class Account:
             self.n_timestamped += 1
         warned: list[Warned] = []
         for message in messages:
+            self._length = len(message.text)
             facts = read(message.text)
             if not message.level:
                 self._take_loose(facts, message, warned)
@@ -240,6 +242,8 @@ class Account:
         if not life.says_start and comm is None:
             pending = life.pending.get(tid)
             if pending is None:
+                if self._room <= 0:
+                    return life.facts
                 pending = life.pending[tid] = Facts()
             return pending
         member = life.current.get(tid) if comm is None else life.by_comm.get(comm)
@@ -267,7 +271,7 @@ class Account:
         if self._room <= 0:
             self.overflow += 1
             return False
-        self._room -= 1
+        self._room -= 1 if self._length <= _MOST_TEXT else self._length // _OF_LONG
         return True
 
     # -- the whole ----------------------------------------------------------------------------
@@ -286,21 +290,19 @@ class Account:
     def processes(self) -> list[Process]:
         """Who printed anything, but for those that are only the rest of a torn head."""
         hosts: Counter[str] = Counter()
-        by_pid: dict[int, set[str]] = {}
         for process, life in self.lives.items():
             hosts[process.host] += life.messages
-            by_pid.setdefault(process.pid, set()).add(process.host)
-        torn = {
-            host
-            for host, messages in hosts.items()
-            if messages <= _MOST_TORN
-            and all(
-                any(_is_rest(host, other) and hosts[other] >= 10 * messages for other in by_pid[process.pid])
-                for process in self.lives
-                if process.host == host
-            )
+        # Of those with the same pid whose names end alike, what tearing and gluing leave of one another, the most that one has said.
+        most: Counter[tuple[int, str]] = Counter()
+        for process in self.lives:
+            alike = process.pid, process.host[-2:]
+            most[alike] = max(most[alike], hosts[process.host])
+        whole = {
+            process.host
+            for process in self.lives
+            if hosts[process.host] > _MOST_TORN or most[process.pid, process.host[-2:]] < 10 * hosts[process.host]
         }
-        return [process for process in self.lives if process.host not in torn]
+        return [process for process in self.lives if process.host in whole]
 
     @property
     def members(self) -> list[Member]:
@@ -322,11 +324,6 @@ def _summed(counts: Iterable[tuple[str, int]]) -> Counter[str]:
     for name, count in counts:
         total[name] += count
     return total
-
-
-def _is_rest(host: str, whole: str) -> bool:
-    """Whether ``host`` may be what tearing and gluing have left of ``whole``: it ends alike."""
-    return host != whole and host[-2:] == whole[-2:]
 
 
 def _fits(fact: f.Fact, init: f.Init) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from commwatch.collectors.nccl import facts as f
@@ -14,6 +15,8 @@ from commwatch.collectors.nccl.text import Process
 _T = TypeVar("_T")
 #: Part of the lines that is taken for all: messages that carry no fact are not counted.
 _MOSTLY = 0.8
+#: Different things that processes of one job say, each of which is compared with each other.
+_MOST_SETS = 256
 
 
 class Hit(NamedTuple):
@@ -74,11 +77,15 @@ class Log:
     def jobs(self) -> dict[Process, int]:
         """Which processes work together, by the communicators that they share; others are not in it."""
         jobs: dict[Process, int] = {}
+        members: dict[int, set[Process]] = {}
         for number, comm in enumerate(self.communicators):
             mine = {member.process for member in comm.members}
             old = {jobs[process] for process in mine if process in jobs}
-            mine.update(process for process, job in jobs.items() if old and job in old)
-            jobs.update(dict.fromkeys(mine, number))
+            # Those of the smaller jobs become those of the largest: there may be as many communicators as processes.
+            largest = max(old, key=lambda job: len(members[job]), default=number)
+            mine.update(*(members.pop(job) for job in old - {largest}))
+            members.setdefault(largest, set()).update(mine)
+            jobs.update(dict.fromkeys(mine, largest))
         return jobs
 
     def disagreements(
@@ -94,7 +101,7 @@ class Log:
                 if process is not None:
                     by_job.setdefault(self.jobs.get(process), {}).setdefault(process, {})[value] = seen
         for processes in by_job.values():
-            sets = {frozenset(values) for values in processes.values()}
+            sets = list(islice({frozenset(values): None for values in processes.values()}, _MOST_SETS))
             if all(not one.isdisjoint(other) for one in sets for other in sets):
                 continue
             found: dict[_T, dict[Process, Seen]] = {}

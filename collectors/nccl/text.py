@@ -184,9 +184,8 @@ def _message(level: str, text: str, whose: Head) -> Message:
 
 def _glued(host: str, hosts: Collection[str], whose: Head) -> int:
     """How much of what reads as a head's host is the end of the text before it."""
-    known = {*hosts, whose.process.host} if whose.process is not None else hosts
-    if host in known:
-        return 0
+    mine = None if whose.process is None else whose.process.host
     ending = _ENDING.match(host)
     by_default = 0 if ending is None else ending.end()
-    return min((len(host) - len(name) for name in known if name and host.endswith(name)), default=by_default)
+    # The names that the text may end with, the longest first: there are fewer of them than hosts.
+    return next((at for at in range(len(host)) if host[at:] in hosts or host[at:] == mine), by_default)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from commwatch import inspector
 from commwatch.aggregate import Aggregate
 from commwatch.collectors.nccl.debug import inspector_dir
 from commwatch.collectors.registry import Reading
@@ -268,3 +269,16 @@ def test_readings_have_known_names(folder: Path) -> None:
     for reading in readings:
         assert isinstance(reading, Reading)
         assert len(METRICS[reading.metric].labels) == len(reading.labels)
+
+
+def test_places_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranks of a communicator a process says it is, so many of them are kept; all it timed is counted."""
+    monkeypatch.setattr(inspector, "MOST_CELLS", 8)
+    path = put(folder)
+    line = path.read_text().splitlines()[0].replace('"n_ranks":2', '"n_ranks":1000')
+    path.write_text("".join(line.replace('"rank":0', f'"rank":{rank}') + "\n" for rank in range(100)))
+    watched = Watched(folder)
+    watched.tick()
+    assert watched.inspector.view(None).records == 100
+    (files,) = vars(watched.inspector)["_jobs"].values()
+    assert [len(comm.places) for comm in files.comms.values()] == [8]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from commwatch import trace
 from commwatch.trace import BadTrace, overlap
 
 #: Unix time of the trace's zero; its events are in µs from there, the window in ns since 1970.
@@ -224,3 +225,16 @@ def test_unreadable_files(tmp_path: Path, content: bytes) -> None:
     command = [sys.executable, "-m", "commwatch.trace", str(tmp_path / "trace.gz"), "0", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "the trace cannot be read" in json.loads(done.stdout)["error"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"), [("MOST_CHARACTERS", "more than 100 characters"), ("MOST_VALUES", "more than 100 values")]
+)
+def test_trace_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: str, says: str
+) -> None:
+    """A trace that unpacks to more than any has is refused before it is made into values."""
+    monkeypatch.setattr(trace, limit, 100)
+    (tmp_path / "trace.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b"[]," * 1000 + b"1]}", mtime=0))
+    trace.main([str(tmp_path / "trace.gz"), "0", "1000"])
+    assert says in json.loads(capsys.readouterr().out)["error"]
