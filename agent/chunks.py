@@ -37,13 +37,12 @@ class Damaged:
         try:
             unpacking = zlib.decompressobj()
             records = unpacking.decompress(data, _MOST_BYTES)
-            if unpacking.eof and len(records) % RECORD_SIZE == 0:
+            if not unpacking.eof:
+                why = f"more than {_MOST_BYTES} bytes, or cut short"
+            elif len(records) % RECORD_SIZE:
+                why = f"{len(records)} bytes are no whole records"
+            else:
                 return records
-            why = (
-                f"{len(records)} bytes are no whole records"
-                if unpacking.eof
-                else f"more than {_MOST_BYTES} bytes, or cut short"
-            )
         except zlib.error as error:
             why = str(error)
         with self._lock:
