@@ -1,8 +1,8 @@
 """How much the probe records, by what that costs the training: all, a sample, or counts alone. Pure.
 
-The probe measures its own bookkeeping (of one operation in 64, where they are few of more, as CPU time of the threads it runs in). In windows of a
+The probe measures the CPU time of its own bookkeeping, of one operation in 64 and of more where operations are few. In windows of a
 second the governor compares that with the budget: above it for two windows, the probe sheds; when it has been within for a while, it tries the
-richer mode again, after twice as long each time that failed. ``native/governor.h`` is the same for the native hook.
+richer mode again, after twice as long each time that failed. ``native/governor.h`` holds the same rules for the native hook.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from commwatch.collectors.variables import part
 MODES = ("full", "sampling", "counters")
 FULL, SAMPLING, COUNTERS = range(3)
 
-#: One operation in so many has its bookkeeping measured, and the first after so long: for all that came since the one before it.
+#: The bookkeeping of one operation in so many is measured, or of one after so long. It counts for all operations since the one measured before.
 COST_SAMPLE, COST_NS = 64, 50_000_000
-#: Part of the time that the probe may take, unless ``COMMWATCH_BUDGET`` says otherwise.
-DEFAULT_BUDGET = 0.005
+#: A measurement counts at most this many times the median of the latest ones.
+COST_BOUND, COST_REMEMBERED = 8, 15
+#: Part of the time that the probe may take with each hook, unless ``COMMWATCH_BUDGET`` is set. The Python hook costs 20 to 60 us an
+#: operation among other work: at 0.5 % it would lose the shares of ordinary FSDP jobs, which have some hundred operations a second.
+DEFAULT_BUDGET = {"native": 0.005, "python": 0.02}
 #: How often it looks. A window is over with the first look that finds so many measurements, or none, for then there was no operation; with
 #: one or a few, after so long.
 LOOK_NS = 1_000_000_000
@@ -44,10 +47,58 @@ def is_sampled(seq: int) -> bool:
     return ((seq >> RUN_BITS) * SPREAD & 0xFFFFFFFF) >> (32 - SAMPLE_BITS) == 0
 
 
-def budget_of(env: Mapping[str, str]) -> float:
-    """The budget in force, 0 to 1; 0: whatever it costs, everything is recorded."""
+def budget_of(env: Mapping[str, str], hook: str) -> float:
+    """Return the budget in force for this hook, 0 to 1; 0: whatever it costs, everything is recorded."""
     asked = part(env.get("COMMWATCH_BUDGET", ""))
-    return DEFAULT_BUDGET if asked is None else asked
+    return DEFAULT_BUDGET[hook] if asked is None else asked
+
+
+class CostTurns:
+    """Chooses the operations whose bookkeeping is measured.
+
+    A measurement is due after ``COST_SAMPLE`` operations or ``COST_NS``. Which of the operations that follow is measured is drawn: always
+    the first after a pause would be the dearest, since its code and data have left the caches, and would make all others look as dear.
+    """
+
+    def __init__(self) -> None:
+        self._operations, self._latest_ns, self._state = 0, -1, 1
+        #: Operations to let pass before the one that is measured; -1: no measurement is due.
+        self._ahead = -1
+
+    def next(self, now_ns: int) -> int:
+        """Return the number of operations for which this one is measured; 0: it is not measured."""
+        self._operations += 1
+        if self._ahead < 0:
+            if self._latest_ns < 0:
+                self._latest_ns = now_ns
+            if self._operations < COST_SAMPLE and now_ns - self._latest_ns < COST_NS:
+                return 0
+            self._state = (self._state * 1664525 + 1013904223) & 0xFFFFFFFF
+            self._ahead = self._state * self._operations >> 32
+        self._ahead -= 1
+        if self._ahead >= 0:
+            return 0
+        self._latest_ns = now_ns
+        since, self._operations = self._operations, 0
+        return since
+
+
+class UsualCost:
+    """Bounds measurements by the usual one: in the midst of one the kernel may take the core away, and count its own work as the thread's."""
+
+    def __init__(self) -> None:
+        self._latest: list[int] = []
+        self._number = 0
+
+    def bound(self, took_ns: int) -> int:
+        """Return what a measurement counts, in ns: at most ``COST_BOUND`` times the median of the latest ``COST_REMEMBERED``."""
+        if self._number < COST_REMEMBERED:
+            self._latest.append(took_ns)
+        else:
+            self._latest[self._number % COST_REMEMBERED] = took_ns
+        self._number += 1
+        known = sorted(self._latest)  # a copy: another thread may measure at the same time
+        return min(took_ns, COST_BOUND * known[len(known) // 2])
 
 
 class Governor:

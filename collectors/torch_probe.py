@@ -43,7 +43,7 @@ class Probe(ABC):
         #: How operations on GPUs are timed.
         self.timing = choose(env, runtime=has_runtime())
         #: Part of the time that the probe may take.
-        self.budget = budget_of(env)
+        self.budget = budget_of(env, self.hook)
         self._coalesced = Batches(partial(self._batch, self._begin_batch), partial(self._batch, self._end_batch))
         self.groups = Groups(identity.job_id(env), identity.restart_count(env))
         self.steps = StepHooks(self._mark)

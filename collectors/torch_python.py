@@ -28,7 +28,7 @@ from commwatch.collectors import events as ev
 from commwatch.collectors import ring
 from commwatch.collectors.c10d_table import Measure
 from commwatch.collectors.exposure import Exposure
-from commwatch.collectors.governor import COST_NS, COST_SAMPLE, COUNTERS, LOOK_NS, Counts, Governor, is_sampled
+from commwatch.collectors.governor import COUNTERS, LOOK_NS, CostTurns, Counts, Governor, UsualCost, is_sampled
 from commwatch.collectors.torch_device import LOOK_S, Devices
 from commwatch.collectors.torch_groups import Group
 from commwatch.collectors.torch_ops import MEASURES, C10dOp, c10d_ops
@@ -38,10 +38,17 @@ from commwatch.collectors.torch_probe import Probe
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _now = time.monotonic_ns
 _cpu = time.thread_time_ns
+_clock = time.clock_gettime_ns
 #: ``CLOCK_MONOTONIC_COARSE`` of Linux, for which Python has no name: a tick of some ms, at no cost.
 _COARSE = 6
 #: What of an operation's flags is the same for those that are counted together.
 _COUNTED_FLAGS = ev.NO_SIZE | ev.UNALIGNED
+
+
+def _entered() -> int:
+    """CPU time of this thread, in ns, where a measurement begins. The first look finds the clock's code out of the caches."""
+    _cpu()
+    return _cpu()
 
 
 def _device_of(what: Any) -> torch.device | None:
@@ -65,8 +72,7 @@ class PythonProbe(Probe):
         self._library: torch.library.Library | None = None
         self._torch_dtypes: dict[torch.dtype, int] = {}
         self._cost = 0
-        #: Operations since the latest that was measured, and when it was.
-        self._since, self._costed_at = 0, 0
+        self._turns, self._usual = CostTurns(), UsualCost()
         #: What of a measurement is only the clock's own cost.
         self._of_clock = min(-(_cpu() - _cpu()) for _ in range(64))
         self._governor, self._counts = Governor(self.budget), Counts()
@@ -101,7 +107,7 @@ class PythonProbe(Probe):
 
     def _make_ring(self, *about: Any) -> None:
         self.ring = ring.RingWriter(*about)
-        self._window, self._costed_at = (_now(), 0), _now()
+        self._window = (_now(), 0)
         self._thread = threading.Thread(target=self._watch, name="commwatch", daemon=True)
         self._thread.start()
 
@@ -164,7 +170,7 @@ class PythonProbe(Probe):
         """Build what notes the launch of an operation; it returns ``None`` where the probe is off."""
         group_at, async_at, peer_at, tag_at, is_p2p = op.group_at, op.async_at, op.peer_at, op.tag_at, op.is_p2p
         name, known, codes, unbox = op.op, self.groups.known, self._ops, ProcessGroup.unbox
-        governor, counts = self._governor, self._counts
+        governor, counts, turn = self._governor, self._counts, self._turns.next
 
         def launch(args: Sequence[Any]) -> Flight | None:
             if self.off:
@@ -174,8 +180,8 @@ class PythonProbe(Probe):
                     return None
                 writer = self.ring
                 assert writer is not None
-                cost_of = self._cost_due()
-                entered = _cpu() if cost_of else 0
+                cost_of = turn(_clock(_COARSE))
+                entered = _entered() if cost_of else 0
                 now = _now()
                 pg = unbox(args[group_at])
                 group = known.get(id(pg))
@@ -217,19 +223,10 @@ class PythonProbe(Probe):
 
         return launch
 
-    def _cost_due(self) -> int:
-        """For how many operations the next one is measured; mostly 0. Not the first, which makes the ring."""
-        self._since += 1
-        now = time.clock_gettime_ns(_COARSE)
-        if self._since < COST_SAMPLE and now - self._costed_at < COST_NS:
-            return 0
-        self._costed_at, since, self._since = now, self._since, 0
-        return since
-
     def _spent(self, entered: int, cost_of: int) -> None:
         """Note what the bookkeeping has cost this thread since ``entered``, for so many operations; 0: it is not measured."""
         if cost_of and self.ring is not None:
-            took = max(0, _cpu() - entered - self._of_clock)
+            took = max(0, self._usual.bound(_cpu() - entered) - self._of_clock)
             self._cost, self._measured = self._cost + took * cost_of, self._measured + 1
             self.ring.counters[ring.PROBE_NS] = self._cost
 
@@ -263,7 +260,7 @@ class PythonProbe(Probe):
         """After the launch: arrange that the end is seen, without keeping anything of the user's past it."""
         try:
             cost_of, flight.cost_of = flight.cost_of, 0  # if it ends in here, that is part of this
-            entered = _cpu() if cost_of else 0
+            entered = _entered() if cost_of else 0
             work = out[-1] if isinstance(out, tuple) else out
             if work is None:
                 self.finish(flight, _now(), ev.BY_CALL)
@@ -332,7 +329,7 @@ class PythonProbe(Probe):
                 return
             flight.done = True
             cost_of = flight.cost_of  # `_follow` may set it meanwhile, in another thread
-            entered = _cpu() if cost_of else 0
+            entered = _entered() if cost_of else 0
             flight.work = flight.future = None
             writer.end(flight.slot)
             queue, blocked = flight.queue, flight.blocked_since

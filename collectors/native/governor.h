@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "format.h"
 
@@ -10,6 +13,46 @@ namespace commwatch {
 
 // Whether the operation with this number is recorded in `sampling`.
 inline bool is_sampled(uint32_t seq) { return ((seq >> format::kRunBits) * format::kSpread) >> (32 - format::kSampleBits) == 0; }
+
+// Chooses the operations of one thread whose bookkeeping is measured (collectors/governor.py says why it draws them).
+class CostTurns {
+ public:
+  // For how many operations this one is measured; mostly 0.
+  uint32_t next(uint64_t now_ns) {
+    ++operations_;
+    if (ahead_ < 0) {
+      if (latest_ns_ == 0) latest_ns_ = now_ns;
+      if (operations_ < format::kCostSample && now_ns - latest_ns_ < format::kCostNs) return 0;
+      state_ = state_ * 1664525u + 1013904223u;
+      ahead_ = static_cast<int64_t>((uint64_t{state_} * operations_) >> 32);
+    }
+    if (--ahead_ >= 0) return 0;
+    latest_ns_ = now_ns;
+    return std::exchange(operations_, 0);
+  }
+
+ private:
+  uint32_t operations_ = 0, state_ = 1;
+  uint64_t latest_ns_ = 0;
+  int64_t ahead_ = -1;
+};
+
+// Bounds the measurements of one thread by the usual one: in the midst of one the kernel may take the core away.
+class UsualCost {
+ public:
+  uint64_t bound(uint64_t took_ns) {
+    latest_[number_++ % kRemembered] = took_ns;
+    std::array<uint64_t, kRemembered> known = latest_;
+    const size_t half = std::min(number_, kRemembered) / 2;
+    std::nth_element(known.begin(), known.begin() + half, known.begin() + std::min(number_, kRemembered));
+    return std::min(took_ns, format::kCostBound * known[half]);
+  }
+
+ private:
+  static constexpr size_t kRemembered = format::kCostRemembered;
+  std::array<uint64_t, kRemembered> latest_{};
+  size_t number_ = 0;
+};
 
 class Governor {
  public:

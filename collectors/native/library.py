@@ -87,6 +87,8 @@ def format_header() -> str:
         "kCounted": events.COUNTED,
         "kCostSample": governor.COST_SAMPLE,
         "kCostNs": governor.COST_NS,
+        "kCostBound": governor.COST_BOUND,
+        "kCostRemembered": governor.COST_REMEMBERED,
         "kPatience": governor.PATIENCE,
         "kFirstTrial": governor.FIRST_TRIAL,
         "kLastTrial": governor.LAST_TRIAL,

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.collectors.governor import COUNTERS, FULL, SAMPLING, Counts, Governor, budget_of, is_sampled
+from commwatch.collectors.governor import (
+    COST_BOUND,
+    COUNTERS,
+    FULL,
+    SAMPLING,
+    CostTurns,
+    Counts,
+    Governor,
+    UsualCost,
+    budget_of,
+    is_sampled,
+)
 
 DEAR, CHEAP = 0.02, 0.001
 
@@ -60,7 +71,45 @@ def test_no_budget() -> None:
 )
 def test_budget(said: str, budget: float) -> None:
     """What is no part of the time is not taken for a budget."""
-    assert budget_of({"COMMWATCH_BUDGET": said}) == budget
+    assert budget_of({"COMMWATCH_BUDGET": said}, "native") == budget
+
+
+def test_budget_of_the_python_hook() -> None:
+    """The hook that costs more has a larger budget by default; whoever sets one gets it with either hook."""
+    assert [budget_of({}, hook) for hook in ("native", "python")] == [0.005, 0.02]
+    assert budget_of({"COMMWATCH_BUDGET": "0.01"}, "python") == 0.01
+
+
+@pytest.mark.parametrize("burst", [1, 2, 24, 100])
+def test_measured_operations(burst: int) -> None:
+    """What is measured of some operations is what all of them cost, though the first after a pause costs twenty times as much."""
+    turns, spent, measured = CostTurns(), 0.0, 0
+    dear, cheap = 20, 1
+    for step in range(20_000):
+        for place in range(burst):
+            of = turns.next(1 + step * 60_000_000 + place * 100_000)
+            measured += of > 0
+            spent += of * (cheap if place else dear)
+    assert spent == pytest.approx(20_000 * (dear + (burst - 1) * cheap), rel=0.1)
+    assert measured >= 20_000 / 2.5, "about one in each pause of 60 ms"
+
+
+def test_measured_in_a_row() -> None:
+    """Operations without a pause are measured about once in 64 to 128, and each counts for those since the one before."""
+    turns = CostTurns()
+    counted = [of for n in range(100_000) if (of := turns.next(1 + n * 1000))]
+    assert 100_000 - 128 < sum(counted) <= 100_000
+    assert (min(counted), max(counted)) >= (64, 64)
+    assert max(counted) <= 128
+
+
+def test_usual_cost() -> None:
+    """A measurement far above the usual one is bounded; a level that rises for good counts in full once it is the usual one."""
+    usual = UsualCost()
+    assert [usual.bound(100) for _ in range(20)] == [100] * 20
+    assert usual.bound(150_000) == COST_BOUND * 100
+    assert usual.bound(COST_BOUND * 100) == COST_BOUND * 100
+    assert [usual.bound(50_000) for _ in range(20)][-1] == 50_000
 
 
 @pytest.mark.parametrize("period", [1, 7, 16, 24, 200, 256])

@@ -132,8 +132,7 @@ def test_overrun_is_counted(tmp_path: Path) -> None:
     assert agent_.jobs()[0].lost == sum(rank.lost for rank in ranks)
 
 
-@pytest.mark.usefixtures("hook")
-def test_variables_that_are_wrong(tmp_path: Path) -> None:
+def test_variables_that_are_wrong(hook: str, tmp_path: Path) -> None:
     """What cannot stand in a variable is said once, by the first rank, in a line each; the default counts, and all is recorded."""
     bad = {"COMMWATCH_BUDGET": "nonsense", "COMMWATCH_SLOTS": "5", "COMMWATCH_TIMING": "x"}
     out, err = start_job(tmp_path, "ops.py", "20", **bad).communicate(timeout=2 * PATIENCE_S)
@@ -142,7 +141,7 @@ def test_variables_that_are_wrong(tmp_path: Path) -> None:
     assert [line.partition(": needs ")[0] for line in said] == [f"commwatch: {name}" for name in bad]
     assert said[0].endswith("COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'; the default counts")
     ranks = read_rings(tmp_path)
-    assert [(len(rank.of("all_reduce")), rank.identity["budget"]) for rank in ranks] == [(21, DEFAULT_BUDGET)] * 2
+    assert [(len(rank.of("all_reduce")), rank.identity["budget"]) for rank in ranks] == [(21, DEFAULT_BUDGET[hook])] * 2
 
 
 @pytest.mark.usefixtures("hook")

@@ -1,4 +1,5 @@
-// Says what the governor says: a budget, then the share of each window on standard input; and which numbers are sampled.
+// Prints the governor's modes (standard input: a budget, then the share of each window), which numbers are sampled, for how many
+// operations each of a row is measured, and what each of a row of measurements counts.
 #include <cstdio>
 
 #include "governor.h"
@@ -10,5 +11,11 @@ int main() {
   while (scanf("%lf", &share) == 1) printf("%d ", static_cast<int>(governor.window(share)));
   for (uint32_t seq = 0; seq < 100'000; ++seq) {
     if (commwatch::is_sampled(seq)) printf("%u ", seq);
+  }
+  commwatch::CostTurns turns;
+  commwatch::UsualCost usual;
+  for (uint64_t n = 0; n < 20'000; ++n) {
+    printf("%u ", turns.next(1 + n * n % 1013 * 1000 + n * 3'000'000));
+    printf("%llu ", static_cast<unsigned long long>(usual.bound(n * n % 1013 * (n % 5000 < 2500 ? 1 : 100))));
   }
 }

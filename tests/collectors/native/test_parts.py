@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.governor import Governor, is_sampled
+from commwatch.collectors.governor import CostTurns, Governor, UsualCost, is_sampled
 from commwatch.collectors.native import library
 from tests.helpers import needs
 
@@ -50,7 +50,7 @@ def test_parts(kind: str, tmp_path: Path) -> None:
 
 
 def test_governor(tmp_path: Path) -> None:
-    """Both hooks decide alike, window by window, and sample the same operations."""
+    """Both hooks decide alike, window by window, sample the same operations, and measure and count their own cost alike."""
     needs(shutil.which("g++"), "g++")
     (tmp_path / "format.h").write_text(library.format_header())
     built = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}", f"-I{library.HERE}"]
@@ -71,4 +71,8 @@ def test_governor(tmp_path: Path) -> None:
     governor = Governor(0.005)
     modes = [governor.window(share) for share in shares]
     assert set(modes) == {0, 1, 2}
-    assert [int(number) for number in said] == modes + [seq for seq in range(100_000) if is_sampled(seq)]
+    turns, usual, costs = CostTurns(), UsualCost(), []
+    for n in range(20_000):
+        jitter = n * n % 1013
+        costs += [turns.next(1 + jitter * 1000 + n * 3_000_000), usual.bound(jitter * (1 if n % 5000 < 2500 else 100))]
+    assert [int(number) for number in said] == modes + [seq for seq in range(100_000) if is_sampled(seq)] + costs
