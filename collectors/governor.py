@@ -20,8 +20,8 @@ FULL, SAMPLING, COUNTERS = range(3)
 
 #: The bookkeeping of one operation in so many is measured, or of one after so long. It counts for all operations since the one measured before.
 COST_SAMPLE, COST_NS = 64, 50_000_000
-#: A measurement counts at most this many times the median of the latest ones.
-COST_BOUND, COST_REMEMBERED = 8, 15
+#: A measurement counts at most so many times the third largest of the latest ones.
+COST_BOUND, COST_REMEMBERED, COST_RARE = 4, 15, 2
 #: Part of the time that the probe may take with each hook, unless ``COMMWATCH_BUDGET`` is set. The Python hook costs 20 to 60 us an
 #: operation among other work: at 0.5 % it would lose the shares of ordinary FSDP jobs, which have some hundred operations a second.
 DEFAULT_BUDGET = {"native": 0.005, "python": 0.02}
@@ -84,21 +84,25 @@ class CostTurns:
 
 
 class UsualCost:
-    """Bounds measurements by the usual one: in the midst of one the kernel may take the core away, and count its own work as the thread's."""
+    """Bounds measurements by the usual ones: in the midst of one the kernel may take the core away, and count its own work as the thread's.
+
+    That is rare. What happens in more than ``COST_RARE`` of the latest ``COST_REMEMBERED`` measurements counts in full, for some kinds of
+    operations, and some parts of the bookkeeping, cost more than others.
+    """
 
     def __init__(self) -> None:
         self._latest: list[int] = []
         self._number = 0
 
     def bound(self, took_ns: int) -> int:
-        """Return what a measurement counts, in ns: at most ``COST_BOUND`` times the median of the latest ``COST_REMEMBERED``."""
+        """Return what a measurement counts, in ns."""
         if self._number < COST_REMEMBERED:
             self._latest.append(took_ns)
         else:
             self._latest[self._number % COST_REMEMBERED] = took_ns
         self._number += 1
         known = sorted(self._latest)  # a copy: another thread may measure at the same time
-        return min(took_ns, COST_BOUND * known[len(known) // 2])
+        return min(took_ns, COST_BOUND * known[max(len(known) - 1 - COST_RARE, 0)])
 
 
 class Governor:

@@ -37,15 +37,15 @@ class CostTurns {
   int64_t ahead_ = -1;
 };
 
-// Bounds the measurements of one thread by the usual one: in the midst of one the kernel may take the core away.
+// Bounds the measurements of one thread by the usual ones: in the midst of one the kernel may take the core away.
 class UsualCost {
  public:
   uint64_t bound(uint64_t took_ns) {
     latest_[number_++ % kRemembered] = took_ns;
     std::array<uint64_t, kRemembered> known = latest_;
-    const size_t half = std::min(number_, kRemembered) / 2;
-    std::nth_element(known.begin(), known.begin() + half, known.begin() + std::min(number_, kRemembered));
-    return std::min(took_ns, format::kCostBound * known[half]);
+    const size_t length = std::min(number_, kRemembered), usual = length > format::kCostRare ? length - 1 - format::kCostRare : 0;
+    std::nth_element(known.begin(), known.begin() + usual, known.begin() + length);
+    return std::min(took_ns, format::kCostBound * known[usual]);
   }
 
  private:

@@ -89,6 +89,7 @@ def format_header() -> str:
         "kCostNs": governor.COST_NS,
         "kCostBound": governor.COST_BOUND,
         "kCostRemembered": governor.COST_REMEMBERED,
+        "kCostRare": governor.COST_RARE,
         "kPatience": governor.PATIENCE,
         "kFirstTrial": governor.FIRST_TRIAL,
         "kLastTrial": governor.LAST_TRIAL,

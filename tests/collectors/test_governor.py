@@ -104,12 +104,14 @@ def test_measured_in_a_row() -> None:
 
 
 def test_usual_cost() -> None:
-    """A measurement far above the usual one is bounded; a level that rises for good counts in full once it is the usual one."""
+    """A measurement far above the usual ones is bounded; what is dear in every third operation, or from now on, counts in full."""
     usual = UsualCost()
     assert [usual.bound(100) for _ in range(20)] == [100] * 20
     assert usual.bound(150_000) == COST_BOUND * 100
     assert usual.bound(COST_BOUND * 100) == COST_BOUND * 100
-    assert [usual.bound(50_000) for _ in range(20)][-1] == 50_000
+    mixed = [usual.bound(100 if n % 3 else 50_000) for n in range(60)]
+    assert mixed[15:] == [100 if n % 3 else 50_000 for n in range(15, 60)]
+    assert [usual.bound(900_000) for _ in range(20)][-1] == 900_000
 
 
 @pytest.mark.parametrize("period", [1, 7, 16, 24, 200, 256])
