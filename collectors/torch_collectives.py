@@ -10,24 +10,65 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from commwatch.collectors.native import library
+from commwatch.collectors.torch_groups import Groups
 from commwatch.collectors.torch_native import NativeProbe
 from commwatch.collectors.torch_probe import Probe
 from commwatch.collectors.torch_python import PythonProbe
 
 _probe: Probe | None = None
+#: As ``install`` was given it; ``None``: whatever ``os.environ`` holds.
+_given: Mapping[str, str] | None = None
+#: This process has been forked since the probe was installed, and has made no process group.
+_inherited = False
 
 
 def _forked() -> None:
+    """In a forked child the probe rests: a DataLoader worker has none. A child that makes a process group is a rank."""
+    global _inherited
     if _probe is not None:
         _probe.abandon()
+        _inherited = True
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _making(groups: Groups, default: tuple[int, int] | None) -> Groups:
+    """A process group is about to be made: a new probe takes over in a forked child, and where the rank or the size of the
+    world will no longer be what the ring says, for what stands in a ring's header stays.
+
+    Args:
+        groups: of the probe that sees it.
+        default: rank and size of the world, where it is the default group.
+
+    Returns the groups that count it.
+    """
+    global _probe, _inherited
+    before = _probe
+    if before is None or before.groups is not groups:
+        return groups
+    if not _inherited and (default is None or before.writes_as(*default)):
+        return groups
+    forked, _probe, _inherited = _inherited, None, False
+    try:
+        before.uninstall()
+        env = os.environ if _given is None else _given
+        if env.get("COMMWATCH_DISABLE") != "1":
+            probe = before.heir(env)
+            probe.remark = before.remark
+            if not forked:  # the other ranks may go on counting where they are
+                probe.groups.count_on(groups)
+            if _put_in(probe):
+                return probe.groups
+    except Exception as error:
+        before.say(f"not recording this process: {type(error).__name__}: {error}", "fork")
+    return groups
 
 
 def _make(env: Mapping[str, str]) -> Probe | None:
@@ -47,32 +88,41 @@ def _make(env: Mapping[str, str]) -> Probe | None:
         return probe
 
 
+def _put_in(probe: Probe) -> bool:
+    """Make this the probe of the process; False where its hooks cannot be put in."""
+    global _probe
+    try:
+        probe.install()
+    except Exception as error:  # a torch we do not know
+        probe.uninstall()
+        probe.say(f"cannot hook this torch ({torch.__version__}): {type(error).__name__}: {error}")
+        return False
+    probe.groups.on_making = partial(_making, probe.groups)
+    _probe = probe
+    return True
+
+
 def install(env: Mapping[str, str] | None = None) -> bool:
     """Switch the probe on in this process; True if it is on afterwards. A second call changes nothing."""
-    global _probe
-    env = dict(os.environ if env is None else env)
+    global _given
+    # Launchers that start ranks from Python name them in ``os.environ`` after ``import torch``: it is read when the ring is made.
+    given, env = env, os.environ if env is None else env
     if env.get("COMMWATCH_DISABLE") == "1":
         return False
     if _probe is None:
         probe = _make(env)
-        if probe is None:
+        if probe is None or not _put_in(probe):
             return False
-        try:
-            probe.install()
-        except Exception as error:  # a torch we do not know
-            probe.uninstall()
-            probe.say(f"cannot hook this torch ({torch.__version__}): {type(error).__name__}: {error}")
-            return False
-        _probe = probe
+        _given = given
     return True
 
 
 def uninstall() -> None:
     """Take the probe out of this process; what it recorded stays."""
-    global _probe
+    global _probe, _inherited
     if _probe is not None:
         _probe.uninstall()
-        _probe = None
+        _probe, _inherited = None, False
 
 
 def step() -> None:

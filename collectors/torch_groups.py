@@ -23,8 +23,8 @@ def group_id(job: str, restart: int, name: str, ranks: tuple[int, ...] | None, g
 
 
 def label(name: str, description: str) -> str:
-    """What people call the group: its description, or its name where nobody described it."""
-    return description if description not in ("", "undefined") else name
+    """What people call the group: its description, else its name, else ``unnamed``."""
+    return description if description not in ("", "undefined") else name or "unnamed"
 
 
 class Group:
@@ -58,7 +58,7 @@ class Groups:
     """The groups of this process; counts creations from ``watch`` on."""
 
     def __init__(self, job: str, restart: int) -> None:
-        self._job, self._restart = job, restart
+        self.job, self.restart = job, restart
         #: By ``id`` of the ProcessGroup; ids of dead objects are used again, so compare ``ref()`` too.
         self.known: dict[int, Group] = {}
         self._made: dict[int, tuple[Callable[[], Any], int]] = {}
@@ -66,14 +66,25 @@ class Groups:
             lambda: count().__next__
         )
         self._next_small_id = count().__next__
-        self._strangers: dict[str, Group] = {}
+        self._strangers: dict[tuple[str, int], Group] = {}
         #: Called with the name of each group that is made while watching.
         self.on_made: Callable[[str], object] | None = None
-        self._original: Any = None
-        self._watching: Any = None
+        #: Called before a group is made, with this process's rank and the world's size where it is the default group. Returns
+        #: the groups that count it: others than these where a new probe takes over.
+        self.on_making: Callable[[tuple[int, int] | None], Groups] | None = None
+        #: Called when there is a default group (True), and when there is none any more.
+        self.on_default: Callable[[bool], object] | None = None
+        #: What ``watch`` has replaced, by name: the original, and what is in its place.
+        self._replaced: dict[str, tuple[Any, Any]] = {}
 
-    def add(self, pg: Any) -> tuple[Group, dict[str, Any]]:
-        """Take in a group at its first operation; returns it and its entry for the names file."""
+    def add(self, pg: Any) -> tuple[Group, dict[str, Any] | None]:
+        """Take in a group at its first operation; returns it and its entry for the names file, ``None`` where that is known."""
+        if pg not in c10d._world.pg_names:
+            stranger, entry = self.add_stranger(_text(pg, "group_name"), _text(pg, "group_desc"), pg.size())
+            group = Group(weakref.ref(pg), stranger.size, None, stranger.id, aligned=False)
+            group.small_id = stranger.small_id
+            self.known[id(pg)] = group
+            return group, entry
         name, description = pg.group_name, pg.group_desc
         ranks = _ranks(pg)
         made = self._made.get(id(pg))
@@ -81,17 +92,21 @@ class Groups:
             generation, aligned = made[1], True
         else:
             generation, aligned = self._generations[name, ranks or ()](), _is_unused(pg)
-        identity = group_id(self._job, self._restart, name, ranks, generation)
+        identity = group_id(self.job, self.restart, name, ranks, generation)
         group = Group(weakref.ref(pg), pg.size(), ranks, identity, aligned and ranks is not None)
         self.known[id(pg)] = group
         return group, self._entry(group, name, description)
 
     def add_stranger(self, name: str, description: str, size: int) -> tuple[Group, dict[str, Any] | None]:
-        """Take in a group that has no object in Python; its entry is ``None`` where it is known already."""
-        if name in self._strangers:
-            return self._strangers[name], None
-        identity = group_id(self._job, self._restart, name, None, self._generations[name, ()]())
-        group = self._strangers[name] = Group(lambda: None, size, None, identity, aligned=False)
+        """Take in a group that ``torch.distributed`` does not know; those of one name and size are one.
+
+        Returns it and its entry for the names file, ``None`` where that is known.
+        """
+        known = self._strangers.get((name, size))
+        if known is not None:
+            return known, None
+        identity = group_id(self.job, self.restart, name, None, self._generations[name, ()]())
+        group = self._strangers[name, size] = Group(lambda: None, size, None, identity, aligned=False)
         return group, self._entry(group, name, description)
 
     def _entry(self, group: Group, name: str, description: str) -> dict[str, Any]:
@@ -100,36 +115,72 @@ class Groups:
         about = {"ranks": group.ranks, "size": group.size, "aligned": group.aligned, "backend": _backend(group.ref())}
         return {**entry, **about}
 
-    def named(self, name: str) -> Any:
-        """The group that has this name now; ``None``: there is none in ``torch.distributed``."""
-        return next((pg for pg, known_as in list(c10d._world.pg_names.items()) if known_as == name), None)
+    def named(self, name: str, size: int) -> Any:
+        """The group that has this name and size now; ``None``: there is none in ``torch.distributed``."""
+        groups = (pg for pg, known_as in list(c10d._world.pg_names.items()) if known_as == name)
+        return next((pg for pg in groups if pg.size() == size), None)
 
     def watch(self) -> None:
         """Count creations from now on, so that the n-th group of a name is the n-th on every rank."""
-        original = self._original = getattr(c10d, "_new_process_group_helper", None)
-        if original is None:
-            return
+        self._wrap("_new_process_group_helper", self._making)
+        self._wrap("_update_default_pg", self._updating)
 
+    def _wrap(self, name: str, wrapper: Callable[[Any], Any]) -> None:
+        original = getattr(c10d, name, None)
+        if original is not None:
+            self._replaced[name] = original, wrapper(original)
+            setattr(c10d, name, self._replaced[name][1])
+
+    def _making(self, original: Any) -> Any:
         def watching(*args: Any, **kwargs: Any) -> Any:
+            groups, members = self, args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group", ())
+            if self.on_making is not None:
+                default = None if members or len(args) < 2 else (args[1], args[0])
+                groups = self.on_making(default)
             result = original(*args, **kwargs)
-            try:
-                pg = result[0] if isinstance(result, tuple) else result
-                members = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group", ())
-                ranks = tuple(members) or tuple(range(pg.size()))
-                self._made[id(pg)] = weakref.ref(pg), self._generations[pg.group_name, ranks]()
-                if self.on_made is not None:
-                    self.on_made(pg.group_name)
-            except (AttributeError, TypeError, RuntimeError):
-                pass  # not a member, or a torch that makes groups another way: taken in at first use
+            groups._note(result[0] if isinstance(result, tuple) else result, members)
             return result
 
-        self._watching = watching
-        c10d._new_process_group_helper = watching
+        return watching
+
+    def _note(self, pg: Any, members: Any) -> None:
+        """A group has been made."""
+        try:
+            ranks = tuple(members) or tuple(range(pg.size()))
+            self._made[id(pg)] = weakref.ref(pg), self._generations[pg.group_name, ranks]()
+            if self.on_made is not None:
+                self.on_made(pg.group_name)
+        except (AttributeError, TypeError, RuntimeError):
+            pass  # not a member, or a torch that makes groups another way: taken in at first use
+
+    def _updating(self, original: Any) -> Any:
+        def watching(pg: Any) -> Any:
+            result = original(pg)
+            if self.on_default is not None:
+                self.on_default(pg is not None)
+            return result
+
+        return watching
+
+    def count_on(self, before: Groups) -> None:
+        """Go on where another has stopped counting creations."""
+        self._made, self._generations = before._made, before._generations
 
     def unwatch(self) -> None:
-        """Undo ``watch``, unless somebody has wrapped the function again since."""
-        if self._watching is not None and c10d._new_process_group_helper is self._watching:
-            c10d._new_process_group_helper = self._original
+        """Undo ``watch``, unless somebody has wrapped the functions again since."""
+        for name, (original, wrapper) in self._replaced.items():
+            if getattr(c10d, name) is wrapper:
+                setattr(c10d, name, original)
+        self._replaced.clear()
+        self.on_making = self.on_default = None
+
+
+def _text(pg: Any, attribute: str) -> str:
+    """Name or description of a group that may have none: then empty."""
+    try:
+        return str(getattr(pg, attribute))
+    except (AttributeError, RuntimeError):
+        return ""
 
 
 def _ranks(pg: Any) -> tuple[int, ...] | None:

@@ -54,6 +54,10 @@ class NativeProbe(Probe):
 
     # -- life ---------------------------------------------------------------------------------
 
+    def heir(self, env: Mapping[str, str]) -> NativeProbe:
+        """A probe with the same library."""
+        return NativeProbe(env, self._library)
+
     def _put_in(self) -> None:
         if not _hooked:
             for op in c10d_ops():
@@ -83,12 +87,12 @@ class NativeProbe(Probe):
 
     # -- called from C++ ----------------------------------------------------------------------
 
-    def _open(self, session: int) -> int:
+    def _open(self, session: int, rank: int, size: int) -> int:
         self._session = session
-        return int(self.open_ring())
+        return int(self.open_ring(rank, size))
 
     def _add_group(self, handle: int, address: int, name: bytes, description: bytes, size: int) -> None:
-        pg = self.groups.named(name.decode())
+        pg = self.groups.named(name.decode(), size)
         group = self.stranger(name.decode(), description.decode(), size) if pg is None else self.group_of(pg)
         ranks = group.ranks or ()
         array = (ctypes.c_int32 * len(ranks))(*ranks)

@@ -158,6 +158,10 @@ class Pending:
         """End ``sleep`` now."""
         self._wake.set()
 
+    def abandon(self) -> None:
+        """In a forked child: what is pending is the parent's, and so is the lock of the event, which a thread may have held."""
+        self._wake = threading.Event()
+
     def poll(self) -> None:
         """Finish what has completed, let go of what nobody else holds."""
         now = time.monotonic_ns()

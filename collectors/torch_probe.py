@@ -11,6 +11,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing.process import parent_process
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +30,9 @@ from commwatch.collectors.torch_timing import OFF, Batches, choose, has_runtime
 
 if TYPE_CHECKING:
     from commwatch.collectors.torch_profile import Profiling
+
+#: Finalisers of ``multiprocessing`` run from high to low: after those of the user, which may still communicate.
+_LAST = -1000
 
 
 class Probe(ABC):
@@ -56,11 +61,13 @@ class Probe(ABC):
         self._said: set[str] = set()
         self._installed = False
         #: As the ring's header has it, once there is one.
-        self._job, self._rank = "", -1
+        self._job, self._rank, self._size = "", -1, 0
         #: Where a request for a profile would stand.
         self._request = ""
         self._profiling: Profiling | None = None
         self._may_profile = True
+        #: What ends the records where this is a process of ``multiprocessing``, which leaves without ``atexit``.
+        self._at_exit: Finalize | None = None
         #: Finds out which GPU this process computes on; ``None`` once it is told, or never will be.
         self._gpu: Finder | None = Finder(env)
 
@@ -72,6 +79,7 @@ class Probe(ABC):
         self._put_in()
         if self.timing.mode != OFF:
             self._coalesced.watch()
+        self.groups.on_default = self._default_changed
         self.groups.watch()
         self.steps.install()
         atexit.register(self.uninstall)
@@ -87,6 +95,8 @@ class Probe(ABC):
         self._coalesced.unwatch()
         self._take_out()
         atexit.unregister(self.uninstall)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
 
     @abstractmethod
     def _put_in(self) -> None:
@@ -96,12 +106,26 @@ class Probe(ABC):
     def _take_out(self) -> None:
         """Undo ``_put_in``, and say in the ring that this is the end."""
 
+    @abstractmethod
+    def heir(self, env: Mapping[str, str]) -> Probe:
+        """A probe with the same hook that records nothing yet, not installed."""
+
     def abandon(self) -> None:
-        """In a forked child (DataLoader worker): the mapping is inherited, and is the parent's to write."""
+        """In a forked child: the mapping is inherited, and is the parent's to write. No lock is taken: the parent may have held it."""
         self.off = True
         self.ring = None
         if self._profiling is not None:
             self._profiling.forget()
+
+    def writes_as(self, rank: int, size: int) -> bool:
+        """False where the ring names another rank or size of the world, and more is to come."""
+        return self.off or self.ring is None or (self._rank, self._size) == (rank, size)
+
+    def _default_changed(self, there_is_one: bool) -> None:
+        """A job that has destroyed its default group has ended well, however the process leaves, unless it makes another."""
+        writer = self.ring
+        if writer is not None and not self.off:
+            writer.counters[ring.CLOSED] = 0 if there_is_one else time.monotonic_ns()
 
     def fault(self, error: BaseException, doing: str) -> None:
         """Our own failure: switch off, count it, say it once. Training goes on."""
@@ -118,32 +142,52 @@ class Probe(ABC):
 
     # -- ring ---------------------------------------------------------------------------------
 
-    def open_ring(self) -> bool:
-        """Make the ring at the first operation; no room or no rights switch the probe off."""
+    def open_ring(self, group_rank: int, group_size: int) -> bool:
+        """Make the ring at the first operation; no room or no rights switch the probe off.
+
+        Args:
+            group_rank, group_size: this process's rank in the operation's group, and the group's size.
+        """
         with self._making:
             if self.ring is None and not self.off and self._installed:
                 try:
-                    about = self._about_ring()
+                    rank, size = self._place(group_rank, group_size)
+                    about = self._about_ring(rank, size)
                     self._make_ring(*about)
-                    self._job, self._rank = about[1]["job"], about[1]["rank"]
+                    self._job, self._rank, self._size = about[1]["job"], rank, size
                     self._request = str(profile_files.request_path(identity.run_dir(self.env), self._job))
                 except OSError as error:
                     self.off = True
                     where = error.filename or identity.run_dir(self.env)
                     self.say(f"not recording this run: {error.strerror or error} ({where})")
                 else:
+                    self._watch_exit()
                     self._tell_log()
                     self._tell_gpu()
                     self._tell_user()
             return self.ring is not None
 
-    def _about_ring(self) -> tuple[Any, ...]:
+    def _place(self, group_rank: int, group_size: int) -> tuple[int, int]:
+        """Rank and size of the world: of the default group, else by the environment, else of the group that communicates first."""
+        if dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        rank, size = self.env.get("RANK", ""), self.env.get("WORLD_SIZE", "")
+        if rank.isdecimal() and size.isdecimal():
+            return int(rank), int(size)
+        return group_rank, group_size
+
+    def _watch_exit(self) -> None:
+        """See the end of a process of ``multiprocessing``. The registry is emptied when such a process begins, so not earlier."""
+        if parent_process() is not None:
+            self._at_exit = Finalize(None, self.uninstall, exitpriority=_LAST)
+
+    def _about_ring(self, rank: int, size: int) -> tuple[Any, ...]:
         """Path, identity, slots and mode of the ring to be made."""
         directory = identity.run_dir(self.env)
         identity.make_private_dir(directory, self.env)
         mode = identity.make_private_dir(directory / "rings", self.env)
-        rank, size = dist.get_rank(), dist.get_world_size()
         who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
+        self.groups.job, self.groups.restart = who["job"], who["restart"]
         who["timing"], who["budget"] = self.timing._asdict(), self.budget
         path = identity.ring_path(directory / "rings", who["job"], who["restart"], rank)
         return path, who, variables.slots(self.env.get("COMMWATCH_SLOTS", "")) or ring.DEFAULT_SLOTS, mode
@@ -151,7 +195,7 @@ class Probe(ABC):
     def _tell_user(self) -> None:
         """What the first rank says for all, now that it records."""
         remarks = [self.remark, *(f"{wrong}; the default counts" for wrong in variables.wrong(self.env))]
-        for remark in filter(None, remarks) if dist.get_rank() == 0 else ():
+        for remark in filter(None, remarks) if self._rank == 0 else ():
             self.say(remark, remark)
 
     def _tell_log(self) -> None:
@@ -187,7 +231,8 @@ class Probe(ABC):
             group = self.groups.known.get(id(pg))
             if group is None or group.ref() is not pg:
                 group, entry = self.groups.add(pg)
-                group.small_id = self._intern("group", group.small_id, entry, ev.NO_GROUP)
+                if entry is not None:
+                    group.small_id = self._intern("group", group.small_id, entry, ev.NO_GROUP)
             return group
 
     def stranger(self, name: str, description: str, size: int) -> Group:

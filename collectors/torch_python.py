@@ -58,6 +58,11 @@ def _device_of(what: Any) -> torch.device | None:
     return what.device if isinstance(what, torch.Tensor) and not what.is_cpu else None
 
 
+def _place_in(pg: Any) -> tuple[int, int]:
+    """This process's rank in a group, and the group's size."""
+    return pg.rank(), pg.size()
+
+
 class PythonProbe(Probe):
     """The probe with the hook in Python."""
 
@@ -84,6 +89,16 @@ class PythonProbe(Probe):
         self._stop = threading.Event()
 
     # -- life ---------------------------------------------------------------------------------
+
+    def heir(self, env: Mapping[str, str]) -> PythonProbe:
+        """Another one."""
+        return PythonProbe(env)
+
+    def abandon(self) -> None:
+        """In a forked child: the probe's thread is not there, and may have held the locks that it sleeps on."""
+        super().abandon()
+        self._thread, self._stop = None, threading.Event()
+        self.pending.abandon()
 
     def _put_in(self) -> None:
         self._library = torch.library.Library("c10d", "IMPL")
@@ -176,7 +191,7 @@ class PythonProbe(Probe):
             if self.off:
                 return None
             try:
-                if self.ring is None and not self.open_ring():
+                if self.ring is None and not self.open_ring(*_place_in(unbox(args[group_at]))):
                     return None
                 writer = self.ring
                 assert writer is not None

@@ -293,8 +293,17 @@ c10d::ProcessGroup& process_group_of(const IValue& argument) {
   return static_cast<c10d::ProcessGroup&>(*argument.toObjectRef().getSlot(0).toCapsule());
 }
 
+const std::string& name_of(const c10d::ProcessGroup& process_group) {
+  static const std::string* const none = new std::string;
+  try {
+    return process_group.getGroupName();
+  } catch (const std::exception&) {  // one that torch.distributed has not made may have none
+    return *none;
+  }
+}
+
 Group* group_of(Session& session, const c10d::ProcessGroup& process_group) {
-  const std::string& name = process_group.getGroupName();
+  const std::string& name = name_of(process_group);
   if (Group* known = session.find(&process_group, name)) return known;
   auto group = std::make_unique<Group>(&process_group, name);
   session.python.add_group(group.get(), group->address, name.c_str(), process_group.getGroupDesc().c_str(), process_group.getSize());
@@ -352,15 +361,15 @@ struct Kernel : c10::OperatorKernel {
   }
 
   Launched launch(Session& session, const Stack& stack) {
-    if (session.ring() == nullptr && session.python.open(&session) == 0) {
+    const IValue* args = &stack[stack.size() - op.arguments];
+    c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
+    if (session.ring() == nullptr && session.python.open(&session, process_group.getRank(), process_group.getSize()) == 0) {
       session.off.store(true);  // Python has said why
       return {};
     }
     const uint32_t cost_of = Cost::due();
     const Cost cost(session, cost_of);
     const uint64_t now = now_ns();
-    const IValue* args = &stack[stack.size() - op.arguments];
-    c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
     Group* const group = group_of(session, process_group);
     Record record;
     record.launch_ns = now;
@@ -501,7 +510,7 @@ COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_ca
 
 
 // Begin to record. training_thread: its CPU clock; budget: part of the time that the probe may take. Returns the session.
-COMMWATCH_API void* cw_install(int (*open)(void*), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
+COMMWATCH_API void* cw_install(int (*open)(void*, int, int), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
                               int (*add_op)(const char*), int training_thread, double budget) {
   static const int forked = pthread_atfork(nullptr, nullptr, [] {
     current.store(nullptr);

@@ -27,7 +27,7 @@ inline std::atomic<uint32_t> forks{0};
 
 // What only the Python side can do: make the ring, and give names their numbers. Called with no lock held.
 struct Python {
-  int (*open)(void* session) = nullptr;
+  int (*open)(void* session, int group_rank, int group_size) = nullptr;
   void (*add_group)(void* group, const void* address, const char* name, const char* description, int size) = nullptr;
   int (*add_dtype)(const char* name) = nullptr;
   int (*add_op)(const char* name) = nullptr;
@@ -82,7 +82,7 @@ class Session {
   void enter() { users_.fetch_add(1); }
 
   void leave() {
-    if (users_.fetch_sub(1) != 1 || cleared_.exchange(true)) return;
+    if (users_.fetch_sub(1) != 1 || life_ != forks.load() || cleared_.exchange(true)) return;
     if (Ring* ring = this->ring()) {
       poller_.reset();
       delete ring;
@@ -220,6 +220,7 @@ class Session {
   std::atomic<bool> skipped_{false};
   std::atomic<int64_t> users_{1};
   std::atomic<bool> cleared_{false};
+  const uint32_t life_ = forks.load();  // in a forked child its thread is not there to be ended
   std::mutex adding_;
   std::atomic<Group*> groups_[kBuckets] = {};
 };
