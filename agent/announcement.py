@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commwatch.collectors import others
+
 FILE, LOCK = "agent.json", "agent.lock"
 _MOST_BYTES = 1 << 16
 
@@ -36,8 +38,7 @@ def announce(directory: Path, lock_fd: int, about: Mapping[str, Any]) -> None:
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, mark.encode(), 0)
     hidden = directory / f".{FILE}.{os.getpid()}"
-    hidden.unlink(missing_ok=True)  # of an agent that was killed, or somebody's link, which would be followed
-    with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as file:
+    with os.fdopen(others.create(hidden, 0o644), "w") as file:
         json.dump({**about, "mark": mark}, file)
     hidden.rename(directory / FILE)
 
@@ -49,7 +50,7 @@ def answering(directory: Path, owners: Container[int] | None = None) -> Announce
         owners: uids that are believed; ``None``: whoever holds the lock.
     """
     try:
-        lock = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        lock = others.open_plain(directory / LOCK)
     except OSError:
         return None
     try:
@@ -65,7 +66,7 @@ def answering(directory: Path, owners: Container[int] | None = None) -> Announce
 
 def _believed(directory: Path, lock: int, owners: Container[int] | None) -> Announcement | None:
     try:
-        file = os.open(directory / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = others.open_plain(directory / FILE)
     except OSError:
         return None
     try:

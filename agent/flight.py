@@ -7,13 +7,14 @@ different nodes are not compared: ages are those within one dump, up to when its
 from __future__ import annotations
 
 import json
+import os
 import re
-import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from commwatch.collectors import others
 from commwatch.collectors.flight_recorder import MOST_BYTES, BadDump, Dump, Entry, load
 from commwatch.collectors.spans import spans
 from commwatch.verdicts import Verdict, verdicts
@@ -60,10 +61,12 @@ def take(path: Path, rank: int | None = None) -> Taken:
         BadDump: it is none, or whose it is cannot be told.
         OSError: it cannot be read.
     """
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode):
-        raise BadDump("it is no file")
-    with open(path, "rb") as file:
+    try:
+        fd = others.open_plain(path, links=True)
+    except others.Refused:
+        raise BadDump("it is no file") from None
+    with open(fd, "rb") as file:
+        about = os.fstat(fd)
         dump = load(file.read(MOST_BYTES + 1))
     if rank is None:
         number = re.search(r"(\d{1,9})(\.[A-Za-z]+)?$", path.name)

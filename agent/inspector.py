@@ -19,6 +19,7 @@ from typing import NamedTuple
 from commwatch.aggregate import Aggregate, Job
 from commwatch.bandwidth import algbw, bus_factor
 from commwatch.books import OTHER, UNKNOWN_GROUP, GroupInfo
+from commwatch.collectors import others
 from commwatch.collectors.inspector import Timed, parse_line, parse_prom
 from commwatch.collectors.nccl.follow import Follower
 from commwatch.collectors.registry import Reading
@@ -210,7 +211,9 @@ class Inspector:
                     if known is not None and known[0] == changed:
                         found[path] = known
                     elif changed / 1e9 >= since and stat.S_ISREG(about.st_mode):
-                        with open(path, encoding="utf-8", errors="replace") as file:
+                        with open(
+                            others.open_plain(Path(path), links=True), encoding="utf-8", errors="replace"
+                        ) as file:
                             told = list(parse_prom(file.read(_MOST_PROM_BYTES)))
                         found[path] = (changed, means(told, jobs, changed / 1e9))
                 except OSError as error:

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from commwatch.aggregate import Aggregate, Job
 from commwatch.books import GroupInfo
+from commwatch.collectors import others
 from commwatch.collectors.identity import make_private_dir, write_whole
 from commwatch.collectors.nccl.account import Account, Warned
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
@@ -34,6 +35,8 @@ COLLECTOR = "nccl_log"
 #: Distinct facts kept of one job, and messages of all.
 _MOST_FACTS = 50_000
 _MOST_MESSAGES = 2_000
+#: Of a request to follow logs.
+_MOST_REQUEST_BYTES = 1 << 20
 #: Files of this age, when a job begins, are of jobs before it; clocks of file servers differ by less.
 _SLACK_S = 60.0
 #: Between two times that what was said of a job is written down.
@@ -103,7 +106,7 @@ def requests(run_dir: Path) -> list[LogRequest]:
     found = []
     for path in sorted((run_dir / "logs").glob("*.json")):
         try:
-            request = LogRequest(**json.loads(path.read_text(encoding="utf-8")))
+            request = LogRequest(**json.loads(others.read(path, _MOST_REQUEST_BYTES)))
             if not _is_sound(request):
                 continue
             if Path(f"/proc/{request.pid}").exists():

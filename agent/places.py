@@ -61,7 +61,13 @@ def place_of_alerts(config: Config) -> tuple[Config, int]:
         CannotStart: both are taken.
     """
     for place in (config.state, config.dir):
-        fd = os.open(place / f"alerts-{socket.gethostname()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = place / f"alerts-{socket.gethostname()}.lock"
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise CannotStart(
+                f"cannot use {lock}: {error.strerror}; remove it, or choose another place with --state"
+            ) from None
         if _locked(fd):
             return replace(config, state=place), fd
         os.close(fd)

@@ -5,6 +5,7 @@ A trace can be hundreds of megabytes: it is read in a process of its own, so tha
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -135,9 +136,9 @@ class Profiles:
         self._ended: deque[Profile] = deque(maxlen=20)
         for path in files.directory(run_dir).glob("*.request.json"):  # of an agent before this one
             try:
-                self._add(files.request_from(path.read_text(encoding="utf-8")), path)
+                self._add(files.read_request(path), path)
             except (OSError, ValueError):
-                path.unlink(missing_ok=True)
+                _remove(path)
 
     # -- from outside -------------------------------------------------------------------------
 
@@ -202,7 +203,7 @@ class Profiles:
         """The agent ends, and has taken all records: take what is there, in all haste."""
         until = time.monotonic() + _LAST_S
         for active in list(self._active.values()):
-            active.request_path.unlink(missing_ok=True)
+            _remove(active.request_path)
             for rank in active.request.ranks:
                 self._look(active, rank, None, max(0.1, until - time.monotonic()), 0)
                 if active.ranks[rank].state in ("waiting", "running"):
@@ -217,7 +218,7 @@ class Profiles:
         standing = {active.request_path for active in list(self._active.values())}
         for path in files.directory(self._run_dir).glob("*"):
             if path not in standing and path.lstat().st_mtime < self._clock() - files.MOST_SECONDS - _WRITING_S:
-                path.unlink(missing_ok=True)
+                _remove(path)
 
     def _look(self, active: _Active, rank: int, view: RankView | None, reading_s: float, records_s: float) -> None:
         """One rank that has not ended yet."""
@@ -312,7 +313,7 @@ class Profiles:
         if profile.state not in ("done", "failed"):
             return
         # The claims stay until no process that has read the request can take it up any more.
-        active.request_path.unlink(missing_ok=True)
+        _remove(active.request_path)
         try:
             folder = self._folder(active.request)
             hidden = folder / ".profile.json"
@@ -325,12 +326,18 @@ class Profiles:
             del self._active[profile.id]
         for rank in active.request.ranks:
             for what in (files.RESULT, files.TRACE):
-                files.of_rank(files.directory(self._run_dir), profile.id, rank, what).unlink(missing_ok=True)
+                _remove(files.of_rank(files.directory(self._run_dir), profile.id, rank, what))
 
 
 def kept_in(state: Path) -> Path:
     """Where the profiles lie beside a history."""
     return state / "profiles"
+
+
+def _remove(path: Path) -> None:
+    """Remove a file of the run directory, where another may have put what cannot be removed like one."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _gone(claim: str | None, view: RankView | None) -> bool:

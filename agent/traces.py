@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import shutil
-import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-_MOST_BYTES = 65_536
+from commwatch.collectors import others
 
-
-@contextmanager
-def _plain(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of a trainer: no link and no pipe, for what such a thing names must not be read with our rights."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(0, "not a file", str(path))
-        yield file
+#: Of a claim or a result; of a trace, packed: one of 50 steps has some ten megabytes.
+_MOST_BYTES, _MOST_TRACE_BYTES = 65_536, 256 << 20
 
 
 def read(path: Path) -> str | None:
-    """The beginning of what a rank has left, if it has."""
+    """What a rank has left; ``None`` where it has left nothing, or nothing that can be read."""
     try:
-        with _plain(path) as file:
-            return file.read(_MOST_BYTES).decode(errors="replace")
+        return others.read(path, _MOST_BYTES).decode(errors="replace")
     except OSError:
         return None
 
 
 def take(left: Path, kept: Path) -> None:
-    """Move a trace to where it is kept; raises ``OSError``."""
+    """Move a trace to where it is kept; raises ``OSError``, also where it is too large or somebody else's."""
     hidden = kept.with_name(f".{kept.name}")
     try:
-        with _plain(left) as source, open(hidden, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        with open(others.open_plain(left), "rb") as source, open(hidden, "wb") as target:
+            about = os.fstat(source.fileno())
+            others.check_owner(left, about)
+            if about.st_size > _MOST_TRACE_BYTES:
+                raise others.Refused(errno.EFBIG, f"larger than {_MOST_TRACE_BYTES} bytes", str(left))
+            for _ in range(_MOST_TRACE_BYTES >> 20):  # it may grow meanwhile
+                if not target.write(source.read(1 << 20)):
+                    break
         hidden.replace(kept)
     finally:
         hidden.unlink(missing_ok=True)

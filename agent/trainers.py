@@ -64,7 +64,7 @@ def stack(pid: int) -> str | None:
         return None
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_STACK_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_STACK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.rstrip() if done.returncode == 0 else None

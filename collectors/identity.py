@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from commwatch.collectors import files, others
+
 #: Set by launchers for every job alike: names nothing.
 _NO_NAME = {"", "none"}
 #: Where a job's name comes from, best first.
@@ -81,11 +83,8 @@ def write_whole(path: Path, text: str, mode: int) -> None:
         OSError: no rights, no room.
     """
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    hidden.unlink(missing_ok=True)  # of an earlier process, or somebody's link, which would be followed
     try:
-        fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            os.fchmod(fd, mode)
+        with os.fdopen(others.create(hidden, mode), "w", encoding="utf-8") as file:
             file.write(text)
         hidden.replace(path)
     finally:
@@ -149,14 +148,9 @@ def _in_range(value: int, time: bool) -> bool:
 
 def boot_id() -> str:
     """Names this boot of the machine: monotonic times of two boots do not compare."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return files.text("/proc/sys/kernel/random/boot_id") or ""
 
 
 def _start_ticks(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+    fields = (files.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else ""

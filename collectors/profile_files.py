@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from commwatch.collectors import others
 from commwatch.collectors.identity import make_private_dir, ring_prefix, write_whole
 
 #: Steps that can be asked for, and seconds that a request may stand.
 MOST_STEPS = 50
 MOST_SECONDS = 3600
+#: A request names its ranks, and no more of them than a node has.
+_MOST_REQUEST_BYTES = 65_536
 #: What the names of a rank's files end with.
 CLAIM, RESULT, TRACE = "claim", "json", "pt.trace.json.gz"
 _T = TypeVar("_T")
@@ -79,6 +82,16 @@ def write(path: Path, content: Any, env: Mapping[str, str]) -> None:
         OSError: no rights, no room.
     """
     write_whole(path, json.dumps(asdict(content)), make_private_dir(path.parent, env))
+
+
+def read_request(path: Path) -> Request:
+    """The request that stands in a file of somebody else's.
+
+    Raises:
+        ValueError: it is none.
+        OSError: it cannot be read, or nobody may have written it there.
+    """
+    return request_from(others.read(path, _MOST_REQUEST_BYTES).decode())
 
 
 def request_from(text: str) -> Request:

@@ -22,7 +22,6 @@ import fcntl
 import json
 import mmap
 import os
-import stat
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commwatch.collectors import bounded
+from commwatch.collectors import bounded, others
 from commwatch.collectors.events import BLOCKED, NONSENSE, RECORD, RECORD_SIZE, Record
 
 MAGIC = b"CWRING\r\n"
@@ -204,11 +203,10 @@ class Drained(NamedTuple):
 
 def _open(path: Path) -> int:
     """A descriptor of a file that somebody else has made: no link is followed, and no pipe waited for."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise BadRing(f"{path.name}: not a file")
-    return fd
+    try:
+        return others.open_plain(path)
+    except others.Refused as why:
+        raise BadRing(f"{path.name}: {why.strerror}") from None
 
 
 def _said(text: bytes) -> Any:
@@ -222,11 +220,10 @@ def _said(text: bytes) -> Any:
 
 def _check_owner(path: Path, about: os.stat_result) -> None:
     """Refuse what a stranger has put into a directory that is open to all; where a group shares it, its members are none."""
-    if os.getuid() in (0, about.st_uid):
-        return
-    directory = path.parent.stat()
-    if not (directory.st_mode & stat.S_ISGID and directory.st_gid == about.st_gid):
-        raise BadRing(f"{path.name}: belongs to uid {about.st_uid}; set COMMWATCH_GROUP for trainer and agent")
+    try:
+        others.check_owner(path, about)
+    except others.Refused as why:
+        raise BadRing(f"{path.name}: {why.strerror}") from None
 
 
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, pid.
@@ -385,6 +382,10 @@ class RingReader:
         except (OSError, BadRing):
             return []
         with open(fd, "rb") as file:
+            try:
+                _check_owner(self.path, os.fstat(fd))
+            except BadRing:
+                return []
             there = min(os.fstat(fd).st_size, MOST_NAMES_BYTES)  # a buffer of that size is made before anything is read
             file.seek(self._names_read)
             text = file.read(max(0, there - self._names_read))

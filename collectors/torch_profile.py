@@ -24,6 +24,7 @@ import torch
 from torch.autograd import profiler as backend
 from torch.profiler import ProfilerActivity, profile
 
+from commwatch.collectors import others
 from commwatch.collectors import profile_files as files
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.torch_steps import EXPLICIT
@@ -108,7 +109,7 @@ class Profiling:
             return
         self._read = (about.st_ino, about.st_mtime_ns)
         try:
-            request = files.request_from(self._path.read_text(encoding="utf-8"))
+            request = files.read_request(self._path)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -225,8 +226,8 @@ class Profiling:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(trace.parent))
             hidden = trace.with_name(f".{trace.name}")
             try:
-                shutil.copyfile(packed, hidden)
-                hidden.chmod(mode)
+                with open(packed, "rb") as source, open(others.create(hidden, mode), "wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
                 hidden.replace(trace)
             finally:
                 hidden.unlink(missing_ok=True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.helpers import clean_env
+from tests.helpers import clean_env, needs
 
 if TYPE_CHECKING:  # slow to import, for what few tests need
     from playwright.sync_api import Browser
@@ -52,6 +54,19 @@ def hook(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         request.getfixturevalue("native")
     monkeypatch.setenv("TESTED_HOOK", name)
     return name
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that everybody reaches, made under a umask that keeps nothing from anybody."""
+    needs(os.getuid() == 0, "root, to act as another user")
+    place, before = Path(tempfile.mkdtemp(prefix="commwatch-public-")), os.umask(0)
+    place.chmod(0o755)
+    try:
+        yield place
+    finally:
+        os.umask(before)
+        shutil.rmtree(place)
 
 
 @pytest.fixture(scope="module")

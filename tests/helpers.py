@@ -418,6 +418,37 @@ def small_tmpfs(at: Path, size: int) -> Iterator[bool]:
 NOBODY = 54_321
 
 
+def _fifo(path: Path) -> str:
+    os.mkfifo(path)
+    return "not a file"
+
+
+def _endless(path: Path) -> str:
+    path.symlink_to("/dev/zero")
+    return "Too many levels of symbolic links"
+
+
+def _sparse(path: Path) -> str:
+    with path.open("wb") as file:
+        file.truncate(20 << 30)
+    return "larger than [0-9]+ bytes"
+
+
+def _folder(path: Path) -> str:
+    path.mkdir()
+    return "not a file"
+
+
+#: What a member of COMMWATCH_GROUP may put in the place of a file: a FIFO, a link to an endless device, 20 GB that take no room, a
+#: folder. Each returns why the file is refused.
+PLANTED: dict[str, Callable[[Path], str]] = {
+    "fifo": _fifo,
+    "endless": _endless,
+    "sparse": _sparse,
+    "folder": _folder,
+}
+
+
 def commwatch_as_nobody(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line as another user; root only. What it imports is loaded before: root's Python may be private."""
     needs(os.getuid() == 0, "root, to act as another user")

@@ -12,10 +12,14 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from commwatch.collectors import others
+
 #: Levels at which NCCL writes into its debug file; below, and for unknown words, it does not.
 WRITING = ("WARN", "INFO", "ABORT", "TRACE")
 #: Names of what a process prints to anyway.
 _STANDARD = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/dev/tty", "/dev/null", "/proc/self/fd/")
+#: Of a file of settings.
+_MOST_CHARACTERS = 1 << 20
 _NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
@@ -25,7 +29,8 @@ def in_force(env: Mapping[str, str], etc: Path = Path("/etc/nccl.conf")) -> dict
     own = Path(env["NCCL_CONF_FILE"]) if env.get("NCCL_CONF_FILE") else home_conf()
     for path in (etc, *([own] if own is not None else [])):
         try:
-            found.update(read_conf(path.read_text(encoding="utf-8", errors="replace")))
+            with open(others.open_plain(path, links=True), encoding="utf-8", errors="replace") as file:
+                found.update(read_conf(file.read(_MOST_CHARACTERS)))
         except OSError:
             continue
     found.update({name: env[name] for name in _NAMES if name in env})

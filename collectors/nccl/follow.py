@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from commwatch.collectors import others
 from commwatch.collectors.nccl.lines import Lines
 
 #: Most bytes read in one tick, over all files; the rest waits for the next.
@@ -93,7 +94,7 @@ class Follower:
                     self.troubles[_TOO_MANY] = f"more than {MOST_FILES} files: the others are not read"
                     continue
                 if inode not in self._files:
-                    self._files[inode] = _File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                    self._files[inode] = _File(path, others.open_plain(Path(path), links=True))
                 self.troubles.pop(path, None)
             except FileNotFoundError:
                 self.troubles.pop(path, None)

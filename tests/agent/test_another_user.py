@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import NOBODY, PATIENCE_S, RunningAgent, agent, commwatch, commwatch_as_nobody, needs, wait_for
+from tests.helpers import NOBODY, PATIENCE_S, RunningAgent, agent, commwatch, commwatch_as_nobody, wait_for
 from tests.live import HandMade
 
 #: Fires at once, so that there are alerts, evidence, and what a receiver was told.
@@ -52,19 +51,6 @@ print(json.dumps({
     "signal": tried(os.kill, asked["pid"], signal.SIGHUP),
 }))
 """
-
-
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """A folder that everybody reaches, made under a umask that keeps nothing from anybody."""
-    needs(os.getuid() == 0, "root, to act as another user")
-    place, before = Path(tempfile.mkdtemp(prefix="commwatch-public-")), os.umask(0)
-    place.chmod(0o755)
-    try:
-        yield place
-    finally:
-        os.umask(before)
-        shutil.rmtree(place)
 
 
 @contextmanager
@@ -169,7 +155,8 @@ def test_commands(public: Path) -> None:
 
 
 def test_places_taken_before(public: Path) -> None:
-    """A run directory that somebody else has put there, or a link to one, is refused by name; so is a token of theirs in one's own."""
+    """A run directory that somebody else has put there, or a link to one, is refused by name; so is a token of theirs in one's own,
+    and a link in the place of a lock."""
     public.chmod(0o1777)
     theirs, mine, link = public / "theirs", public / "mine", public / "link"
     theirs.mkdir()
@@ -181,6 +168,10 @@ def test_places_taken_before(public: Path) -> None:
     os.chown(mine / "agent.token", NOBODY, NOBODY)
     with agent(mine) as running:
         assert running.token != "known-to-somebody-else"
-    done = commwatch("agent", "--dir", link, "--port", "0")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert str(link) in done.stderr
+    (mine / f"alerts-{socket.gethostname()}.lock").unlink()
+    (mine / f"alerts-{socket.gethostname()}.lock").symlink_to(public / "made")
+    for flags in (("--dir", mine), ("--dir", link)):
+        done = commwatch("agent", *flags, "--port", "0")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert str(flags[1]) in done.stderr
+    assert not (public / "made").exists()

@@ -17,7 +17,7 @@ from commwatch.collectors.nccl.communicators import communicators
 from commwatch.collectors.registry import Reading
 from commwatch.nccl import LogRequest, NcclLogs, matching, remove_old, requests
 from tests.agent.test_api import rings_of
-from tests.helpers import MS, RunningAgent, agent, group_entry, operation, wait_for, write_ring
+from tests.helpers import MS, PLANTED, RunningAgent, agent, group_entry, operation, wait_for, write_ring
 
 WORLD, PAIR = group_entry(0, (4, 5, 6, 7), "world"), group_entry(1, (4, 6), "pair")
 
@@ -82,6 +82,8 @@ def test_requests(tmp_path: Path) -> None:
     for number, odd in enumerate(('[1]', '{"job": "x", "patterns": 5, "since": 0, "pid": 1}', '{"job": [], "patterns": [], "since": 0, "pid": 1}',
                                   '{"job": "x", "patterns": [3], "since": "0", "pid": 1}', "[" * 100_000)):  # fmt: skip
         (tmp_path / "logs" / f"odd{number}.json").write_text(odd)
+    for what, plant in PLANTED.items():
+        plant(tmp_path / "logs" / f"{what}.json")
     assert requests(tmp_path) == [mine]
     assert not path.exists()
     assert requests(tmp_path / "none") == []

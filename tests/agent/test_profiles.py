@@ -22,6 +22,7 @@ from tests.agent.test_api import rings_of
 from tests.helpers import (
     EPOCH_NS,
     MS,
+    PLANTED,
     RunningAgent,
     Trainer,
     Watch,
@@ -264,6 +265,26 @@ def test_links_are_not_followed(node: Node, tmp_path: Path) -> None:
         trace.symlink_to(tmp_path / "secret") if rank else os.mkfifo(trace)
     found = node.seen(asked.id)
     assert ["the trace cannot be kept" in (rank.error or "") for rank in found.ranks] == [True, True]
+    assert [path.name for path in (node.kept / f"{JOB}-{asked.id}").iterdir()] == ["profile.json"]
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_planted(what: str, node: Node) -> None:
+    """What somebody has put in the place of a request, a claim, a result and a trace holds nothing up and is not taken over."""
+    asked = node.ask()
+    PLANTED[what](files.request_path(node.run_dir, "other"))
+    node.profiles = node.born()
+    PLANTED[what](node.left(asked.id, 0, files.CLAIM))
+    PLANTED[what](node.left(asked.id, 0, files.RESULT))
+    node.finish(asked.id, 1)
+    node.left(asked.id, 1, files.TRACE).unlink()
+    PLANTED[what](node.left(asked.id, 1, files.TRACE))
+    assert states(node.seen(asked.id)) == ["running", "waiting", "failed"]
+    node.now += 1e6
+    found = node.seen(asked.id)
+    assert states(found) == ["failed"] * 3
+    assert "the trace cannot be kept" in (found.ranks[1].error or "")
+    node.profiles.tidy(0)
     assert [path.name for path in (node.kept / f"{JOB}-{asked.id}").iterdir()] == ["profile.json"]
 
 

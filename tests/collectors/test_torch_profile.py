@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import stat
 import tempfile
 import threading
@@ -22,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from commwatch.collectors import profile_files as files
 from commwatch.collectors.torch_profile import Profiling
 from commwatch.collectors.torch_steps import EXPLICIT
-from tests.helpers import needs, small_tmpfs
+from tests.helpers import PLANTED, needs, small_tmpfs
 
 RANK = 1
 
@@ -209,6 +210,39 @@ def test_forked_child(trainer: Trainer) -> None:
     result = trainer.result(request)
     assert result is not None
     assert result.error is None
+
+
+# -- files of others ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_planted_request(what: str, trainer: Trainer) -> None:
+    """What is no request is neither waited for nor read, and said once; a request in its place is taken up."""
+    trainer.directory.mkdir(parents=True)
+    why = PLANTED[what](trainer.request_path)
+    trainer.step(0, 0, 0)
+    (said,) = trainer.said
+    assert re.search(why, said), said
+    assert list(trainer.directory.iterdir()) == [trainer.request_path]
+    trainer.request_path.rmdir() if what == "folder" else trainer.request_path.unlink()
+    request = trainer.asked(steps=1)
+    trainer.step(0, 0, 0)
+    result = trainer.result(request)
+    assert result is not None
+    assert result.error is None
+
+
+@pytest.mark.parametrize("what", ["link", "fifo"])
+def test_planted_trace(what: str, trainer: Trainer, tmp_path: Path) -> None:
+    """A trace is not written through a link, nor into a FIFO, that somebody has put where it grows."""
+    (tmp_path / "checkpoint").write_text("mine")
+    request = trainer.asked(steps=1)
+    trace = files.of_rank(trainer.directory, request.id, RANK, files.TRACE)
+    hidden = trace.with_name(f".{trace.name}")
+    hidden.symlink_to(tmp_path / "checkpoint") if what == "link" else os.mkfifo(hidden)
+    trainer.step(0, 0, 0)
+    assert (tmp_path / "checkpoint").read_text() == "mine"
+    assert trainer.trace(request)["traceEvents"]
 
 
 # -- other profilers ----------------------------------------------------------------------------
