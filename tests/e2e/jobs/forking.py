@@ -76,7 +76,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "torchrun":
         train(int(os.environ["RANK"]), sys.argv[2], "env://")
     else:
-        from torch.multiprocessing import start_processes
+        from torch.multiprocessing.spawn import start_processes
 
         with tempfile.TemporaryDirectory() as place:
             start_processes(child, (sys.argv[2], f"file://{place}/store"), nprocs=2, start_method=sys.argv[1])

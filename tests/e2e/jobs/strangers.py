@@ -1,17 +1,19 @@
 """Groups made without ``init_process_group``, and training after it. Arguments: the rank in the bare group, and ranks after each ``init_process_group``."""
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # makes the backend known
 from common import say
-from torch.testing._internal.distributed.fake_pg import FakeProcessGroup, FakeStore
+from torch._C._distributed_c10d import FakeProcessGroup, HashStore
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
-def bare(rank: int, name: str | None, size: int = 2) -> dist.ProcessGroup:
+def bare(rank: int, name: str | None, size: int = 2) -> Any:
     """A group as torchft makes it; torch.distributed does not know it."""
-    group = dist.ProcessGroup(dist.HashStore(), rank, size)
+    group: Any = dist.ProcessGroup(HashStore(), rank, size)
     backend = FakeProcessGroup._create_internal(rank, size)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
     if name is not None:
