@@ -5,22 +5,17 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import pty
-import subprocess
-import sys
-import termios
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from commwatch.collectors.nccl import debug
-from commwatch.passing import copy_size
+from commwatch.passing import Shown
 
 LEVELS = ("warn", "info", "off")
 #: What ``info`` asks for where the user has not said.
 INFO_SUBSYSTEMS = "INIT,ENV,NET,GRAPH,TUNING"
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
-_DRAIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -31,10 +26,10 @@ class Plan:
     env: dict[str, str] = field(default_factory=dict)
     #: Files to follow.
     patterns: list[str] = field(default_factory=list)
-    #: Where NCCL writes to standard output: the file that its lines are kept in, but for ``.stdout`` and ``.stderr``.
-    capture: Path | None = None
     #: Made for this job's files.
     directory: Path | None = None
+    #: Which of the files in ``directory`` hold what the user expects on standard output.
+    shown: Shown = "none"
     #: What the user should know.
     remark: str = ""
 
@@ -58,24 +53,22 @@ def plan(env: Mapping[str, str], level: str, directory: Path) -> Plan:
     name = debug.file_of({"NCCL_DEBUG": level.upper(), **settings})
     patterns = [] if name is None else [_pattern(name)]
     remark = f"NCCL_DEBUG={given} stays as it is" if given and level == "info" else ""
-    if given and (name is not None or level == "off" or given.upper() not in debug.WRITING):
-        return Plan(patterns=patterns, remark=remark)
-    if level == "off" and not given:
-        return Plan()
-    if name is None and in_memory(directory):
-        return Plan(remark=f"no NCCL logs: {directory} lies in memory; choose a place on disk with --state")
-    files = directory / debug.short_host()
-    if given:
-        kept = [f"{glob.escape(str(files))}.{stream}*" for stream in ("stdout", "stderr")]
-        return Plan(patterns=kept, capture=files, directory=directory, remark=remark)
-    added = {"NCCL_DEBUG": level.upper()}
-    if level == "info" and "NCCL_DEBUG_SUBSYS" not in settings:
+    if level == "off" or (given and (name is not None or given.upper() not in debug.WRITING)):
+        return Plan(patterns=patterns if given else [], remark=remark)
+    added = {} if given else {"NCCL_DEBUG": level.upper()}
+    if level == "info" and not given and "NCCL_DEBUG_SUBSYS" not in settings:
         added["NCCL_DEBUG_SUBSYS"] = INFO_SUBSYSTEMS
     if name is not None:
         return Plan(added, patterns)
+    if "NCCL_DEBUG_FILE" in settings:
+        remark = f"no NCCL logs: NCCL_DEBUG_FILE={settings['NCCL_DEBUG_FILE']} stays as it is"
+        return Plan(remark=remark if given else "")
+    if in_memory(directory):
+        return Plan(remark=f"no NCCL logs: {directory} lies in memory; choose a place on disk with --state")
     escaped = str(directory).replace("%", "%%")
     added["NCCL_DEBUG_FILE"] = f"{escaped}/%h.%p"
-    return Plan(added, [f"{glob.escape(str(files))}.*"], directory=directory)
+    shown: Shown = "all" if given else "more" if level == "warn" else "none"
+    return Plan(added, [f"{glob.escape(str(directory / debug.short_host()))}.*"], directory, shown, remark)
 
 
 def _pattern(name: str) -> str:
@@ -96,58 +89,3 @@ def in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
         if whole.is_relative_to(point.replace("\\040", " ")):
             kind = mounted
     return kind in _MEMORY
-
-
-class Capture:
-    """The job's standard output and error, passed on through filters that keep NCCL's lines; ``None``: closed, and left so.
-
-    Args:
-        files: where to, but for ``.stdout`` and ``.stderr``.
-    """
-
-    def __init__(self, files: Path) -> None:
-        self._filters: list[subprocess.Popen[bytes]] = []
-        self._ours: list[int] = []
-        self.stdout = self._filtered(1, f"{files}.stdout")
-        # Where both are one, they stay in order.
-        self.stderr = self.stdout if _same(1, 2) else self._filtered(2, f"{files}.stderr")
-
-    def _filtered(self, stream: int, file: str) -> int | None:
-        """The end that the job writes to: a terminal where the stream is one."""
-        try:
-            os.fstat(stream)
-        except OSError:
-            return None
-        if os.isatty(stream):
-            read, write = pty.openpty()
-            attributes = termios.tcgetattr(write)
-            attributes[1] &= ~termios.OPOST  # the real one does that
-            termios.tcsetattr(write, termios.TCSANOW, attributes)
-            copy_size(stream, read)
-        else:
-            read, write = os.pipe()
-        command = [sys.executable, "-m", "commwatch.passing", file]
-        # From / because the job's folder may hold modules named like ours.
-        self._filters.append(subprocess.Popen(command, stdin=read, stdout=stream, cwd="/"))
-        os.close(read)
-        self._ours.append(write)
-        return write
-
-    def started(self) -> None:
-        """The job has them now: our copies would keep the filters waiting."""
-        while self._ours:
-            os.close(self._ours.pop())
-
-    def finish(self) -> None:
-        """Let the filters pass on what is left; who still writes keeps them."""
-        self.started()
-        for filtering in self._filters:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                filtering.wait(_DRAIN_S)
-
-
-def _same(one: int, other: int) -> bool:
-    try:
-        return os.path.sameopenfile(one, other)
-    except OSError:
-        return False

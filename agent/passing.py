@@ -1,83 +1,123 @@
-"""A filter between a job and its output: passes everything on as it is, keeps NCCL's and PyTorch's lines in a file.
+"""NCCL's debug files that ``commwatch run`` asked for: shown where the user would have seen them, and kept small.
 
-A process of its own, so that the job's output does not end when ``commwatch run`` is killed.
+NCCL writes the files itself, so the job's own output needs no help of ours.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
-import fcntl
 import os
 import re
 import select
-import signal
-import sys
-import termios
+import stat
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-#: A full file gives way to a new one, once: the lines before are kept beside it.
-MOST_BYTES = 32 << 20
-_BLOCK = 65_536
-_WANTED = re.compile(rb"[NR]CCL|\[rank\d|lagging ranks|collective #")
-#: One of these is in every wanted line: most output has none.
-_WORDS = (b"CCL", b"[rank", b"lagging ranks", b"collective #")
+#: What of a file stays on disk behind the place up to which it was shown. The agent may be as far behind.
+MOST_KEPT_BYTES = 64 << 20
+_BLOCK = 1 << 20
+#: What NCCL writes only if the job itself has asked for more than warnings.
+_MORE = re.compile(rb"NCCL (?:INFO|CALL|TRACE)")
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+
+#: Which files the user sees: all, those with more than warnings, or none.
+Shown = Literal["all", "more", "none"]
 
 
-class Keeper:
-    """Writes the lines that matter into a file of bounded size; where it cannot, it stops, and the job goes on."""
+@dataclass
+class _File:
+    shown: bool
+    #: Up to here it was looked at, and written to the target if it is shown.
+    offset: int = 0
+    #: Up to here its blocks were given back to the file system.
+    freed: int = 0
 
-    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
-        self._path, self._most = path, most_bytes
-        self._rest = b""
-        self._file = self._open()
 
-    def _open(self) -> int:
+class Passing:
+    """Passes on what is added to the files of a directory, whole lines at a time.
+
+    Args:
+        directory: holds NCCL's debug files of one job and nothing else.
+        target: the descriptor to write to.
+        shown: which files the user would have seen without us.
+    """
+
+    def __init__(self, directory: Path, target: int, shown: Shown) -> None:
+        self._directory, self._shown = directory, shown
+        #: ``None`` once nobody reads any more.
+        self._target: int | None = target
+        self._files: dict[str, _File] = {}
+
+    def tick(self, final: bool = False) -> None:
+        """Pass on what is new; blocks while the reader of the target does not read.
+
+        Args:
+            final: nobody writes any more: pass on a last line without its newline, too.
+        """
         try:
-            return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            names = sorted(os.listdir(self._directory))  # noqa: PTH208 - names, not paths
         except OSError:
-            return -1
+            return
+        for name in names:
+            with contextlib.suppress(OSError):
+                self._read_on(name, final)
 
-    def feed(self, data: bytes) -> None:
-        """Take a piece of output."""
-        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
-        maybe = newline and any(word in whole for word in _WORDS)
-        lines = [line for line in whole.split(b"\n") if _WANTED.search(line)] if maybe else []
-        if len(self._rest) > _BLOCK:  # a progress bar that never ends its line
-            lines.append(self._rest) if _WANTED.search(self._rest) else None
-            self._rest = b""
-        if lines and self._file >= 0:
-            try:
-                os.write(self._file, b"\n".join(lines) + b"\n")
-                if os.fstat(self._file).st_size > self._most:
-                    self._path.replace(f"{self._path}.1")
-                    os.close(self._file)
-                    self._file = self._open()
-            except OSError:  # the disk is full: the job's output matters more
-                self._file = -1
-
-    def end(self) -> None:
-        """The last line may have no newline."""
-        self.feed(b"\n" if self._rest else b"")
-
-
-def pass_on(source: int, target: int, keeper: Keeper) -> None:
-    """Copy until the source ends or the target is closed."""
-    while True:
+    def _read_on(self, name: str, final: bool) -> None:
+        path = self._directory / name
+        about = path.lstat()
+        file = self._files.setdefault(name, _File(self._shown == "all"))
+        if not stat.S_ISREG(about.st_mode) or about.st_size == file.offset:
+            return
+        if about.st_size < file.offset:  # another process with the same number has begun it anew
+            file.offset = file.freed = 0
+        fd = os.open(path, os.O_RDONLY | _FLAGS)
         try:
-            data = os.read(source, _BLOCK)
-        except OSError:  # a pseudo-terminal whose last writer has gone
-            break
-        if not data:
-            break
-        keeper.feed(data)
-        if not _write(target, data):  # nobody listens: let the job notice, as it would without us
-            break
-    keeper.end()
+            if self._shown == "more" and not file.shown and _has_more(fd, file.offset, about.st_size):
+                file.shown, file.offset = True, 0
+            file.offset = self._copy(fd, file.offset, about.st_size, final) if file.shown else about.st_size
+        finally:
+            os.close(fd)
+        if file.offset - file.freed > MOST_KEPT_BYTES * 5 // 4:
+            file.freed = file.offset - MOST_KEPT_BYTES
+            _free(path, file.freed)
+
+    def _copy(self, fd: int, offset: int, end: int, final: bool) -> int:
+        """Write the whole lines from ``offset`` on to the target; returns where they end."""
+        while offset < end and (data := os.pread(fd, min(_BLOCK, end - offset), offset)):
+            whole = data if final or len(data) == _BLOCK else data[: data.rfind(b"\n") + 1]
+            if not whole:
+                break
+            offset += len(whole)
+            if self._target is not None and not _write(self._target, whole.replace(b"\0", b"")):
+                self._target = None
+        return offset
+
+
+def _free(path: Path, until: int) -> None:
+    """Give back the disk space of a file's beginning, where the file system can; its length stays, so NCCL notices nothing."""
+    fd = os.open(path, os.O_WRONLY | _FLAGS)
+    try:
+        how = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
+        ctypes.CDLL(None).fallocate(fd, how, ctypes.c_int64(0), ctypes.c_int64(until))
+    finally:
+        os.close(fd)
+
+
+def _has_more(fd: int, offset: int, end: int) -> bool:
+    """Whether NCCL wrote more than warnings behind ``offset``."""
+    while offset < end and (data := os.pread(fd, _BLOCK, offset)):
+        if _MORE.search(data):
+            return True
+        offset += len(data)
+    return False
 
 
 def _write(target: int, data: bytes) -> bool:
-    """Write all of it; what a full disk does not take is lost. False: nobody will ever read it."""
+    """Write all of it; what a full disk does not take is lost, but stays in NCCL's file. False: there is no reader any more."""
     while data:
         try:
             data = data[os.write(target, data) :]
@@ -86,23 +126,3 @@ def _write(target: int, data: bytes) -> bool:
         except OSError as error:
             return error.errno not in (errno.EPIPE, errno.EIO, errno.EBADF)
     return True
-
-
-def copy_size(source: int, target: int) -> None:
-    """Give one terminal the size of another; where either is none, nothing."""
-    with contextlib.suppress(OSError):
-        size = fcntl.ioctl(source, termios.TIOCGWINSZ, b"\0" * 8)
-        fcntl.ioctl(target, termios.TIOCSWINSZ, size)
-
-
-def main() -> int:
-    """``python -m commwatch.passing FILE``: standard input to standard output."""
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the job; its last words are still to come
-    signal.signal(signal.SIGWINCH, lambda *_: copy_size(1, 0))
-    pass_on(0, 1, Keeper(Path(sys.argv[1])))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,6 +28,7 @@ from commwatch.collectors.nccl.findings import findings
 from commwatch.config import Config
 from commwatch.kept_logs import kept
 from commwatch.nccl import LogRequest, logs_of
+from commwatch.passing import Passing
 from commwatch.references import References, directory
 from commwatch.shares import comm_share
 from commwatch.store import StoreError
@@ -39,7 +40,10 @@ _DRAIN_S = 15.0
 #: NCCL logs that are read again for the end of the report, and findings shown there.
 _MOST_LOG_BYTES = 32 << 20
 _MOST_FINDINGS = 5
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+#: Between two looks at NCCL's files, and two drawings of the progress line.
+_LOOK_S, _PROGRESS_S = 0.2, 1.0
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
+_FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 
 
 class CommandNotFound(Exception):
@@ -89,9 +93,7 @@ def run(
             history = None if agent is None else agent.history
             if agent is not None:
                 nccl = _follow_nccl(agent, job, env, nccl_debug)
-            code = _run_job(
-                command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl.capture, job, history, signals
-            )
+            code = _run_job(command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl, job, history, signals)
             if agent is not None:
                 _take_all(agent, job)
         except Stopped as stopped:
@@ -243,38 +245,34 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
 
 
 def _run_job(
-    command: list[str], env: Mapping[str, str], capture: Path | None, job: str, history: Path | None, signals: Signals
+    command: list[str],
+    env: Mapping[str, str],
+    nccl: debugging.Plan,
+    job: str,
+    history: Path | None,
+    signals: Signals,
 ) -> int:
-    captured = None if capture is None else _capture(capture)
-    stdout, stderr = (None, None) if captured is None else (captured.stdout, captured.stderr)
+    passing = None if nccl.directory is None else Passing(nccl.directory, sys.stdout.fileno(), nccl.shown)
     try:
-        child = signals.child = subprocess.Popen(command, env=dict(env), stdout=stdout, stderr=stderr)
+        # With the descriptors that the caller means for it (``<(...)`` of a shell); ours close by themselves.
+        child = signals.child = subprocess.Popen(command, env=dict(env), close_fds=False)
     except OSError as error:
         raise CommandNotFound(f"run: cannot run {command[0]}: {error.strerror}") from None
-    finally:
-        if captured is not None:
-            captured.started()
     progress = _Progress(history, job) if history is not None and _is_terminal() else None
+    shown_at = time.monotonic()
     while True:
-        try:
-            child.wait(1.0 if progress else None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_LOOK_S if passing or progress else None)
+        if passing is not None:
+            passing.tick(final=child.returncode is not None)
+        if child.returncode is not None:
             break
-        except subprocess.TimeoutExpired:
-            if progress is not None:
-                progress.show()
-    if captured is not None:
-        captured.finish()
+        if progress is not None and time.monotonic() - shown_at > _PROGRESS_S:
+            progress.show()
+            shown_at = time.monotonic()
     if progress is not None:
         progress.clear()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
-
-
-def _capture(files: Path) -> debugging.Capture | None:
-    try:
-        return debugging.Capture(files)
-    except OSError as error:
-        say(f"commwatch: no NCCL logs: {error.strerror or error}")
-        return None
 
 
 class Signals:
@@ -300,8 +298,8 @@ class Signals:
             if not self._stopped:  # once: a second signal must not break off the tidying up
                 self._stopped = True
                 raise Stopped(number)
-        # A terminal sends Ctrl-C to the job itself, too.
-        elif number != signal.SIGINT or not _in_foreground():
+        # A terminal sends what is typed to the job itself, too.
+        elif number not in _FROM_KEYBOARD or not _in_foreground():
             self.child.send_signal(number)
 
 
@@ -310,10 +308,17 @@ def _is_terminal() -> bool:
 
 
 def _in_foreground() -> bool:
+    """Whether the terminal's signals come to us; standard input may be something else."""
     try:
-        return os.tcgetpgrp(0) == os.getpgrp()
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 class _Progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -177,6 +178,66 @@ def test_signals_reach_the_job(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 7, said.read_text()
     assert left(tmp_path / "run") == []
+
+
+#: Types Ctrl-C and Ctrl-\ once the job is ready; the job counts them, until SIGTERM, which comes once, too.
+COUNTS = """
+import collections, os, signal, sys, time
+from pathlib import Path
+counted = collections.Counter()
+def count(number, _):
+    counted[signal.Signals(number).name] += 1
+    Path({counted!r}).write_text(repr(sorted(counted.items())))
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    signal.signal(number, count)
+Path({ready!r}).touch()
+while not counted["SIGTERM"]: time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("stdin", ["terminal", "/dev/null"])
+def test_keyboard_reaches_the_job_once(tmp_path: Path, stdin: str) -> None:
+    """Ctrl-C and Ctrl-\\ come from the terminal to the job itself: they are not passed on again, whatever standard input is."""
+    counted, ready = tmp_path / "counted", tmp_path / "ready"
+    job = python(COUNTS.format(counted=str(counted), ready=str(ready)))
+    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", *job]
+    child, terminal = pty.fork()
+    if child == 0:
+        if stdin != "terminal":
+            os.dup2(os.open(stdin, os.O_RDONLY), 0)
+        os.execve(command[0], command, clean_env(TERM="dumb"))
+    try:
+        wait_for(ready.exists, "the job")
+        for key, expected in ((b"\x03", [("SIGINT", 1)]), (b"\x1c", [("SIGINT", 1), ("SIGQUIT", 1)])):
+            os.write(terminal, key)
+            wait_for(lambda: counted.exists() and counted.read_text() == repr(expected), f"{expected}")  # noqa: B023
+        os.kill(child, signal.SIGTERM)
+        while _read(terminal):
+            pass
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert counted.read_text() == repr([("SIGINT", 1), ("SIGQUIT", 1), ("SIGTERM", 1)])
+    finally:
+        os.close(terminal)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:  # its last process has gone
+        return b""
+
+
+def test_descriptors_reach_the_job(tmp_path: Path) -> None:
+    """Descriptors that the caller passes on, as a shell does for ``<(...)``, are the job's; none of ours are."""
+    listing = "import os; print([n for n in range(64) if os.path.exists(f'/proc/self/fd/{n}')], os.read(7, 9))"
+    plain, ours = tmp_path / "plain", [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run")]
+    plain.write_text("passed on")
+    seen = []
+    for command in (python(listing), [*ours, "--port", "0", "--", *python(listing)]):
+        shell = ["/bin/sh", "-c", 'exec 7<"$0"; exec "$@"', str(plain), *command]
+        done = subprocess.run(shell, capture_output=True, text=True, env=clean_env(), timeout=PATIENCE_S, check=False)
+        seen.append((done.returncode, done.stdout))
+    assert seen == [(0, "[0, 1, 2, 7] b'passed on'\n")] * 2
 
 
 def test_nohup(tmp_path: Path) -> None:
