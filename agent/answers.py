@@ -17,6 +17,7 @@ from commwatch.chunks import Damaged
 from commwatch.collectors import events as ev
 from commwatch.collectors.gpu import Gpu, GpuPlace
 from commwatch.efficiency import Efficiency, Line, Yardstick, curve_of, finder
+from commwatch.endings import failed, says
 from commwatch.history import History
 from commwatch.model import Curve
 from commwatch.operations import Operation, Place, Reader
@@ -68,7 +69,9 @@ class Agent:
             by_job: dict[str, list[RingRow]] = {}
             for ring in history.rings():
                 by_job.setdefault(ring.job, []).append(ring)
-        return sorted((_job(job, rings) for job, rings in by_job.items()), key=lambda job: -job.started_at)
+            exits = history.exits()
+        found = (_job(job, rings, exits.get(job)) for job, rings in by_job.items())
+        return sorted(found, key=lambda job: -job.started_at)
 
     def summary(
         self, from_ns: int, until_ns: int, by: list[str], same: dict[str, str | int | None]
@@ -273,18 +276,34 @@ def _live(aggregate: Aggregate, from_ns: int, until_ns: int) -> list[tuple[int, 
     ]
 
 
-def _job(job: str, rings: list[RingRow]) -> JobView:
+def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobView:
+    """A job.
+
+    Args:
+        rings: oldest first.
+        left: exit code of a launcher of that name, and wall time of its end.
+    """
     unavailable = next((ring.steps_unavailable for ring in rings if ring.steps_unavailable), None)
+    running = any(ring.running for ring in rings)
+    life = max(ring.restart for ring in rings)
+    began = max(ring.started_ns for ring in rings)
+    ended = [] if running else [(ring.rank, ring.ending) for ring in rings if ring.restart == life]
+    # What ended before that is of a run before, under the same name.
+    endings = {rank: ending for rank, ending in ended if ending is not None and ending.until_ns >= began}
+    code = left[0] if left is not None and not running and left[1] >= began else None
     return JobView(
         job_id=job,
-        state="running" if any(ring.running for ring in rings) else "ended",
+        state="running" if running else "ended",
         world_size=rings[-1].world_size,
         ranks=sorted({ring.rank for ring in rings}),
-        restarts=max(ring.restart for ring in rings),
+        restarts=life,
         started_at=min(ring.started_ns for ring in rings) / 1e9,
         last_seen_at=max(ring.seen_ns for ring in rings) / 1e9,
         lost=sum(ring.lost + ring.dropped for ring in rings),
         steps_unavailable=unavailable,
+        exit_code=code,
+        failed=failed(endings.values(), code),
+        ending=says(endings, code),
     )
 
 
@@ -310,4 +329,6 @@ def _stored(ring: RingRow, records: int, lost: int) -> RankView:
         lost=lost,
         gpu_timing=mode,
         gpu_timing_reason=reason,
+        ended_at=None if ring.ending is None else ring.ending.until_ns / 1e9,
+        raised=(ring.ending and ring.ending.raised) or None,
     )

@@ -65,6 +65,10 @@ class History:
         """The rings of a job, or of all, oldest first."""
         return rings(self._db, "job = ?" if job is not None else "1", (job,) if job is not None else ())
 
+    def exits(self) -> dict[str, tuple[int, int]]:
+        """Exit code and wall time in ns of the end of each job's launcher, where it is known."""
+        return {job: (code, at) for job, code, at in self._db.execute("SELECT job, code, at_ns FROM job_exit")}
+
     def groups(self) -> dict[tuple[int, int], GroupInfo]:
         """By (ring, number in the ring)."""
         rows = self._db.execute(

@@ -14,6 +14,8 @@ from commwatch.aggregate import Aggregate
 from commwatch.collectors import ring
 from commwatch.collectors.governor import COUNTERS
 from commwatch.collectors.identity import boot_id, unsound
+from commwatch.endings import Ending
+from commwatch.exits import Exits
 from commwatch.rank_book import RankBook
 from commwatch.store import RingRow, Writer
 
@@ -25,6 +27,8 @@ _BATCH = 512
 _MOST_TURNS = 32
 #: Rings that are read at a time; who comes later waits until others have ended.
 MOST_RINGS = 4096
+#: Between two signs of life of a trainer, and between an operation that raised and the end that follows from it.
+_SIGN_NS, _SHORTLY_NS = 1_000_000_000, 30_000_000_000
 #: What a ring cannot be opened for now, and perhaps can in a moment.
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
@@ -49,6 +53,8 @@ class _Source:
         self.unavailable = row.steps_unavailable
         #: Everything the trainer ever wrote has been taken.
         self.final = False
+        #: When its trainer was last found alive, on the monotonic clock; ``None``: not by this agent.
+        self.alive_ns: int | None = None
 
 
 class Intake:
@@ -75,6 +81,7 @@ class Intake:
         self._directory, self._most_rings = directory, most_rings
         self._aggregate, self._store, self._lock = aggregate, store, lock
         self._boot_id = boot_id()
+        self._exits = Exits(directory.parent)
         self._sources: dict[str, _Source] = {}
         self._refused: set[tuple[str, int]] = set()
         #: Ring files that could not be read, for ``/metrics``.
@@ -88,6 +95,8 @@ class Intake:
         """Look for rings, drain all, write down what came; returns the number of records."""
         self._discover(wall_ns)
         before, turn = self.read, list(self._sources.values())
+        for ended in self._exits.take():
+            self._store.exit(ended)
         for _ in range(_MOST_TURNS):
             turn = [source for source in turn if self._drain(source, now_ns) >= _BATCH]
         with self._handover:
@@ -101,6 +110,8 @@ class Intake:
             given_up = self._store.given_up
             # Stored, or given up for want of room: either way the books need not hold it any longer.
             taken = self._store.commit() or self._store.given_up != given_up
+            if self._store.trouble is None:
+                self._exits.remove()
             with self._lock:
                 for source in self._sources.values() if taken else ():
                     source.book.take_closed(source.told_cells)
@@ -226,6 +237,11 @@ class Intake:
             if book.alive and (book.closed_properly or not alive):
                 book.gone_ns = now_ns
             book.alive = alive and not book.closed_properly
+            source.alive_ns = now_ns if alive else source.alive_ns
+            book.ending = None
+            if not book.alive:
+                self._learn(source, reader)  # what it said last
+                book.ending = _ending(source, reader.counter(ring.CLOSED))
             book.pid = (owner or None) if book.alive else None
         return drained.read + drained.lost
 
@@ -253,7 +269,8 @@ class Intake:
                 if source.book not in kept:
                     del self._sources[name]
             elif source.final and self._store.trouble is None:
-                self._store.end(source.row.id, "ended" if source.book.closed_properly else "gone")
+                state = "ended" if source.book.closed_properly else "gone"
+                self._store.end(source.row.id, state, source.book.ending)
                 if self._store.commit():
                     self._remove(name, source.reader)
                     source.reader = None
@@ -266,3 +283,21 @@ class Intake:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 log.warning("cannot remove finished ring: %s", error)
+
+
+def _ending(source: _Source, closed_ns: int) -> Ending:
+    """How a rank ended that is found to live no more.
+
+    Args:
+        closed_ns: when it said that this was the end, by its clock; 0: it has not.
+    """
+    book = source.book
+    if closed_ns:
+        latest = book.failures[-1] if book.failures else None
+        in_operation = latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS
+        return Ending(closed_ns + book.offset_ns, closed_ns + book.offset_ns, True, book.raised, in_operation)
+    # An agent that comes late knows only the last sign of life, which comes once a second.
+    late = source.alive_ns is None or book.gone_ns is None
+    until_ns = book.heartbeat_ns + _SIGN_NS if late else book.gone_ns or 0
+    since_ns = min(until_ns, max(book.heartbeat_ns, source.alive_ns or 0))
+    return Ending(since_ns + book.offset_ns, until_ns + book.offset_ns, clean=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from commwatch import sight
+from commwatch import endings, sight
 from commwatch.aggregate import Job
 from commwatch.books import SLOT_NS, StepRecord
 from commwatch.collectors.governor import FULL
@@ -90,6 +90,8 @@ class JobNow:
     sheds: str | None
     #: What the shares mean; empty: nothing bad.
     says: str
+    #: How it ended, where that was not well; empty while it runs.
+    ending: str
     #: The last whole ten seconds, and those that have begun.
     slots: list[Slot]
     ranks: list[RankLine]
@@ -153,6 +155,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         comm=shares[0],
         exposed=shares[1],
         says=bottleneck(*shares),
+        ending="" if running(job) else endings.says(sight.endings(job)),
         slots=_slots(books, now_ns),
         ranks=[
             _line(book, view, recent[book.rank], culprits(found).get(book.rank), cards.get(book.rank), now_ns)

@@ -18,6 +18,9 @@ from commwatch.books import (
 from commwatch.collectors import events as ev
 from commwatch.collectors.gpu import GpuPlace, place_of
 
+#: Characters of the name of an exception's type.
+_MOST_TYPE = 80
+
 
 class Names:
     """The names of one ring."""
@@ -34,6 +37,8 @@ class Names:
         self.gpu: GpuPlace | None = None  # the card it says it computes on
         #: The folder that NCCL Inspector dumps into.
         self.inspector: str | None = None
+        #: Type of the exception that ended the process; empty: none, or not known.
+        self.raised = ""
 
     def learn(self, entries: Iterable[dict[str, Any]]) -> list[tuple[int, GroupInfo]]:
         """Take in entries of the names file; damaged ones are passed over. Returns the groups that are new, or told otherwise."""
@@ -67,6 +72,8 @@ class Names:
                     self.gpu = place_of(entry["gpu"])
                 elif "inspector" in entry:
                     self.inspector = str(entry["inspector"])
+                elif "raised" in entry:
+                    self.raised = str(entry["raised"])[:_MOST_TYPE]
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
                 continue
         return fresh

@@ -32,6 +32,7 @@ from commwatch.books import (
 from commwatch.collectors import events as ev
 from commwatch.collectors.governor import FULL
 from commwatch.collectors.ring import number_of
+from commwatch.endings import Ending
 from commwatch.intervals import Intervals
 from commwatch.joins import NOT_KNOWN_NS, GroupJoin, Part, Waits
 from commwatch.names import Names
@@ -118,6 +119,8 @@ class RankBook(Names):
         #: The trainer's pid as the agent sees it; ``None``: not visible from here.
         self.pid: int | None = None
         self.closed_properly = False
+        #: How it ended, where it has.
+        self.ending: Ending | None = None
         self.gone_ns: int | None = None  # when its trainer was found to live no more; monotonic
         self.heartbeat_ns = self.dropped = self.probe_ns = self.overflow = 0
         #: How much the probe records (``governor.MODES``), and since when.

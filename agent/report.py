@@ -269,7 +269,9 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     job = report.job
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
     ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
-    facts = [("job", f"{job.job_id} ({job.state}), began {when}, {seconds(report.duration_s)}"), ("ranks", ranks)]
+    facts = [("job", f"{job.job_id} ({stands(job)}), began {when}, {seconds(report.duration_s)}"), ("ranks", ranks)]
+    if job.ending:
+        facts.append(("how", job.ending))
     if job.restarts:
         facts.append(("restarts", str(job.restarts)))
     if report.steps:
@@ -307,6 +309,11 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     )
     facts.append(("lost", f"{lost} ({report.records} records read)"))
     return facts
+
+
+def stands(job: JobView) -> str:
+    """``running``, ``ended``, or ``failed`` where it is known to have ended otherwise than well."""
+    return "failed" if job.failed else job.state
 
 
 def _share(report: Report) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commwatch import debugging, explain, native, report
+from commwatch import debugging, exits, explain, native, report
 from commwatch.announcement import Announcement, answering
 from commwatch.answers import Agent
 from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir, ring_prefix
@@ -95,6 +95,7 @@ def run(
                 nccl = _follow_nccl(agent, job, env, nccl_debug)
             code = _run_job(command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl, job, history, signals)
             if agent is not None:
+                _leave_code(agent, job, code)
                 _take_all(agent, job)
         except Stopped as stopped:
             return 128 + int(stopped.args[0])
@@ -125,6 +126,14 @@ def _take_all(agent: _JobAgent, job: str) -> None:
     wait_until(partial(agent.has_all_of, job), _DRAIN_S)
     if agent.ended:
         say(f"commwatch: the agent {agent.ended}; the report covers what had been taken in by then")
+
+
+def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
+    """Have the agent write down how the job ended."""
+    try:
+        agent.exit = exits.leave(agent.directory, job, code)
+    except OSError as error:
+        say(f"commwatch: the exit code is not kept: {error.strerror or error} ({error.filename})")
 
 
 def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> debugging.Plan:
@@ -165,8 +174,9 @@ class _JobAgent:
     process: subprocess.Popen[bytes] | None = None
     #: How and when an agent of our own ended, for people; empty while it runs.
     ended: str = ""
-    #: What asks it to follow the job's NCCL logs.
+    #: What asks it to follow the job's NCCL logs, and what tells it the job's exit code.
     request: Path | None = None
+    exit: Path | None = None
 
     def start(self) -> Announcement | None:
         """Start an agent of our own; what it says of itself, or ``None`` if it does not come to that.
@@ -189,9 +199,10 @@ class _JobAgent:
         self.ended = f"{how} at {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
     def has_all_of(self, job: str) -> bool:
-        """Whether the job's rings have gone into the history, or nobody is left to put them there."""
+        """Whether the job's rings and its exit code have gone into the history, or nobody is left to put them there."""
         prefix, rings = ring_prefix(job), (self.directory / "rings").glob("*.ring")
-        return bool(self.ended) or not any(path.name.startswith(prefix) for path in rings)
+        taken = self.exit is None or not self.exit.exists()
+        return bool(self.ended) or (taken and not any(path.name.startswith(prefix) for path in rings))
 
     def end(self) -> None:
         """Let an agent of our own take what is left, and end it."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from commwatch.books import CELL_SUMS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _STEP = """CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER,
     exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"""
+_JOB_EXIT = "CREATE TABLE job_exit (job TEXT PRIMARY KEY, code INTEGER NOT NULL, at_ns INTEGER NOT NULL) WITHOUT ROWID"
 SCHEMA = f"""
 CREATE TABLE ring (
     id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, job TEXT NOT NULL, restart INTEGER NOT NULL, rank INTEGER NOT NULL,
     world_size INTEGER NOT NULL, started_ns INTEGER NOT NULL, wall_offset_ns INTEGER NOT NULL, identity TEXT NOT NULL,
     next_n INTEGER NOT NULL DEFAULT 0, rolled_n INTEGER NOT NULL DEFAULT 0, lost INTEGER NOT NULL DEFAULT 0,
-    dropped INTEGER NOT NULL DEFAULT 0, seen_ns INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'running', steps_unavailable TEXT);
+    dropped INTEGER NOT NULL DEFAULT 0, seen_ns INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'running', steps_unavailable TEXT,
+    ending TEXT);
 CREATE INDEX ring_job ON ring (job);
 CREATE TABLE grp (ring INTEGER NOT NULL, small_id INTEGER NOT NULL, group_id TEXT NOT NULL, label TEXT NOT NULL, name TEXT NOT NULL,
     description TEXT NOT NULL, ranks TEXT, size INTEGER NOT NULL, aligned INTEGER NOT NULL, backend TEXT, PRIMARY KEY (ring, small_id)) WITHOUT ROWID;
@@ -28,6 +30,7 @@ CREATE TABLE rollup (slot_ns INTEGER NOT NULL, coarse INTEGER NOT NULL DEFAULT 0
 CREATE INDEX rollup_slot ON rollup (slot_ns);
 {_STEP};
 CREATE INDEX step_end ON step (end_ns);
+{_JOB_EXIT};
 """
 #: What brings a history of an earlier version to the next.
 UPGRADES = {
@@ -44,4 +47,5 @@ UPGRADES = {
         "DROP TABLE old_step",
         "CREATE INDEX step_end ON step (end_ns)",
     ),
+    3: ("ALTER TABLE ring ADD COLUMN ending TEXT", _JOB_EXIT),
 }

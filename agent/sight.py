@@ -11,6 +11,7 @@ from commwatch.books import GroupInfo
 from commwatch.collectors import events as ev
 from commwatch.collectors import process
 from commwatch.collectors.governor import FULL, MODES
+from commwatch.endings import Ending
 from commwatch.rank_book import RankBook
 from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
@@ -70,7 +71,14 @@ def rank(job_id: str, book: RankBook, now_ns: int) -> RankView:
         probe_mode_s=max(0, now_ns - book.mode_since_ns) / 1e9 if book.mode_since_ns and book.alive else None,
         probe_s=book.probe_ns / 1e9,
         probe_budget=budget(identity),
+        ended_at=None if book.ending is None else book.ending.until_ns / 1e9,
+        raised=(book.ending and book.ending.raised) or None,
     )
+
+
+def endings(job: Job) -> dict[int, Ending]:
+    """How the ranks of the job's latest life ended, of those that have."""
+    return {book.rank: book.ending for book in of_this_run(job) if book.ending is not None}
 
 
 def gpu_timing(identity: Mapping[str, Any]) -> tuple[str, str]:

@@ -22,6 +22,8 @@ from commwatch.books import CELL_SUMS, SLOT_NS, Cell, CellKey, GroupInfo, StepRe
 from commwatch.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement
 from commwatch.collectors.events import NONSENSE, RECORD_SIZE
 from commwatch.collectors.ring import number_of
+from commwatch.endings import Ending
+from commwatch.exits import Exit
 from commwatch.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
 
 #: Roll-ups older than an hour are merged to five minutes.
@@ -55,6 +57,8 @@ class RingRow(NamedTuple):
     #: ``running``, ``ended`` (said so itself) or ``gone`` (its process vanished).
     state: str
     steps_unavailable: str | None
+    #: How it ended; ``None``: it has not, or that is not known.
+    ending: Ending | None = None
 
     @property
     def running(self) -> bool:
@@ -215,10 +219,16 @@ class Writer:
         statement = "UPDATE ring SET next_n = ?, lost = ?, dropped = ?, seen_ns = ? WHERE id = ?"
         self._progress[ring] = (statement, (next_n, lost, dropped, now_ns, ring))
 
-    def end(self, ring: int, state: str) -> None:
+    def end(self, ring: int, state: str, ending: Ending | None = None) -> None:
         """The ring's trainer is no more, and nothing comes after what has come."""
         self._ended.add(ring)
-        self._names.append(("UPDATE ring SET state = ? WHERE id = ?", (state, ring)))
+        told = None if ending is None else json.dumps(ending)
+        self._names.append(("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, told, ring)))
+
+    def exit(self, ended: Exit) -> None:
+        """A job's launcher has ended."""
+        row = ended.job, ended.code, int(ended.at * 1e9)
+        self._names.append(("INSERT OR REPLACE INTO job_exit VALUES (?,?,?)", row))
 
     def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
         """A group's name and members."""
@@ -304,6 +314,7 @@ class Writer:
             if not ring.running:
                 for table, column in (("grp", "ring"), ("name", "ring"), ("ring", "id")):
                     self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (ring.id,))
+        self._db.execute("DELETE FROM job_exit WHERE at_ns < ?", (before_ns,))
 
     def _trim_raw(self, raw_bytes: int) -> None:
         total = self._db.execute("SELECT COALESCE(SUM(size), 0) FROM chunk").fetchone()[0]
@@ -348,7 +359,10 @@ def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[R
     """Rings by an SQL condition, oldest first."""
     columns = ", ".join(RingRow._fields)
     rows = db.execute(f"SELECT {columns} FROM ring WHERE {where} ORDER BY started_ns, rank", values)
-    return [RingRow(*row)._replace(identity=json.loads(row[8])) for row in rows]
+    return [
+        RingRow(*row)._replace(identity=json.loads(row[8]), ending=row[-1] and Ending(*json.loads(row[-1])))
+        for row in rows
+    ]
 
 
 def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:

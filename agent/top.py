@@ -10,7 +10,7 @@ from statistics import median
 from commwatch.advice import LIMIT, WORTH
 from commwatch.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
 from commwatch.collectors.spans import spans
-from commwatch.report import bottleneck, percent, rate, seconds
+from commwatch.report import bottleneck, percent, rate, seconds, stands
 from commwatch.shares import comm_share, exposed_share
 from commwatch.standing import culprits, oldest, shedding, state
 from commwatch.summary import Row
@@ -81,7 +81,7 @@ def _title(answers: Answers, cells: int, live: bool) -> Line:
     else:
         job = shown.job
         ended = "" if job.state == "running" else time.strftime(" at %H:%M:%S", time.localtime(job.last_seen_at))
-        text += f"{clean(job.job_id)}, {job.state}{ended}, {len(job.ranks)} of {job.world_size} ranks"
+        text += f"{clean(job.job_id)}, {stands(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
         text += f", {job.restarts} restarts" if job.restarts else ""
     hint = " q quits" if live else ""
     return (*pad_line((Span(text, "title"),), max(0, cells - len(hint))), Span(hint, "dim"))
@@ -153,6 +153,8 @@ def _notices(answers: Answers) -> list[Span]:
     """The worst first."""
     shown = answers.shown
     said = [] if answers.about.trouble is None else [Span(f"agent: {answers.about.trouble}", "bad")]
+    if shown is not None and shown.job.ending:
+        said.append(Span(f"FAILED {shown.job.ending}" if shown.job.failed else shown.job.ending, "bad"))
     if shown is not None:
         for verdict in sorted(shown.verdicts, key=lambda verdict: _STYLES.get(verdict.kind, "warn")):
             style = _STYLES.get(verdict.kind, "warn")

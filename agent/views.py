@@ -21,6 +21,12 @@ class JobView:
     lost: int
     #: Why there are no step metrics, if there are none.
     steps_unavailable: str | None
+    #: Of its launcher, where that was ``commwatch run``: 128 + n for signal n; ``None``: not known, or it runs.
+    exit_code: int | None = None
+    #: Whether it ended otherwise than well; ``None``: not known, or it runs.
+    failed: bool | None = None
+    #: How it ended, for people: exit code, and which rank was the first that did not end well; empty where all is well.
+    ending: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,10 @@ class RankView:
     #: Time that the probe has cost so far, and the part of the time that it may take (0: any); ``None``: not known.
     probe_s: float | None = None
     probe_budget: float | None = None
+    #: Unix time of its end, which the agent may see a moment later where the rank did not say so itself; ``None``: it runs, or not known.
+    ended_at: float | None = None
+    #: Type of the exception that ended it; ``None``: none, or not known.
+    raised: str | None = None
 
 
 @dataclass(frozen=True)

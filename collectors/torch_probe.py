@@ -82,7 +82,7 @@ class Probe(ABC):
         self.groups.on_default = self._default_changed
         self.groups.watch()
         self.steps.install()
-        atexit.register(self.uninstall)
+        atexit.register(self._leave)
 
     def uninstall(self) -> None:
         """Take the hooks out again; operations in flight still find their record."""
@@ -94,9 +94,18 @@ class Probe(ABC):
         self.groups.unwatch()
         self._coalesced.unwatch()
         self._take_out()
-        atexit.unregister(self.uninstall)
+        atexit.unregister(self._leave)
         if self._at_exit is not None:
             self._at_exit.cancel()
+
+    def _leave(self) -> None:
+        """At the end of the process: say what ended it, if an exception did, and that this is the end."""
+        # Python keeps what it has printed as uncaught; at a prompt that may be long ago.
+        raised = getattr(sys, "last_type", None) if not hasattr(sys, "ps1") else None
+        if raised is not None and self.ring is not None and not self.off:
+            with contextlib.suppress(OSError, ValueError):  # no room: it is not known then
+                self.ring.name({"raised": str(getattr(raised, "__name__", raised))})
+        self.uninstall()
 
     @abstractmethod
     def _put_in(self) -> None:

@@ -75,7 +75,7 @@ function show(moment) {
   document.title = job === null ? "commwatch" : `${job.verdicts.length ? "! " : ""}${plain(job.job_id)} · commwatch`;
   if (job === null) return nothing(moment);
   const restarts = job.restarts ? `, restarted ${count(job.restarts, "time")}` : "";
-  say(find("about"), `${plain(job.job_id)}, ${job.state}${restarts}, since ${dateAndTime(job.started_at)}, on ${plain(moment.host)}.`);
+  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${dateAndTime(job.started_at)}, on ${plain(moment.host)}.`);
   showJob(moment);
   plots.add(job.slots);
 }

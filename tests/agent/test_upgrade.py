@@ -35,8 +35,10 @@ def change(state: Path, *statements: str) -> None:
             db.execute(statement)
 
 
-#: From what this version writes to what the first one wrote.
+#: From what this version writes to what the second and the first one wrote.
+SECOND = ("ALTER TABLE ring DROP COLUMN ending", "DROP TABLE job_exit", "PRAGMA user_version = 2")
 FIRST = (
+    *SECOND,
     "ALTER TABLE grp DROP COLUMN backend",
     *(f"ALTER TABLE step DROP COLUMN {column}" for column in ("groups", "p2p_wait_ns", "long")),
     "PRAGMA user_version = 1",
@@ -75,7 +77,7 @@ def test_downgrade(tmp_path: Path) -> None:
         assert done.returncode != 0
         (line,) = done.stderr.splitlines()
         assert "use the newer commwatch that wrote it" in line
-        change(state, "PRAGMA user_version = 2")
+        change(state, *SECOND)
         with agent(run, "--state", str(state)) as running:
             wait_for(lambda: running.get("/api/v1/jobs"), "the job")
             assert running.get("/api/v1/jobs")[0]["lost"] == 0

@@ -1,4 +1,4 @@
-"""A number of all_reduces, at a pace; ``--kill-rank R --kill-at N``: rank R kills itself before operation N."""
+"""A number of all_reduces, at a pace; ``--kill-rank R --kill-at N``: rank R kills itself before operation N, or raises."""
 
 import argparse
 import os
@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--kill-rank", type=int, default=-1)
     parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--raise", dest="raises", action="store_true", help="an exception instead of SIGKILL")
     parser.add_argument("--until", default="", help="go on until this file exists")
     arguments = parser.parse_args()
     rank, _ = begin()
@@ -24,6 +25,8 @@ def main() -> None:
     while True:
         for _ in range(arguments.count):
             if (rank, done) == (arguments.kill_rank, arguments.kill_at):
+                if arguments.raises:
+                    raise LookupError("no data")
                 os.kill(os.getpid(), signal.SIGKILL)
             dist.all_reduce(torch.ones(16))
             done += 1

@@ -1,0 +1,37 @@
+"""Jobs that crash: the report, the jobs and their ranks say how, and who was first."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.torchjob import torchrun
+from tests.helpers import PATIENCE_S, agent, clean_env, wait_for
+
+
+@pytest.mark.usefixtures("hook")
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [((), r"rank 1 died \(no clean end\) at [\d:]{8}"), (("--raise",), r"rank 1 ended with LookupError at [\d:]{8}")],
+    ids=["killed", "raised"],
+)
+def test_first_rank_is_named(tmp_path: Path, how: tuple[str, ...], says: str) -> None:
+    """Around a job and beside it: the rank that failed first is named with how and when, and around it the exit code."""
+    job = torchrun("ops.py", 2, "500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how)
+    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", *job]
+    done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert re.search(rf"\n  how +exit code 1; {says}(, first of 2)?\n", done.stderr), done.stderr[-3000:]
+    assert re.search(r"\n  job +\S+ \(failed\), began", done.stderr)
+    with agent(tmp_path / "beside") as running:
+        env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "beside"), COMMWATCH_JOB="crashed")
+        subprocess.run(job, env=env, capture_output=True, timeout=2 * PATIENCE_S, check=False)
+        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
+        (view,) = running.get("/api/v1/jobs")
+        assert (view["failed"], view["exit_code"]) == (True, None)
+        assert re.fullmatch(f"{says}(, first of 2)?", view["ending"])
+        assert [rank["raised"] for rank in running.get("/api/v1/ranks")][1] == ("LookupError" if how else None)
