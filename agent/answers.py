@@ -206,8 +206,13 @@ class Agent:
 
     def ranks(self, job: str | None) -> list[RankView]:
         """The ranks, by job and number."""
+        latest: dict[tuple[str, int], RingRow] = {}
+        kept: dict[tuple[object, ...], tuple[int, int]] = {}
         with History(self.path) as history:
-            latest: dict[tuple[str, int], RingRow] = {(ring.job, ring.rank): ring for ring in history.rings(job)}
+            for ring in history.rings(job):
+                latest[ring.job, ring.rank] = ring
+                records, lost = kept.get(_process(ring), (0, 0))
+                kept[_process(ring)] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
         begun: dict[str, int] = {}
         for ring in latest.values():
             if ring.running:
@@ -217,15 +222,14 @@ class Agent:
         with self._lock:
             jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
             live = {uid: book for job_ in jobs for uid, book in job_.books.items()}
-            views = [self._rank(ring, live.get(ring.uid)) for ring in latest.values()]
+            views = [self._rank(ring, live.get(ring.uid), *kept[_process(ring)]) for ring in latest.values()]
         return sorted(views, key=lambda view: (view.job_id, view.rank))
 
-    def _rank(self, ring: RingRow, book: RankBook | None) -> RankView:
-        kept = ring.next_n - ring.lost, ring.lost + ring.dropped
+    def _rank(self, ring: RingRow, book: RankBook | None, records: int, lost: int) -> RankView:
         if book is None:
-            return _stored(ring, *kept)
+            return _stored(ring, records, lost)
         view, gpu = sight.rank(ring.job, book, self._now_ns()), self._gpu_at(book.gpu)
-        return replace(view, records=kept[0], lost=kept[1], gpu=None if gpu is None else gpu.card.index)
+        return replace(view, records=records, lost=lost, gpu=None if gpu is None else gpu.card.index)
 
     def slots(self, from_ns: int, until_ns: int, job: str) -> list[Slot]:
         """A job by 10 s, oldest first, as far as that is in the history."""
@@ -276,6 +280,11 @@ def _live(aggregate: Aggregate, from_ns: int, until_ns: int) -> list[tuple[int, 
     ]
 
 
+def _process(ring: RingRow) -> tuple[object, ...]:
+    """What all rings of one process have in common: the probe makes one each time it is put in."""
+    return ring.job, ring.rank, ring.restart, *(ring.identity.get(key) for key in ("host", "boot_id", "pid"))
+
+
 def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobView:
     """A job.
 
@@ -300,6 +309,7 @@ def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobVie
         started_at=min(ring.started_ns for ring in rings) / 1e9,
         last_seen_at=max(ring.seen_ns for ring in rings) / 1e9,
         lost=sum(ring.lost + ring.dropped for ring in rings),
+        records=sum(ring.next_n - ring.lost for ring in rings),
         steps_unavailable=unavailable,
         exit_code=code,
         failed=failed(endings.values(), code),

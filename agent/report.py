@@ -137,7 +137,7 @@ def build(
         else None,
         ranks=lines,
         operations=operations,
-        records=sum(rank.records for rank in ranks),
+        records=job.records,
         lost=job.lost,
         history=str(history),
         command=command,

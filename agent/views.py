@@ -17,7 +17,7 @@ class JobView:
     restarts: int
     started_at: float
     last_seen_at: float
-    #: Records the agent never saw: overwritten, torn, or given up by a faulty probe.
+    #: Records the agent never saw: overwritten, torn, or given up by a faulty probe; in all lives of the job, like ``records``.
     lost: int
     #: Why there are no step metrics, if there are none.
     steps_unavailable: str | None
@@ -27,6 +27,8 @@ class JobView:
     failed: bool | None = None
     #: How it ended, for people: exit code, and which rank was the first that did not end well; empty where all is well.
     ending: str = ""
+    #: Records that the agent has read.
+    records: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class RankView:
     in_flight: list[InFlight]
     #: The latest ones.
     failed: list[Failed]
+    #: Read and lost, of all rings of this process.
     records: int
     lost: int
     #: Seconds since operations had no room in the table of those in flight, so that some of them are not in ``in_flight``; ``None``: never.

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from commwatch.books import SLOT_NS
 from commwatch.collectors import ring
+from commwatch.collectors.ring import RingWriter
+from commwatch.report import build
 from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, rewind_ring, write_ring
 
 ALWAYS = (0, 1 << 62)
@@ -250,3 +252,37 @@ def test_a_reason_for_no_steps_passes(tmp_path: Path) -> None:
         watch.tick()
         assert len(watch.agent.steps(*ALWAYS, None, None, 100)) == 2
         assert watch.agent.jobs()[0].steps_unavailable is None
+
+
+# -- several rings of one rank --------------------------------------------------------------------
+
+
+def test_probe_goes_out_and_in_again(tmp_path: Path) -> None:
+    """Each time the probe is put in it makes a ring: the rank's records, losses, steps and time in the report are those of all of them."""
+    watch, seconds = Watch(tmp_path), 1000 * MS
+    for life, began in enumerate((10, 50)):
+        for rank in (0, 1):
+            marks = [mark(n, (began + n) * seconds, optimizer=-1) for n in range(6)]
+            ops = [
+                operation(start_ns=(began + n) * seconds + MS, end_ns=(began + n) * seconds + 3 * MS) for n in range(5)
+            ]
+            records = [record for pair in zip(marks, ops, strict=False) for record in pair] + marks[-1:]
+            about = identity(rank=rank, started_ns=began * seconds)
+            path = tmp_path / "rings" / f"job.r0.{rank}.{life}.ring"
+            path.parent.mkdir(exist_ok=True)
+            writer = RingWriter(path, about, 1024)
+            writer.name(group_entry())
+            for fields in records:
+                writer.write(*fields)
+            writer.close((began + 6) * seconds)
+            writer.release()
+        watch.tick((began + 7) * seconds)
+        watch.tick((began + 8) * seconds)
+    for _ in range(2):
+        assert [view.records for view in watch.agent.ranks(None)] == [22, 22]
+        report = build(watch.agent, "job", watch.agent.path, "again")
+        assert report is not None
+        assert [row.count for row in report.operations] == [20]
+        assert (report.records, report.steps, report.lost) == (44, 10, 0)
+        assert [line.steps for line in report.ranks] == [10, 10]
+        watch.agent = Watch(tmp_path).agent  # what is left is the history's
