@@ -30,6 +30,7 @@ from commwatch.kept_logs import kept
 from commwatch.nccl import LogRequest, logs_of
 from commwatch.passing import Passing
 from commwatch.references import References, directory
+from commwatch.script_names import script_name
 from commwatch.shares import comm_share
 from commwatch.store import StoreError
 from commwatch.waiting import wait_until
@@ -160,8 +161,7 @@ def _probe(agent: _JobAgent, command: list[str], env: Mapping[str, str]) -> dict
 
 def _new_job_id(command: list[str]) -> str:
     """A name that says what ran and when, and that no other run has."""
-    script = next((Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name)
-    return f"{script}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return f"{script_name(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 @dataclass

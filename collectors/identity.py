@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import stat
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,18 +18,35 @@ from commwatch.collectors import files, others
 
 #: Set by launchers for every job alike: names nothing.
 _NO_NAME = {"", "none"}
+#: What torchrun makes up where nobody names the run.
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MOST_SCRIPT = 60
 #: Where a job's name comes from, best first.
 JOB_VARIABLES = ("COMMWATCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID")
 
 
-def job_id(env: Mapping[str, str]) -> str:
-    """The job this process belongs to; where nobody named it, a name all children of one launcher share."""
+def job_id(env: Mapping[str, str], program: str | None = None) -> str:
+    """The job this process belongs to; where nobody named it, a name all children of one launcher share.
+
+    Args:
+        program: path of the script that this process runs; by default what Python says.
+    """
     for variable in JOB_VARIABLES:
         value = env.get(variable, "").strip()
         if value.lower() not in _NO_NAME:
-            return value
+            made_up = variable == "TORCHELASTIC_RUN_ID" and _UUID.fullmatch(value)
+            return f"{_script(program)}-{value[:8]}" if made_up and _script(program) else value
     launcher = f"{socket.gethostname()}:{os.getppid()}:{_start_ticks(os.getppid())}"
-    return "local-" + hashlib.sha256(launcher.encode()).hexdigest()[:8]
+    # All workers of torchrun run one script; children of another launcher may not.
+    name = _script(program) if "TORCHELASTIC_RUN_ID" in env else ""
+    return f"{name or 'local'}-{hashlib.sha256(launcher.encode()).hexdigest()[:8]}"
+
+
+def _script(program: str | None) -> str:
+    """What to call a script: its name, of a package's ``__main__`` the package's; empty where there is none."""
+    path = Path((sys.argv[0] if sys.argv else "") if program is None else program)
+    name = path.parent.name if path.stem == "__main__" else path.stem
+    return "" if name.startswith("-") else name[:_MOST_SCRIPT]
 
 
 def restart_count(env: Mapping[str, str]) -> int:

@@ -45,6 +45,34 @@ def test_job(env: dict[str, str], job: str) -> None:
     assert job_id(env) == job
 
 
+RUN_ID = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+
+
+@pytest.mark.parametrize(
+    ("program", "job"),
+    [
+        ("/home/me/train.py", "train-1b4e28ba"),
+        ("pkg/pretrain/__main__.py", "pretrain-1b4e28ba"),
+        ("train", "train-1b4e28ba"),
+        ("-m", RUN_ID),
+        ("", RUN_ID),
+    ],
+)
+def test_job_with_a_made_up_name(program: str, job: str) -> None:
+    """A run that torchrun has given a random name has its script's, too, and the beginning of that; where there is none, all of it."""
+    assert job_id({"TORCHELASTIC_RUN_ID": RUN_ID}, program) == job
+    assert job_id({"COMMWATCH_JOB": RUN_ID}, program) == RUN_ID
+    assert job_id({"TORCHELASTIC_RUN_ID": "llama-7b"}, program) == "llama-7b"
+
+
+def test_job_of_static_ranks() -> None:
+    """Where torchrun has no name at all, it is the script's with a hash of the launcher."""
+    whole = job_id({}, "train.py")
+    assert whole.startswith("local-")
+    assert job_id({"TORCHELASTIC_RUN_ID": "none"}, "/x/train.py") == whole.replace("local", "train")
+    assert job_id({"TORCHELASTIC_RUN_ID": "none"}, "") == whole
+
+
 ASK = "import os; from commwatch.collectors.identity import job_id; print(job_id({}))"
 
 
