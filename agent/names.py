@@ -17,9 +17,26 @@ from commwatch.books import (
 )
 from commwatch.collectors import events as ev
 from commwatch.collectors.gpu import GpuPlace, place_of
+from commwatch.group_labels import label
 
 #: Characters of the name of an exception's type.
 _MOST_TYPE = 80
+
+
+def _group(entry: dict[str, Any]) -> GroupInfo:
+    """A group of the names file; raises ``KeyError``, ``OverflowError``, ``TypeError`` or ``ValueError`` where it is damaged."""
+    ranks = tuple(count_of(r) for r in entry["ranks"]) if entry["ranks"] is not None else None
+    name, description, size = str(entry["name"]), str(entry["desc"]), count_of(entry["size"])
+    return GroupInfo(
+        str(entry["group_id"]),
+        label(name, description, ranks, size),
+        name,
+        description,
+        ranks,
+        size,
+        bool(entry["aligned"]),
+        str(entry["backend"]) if entry.get("backend") else None,
+    )
 
 
 class Names:
@@ -46,20 +63,7 @@ class Names:
         for entry in entries:
             try:
                 if "group" in entry:
-                    ranks = tuple(count_of(r) for r in entry["ranks"]) if entry["ranks"] is not None else None
-                    small_id, info = (
-                        count_of(entry["group"]),
-                        GroupInfo(
-                            str(entry["group_id"]),
-                            str(entry["label"]),
-                            str(entry["name"]),
-                            str(entry["desc"]),
-                            ranks,
-                            count_of(entry["size"]),
-                            bool(entry["aligned"]),
-                            str(entry["backend"]) if entry.get("backend") else None,
-                        ),
-                    )
+                    small_id, info = count_of(entry["group"]), _group(entry)
                     if self.groups.get(small_id) != info:
                         fresh += self._remember(small_id, info)
                 elif "dtype" in entry:
