@@ -80,6 +80,8 @@ class About:
     #: When ``/metrics`` was last fetched, and by whom; ``None``: never.
     scraped_at: float | None
     scraper: str | None
+    #: Unix time of the answer, by the agent's clock.
+    at: float | None = None
 
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
@@ -89,7 +91,7 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(kno
 def about(request: Request, agent: AgentOf) -> About:
     """The agent itself: version, history, what troubles it, who fetches its metrics."""
     state = request.app.state
-    return About(__version__, os.getpid(), str(agent.path), state.trouble(), *state.scraped)
+    return About(__version__, os.getpid(), str(agent.path), state.trouble(), *state.scraped, at=time.time())
 
 
 @router.get("/jobs")

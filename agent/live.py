@@ -12,7 +12,7 @@ from commwatch.books import SLOT_NS, StepRecord
 from commwatch.collectors.governor import FULL
 from commwatch.rank_book import LAST_NS, RankBook
 from commwatch.report import bottleneck
-from commwatch.shares import LEAST_STEPS, shares_of
+from commwatch.shares import LEAST_STEPS, shares_of, stands_still
 from commwatch.slots import Slot, slot_of
 from commwatch.standing import culprits, shedding, state
 from commwatch.summary import Row, summarise
@@ -80,7 +80,7 @@ class JobNow:
     world_size: int
     restarts: int
     started_at: float
-    #: Steps per second, and the rest, of the latest steps of its ranks here.
+    #: Steps per second (``None``, too, where none has ended for long), and the rest, of the latest steps of its ranks here.
     steps_per_s: float | None
     step_s: float | None
     steps_unavailable: str | None
@@ -139,7 +139,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
     recent = {book.rank: _recent(book, now_ns) for book in books}
     steps = [step for of_rank in recent.values() for step in of_rank]
     shares = shares_of(steps) or (None, None)
-    paces = [pace for of_rank in recent.values() if (pace := _pace(of_rank)) is not None]
+    paces = [pace for of_rank in recent.values() if (pace := _pace(of_rank, now_ns)) is not None]
     in_flight = sorted(_in_flight(views), key=lambda line: -line.age_s)
     latest = max(books, key=lambda book: int(book.identity["restart"]))
     return JobNow(
@@ -176,8 +176,11 @@ def _recent(book: RankBook, now_ns: int) -> list[StepRecord]:
     return lately if len(lately) >= LEAST_STEPS else steps[-LEAST_STEPS:]
 
 
-def _pace(steps: list[StepRecord]) -> float | None:
-    """Steps per second."""
+def _pace(steps: list[StepRecord], now_ns: int) -> float | None:
+    """Steps per second; ``None`` where none has ended for long."""
+    usual_s = median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else 0.0
+    if steps and stands_still((now_ns - steps[-1].end_ns) / 1e9, usual_s):
+        return None
     length_ns = steps[-1].end_ns - steps[0].start_ns if steps else 0
     return len(steps) * 1e9 / length_ns if length_ns else None
 

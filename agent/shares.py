@@ -24,6 +24,13 @@ MOST_RECENT = 8192
 LONG_TIMES, NEIGHBOURS, LEAST_NEIGHBOURS = 3, 31, 5
 #: A share needs so many steps.
 LEAST_STEPS = 3
+#: Without a step for so long nothing moves, unless steps take nearly as long.
+_STILL_S = 5.0
+
+
+def stands_still(since_s: float, usual_s: float) -> bool:
+    """Whether a rate of steps says nothing any more: none has ended for ``since_s``, where one usually takes ``usual_s``."""
+    return since_s > max(_STILL_S, LONG_TIMES * usual_s)
 
 
 class StepTotals:

@@ -11,7 +11,7 @@ from commwatch.advice import LIMIT, WORTH
 from commwatch.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
 from commwatch.collectors.spans import spans
 from commwatch.report import bottleneck, percent, rate, seconds, stands
-from commwatch.shares import comm_share, exposed_share
+from commwatch.shares import comm_share, exposed_share, stands_still
 from commwatch.standing import culprits, oldest, shedding, state
 from commwatch.summary import Row
 from commwatch.top_answers import WINDOW_S, Answers, OfJob
@@ -93,7 +93,7 @@ def _body(answers: Answers, cells: int, height: int | None) -> list[Line]:
     notices = _notices(answers)
     if shown is None:
         return [*_wrapped(notices, cells, height), (Span("Start a job with commwatch run, or with COMMWATCH=1."),)]
-    top = _shares(shown, cells) + _cards(answers)
+    top = _shares(answers, shown, cells) + _cards(answers)
     room = None if height is None else max(0, height - len(top))
     # A third for what is wrong, and what the tables do not need.
     need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
@@ -105,7 +105,7 @@ def _body(answers: Answers, cells: int, height: int | None) -> list[Line]:
 # -- the job ----------------------------------------------------------------------------------
 
 
-def _shares(shown: OfJob, cells: int) -> list[Line]:
+def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
     """Steps, and the part of them that is communication, against the 30 % line."""
     usual = [step for step in shown.steps if not step.long]
     if not usual:
@@ -113,9 +113,8 @@ def _shares(shown: OfJob, cells: int) -> list[Line]:
         return [(Span("steps    ", "dim"), Span(clean(why)))]
     durations = sorted(step.duration_s for step in usual)
     p95 = durations[int(0.95 * (len(durations) - 1))]
-    per_s = len(shown.steps) / sum(step.duration_s for step in shown.steps)
     last = max(step.seq for step in shown.steps)
-    said = f"{per_s:.3g}/s, median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
+    said = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
     comm, exposed = comm_share(usual), exposed_share(usual)
     lines: list[Line] = [(Span("steps    ", "dim"), Span(said))]
     if comm is not None:
@@ -126,6 +125,17 @@ def _shares(shown: OfJob, cells: int) -> list[Line]:
     if exposed is not None:
         lines.append(_bar("exposed", exposed, "good" if exposed <= WORTH else "warn", "", cells))
     return lines
+
+
+def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
+    """Steps per second, or for how long there have been none."""
+    if shown.job.state != "running":
+        return ""
+    ended = max(step.end_at for step in shown.steps)
+    still_s = 0.0 if answers.about.at is None else answers.about.at - ended
+    if stands_still(still_s, usual_s):
+        return f"none for {seconds(still_s)}, before that "
+    return f"{len(shown.steps) / sum(step.duration_s for step in shown.steps):.3g}/s, "
 
 
 def _bar(name: str, share: float, style: str, why: str, cells: int) -> Line:
@@ -205,7 +215,7 @@ def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> l
     if cells >= _WIDE:
         half = (cells - 3) // 2
         left = _rank_table(answers, shown, ranks, half, height)
-        right = _operation_table(shown, operations, cells - 3 - half, height)
+        right = _operation_table(answers, shown, operations, cells - 3 - half, height)
         rows = max(len(left), len(right))
         left, right = left + [()] * (rows - len(left)), right + [()] * (rows - len(right))
         return [(*pad_line(a, half), Span(" │ ", "dim"), *b) for a, b in zip(left, right, strict=True)]
@@ -215,7 +225,7 @@ def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> l
         need = len(operations) + 2
         mine = max(height // 2, height - need)
     left = _rank_table(answers, shown, ranks, cells, mine)
-    right = _operation_table(shown, operations, cells, None if height is None else height - len(left) - 1)
+    right = _operation_table(answers, shown, operations, cells, None if height is None else height - len(left) - 1)
     return [*left, (), *right] if right else left
 
 
@@ -241,10 +251,14 @@ def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:
     return found
 
 
-def _covered_s(shown: OfJob) -> float | None:
-    """The time that the sums are of; ``None``: there was nothing to add up."""
+def _covered_s(answers: Answers, shown: OfJob) -> float | None:
+    """The time that the sums are of, up to now where nothing has come since; ``None``: there was nothing to add up."""
     since, until = shown.by_operation.since, shown.by_operation.until
-    return None if since is None or until is None else max(until - max(since, shown.job.started_at), 1e-3)
+    if since is None or until is None:
+        return None
+    if answers.about.at is not None and shown.job.state == "running":
+        until = max(until, answers.about.at)
+    return max(until - max(since, shown.job.started_at), 1e-3)
 
 
 def _part(seconds_of_ranks: float | None, ranks: int, covered_s: float | None) -> str:
@@ -268,7 +282,7 @@ def _rank_table(
 
 
 def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[list[Span]]:
-    named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(shown)
+    named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(answers, shown)
     sums = {row.by["rank"]: row for row in shown.by_rank.rows}
     cards = {view.gpu.card.index: view.gpu.measured.utilization for view in answers.gpus.gpus}
     rows = []
@@ -309,7 +323,9 @@ def _others(shown: OfJob, ranks: list[RankView]) -> Line:
     return (Span(f"and {len(ranks)} more: {states}{comm}{longest}", "dim"),)
 
 
-def _operation_table(shown: OfJob, operations: list[Row], cells: int, height: int | None) -> list[Line]:
+def _operation_table(
+    answers: Answers, shown: OfJob, operations: list[Row], cells: int, height: int | None
+) -> list[Line]:
     """Most time first."""
     room = len(operations) if height is None else max(0, height - 1)
     if not operations:
@@ -317,7 +333,7 @@ def _operation_table(shown: OfJob, operations: list[Row], cells: int, height: in
     if not room:
         return []
     shown_rows = operations if len(operations) <= room else operations[: room - 1]
-    covered_s = _covered_s(shown)
+    covered_s = _covered_s(answers, shown)
     rows = [[Span(text) for text in _operation_cells(row, covered_s)] for row in shown_rows]
     lines = table(_OPERATIONS, rows, cells)
     more = len(operations) - len(shown_rows)

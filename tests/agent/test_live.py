@@ -74,6 +74,15 @@ def test_shares_and_steps() -> None:
     assert [line.step for line in found.ranks] == [STEPS] * 2
 
 
+def test_no_pace_in_a_hang() -> None:
+    """Once no step has ended for five seconds there is no pace any more; steps that take as long still have one."""
+    shown = job(steps(0), steps(1))
+    assert now(shown, 6 * SECOND).steps_per_s == pytest.approx(10)
+    assert now(shown, 8 * SECOND).steps_per_s is None
+    slow = job([mark(n, n * 10 * SECOND) for n in range(6)])
+    assert now(slow, 75 * SECOND).steps_per_s == pytest.approx(0.1)
+
+
 def test_probe_that_sheds() -> None:
     """Of ranks that do not record everything the page says so, and how long they waited is not known."""
     shown = job(steps(0), steps(1))

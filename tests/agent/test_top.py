@@ -92,6 +92,21 @@ def alert(name: str, state: str = "firing", severity: str = "warning", summary: 
     return AlertView("1", name, severity, state, {"job_id": "train"}, {"summary": summary}, 1.0, NOW, NOW, None)
 
 
+def test_no_rates_in_a_hang() -> None:
+    """Where nothing moves for long there is no rate of steps but how long that is, and operations are counted over all the time."""
+    still = replace(answers().about, at=NOW + 42)
+    lines = text(of_job(), cells=110, about=still).splitlines()
+    assert lines[1] == "steps    none for 42.00 s, before that median 100 ms, p95 100 ms, number 7"
+    assert lines[-1].split()[3] == "0.385"  # 20 of each rank in 52 s
+    moving = text(of_job(), about=replace(still, at=NOW + 2)).splitlines()
+    assert moving[1].startswith("steps    10/s, median")
+    ended = replace(of_job().job, state="ended", failed=True, ending="exit code 1")
+    lines = text(of_job(job=ended), about=still).splitlines()
+    assert lines[0].startswith("commwatch top: train, failed at ")
+    assert "steps    median 100 ms, p95 100 ms, number 7" in lines
+    assert "FAILED exit code 1" in lines
+
+
 def test_golden() -> None:
     """A whole frame of 80 cells: shares against the 30 % line, ranks, operations, and that they are sums over 10 s."""
     assert text(of_job()).splitlines() == [
