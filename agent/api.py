@@ -91,7 +91,8 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(kno
 def about(request: Request, agent: AgentOf) -> About:
     """The agent itself: version, history, what troubles it, who fetches its metrics."""
     state = request.app.state
-    return About(__version__, os.getpid(), str(agent.path), state.trouble(), *state.scraped, at=time.time())
+    scraped_at, scraper = state.scraped
+    return About(__version__, os.getpid(), str(agent.path), state.trouble(), scraped_at, scraper, time.time())
 
 
 @router.get("/jobs")

@@ -34,11 +34,8 @@ def first_to_fail(endings: Mapping[int, Ending]) -> list[int]:
     earliest = min((ending.until_ns for ending in failed.values()), default=0)
     candidates = [rank for rank, ending in sorted(failed.items()) if ending.since_ns <= earliest]
     # An exception outside of any operation is nobody else's doing, while a launcher kills the ranks that are left.
-    for likely in (lambda it: it.clean and not it.in_operation, lambda it: not it.in_operation):
-        chosen = [rank for rank in candidates if likely(failed[rank])]
-        if chosen:
-            return chosen
-    return candidates
+    alone = [rank for rank in candidates if not failed[rank].in_operation]
+    return [rank for rank in alone if failed[rank].clean] or alone or candidates
 
 
 def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:

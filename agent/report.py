@@ -43,10 +43,11 @@ class RankLine:
 class LongSteps:
     """Steps that took over three times as long as those before them: checkpoints, evaluations, the first one."""
 
+    #: Of the rank that has the most of them, as ``steps`` of the report is of the rank with the most steps; and how long they took.
     count: int
     seconds: float
+    #: Of all ranks, and where that was.
     longest_s: float
-    #: Where that was.
     longest_rank: int
     longest_seq: int
 
@@ -165,8 +166,11 @@ def _long(steps: list[StepView]) -> LongSteps | None:
     if not steps:
         return None
     longest = max(steps, key=lambda step: step.duration_s)
-    took_s = sum(step.duration_s for step in steps)
-    return LongSteps(len(steps), took_s, longest.duration_s, longest.rank, longest.seq)
+    by_rank: dict[int, list[float]] = {}
+    for step in steps:
+        by_rank.setdefault(step.rank, []).append(step.duration_s)
+    most = max(by_rank.values(), key=lambda durations: (len(durations), sum(durations)))
+    return LongSteps(len(most), sum(most), longest.duration_s, longest.rank, longest.seq)
 
 
 def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> RankLine:
@@ -281,7 +285,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
         if report.long_steps is not None:
             long = report.long_steps
             where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
-            facts.append(("long steps", f"{long.count}, {where}; left out of what follows"))
+            facts.append(("long steps", f"{long.count} of a rank's, {where}; left out of what follows"))
         facts.append(("comm share", _share(report)))
         if len(report.group_shares) > 1:
             shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())

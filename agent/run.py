@@ -22,16 +22,16 @@ from typing import Any
 from commwatch import debugging, exits, explain, native, report
 from commwatch.announcement import Announcement, answering
 from commwatch.answers import Agent
-from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir, ring_prefix
+from commwatch.collectors.identity import JOB_VARIABLES, job_id, make_private_dir, probe_mark, ring_prefix
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import findings
 from commwatch.config import Config
 from commwatch.kept_logs import kept
 from commwatch.nccl import LogRequest, logs_of
 from commwatch.passing import Passing
+from commwatch.progress import Progress, is_terminal, say
 from commwatch.references import References, directory
 from commwatch.script_names import script_name
-from commwatch.shares import comm_share
 from commwatch.store import StoreError
 from commwatch.waiting import wait_until
 
@@ -53,16 +53,6 @@ class CommandNotFound(Exception):
 
 class Stopped(Exception):
     """A signal came before the job did."""
-
-
-def say(text: str, end: str = "\n") -> None:
-    """Tell the user; that nobody can hear it is no reason to harm the job."""
-    try:
-        print(text, end=end, file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        # What could not be written would be tried again at exit, and cost the job's exit code.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def run(
@@ -91,10 +81,12 @@ def run(
         try:
             agent = _find_agent(config) or _start_agent(config, file)
             probe = {} if agent is None else _probe(agent, command, env)
+            mark = None if agent is None else _await_probe(agent, job)
             history = None if agent is None else agent.history
             if agent is not None:
                 nccl = _follow_nccl(agent, job, env, nccl_debug)
             code = _run_job(command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl, job, history, signals)
+            loaded = _has_come(mark)
             if agent is not None:
                 _leave_code(agent, job, code)
                 _take_all(agent, job)
@@ -109,7 +101,7 @@ def run(
         opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
         try:
             references = References(directory(history.parent), config.links)
-            _report(Agent(history, references=references), job, f"{opens} {job}")
+            _report(Agent(history, references=references), job, f"{opens} {job}", loaded)
             _explain(nccl, began)
         except Exception as error:  # the job's exit code matters more than what is wrong with us
             say(f"commwatch: no report: {type(error).__name__}: {error}")
@@ -127,6 +119,30 @@ def _take_all(agent: _JobAgent, job: str) -> None:
     wait_until(partial(agent.has_all_of, job), _DRAIN_S)
     if agent.ended:
         say(f"commwatch: the agent {agent.ended}; the report covers what had been taken in by then")
+
+
+def _await_probe(agent: _JobAgent, job: str) -> Path | None:
+    """Make the file in which the probe leaves word that it was loaded; ``None``: it cannot be made."""
+    path = probe_mark(agent.directory, job)
+    try:
+        mode = make_private_dir(path.parent, os.environ)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode))
+    except OSError:
+        return None
+    return path
+
+
+def _has_come(mark: Path | None) -> bool:
+    """Whether the probe was loaded in a process of the job; where that is not known, it is taken to have been."""
+    if mark is None:
+        return True
+    try:
+        return mark.stat().st_size > 0
+    except OSError:
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
 
 
 def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
@@ -269,7 +285,7 @@ def _run_job(
         child = signals.child = subprocess.Popen(command, env=dict(env), close_fds=False)
     except OSError as error:
         raise CommandNotFound(f"run: cannot run {command[0]}: {error.strerror}") from None
-    progress = _Progress(history, job) if history is not None and _is_terminal() else None
+    progress = Progress(history, job) if history is not None and is_terminal() else None
     shown_at = time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -314,10 +330,6 @@ class Signals:
             self.child.send_signal(number)
 
 
-def _is_terminal() -> bool:
-    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
 def _in_foreground() -> bool:
     """Whether the terminal's signals come to us; standard input may be something else."""
     try:
@@ -330,37 +342,6 @@ def _in_foreground() -> bool:
         return False
     finally:
         os.close(terminal)
-
-
-class _Progress:
-    """One line at the foot of the terminal, out of the way of what the job prints: the rest scrolls above it."""
-
-    def __init__(self, history: Path, job: str) -> None:
-        self._path, self._job = history, job
-        self._rows = 0
-
-    def show(self) -> None:
-        """Draw it with what the history says now."""
-        now = time.time_ns()
-        try:
-            steps = Agent(self._path).steps(now - 10_000_000_000, now, self._job, None, 200)
-        except (StoreError, sqlite3.Error):
-            return
-        if not steps:
-            return
-        share = report.percent(comm_share(steps))
-        each = report.seconds(sum(step.duration_s for step in steps) / len(steps))
-        columns, rows = shutil.get_terminal_size()
-        room = ""
-        if rows != self._rows:  # at first, and after a resize: scroll one line up, and keep the last line out of it
-            self._rows, room = rows, f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A"
-        text = f"commwatch: step {max(step.seq for step in steps)}, {each} each, communication {share}"
-        say(f"{room}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8", end="")
-
-    def clear(self) -> None:
-        """Take it away, and give the terminal its last line back."""
-        if self._rows:
-            say(f"\x1b7\x1b[r\x1b[{self._rows};1H\x1b[2K\x1b8", end="")
 
 
 def _explain(nccl: debugging.Plan, since: float) -> None:
@@ -383,14 +364,19 @@ def _explain(nccl: debugging.Plan, since: float) -> None:
         say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 
 
-def _report(agent: Agent, job: str, command: str) -> None:
+def _report(agent: Agent, job: str, command: str, probe_loaded: bool) -> None:
     try:
         said = kept(agent.path.parent, job)
         built = report.build(agent, job, agent.path, command, [] if said is None else said.findings)
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return
-    if built is None:
-        say("commwatch: the job made no collective that the probe saw (is commwatch installed in the job's Python?)")
-    else:
+    if built is not None:
         say(report.text(built))
+    elif probe_loaded:
+        say("commwatch: the probe was loaded in the job, and saw no collective of torch.distributed")
+    else:
+        say(
+            "commwatch: the probe was loaded in no process of the job"
+            " (does it import torch, and is commwatch installed in its Python?)"
+        )

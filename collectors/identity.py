@@ -120,6 +120,21 @@ def ring_prefix(job: str) -> str:
     return f"{readable}.r"
 
 
+def probe_mark(directory: Path, job: str) -> Path:
+    """The file in which the probe leaves word that it was loaded, where ``commwatch run`` has made it."""
+    return directory / "probes" / f"{ring_prefix(job)}probe"
+
+
+def mark_probe(env: Mapping[str, str]) -> None:
+    """Leave word that the probe was loaded, if somebody waits for that; raises ``OSError`` where nobody does."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(probe_mark(run_dir(env), job_id(env)), flags)
+    try:
+        os.write(fd, b"1")
+    finally:
+        os.close(fd)
+
+
 def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) -> dict[str, Any]:
     """The identity that stands in the ring's header."""
     local_rank = env.get("LOCAL_RANK", "")

@@ -19,7 +19,7 @@ from commwatch.schema import SCHEMA_VERSION, UPGRADES
 from commwatch.shares import LEAST_NEIGHBOURS, StepBook, comm_share, exposed_share, total
 from commwatch.store import StoreError, Writer, connect
 from commwatch.views import StepView
-from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
+from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation, write_ring
 
 S = 1000 * MS
 
@@ -88,6 +88,25 @@ def test_steps_that_take_on_are_taken_on() -> None:
     """Where steps become longer for good, they are long only until half of their neighbours are like them."""
     book = stepped(*[100] * 40, *[500] * 40)
     assert long_ones(book) == list(range(41, 41 + 16))
+
+
+def test_long_steps_of_a_report(tmp_path: Path) -> None:
+    """Steps and long steps of a report are in one unit: those of a rank, of which several ranks have as many."""
+    watch = Watch(tmp_path)
+    for rank in (0, 1):
+        ends = [n * 100 * MS + (5 * S if n > 10 else 0) for n in range(20)]
+        ring = write_ring(tmp_path / "rings", [mark(n, end) for n, end in enumerate(ends)], rank=rank)
+        ring.close(30 * S)
+        ring.release()
+    watch.tick(31 * S)
+    made = report.build(watch.agent, "job", watch.agent.path, "again")
+    assert made is not None
+    assert made.long_steps is not None
+    assert (made.steps, made.long_steps.count, made.long_steps.longest_seq) == (19, 1, 11)
+    assert made.long_steps.seconds == made.long_steps.longest_s == pytest.approx(5.1)
+    assert dict(report.headlines(made))["long steps"].startswith(
+        "1 of a rank's, the longest 5.10 s, number 11 of rank 0"
+    )
 
 
 def test_share_needs_steps() -> None:

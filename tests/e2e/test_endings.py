@@ -1,4 +1,4 @@
-"""Jobs that crash: the report, the jobs and their ranks say how, and who was first."""
+"""Jobs that do not do what is expected of them: how they crashed and which rank first, and that they did not communicate."""
 
 from __future__ import annotations
 
@@ -35,3 +35,14 @@ def test_first_rank_is_named(tmp_path: Path, how: tuple[str, ...], says: str) ->
         assert (view["failed"], view["exit_code"]) == (True, None)
         assert re.fullmatch(f"{says}(, first of 2)?", view["ending"])
         assert [rank["raised"] for rank in running.get("/api/v1/ranks")][1] == ("LookupError" if how else None)
+
+
+def test_probe_without_collectives(tmp_path: Path) -> None:
+    """A job that loads the probe and communicates nothing is not asked whether commwatch is installed."""
+    ours = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path), "--port", "0", "--"]
+    job = [*ours, sys.executable, "-c", "import torch"]
+    done = subprocess.run(job, env=clean_env(), capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "commwatch: the probe was loaded in the job, and saw no collective" in done.stderr
+    assert "installed" not in done.stderr
+    assert not list(tmp_path.glob("probes/*"))
