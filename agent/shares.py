@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from commwatch.books import OTHER, SHARE_WINDOW_NS, StepRecord
 from commwatch.collectors import events as ev
+from commwatch.cycles import Mark
 from commwatch.intervals import Intervals, covered
-from commwatch.steps import Mark, Step, StepTracker
+from commwatch.steps import Step, StepTracker
 from commwatch.views import StepView
 
 #: Pieces of communication kept while no step ends (inference, a long evaluation): of one label, and of all together.
@@ -228,7 +229,8 @@ class StepBook:
         exposed = record.size_bytes if record.flags & ev.EXPOSED else None
         if record.flags & ev.UNTIMED:
             insort(self._counted, record.end_ns - 1)
-        mark = Mark(record.seq, record.peer, record.launch_ns, record.end_ns, exposed, record.aux)
+        same_pass = bool(record.flags & ev.SAME_PASS)
+        mark = Mark(record.seq, record.peer, record.launch_ns, record.end_ns, exposed, record.aux, same_pass)
         self.finish()  # what was in flight at the mark before has had a step's time to complete
         for step in self._tracker.feed(mark):
             self._waiting.append(step)
@@ -247,6 +249,7 @@ class StepBook:
 
     def end(self) -> None:
         """The rank has ended: no step will claim what is left."""
+        self._waiting += self._tracker.end()
         self.finish()
         for pieces in self._all():
             pieces.forget(ev.NONSENSE)

@@ -1,35 +1,23 @@
-"""Step marks to steps (DESIGN §2).
+"""Step marks to steps (docs/definitions.md).
 
-A mark is the end of an optimizer call, or an explicit ``commwatch.step()``. Calls that follow one another with a
-gap under 5 % of the usual period are one step, which ends at the last; the period is what lies between two calls of
-the same optimizer. A loop in which no optimizer takes part in every step (a GAN's alternation) is ambiguous.
+The calls of a step are found in the order of the optimizers and in the forward passes between them (``cycles``). The marks are
+held until that is clear, at the beginning and where the loop has changed. From then on a step is told at its last call.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median
 from typing import NamedTuple
 
+from commwatch.cycles import MOST_HELD, Cycle, EachPass, Mark, find
+
 EXPLICIT = -1
-_SAME_STEP = 0.05
-#: Optimizers that are known at a time, the latest: a trainer may number them without end.
-_MOST_OPTIMIZERS = 4096
-_REMEMBERED = 31
-AMBIGUOUS = "several optimizers take turns; call commwatch.step() at the end of each training step"
-
-
-class Mark(NamedTuple):
-    """End of one optimizer call (or explicit mark, ``optimizer`` -1); times in ns of the trainer's clock."""
-
-    seq: int
-    optimizer: int
-    began_ns: int
-    ended_ns: int
-    #: Exposed time since the mark before; ``None`` = not known.
-    exposed_ns: int | None
-    #: Operations then in flight: the step's communication is not complete before they are.
-    in_flight: int
+#: Marks of several optimizers that must have come as a rule foresees, before it is believed; how many, once so much time is over.
+_LEAST, _SOON, _SOON_NS = 8, 4, 2_000_000_000
+#: Where a rule did not hold for long, the next one needs twice as many; at most so many.
+_MOST_LEAST = 512
+#: After so many marks without a rule there is none to be found soon; from so many on they are looked at only now and then.
+_UNCLEAR, _MANY, _NOW_AND_THEN = 64, 32, 16
+AMBIGUOUS = "several optimizers take turns in no clear order; call commwatch.step() at the end of each training step"
 
 
 class Step(NamedTuple):
@@ -47,74 +35,106 @@ class StepTracker:
 
     def __init__(self) -> None:
         self._explicit = False
-        #: Marks that came before any optimizer had come twice: until then no period is known.
-        self._prologue: deque[Mark] | None = deque(maxlen=_MOST_OPTIMIZERS)
-        #: Marks of the step being put together, by optimizer.
-        self._burst: dict[int, Mark] = {}
+        self._rule: EachPass | Cycle | None = None
+        #: Without a rule: the marks that it will place, and those of them whose step has been told.
+        self._held: list[Mark] = []
+        self._told: frozenset[Mark] = frozenset()
+        #: With a rule: the calls of its latest step, and how many marks it has placed.
+        self._latest: list[Mark] = []
+        self._placed = 0
+        #: How many marks the next rule must have foreseen; whether there has been a rule before.
+        self._least = _LEAST
+        self._changed = False
+        self._unclear = False
         self._last_end: int | None = None
-        #: Exposed time of marks that came after their step had been closed.
-        self._late_exposed_ns = 0
-        self._last_of: dict[int, int] = {}
-        self._periods: deque[int] = deque(maxlen=_REMEMBERED)
-        #: The optimizers of the latest steps.
-        self._recent: deque[frozenset[int]] = deque(maxlen=_REMEMBERED)
 
     @property
     def unavailable(self) -> str | None:
         """Why there are no steps, if the marks do not tell them."""
-        if self._explicit or len(self._recent) < 2:
-            return None
-        return AMBIGUOUS if not frozenset.intersection(*self._recent) else None
+        return AMBIGUOUS if self._unclear and not self._explicit else None
 
     def feed(self, mark: Mark) -> list[Step]:
         """Take the next mark; returns the steps that are complete now."""
         if mark.optimizer == EXPLICIT:
             if not self._explicit:  # what optimizers said before does not count any more
-                self._explicit, self._burst, self._last_end = True, {}, None
+                self._explicit, self._last_end = True, None
+                self._rule, self._held, self._latest = None, [], []
             return self._close([mark])
         if self._explicit:
             return []
-        before = self._last_of.pop(mark.optimizer, None)
-        self._last_of[mark.optimizer] = mark.ended_ns
-        if len(self._last_of) > _MOST_OPTIMIZERS:
-            del self._last_of[next(iter(self._last_of))]
-        if before is not None:
-            self._periods.append(mark.ended_ns - before)
-        if self._prologue is None:
-            return self._place(mark)
-        self._prologue.append(mark)
-        if not self._periods:
+        if self._rule is not None:
+            return self._place(self._rule, mark)
+        self._held.append(mark)
+        return self._learn(self._evidence())
+
+    def end(self) -> list[Step]:
+        """There are no more marks; returns the steps that are complete therefore."""
+        steps = self._learn(min(self._least, len(self._held) // 2)) if self._rule is None else []
+        if isinstance(self._rule, EachPass):
+            steps += [step for calls in self._rule.end() for step in self._close(calls)]
+        elif self._rule is None and len(self._held) >= _LEAST:
+            self._unclear = True
+        return steps
+
+    def _evidence(self) -> int:
+        """How many of the held marks a rule must have foreseen; 0: it is not time to look for one."""
+        number, waited = len(self._held), self._held[-1].ended_ns - self._held[0].ended_ns
+        if number > _MANY and number % _NOW_AND_THEN:
+            return 0
+        if not self._changed and self._alone():
+            return 1
+        return _SOON if not self._changed and waited >= _SOON_NS else self._least
+
+    def _alone(self) -> bool:
+        """Whether no other optimizer has come (yet)."""
+        return len({mark.optimizer for mark in self._held}) == 1
+
+    def _learn(self, evidence: int) -> list[Step]:
+        """Find the rule; returns the steps among the held marks."""
+        if not evidence:
             return []
-        held, self._prologue = self._prologue, None
-        return [step for earlier in held for step in self._place(earlier)]
+        found = find(self._held, evidence)
+        if found is None:
+            # One optimizer alone is the first step of many calls, or its forward passes are not seen: that will be clear.
+            if len(self._held) >= _UNCLEAR and not self._alone():
+                self._unclear = True
+            if len(self._held) >= MOST_HELD:
+                del self._held[: MOST_HELD // 2]
+                self._last_end = None
+            return []
+        before, self._rule = found
+        held, self._held = self._held, []
+        if not self._told.issuperset(held[:before]):
+            self._last_end = None  # what lies there is no step
+        self._placed, self._changed, self._unclear = 0, True, False
+        steps = [step for mark in held[before:] for step in self._place(self._rule, mark)]
+        self._told = frozenset()
+        return steps
 
-    def _place(self, mark: Mark) -> list[Step]:
-        """Put a mark into the step it belongs to, and close the steps that are over."""
-        closed: list[Step] = []
-        if self._burst:
-            full = mark.optimizer in self._burst or len(self._burst) == _MOST_OPTIMIZERS
-            if full or not self._follows(mark, next(reversed(self._burst.values())).ended_ns):
-                closed, self._burst = self._close(list(self._burst.values())), {}
-        elif self._recent and mark.optimizer not in self._recent[-1] and self._follows(mark, self._last_end or 0):
-            self._late_exposed_ns += mark.exposed_ns or 0  # an optimizer new to the loop; its step is closed already
-            return closed
-        self._burst[mark.optimizer] = mark
-        # With one optimizer a step is over when its call is: no need to wait for the next.
-        if len(self._last_of) == 1:
-            closed += self._close(list(self._burst.values()))
-            self._burst = {}
-        return closed
+    def _place(self, rule: EachPass | Cycle, mark: Mark) -> list[Step]:
+        """Have the rule place a mark; where it no longer holds, another one is needed."""
+        closed = rule.feed(mark)
+        if rule.broken:
+            self._least = min(2 * self._least, _MOST_LEAST) if self._placed < 4 * self._least else _LEAST
+            self._rule, self._told = None, frozenset(self._latest)
+            self._held, self._latest = [*self._latest, *rule.open, mark], []
+            return []
+        self._placed += 1
+        steps = []
+        for calls in closed:
+            self._latest = calls
+            if calls[0] in self._told:
+                self._last_end = calls[-1].ended_ns
+            else:
+                steps += self._close(calls)
+        return steps
 
-    def _follows(self, mark: Mark, end_ns: int) -> bool:
-        return mark.began_ns - end_ns < _SAME_STEP * median(self._periods)
-
-    def _close(self, burst: list[Mark]) -> list[Step]:
-        end = burst[-1]
+    def _close(self, calls: list[Mark]) -> list[Step]:
+        """The step that these calls end."""
+        end = calls[-1]
         start, self._last_end = self._last_end, end.ended_ns
-        self._recent.append(frozenset(mark.optimizer for mark in burst))
-        late, self._late_exposed_ns = self._late_exposed_ns, 0
-        if start is None or end.ended_ns <= start or self.unavailable:
+        if start is None or end.ended_ns <= start:
             return []
-        known = [mark.exposed_ns for mark in burst if mark.exposed_ns is not None]
-        exposed = sum(known) + late if len(known) == len(burst) else None
+        known = [mark.exposed_ns for mark in calls if mark.exposed_ns is not None]
+        exposed = sum(known) if len(known) == len(calls) else None
         return [Step(end.seq, start, end.ended_ns, exposed, end.in_flight)]

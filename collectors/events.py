@@ -43,6 +43,7 @@ NO_GROUP = 0xFFFF
 NO_DTYPE = 0
 
 ASYNC = 1  # the caller asked for a handle
+SAME_PASS = 1  # step mark: no forward pass ran since the optimizer call before
 FAILED = 2  # raised, at launch or later: counted, never measured
 NO_SIZE = 4  # S is not known (sparse tensors, an op without a size)
 UNTIMED = 8  # begin or end was not seen: counted, has no duration; step mark: some operations were only counted

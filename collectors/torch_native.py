@@ -108,8 +108,8 @@ class NativeProbe(Probe):
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _write_mark(self, optimizer: int, number: int, began: int, ended: int) -> None:
-        self._library.mark(optimizer, number, began, ended)
+    def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
+        self._library.mark(optimizer, number, began, ended, flags)
 
 
 def unhook() -> None:

@@ -296,14 +296,14 @@ class Probe(ABC):
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _mark(self, optimizer: int, began: int, ended: int) -> None:
+    def _mark(self, optimizer: int, began: int, ended: int, same_pass: bool) -> None:
         """A step mark: one optimizer call has ended, or the user said so (``optimizer`` -1)."""
         if self.off or self.ring is None:
             self._guard_profile(self._end_profile)
             return
         number = self._marks & ring.STAMP_MASK
         try:
-            self._write_mark(optimizer, number, began, ended)
+            self._write_mark(optimizer, number, began, ended, ev.SAME_PASS if same_pass else 0)
             self._marks += 1
         except Exception as error:
             self.fault(error, "at a step mark")
@@ -312,7 +312,7 @@ class Probe(ABC):
         self._guard_profile(self._profile, optimizer, number, ended)
 
     @abstractmethod
-    def _write_mark(self, optimizer: int, number: int, began: int, ended: int) -> None:
+    def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
         """Write the record of a step mark."""
 
     def mark_now(self) -> None:

@@ -375,15 +375,16 @@ class PythonProbe(Probe):
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _write_mark(self, optimizer: int, number: int, began: int, ended: int) -> None:
+    def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
         if self.ring is None:
             return
         self.exposure.watch(threading.get_ident())
         exposed = self.exposure.take(ended)
         if self._skipped:
-            self._skipped, exposed, flags = False, None, ev.UNTIMED
-        else:
-            flags = 0 if exposed is None else ev.EXPOSED
+            self._skipped, exposed = False, None
+            flags |= ev.UNTIMED
+        elif exposed is not None:
+            flags |= ev.EXPOSED
         in_flight = min(self.ring.in_flight_now, 0xFFFF)
         self.ring.write(
             ev.STEP_MARK, 0, 0, optimizer, 0, exposed or 0, began, number, 0, began, ended, flags, 0, in_flight

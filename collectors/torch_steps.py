@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import optimizer as optim
 
 EXPLICIT = -1
+#: Calls of one optimizer that one forward pass can have. Where there are more, the passes are not seen: a CUDA graph replays them.
+MOST_CALLS = 64
+#: Number of the next node of this thread's autograd graph: each forward pass that will have a backward makes some.
+_next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+
+
+class _Calls(threading.local):
+    """The optimizer calls of one thread."""
+
+    def __init__(self) -> None:
+        #: Optimizers whose step is running, outermost first, and when it began.
+        self.running: list[tuple[int, int]] = []
+        #: ``_next_node`` when the latest outermost call began; whether that was no more than at the call before.
+        self.node = 0
+        self.same_pass = False
+        #: The first optimizer of this pass, and how often it came since; whether passes are seen.
+        self.first = EXPLICIT
+        self.again = 0
+        self.passes_seen = True
 
 
 class StepHooks:
     """Watches all optimizers of the process.
 
     Args:
-        mark: called as ``mark(optimizer, began_ns, ended_ns)`` at the end of each outermost call;
-            ``optimizer`` counts the optimizers in the order they first stepped, -1 is an explicit mark.
+        mark: called as ``mark(optimizer, began_ns, ended_ns, same_pass)`` at the end of each outermost call;
+            ``optimizer`` counts the optimizers in the order they first stepped, -1 is an explicit mark; ``same_pass``:
+            no forward pass ran between the begin of the call before and the begin of this one.
     """
 
-    def __init__(self, mark: Callable[[int, int, int], None]) -> None:
+    def __init__(self, mark: Callable[[int, int, int, bool], None]) -> None:
         self._mark = mark
         self._handles: list[Any] = []
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        #: Optimizers whose step is running, outermost first, and when it began.
-        self._running: list[tuple[int, int]] = []
+        self._calls = _Calls()
         self._last_explicit = 0
 
     def install(self) -> None:
@@ -44,24 +65,38 @@ class StepHooks:
     def explicit(self, now_ns: int) -> None:
         """The user's own mark: from now on the only ones."""
         self.uninstall()
-        self._mark(EXPLICIT, self._last_explicit or now_ns, now_ns)
+        self._mark(EXPLICIT, self._last_explicit or now_ns, now_ns, False)
         self._last_explicit = now_ns
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        me = id(optimizer)
-        # A step that raised left its entry behind: whoever begins again cannot be inside itself.
-        for depth, (running, _) in enumerate(self._running):
+        me, calls, node = id(optimizer), self._calls, _next_node()
+        # A step that raised left its entry behind: whoever begins again cannot be inside itself, nor behind a forward pass.
+        if node != calls.node:
+            calls.running.clear()
+        for depth, (running, _) in enumerate(calls.running):
             if running == me:
-                del self._running[depth:]
+                del calls.running[depth:]
                 break
-        self._running.append((me, time.monotonic_ns()))
+        if not calls.running:
+            calls.same_pass, calls.node = node == calls.node and node > 0, node
+        calls.running.append((me, time.monotonic_ns()))
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        me = id(optimizer)
-        while self._running:
-            running, began = self._running.pop()
+        me, calls = id(optimizer), self._calls
+        while calls.running:
+            running, began = calls.running.pop()
             if running == me:
-                if not self._running:  # nested calls (ZeroRedundancyOptimizer) are one
+                if not calls.running:  # nested calls (ZeroRedundancyOptimizer) are one
                     number = self._numbers.setdefault(optimizer, len(self._numbers))
-                    self._mark(number, began, time.monotonic_ns())
+                    self._mark(number, began, time.monotonic_ns(), _in_same_pass(calls, number))
                 return
+
+
+def _in_same_pass(calls: _Calls, number: int) -> bool:
+    """Whether the latest call belongs to the forward pass of the call before; False where passes are not seen."""
+    if not calls.same_pass:
+        calls.first, calls.again = number, 0
+    elif number == calls.first:
+        calls.again += 1
+        calls.passes_seen = calls.passes_seen and calls.again < MOST_CALLS
+    return calls.same_pass and calls.passes_seen

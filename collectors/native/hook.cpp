@@ -549,7 +549,7 @@ COMMWATCH_API void cw_forget_group(const char* name) {
 }
 
 // A step mark; the calling thread is the one that trains.
-COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, uint64_t ended_ns) {
+COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, uint64_t ended_ns, uint8_t flags) {
   const Entered entered;
   if (entered.get() == nullptr) return;
   Record record;
@@ -558,6 +558,7 @@ COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, ui
   record.launch_ns = record.start_ns = began_ns;
   record.end_ns = ended_ns;
   record.seq = number;
+  record.flags = flags;
   entered.get()->mark(record);
 }
 

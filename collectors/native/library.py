@@ -235,6 +235,6 @@ class Library:
         self.forget_group = quick.cw_forget_group
         self.forget_group.argtypes = [ctypes.c_char_p]
         self.mark = quick.cw_mark
-        self.mark.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+        self.mark.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8]
         self.switch_off = quick.cw_switch_off
         self.uninstall = slow.cw_uninstall

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from commwatch import chunks, flight, operations, rank_book, shares, steps
+from commwatch import chunks, cycles, flight, operations, rank_book, shares
 from commwatch.books import OTHER
 from commwatch.chunks import Damaged
 from commwatch.collectors import bounded, flight_recorder, ras, ring
@@ -23,13 +23,14 @@ from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.evidence import Log
 from commwatch.collectors.nccl.text import Process, parse_line
 from commwatch.collectors.ring import RingReader
+from commwatch.cycles import EachPass, Mark
 from commwatch.history import History
 from commwatch.intervals import Intervals
 from commwatch.pipelines import directions
 from commwatch.rank_book import LAST_NS, RankBook
 from commwatch.shares import StepBook
 from commwatch.sketch import Packed
-from commwatch.steps import EXPLICIT, Mark, StepTracker
+from commwatch.steps import EXPLICIT, StepTracker
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring
 
 ALWAYS = (0, 1 << 62)
@@ -45,30 +46,23 @@ def a_book() -> RankBook:
 # -- rings ----------------------------------------------------------------------------------------
 
 
-def test_optimizers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of optimizers that are numbered without end the latest are known, and steps of others are told afterwards as before."""
-    monkeypatch.setattr(steps, "_MOST_OPTIMIZERS", 8)
+def test_optimizers_without_end() -> None:
+    """Of optimizers that are numbered without end so many marks are held, and steps of others are told afterwards as before."""
     tracker = StepTracker()
-    for n in range(100):
+    for n in range(2 * cycles.MOST_HELD):
         tracker.feed(Mark(n, n, n * S, n * S + 1, None, 0))
-    held = vars(tracker)
-    assert (len(held["_last_of"]), len(held["_prologue"])) == (8, 8)
-    assert [step.seq for n in range(100, 104) for step in tracker.feed(Mark(n, EXPLICIT, n * S, n * S, None, 0))] == [
-        101,
-        102,
-        103,
-    ]
+    assert len(vars(tracker)["_held"]) < cycles.MOST_HELD
+    after = range(2 * cycles.MOST_HELD, 2 * cycles.MOST_HELD + 4)
+    told = [step.seq for n in after for step in tracker.feed(Mark(n, EXPLICIT, n * S, n * S, None, 0))]
+    assert told == [*after][1:]
 
 
-def test_step_of_optimizers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_of_optimizers_without_end() -> None:
     """A step that optimizers never end is ended where there are too many of them."""
-    monkeypatch.setattr(steps, "_MOST_OPTIMIZERS", 8)
-    tracker = StepTracker()
-    for n in range(6):
-        tracker.feed(Mark(n, n % 2, n // 2 * S + n % 2, n // 2 * S + n % 2 + 1, None, 0))
-    for n in range(100):
-        tracker.feed(Mark(6 + n, 10 + n, 9 * S + n, 9 * S + n + 1, None, 0))
-    assert 0 < len(vars(tracker)["_burst"]) <= 8
+    rule = EachPass(frozenset({0}))
+    for n in range(3 * cycles.MOST_HELD):
+        rule.feed(Mark(n, n, n * S, n * S + 1, None, 0, same_pass=n > 0))
+    assert 0 < len(rule.open) <= 2 * cycles.MOST_HELD
 
 
 def test_steps_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,11 +147,11 @@ def test_told_once(tmp_path: Path) -> None:
     """The probe tells it at the first step mark at which it is known, once, and never asks again."""
     cuda = Cuda(3, (), initialized=False)
     made = probe(tmp_path, cuda)
-    made._mark(0, 1, 2)
+    made._mark(0, 1, 2, False)
     assert names(made) == []
     cuda.initialized, cuda.used = True, (3,)
     for _ in range(3):
-        made._mark(0, 1, 2)
+        made._mark(0, 1, 2, False)
     assert names(made) == [{"gpu": {"uuid": UUID.format(3), "bus_id": "", "index": 3}}]
     assert cuda.asked == 1
 
@@ -165,7 +165,7 @@ def test_never_raises(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
 
     made = probe(tmp_path, Broken())
     for _ in range(3):
-        made._mark(0, 1, 2)
+        made._mark(0, 1, 2, False)
     assert (made.off, names(made)) == (False, [])
     assert capfd.readouterr().err.count("does not know which GPU") == 1
 
@@ -175,5 +175,5 @@ def test_torch_without_cuda(tmp_path: Path) -> None:
     cuda = Cuda(initialized=False)
     cuda._is_compiled = lambda: False  # type: ignore[method-assign]
     made = probe(tmp_path, cuda)
-    made._mark(0, 1, 2)
+    made._mark(0, 1, 2, False)
     assert made._gpu is None

@@ -67,23 +67,45 @@ def test_install_by_hand_after_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("plain", 11), ("zero", 11), ("two", 11), ("accumulate", 11), ("explicit", 6), ("gan", 0)],
-)
-def test_steps(kind: str, expected: int, tmp_path: Path) -> None:
-    """Twelve rounds are eleven steps (the first mark starts the clock), however the optimizers are arranged."""
-    run_job(tmp_path, "steps.py", kind, "12")
+    ("kind", "rounds", "expected"),
+    [
+        ("plain", 12, 11), ("zero", 12, 11), ("two", 12, 11), ("groups", 12, 11), ("accumulate", 12, 11), ("gan", 12, 11),
+        ("quick", 300, 299), ("explicit", 12, 6),
+    ],
+)  # fmt: skip
+def test_steps(kind: str, rounds: int, expected: int, tmp_path: Path) -> None:
+    """So many rounds are one step less (the first mark starts the clock), however the optimizers are arranged."""
+    run_job(tmp_path, "steps.py", kind, str(rounds))
     agent, _ = digest(tmp_path)
     (job,) = agent.jobs()
     steps = agent.steps(0, ANY_TIME, job.job_id, 0, 1000)
-    # With several optimizers a step is known to be over when the next one's call begins.
-    assert len(steps) == (expected - 1 if kind == "two" else expected)
-    assert (job.steps_unavailable is not None) == (kind == "gan")
+    assert len(steps) == expected
+    assert job.steps_unavailable is None
     assert all(step.comm_s is not None and 0 < step.comm_s < step.duration_s for step in steps)
-    rounds = {"accumulate": 4, "explicit": 2}.get(kind, 1)
+    passes = {"accumulate": 4, "explicit": 2, "gan": 2}.get(kind, 1)
     if kind == "explicit":
         steps.pop()  # between the two optimizer steps before the first explicit mark
-    assert all(step.duration_s > 0.9 * 0.03 * rounds for step in steps)
+    assert all(step.duration_s > 0.9 * (0.002 if kind == "quick" else 0.03) * passes for step in steps)
+
+
+def test_steps_of_a_critic(tmp_path: Path) -> None:
+    """Five calls of a discriminator and one of the generator are a step; before its first call each of the five looks like one."""
+    run_job(tmp_path, "steps.py", "critic", "12")
+    agent, _ = digest(tmp_path)
+    (job,) = agent.jobs()
+    lasted = [step.duration_s for step in agent.steps(0, ANY_TIME, job.job_id, 0, 1000)]
+    assert job.steps_unavailable is None
+    assert sum(duration > 0.9 * 0.03 * 6 for duration in lasted) == 11
+    assert len(lasted) <= 11 + 4
+
+
+def test_steps_in_no_order(tmp_path: Path) -> None:
+    """Optimizers called at random have no steps, and the reason and the remedy are told."""
+    run_job(tmp_path, "steps.py", "random", "40")
+    agent, _ = digest(tmp_path)
+    (job,) = agent.jobs()
+    assert len(agent.steps(0, ANY_TIME, job.job_id, 0, 1000)) <= 1  # the first two calls are of one optimizer
+    assert "commwatch.step()" in (job.steps_unavailable or "")
 
 
 def test_late_rank_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""The marks that real optimizers leave."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from commwatch.collectors import torch_steps
+from commwatch.collectors.torch_steps import MOST_CALLS, StepHooks
+
+
+class Trainer:
+    """A model, its hooks, and the marks that came: the optimizer as a letter, small where no forward pass ran since the call before."""
+
+    def __init__(self) -> None:
+        self.marks = ""
+        self.hooks = StepHooks(self._mark)
+        self.model = nn.Linear(4, 4)
+
+    def _mark(self, optimizer: int, began_ns: int, ended_ns: int, same_pass: bool) -> None:
+        assert 0 < began_ns <= ended_ns
+        self.marks += chr(ord("a" if same_pass else "A") + optimizer)
+
+    def backward(self) -> torch.Tensor:
+        """A forward and a backward pass."""
+        loss: torch.Tensor = self.model(torch.ones(1, 4)).sum()
+        loss.backward()
+        return loss
+
+    def sgd(self) -> torch.optim.Optimizer:
+        """One more optimizer."""
+        return torch.optim.SGD(self.model.parameters(), 0.1)
+
+
+@pytest.fixture
+def trainer() -> Iterator[Trainer]:
+    """A trainer in a thread's first step, whose hooks are in until the test is over."""
+    trainer = Trainer()
+    trainer.backward()
+    trainer.hooks.install()
+    yield trainer
+    trainer.hooks.uninstall()
+
+
+def test_one_optimizer(trainer: Trainer) -> None:
+    """Each call after a forward pass is one of a new pass, however many backward passes there were."""
+    optimizer = trainer.sgd()
+    for passes in (1, 1, 4, 1):
+        for _ in range(passes):
+            trainer.backward()
+        optimizer.step()
+    assert trainer.marks == "AAAA"
+
+
+def test_calls_for_one_pass(trainer: Trainer) -> None:
+    """Calls without a forward pass between them are told as such: of the same optimizer, and of another one."""
+    one, other = trainer.sgd(), trainer.sgd()
+    for _ in range(2):
+        trainer.backward()
+        one.step()
+        with torch.no_grad():  # an evaluation is no pass that the optimizer needs
+            trainer.model(torch.ones(1, 4))
+        one.step()
+        other.step()
+        trainer.backward()
+        other.step()
+    assert trainer.marks == "AabB" * 2
+
+
+def test_swapped_parameter_groups(trainer: Trainer) -> None:
+    """An engine that calls the optimizer for each group of its parameters leaves the calls of one pass."""
+    weight, bias = trainer.model.weight, trainer.model.bias
+    optimizer = torch.optim.AdamW([{"params": [weight]}, {"params": [bias]}])
+    groups = optimizer.param_groups
+    for _ in range(3):
+        trainer.backward()
+        for group in groups:
+            optimizer.param_groups = [group]
+            optimizer.step()
+        optimizer.param_groups = groups
+    assert trainer.marks == "AaAaAa"
+
+
+def test_forward_within_the_call(trainer: Trainer) -> None:
+    """An optimizer that calls the model itself (L-BFGS) has a pass in every call."""
+    optimizer = torch.optim.LBFGS(trainer.model.parameters(), max_iter=2)
+    for _ in range(3):
+        optimizer.step(trainer.backward)
+    assert trainer.marks == "AAA"
+
+
+def test_passes_that_are_not_seen(trainer: Trainer) -> None:
+    """Where forward passes are replayed by a CUDA graph, calls count as those of one pass only for so long."""
+    optimizer = trainer.sgd()
+    trainer.backward()
+    for _ in range(2 * MOST_CALLS):
+        optimizer.step()
+    assert trainer.marks == "A" + "a" * (MOST_CALLS - 1) + "A" * MOST_CALLS
+
+
+def test_many_optimizers_in_one_pass(trainer: Trainer) -> None:
+    """However many optimizers a pass has (one for each parameter), their calls are those of one pass."""
+    optimizers = [trainer.sgd() for _ in range(3 * MOST_CALLS)]
+    seen: list[bool] = []
+    hooks = StepHooks(lambda optimizer, began, ended, same_pass: seen.append(same_pass))
+    trainer.hooks.uninstall()
+    hooks.install()
+    try:
+        for _ in range(2):
+            trainer.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    finally:
+        hooks.uninstall()
+    assert seen == [place > 0 for place in range(3 * MOST_CALLS)] * 2
+
+
+def test_thread_without_passes(trainer: Trainer) -> None:
+    """In a thread that never has a forward pass (autograd's own, a trainer's second) no call is told to be of the pass before."""
+    optimizer = trainer.sgd()
+    thread = threading.Thread(target=lambda: [optimizer.step() for _ in range(3)])
+    thread.start()
+    thread.join()
+    assert trainer.marks == "AAA"
+
+
+def test_nested_calls(trainer: Trainer) -> None:
+    """An optimizer that calls another is one call, and it is the outer one's."""
+    inner = trainer.sgd()
+
+    class Outer(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            inner.step()
+            inner.step()
+
+    outer = Outer(trainer.model.parameters(), {})
+    for _ in range(2):
+        trainer.backward()
+        outer.step()
+    inner.step()
+    assert trainer.marks == "AAb"
+
+
+def test_call_that_raised(trainer: Trainer) -> None:
+    """After a call that raised, the calls of this and of any other optimizer are seen."""
+    broken, other = trainer.sgd(), trainer.sgd()
+
+    def fail() -> float:
+        raise MemoryError
+
+    trainer.backward()
+    with pytest.raises(MemoryError):
+        broken.step(fail)
+    for optimizer in (other, other, broken):
+        trainer.backward()
+        optimizer.step()
+    assert trainer.marks == "AAB"
+
+
+def test_torch_that_does_not_number_its_nodes(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch does not say whether a forward pass ran, each call counts as one of its own."""
+    monkeypatch.setattr(torch_steps, "_next_node", lambda: 0)
+    optimizer = trainer.sgd()
+    for _ in range(3):
+        optimizer.step()
+    assert trainer.marks == "AAA"
