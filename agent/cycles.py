@@ -127,7 +127,7 @@ def find(marks: Sequence[Mark], least: int) -> tuple[int, EachPass | Cycle] | No
     """The rule that the latest marks follow, half of them or more, and the number of marks before those.
 
     Args:
-        least: so many marks must have come as a cycle foresees.
+        least: so many marks must have come as a cycle foresees, or so many forward passes must have one optimizer in common.
 
     Returns:
         ``None`` where there is no rule, or not yet.
@@ -141,7 +141,7 @@ def find(marks: Sequence[Mark], least: int) -> tuple[int, EachPass | Cycle] | No
         return since, _cycle(order, marks[since:])
     passes = _passes(marks[since:])
     common = frozenset.intersection(*passes[:-1]) if len(passes) > 1 else frozenset()
-    if common:
+    if common and len(passes) > least:
         return since, EachPass(common)
     if len(passes) == len(set(numbers)) == 1:
         return None  # perhaps the first step of an optimizer that is called for each group of its parameters

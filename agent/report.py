@@ -7,6 +7,7 @@ import textwrap
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from statistics import median
 
@@ -16,7 +17,7 @@ from commwatch.collectors.events import SYMMETRIC
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.facts import Counts, facts
 from commwatch.host_views import HostView
-from commwatch.shares import comm_share, exposed_share, part_of, total
+from commwatch.shares import LEAST_STEPS, comm_share, exposed_share, part_of, total
 from commwatch.summary import Row
 from commwatch.views import JobView, RankView, StepView
 
@@ -111,7 +112,7 @@ def build(
     ranks = agent.ranks(job_id)
     _, by_rank = agent.summary(0, until, ["rank"], {"job_id": job_id})
     _, operations = agent.summary(0, until, ["group", "op"], {"job_id": job_id})
-    usual = [step for step in steps if not step.long]
+    usual = [step for rank in ranks for step in _usual([s for s in steps if s.rank == rank.rank])]
     durations = sorted(step.duration_s for step in usual)
     waits = {row.by["rank"]: row for row in by_rank}
     gpus = {rank.rank: rank.gpu_bus_id for rank in ranks if rank.gpu_bus_id is not None}
@@ -125,7 +126,7 @@ def build(
         duration_s=job.last_seen_at - job.started_at,
         steps=max((len([s for s in steps if s.rank == rank.rank]) for rank in ranks), default=0),
         step_p50_s=median(durations) if durations else None,
-        step_p95_s=durations[int(0.95 * (len(durations) - 1))] if durations else None,
+        step_p95_s=durations[ceil(0.95 * len(durations)) - 1] if durations else None,
         comm_share=comm_share(usual),
         exposed_share=exposed_share(usual),
         group_shares=group_shares,
@@ -162,6 +163,12 @@ def _group_shares(steps: list[StepView]) -> dict[str, float]:
     return {label: part / duration for label, part in sorted(sums.items(), key=lambda item: -item[1])}
 
 
+def _usual(steps: list[StepView]) -> list[StepView]:
+    """The steps of a rank that say something about training: those that were not long, if there are enough."""
+    usual = [step for step in steps if not step.long]
+    return usual if len(usual) >= LEAST_STEPS else []
+
+
 def _long(steps: list[StepView]) -> LongSteps | None:
     if not steps:
         return None
@@ -174,7 +181,7 @@ def _long(steps: list[StepView]) -> LongSteps | None:
 
 
 def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> RankLine:
-    usual = [step for step in steps if not step.long]
+    usual = _usual(steps)
     return RankLine(
         rank=rank.rank,
         state=rank.state,
@@ -278,10 +285,12 @@ def headlines(report: Report) -> list[tuple[str, str]]:
         facts.append(("how", job.ending))
     if job.restarts:
         facts.append(("restarts", str(job.restarts)))
-    if report.steps:
-        facts.append(
-            ("steps", f"{report.steps}, median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}")
-        )
+    unclear = "" if job.steps_unavailable is None else f"; not those where {job.steps_unavailable}"
+    if report.steps and report.step_p50_s is None:
+        facts.append(("steps", f"{report.steps}, too few for figures of a step{unclear}"))
+    elif report.steps:
+        length = f"median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}"
+        facts.append(("steps", f"{report.steps}, {length}{unclear}"))
         if report.long_steps is not None:
             long = report.long_steps
             where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"

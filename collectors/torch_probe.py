@@ -171,6 +171,7 @@ class Probe(ABC):
                     self.say(f"not recording this run: {error.strerror or error} ({where})")
                 else:
                     self._watch_exit()
+                    self.steps.watch_engine()
                     self._tell_log()
                     self._tell_gpu()
                     self._tell_user()

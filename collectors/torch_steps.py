@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 import time
 import weakref
@@ -14,6 +16,8 @@ from torch.optim import optimizer as optim
 EXPLICIT = -1
 #: Calls of one optimizer that one forward pass can have. Where there are more, the passes are not seen: a CUDA graph replays them.
 MOST_CALLS = 64
+#: What a framework calls for a training step, also for one whose gradients overflowed: module, class, method.
+_ENGINE = "deepspeed.runtime.engine", "DeepSpeedEngine", "_take_model_step"
 #: Number of the next node of this thread's autograd graph: each forward pass that will have a backward makes some.
 _next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 
@@ -31,6 +35,22 @@ class _Calls(threading.local):
         self.first = EXPLICIT
         self.again = 0
         self.passes_seen = True
+        #: An engine's step is running: what its optimizers do is part of it.
+        self.in_engine = False
+
+    def begin(self, node: int) -> int:
+        """An outermost call begins; returns when."""
+        self.same_pass, self.node = node == self.node and node > 0, node
+        return time.monotonic_ns()
+
+    def in_same_pass(self, number: int) -> bool:
+        """Whether the latest outermost call belongs to the forward pass of the call before; False where passes are not seen."""
+        if not self.same_pass:
+            self.first, self.again = number, 0
+        elif number == self.first:
+            self.again += 1
+            self.passes_seen = self.passes_seen and self.again < MOST_CALLS
+        return self.same_pass and self.passes_seen
 
 
 class StepHooks:
@@ -47,6 +67,8 @@ class StepHooks:
         self._handles: list[Any] = []
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._calls = _Calls()
+        #: The class of a framework's engine, its own method, and ours in its place.
+        self._engine: tuple[Any, Callable[..., Any], Callable[..., Any]] | None = None
         self._last_explicit = 0
 
     def install(self) -> None:
@@ -61,6 +83,37 @@ class StepHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self._engine is not None:
+            (engine, own, ours), self._engine = self._engine, None
+            if getattr(engine, _ENGINE[2]) is ours:
+                setattr(engine, _ENGINE[2], own)
+
+    def watch_engine(self) -> None:
+        """Hook the steps of a framework's engine, if it has been imported: its calls of optimizers are part of them."""
+        if self._engine is not None or not self._handles:
+            return
+        module, name, method = _ENGINE
+        engine = getattr(sys.modules.get(module), name, None)
+        own = getattr(engine, method, None)
+        if own is None:
+            return
+
+        @functools.wraps(own)
+        def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            calls = self._calls
+            if self._engine is None or calls.in_engine:
+                return own(engine, *args, **kwargs)
+            began = calls.begin(_next_node())
+            calls.in_engine = True
+            try:
+                result = own(engine, *args, **kwargs)
+            finally:
+                calls.in_engine = False
+            self._end(engine, began)
+            return result
+
+        setattr(engine, method, step)
+        self._engine = engine, own, step
 
     def explicit(self, now_ns: int) -> None:
         """The user's own mark: from now on the only ones."""
@@ -70,6 +123,9 @@ class StepHooks:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         me, calls, node = id(optimizer), self._calls, _next_node()
+        self.watch_engine()
+        if calls.in_engine:
+            return
         # A step that raised left its entry behind: whoever begins again cannot be inside itself, nor behind a forward pass.
         if node != calls.node:
             calls.running.clear()
@@ -77,9 +133,7 @@ class StepHooks:
             if running == me:
                 del calls.running[depth:]
                 break
-        if not calls.running:
-            calls.same_pass, calls.node = node == calls.node and node > 0, node
-        calls.running.append((me, time.monotonic_ns()))
+        calls.running.append((me, time.monotonic_ns() if calls.running else calls.begin(node)))
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         me, calls = id(optimizer), self._calls
@@ -87,16 +141,10 @@ class StepHooks:
             running, began = calls.running.pop()
             if running == me:
                 if not calls.running:  # nested calls (ZeroRedundancyOptimizer) are one
-                    number = self._numbers.setdefault(optimizer, len(self._numbers))
-                    self._mark(number, began, time.monotonic_ns(), _in_same_pass(calls, number))
+                    self._end(optimizer, began)
                 return
 
-
-def _in_same_pass(calls: _Calls, number: int) -> bool:
-    """Whether the latest call belongs to the forward pass of the call before; False where passes are not seen."""
-    if not calls.same_pass:
-        calls.first, calls.again = number, 0
-    elif number == calls.first:
-        calls.again += 1
-        calls.passes_seen = calls.passes_seen and calls.again < MOST_CALLS
-    return calls.same_pass and calls.passes_seen
+    def _end(self, optimizer: Any, began_ns: int) -> None:
+        """An outermost call of an optimizer or an engine is over."""
+        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        self._mark(number, began_ns, time.monotonic_ns(), self._calls.in_same_pass(number))

@@ -79,6 +79,26 @@ def test_late_rank_of_few_steps(tmp_path: Path, steps: int, step_ms: int, late: 
     ] * late
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"), [(1, "1, too few for figures"), (2, "2, too few"), (3, "3, median 100 ms, p95 170 ms")]
+)
+def test_report_of_few_steps(tmp_path: Path, steps: int, said: str) -> None:
+    """Of fewer than three steps there is no median, no share and no verdict; no percentile lies below the median."""
+    watch = Watch(tmp_path)
+    ends = [1, 101, 131, 301][: steps + 1]
+    records = [mark(n, end * MS) for n, end in enumerate(ends)]
+    records.append(operation(start_ns=2 * MS, end_ns=120 * MS))
+    end_rank(write_ring(watch.rings, records, [group_entry()], world_size=1))
+    watch.tick()
+    built = report.build(watch.agent, "job", watch.path, "")
+    assert built is not None
+    assert built.steps == steps
+    assert (built.comm_share is None) == (built.step_p95_s is None) == (steps < 3)
+    text = report.text(built)
+    assert said in text
+    assert ("bottleneck" in text) == (steps == 3)
+
+
 def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     """A job whose groups cross nodes is told of the slot that holds its NIC back, and of the rank that crosses NUMA."""
     records = [mark(0, 1 * MS)]

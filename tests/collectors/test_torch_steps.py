@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -169,3 +171,77 @@ def test_torch_that_does_not_number_its_nodes(trainer: Trainer, monkeypatch: pyt
     for _ in range(3):
         optimizer.step()
     assert trainer.marks == "AAA"
+
+
+class Engine(nn.Module):
+    """A framework's engine in DeepSpeed's manner: one call of its optimizer for each of two groups, none where gradients overflow."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.optimizer, self.overflow, self.error = optimizer, False, ""
+
+    def _take_model_step(self, lr_kwargs: object) -> object:
+        if self.error:
+            raise ValueError(self.error)
+        for _ in range(0 if self.overflow else 2):
+            self.optimizer.step()
+        return lr_kwargs
+
+
+@pytest.fixture
+def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Engine]]:
+    """A DeepSpeed that has been imported; at the end its engine's method is its own again."""
+    module = ModuleType("deepspeed.runtime.engine")
+    module.DeepSpeedEngine = Engine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    own = Engine._take_model_step
+    yield Engine
+    assert Engine._take_model_step is own
+
+
+def test_engine(deepspeed: type[Engine], trainer: Trainer) -> None:
+    """An engine's step is one call, whether its optimizer is called twice in it or not at all; its result and errors are its own."""
+    trainer.hooks.watch_engine()
+    engine, apart = deepspeed(trainer.sgd()), trainer.sgd()
+    for engine.overflow in (True, False, False, True):
+        trainer.backward()
+        assert engine._take_model_step({"epoch": 1}) == {"epoch": 1}
+    engine.error = "no memory"
+    with pytest.raises(ValueError, match="no memory"):
+        engine._take_model_step(None)
+    assert trainer.marks == "AAAA"
+    trainer.backward()
+    apart.step()
+    assert trainer.marks == "AAAAB"
+    trainer.hooks.uninstall()
+    engine.error = ""
+    engine._take_model_step(None)
+    assert trainer.marks == "AAAAB"
+
+
+def test_engine_imported_late(deepspeed: type[Engine], trainer: Trainer) -> None:
+    """An engine that is imported when training has begun is seen from its second step on."""
+    engine = deepspeed(trainer.sgd())
+    for _ in range(3):
+        trainer.backward()
+        engine._take_model_step(None)
+    assert trainer.marks == "AaBB"
+
+
+def test_engine_hooked_by_another(deepspeed: type[Engine], trainer: Trainer) -> None:
+    """Where somebody else has hooked the engine after us, taking our hooks out leaves theirs in, and marks no more."""
+    own = deepspeed._take_model_step
+    trainer.hooks.watch_engine()
+    ours, engine = deepspeed._take_model_step, deepspeed(trainer.sgd())
+
+    def theirs(engine: Engine, lr_kwargs: object) -> object:
+        return ours(engine, lr_kwargs)
+
+    deepspeed._take_model_step = theirs  # type: ignore[method-assign]
+    try:
+        trainer.hooks.uninstall()
+        assert deepspeed._take_model_step is theirs
+        assert engine._take_model_step(1) == 1
+        assert trainer.marks == ""
+    finally:
+        deepspeed._take_model_step = own  # type: ignore[method-assign]
