@@ -141,7 +141,7 @@ def find(marks: Sequence[Mark], least: int) -> tuple[int, EachPass | Cycle] | No
         return since, _cycle(order, marks[since:])
     passes = _passes(marks[since:])
     common = frozenset.intersection(*passes[:-1]) if len(passes) > 1 else frozenset()
-    if common and len(passes) > least:
+    if common and (clear or len(passes) > least):
         return since, EachPass(common)
     if len(passes) == len(set(numbers)) == 1:
         return None  # perhaps the first step of an optimizer that is called for each group of its parameters

@@ -87,7 +87,7 @@ def test_report_of_few_steps(tmp_path: Path, steps: int, said: str) -> None:
     watch = Watch(tmp_path)
     ends = [1, 101, 131, 301][: steps + 1]
     records = [mark(n, end * MS) for n, end in enumerate(ends)]
-    records.append(operation(start_ns=2 * MS, end_ns=120 * MS))
+    records.insert(1, operation(start_ns=2 * MS, end_ns=98 * MS))
     end_rank(write_ring(watch.rings, records, [group_entry()], world_size=1))
     watch.tick()
     built = report.build(watch.agent, "job", watch.path, "")
