@@ -13,8 +13,9 @@ from fastapi import APIRouter, Depends, Response
 from commwatch.alerting import Alerting
 from commwatch.alerts.model import Alert
 from commwatch.evidence import Evidence
-from commwatch.problems import ERRORS, Problem
-from commwatch.query import AgentOf, JobFilter, Limit, job_exists, known_parameters, of_app
+from commwatch.problems import ERRORS
+from commwatch.query import AgentOf, JobFilter, Limit, known_parameters, of_app
+from commwatch.questions import Problem, job_exists
 
 AlertingOf = Annotated[Alerting, Depends(of_app("alerts", Alerting))]
 EvidenceOf = Annotated[Evidence, Depends(of_app("evidence", Evidence))]

@@ -21,7 +21,6 @@ from commwatch.endings import failed, says
 from commwatch.history import History
 from commwatch.model import Curve
 from commwatch.operations import Operation, Place, Reader
-from commwatch.rank_book import RankBook
 from commwatch.references import References
 from commwatch.slots import Slot, slot_of
 from commwatch.store import RingRow
@@ -121,18 +120,30 @@ class Agent:
     def _slots(self, from_ns: int, until_ns: int, job: str | None) -> Iterator[tuple[int, int, Counted]]:
         """What was counted: when its slot began, how long that is, and the cell. One at a time: there may be a hundred thousand."""
         with History(self.path, self._damaged) as history:
-            with self._handover:  # a cell is either stored or live, as long as this is held
+
+            def freeze() -> None:
                 history.freeze()
-                rings = {ring.id: ring for ring in history.rings(job)}
-                aggregate = self._aggregate or _recount(history, rings.values())
-                with self._lock:
-                    live = _live(aggregate, from_ns, until_ns)
+                history.rings(job)
+
+            live = self.live_cells(from_ns, until_ns, freeze)
+            rings = {ring.id: ring for ring in history.rings(job)}
+            if live is None:
+                live = _live(_recount(history, rings.values()), from_ns, until_ns)
             groups, ops = history.groups(), history.names("op")
             for stored in history.rollups(from_ns, until_ns, list(rings)):
                 for one in identify([(stored.ring, stored.key, stored.cell)], rings, groups, ops):
                     yield stored.slot_ns, stored.length_ns, one
         for slot_ns, one in live:
             yield slot_ns, SLOT_NS, one
+
+    def live_cells(self, from_ns: int, until_ns: int, freeze: Callable[[], object]) -> list[tuple[int, Counted]] | None:
+        """What the books have and the history has not, as it is when ``freeze`` is called; ``None``: there are no books."""
+        with self._handover:  # a cell is either stored or live, as long as this is held
+            freeze()
+            if self._aggregate is None:
+                return None
+            with self._lock:
+                return _live(self._aggregate, from_ns, until_ns)
 
     def waits(self, job: str) -> list[WaitView]:
         """Who waited for late ranks when: of each rank, and each slot in which a collective of its was joined."""
@@ -219,17 +230,19 @@ class Agent:
                 begun[ring.job] = max(begun.get(ring.job, 0), ring.started_ns)
         # What ended before a rank of now began is of a run before, under the same name.
         latest = {at: ring for at, ring in latest.items() if ring.running or ring.seen_ns >= begun.get(ring.job, 0)}
-        with self._lock:
-            jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
-            live = {uid: book for job_ in jobs for uid, book in job_.books.items()}
-            views = [self._rank(ring, live.get(ring.uid), *kept[_process(ring)]) for ring in latest.values()]
+        live = self.live_ranks()
+        views = [_rank(ring, live.get(ring.uid), *kept[_process(ring)]) for ring in latest.values()]
         return sorted(views, key=lambda view: (view.job_id, view.rank))
 
-    def _rank(self, ring: RingRow, book: RankBook | None, records: int, lost: int) -> RankView:
-        if book is None:
-            return _stored(ring, records, lost)
-        view, gpu = sight.rank(ring.job, book, self._now_ns()), self._gpu_at(book.gpu)
-        return replace(view, records=records, lost=lost, gpu=None if gpu is None else gpu.card.index)
+    def live_ranks(self) -> dict[str, RankView]:
+        """The ranks in sight by the name of their ring, as far as the books go."""
+        with self._lock:
+            jobs, now_ns = self._aggregate.jobs.values() if self._aggregate is not None else (), self._now_ns()
+            found = [
+                (uid, book.gpu, sight.rank(job.id, book, now_ns)) for job in jobs for uid, book in job.books.items()
+            ]
+        gpus = ((uid, self._gpu_at(place), view) for uid, place, view in found)
+        return {uid: replace(view, gpu=None if gpu is None else gpu.card.index) for uid, gpu, view in gpus}
 
     def slots(self, from_ns: int, until_ns: int, job: str) -> list[Slot]:
         """A job by 10 s, oldest first, as far as that is in the history."""
@@ -283,6 +296,10 @@ def _live(aggregate: Aggregate, from_ns: int, until_ns: int) -> list[tuple[int, 
 def _process(ring: RingRow) -> tuple[object, ...]:
     """What all rings of one process have in common: the probe makes one each time it is put in."""
     return ring.job, ring.rank, ring.restart, *(ring.identity.get(key) for key in ("host", "boot_id", "pid"))
+
+
+def _rank(ring: RingRow, live: RankView | None, records: int, lost: int) -> RankView:
+    return _stored(ring, records, lost) if live is None else replace(live, records=records, lost=lost)
 
 
 def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobView:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
-import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Literal
 
@@ -17,55 +14,22 @@ from commwatch import __version__
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.host_views import HostView
 from commwatch.nccl import NcclMessage, Topology
-from commwatch.operations import Operation, Place, place_of
-from commwatch.problems import ERRORS, Problem
-from commwatch.query import AgentOf, HostOf, JobFilter, Limit, LogsOf, Span, job_exists, known_parameters
-from commwatch.summary import DIMENSIONS, Row
+from commwatch.operations import Place, place_of
+from commwatch.problems import ERRORS
+from commwatch.query import (
+    AgentOf,
+    HostOf,
+    JobFilter,
+    Limit,
+    LogsOf,
+    Span,
+    WorkerOf,
+    answered,
+    known_parameters,
+)
+from commwatch.questions import Collective, Operations, Problem, Summary, Wanted, job_exists
+from commwatch.summary import DIMENSIONS
 from commwatch.views import GroupView, JobView, RankView, StepView
-
-#: A question may look through the raw history for so long.
-MOST_LOOKING_S = 10.0
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Operations added up. ``since`` and ``until`` are what was really covered: whole roll-ups of 10 s (older: 5 min)."""
-
-    since: float | None
-    until: float | None
-    by: list[str]
-    rows: list[Row]
-
-
-@dataclass(frozen=True)
-class Operations:
-    """Single operations, newest first; give ``cursor`` back for the next page, ``None`` = there is none."""
-
-    operations: list[Operation]
-    cursor: str | None
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective, its ranks side by side."""
-
-    group_id: str
-    seq: int
-    #: All ranks of the group are here, in one symmetric operation: transfer and waits are defined.
-    complete: bool
-    transfer_s: float | None
-    #: The rank the others waited for, and how long (their median).
-    late_rank: int | None
-    lateness_s: float | None
-    ranks: list[RankInCollective]
-
-
-@dataclass(frozen=True)
-class RankInCollective:
-    """One rank's part; ``wait_s``: the part of its duration spent waiting for the last rank."""
-
-    wait_s: float | None
-    operation: Operation
 
 
 @dataclass(frozen=True)
@@ -101,16 +65,16 @@ def jobs(agent: AgentOf) -> list[JobView]:
     return agent.jobs()
 
 
-@router.get("/summary")
+@router.get("/summary", response_model=Summary)
 def summary(
-    agent: AgentOf,
+    worker: WorkerOf,
     span: Span,
     job: JobFilter = None,
     by: Annotated[str, Query(description=f"Comma-separated, of {', '.join(DIMENSIONS)}.")] = "group,op",
     group: str | None = None,
     op: str | None = None,
     rank: int | None = None,
-) -> Summary:
+) -> Response:
     """Operations by group and op, or by what else is asked: counts, bytes, percentiles, bandwidths, waits."""
     dimensions = [part.strip() for part in by.split(",") if part.strip()]
     for dimension in dimensions:
@@ -118,16 +82,15 @@ def summary(
             raise Problem(
                 HTTPStatus.BAD_REQUEST, f"by={dimension}: unknown dimension; there are {', '.join(DIMENSIONS)}"
             )
-    job_exists(agent, job)
-    covered, rows = agent.summary(
-        span.from_ns, span.until_ns, dimensions, {"job_id": job, "group": group, "op": op, "rank": rank}
+    same = {"group": group, "op": op, "rank": rank}
+    return answered(
+        worker.text("summary", from_ns=span.from_ns, until_ns=span.until_ns, job=job, by=dimensions, same=same)
     )
-    return Summary(covered[0], covered[1], dimensions, rows)
 
 
 @router.get("/ops", response_model=Operations, responses={200: {"content": {"text/csv": {}}}})
 def ops(
-    agent: AgentOf,
+    worker: WorkerOf,
     span: Span,
     job: JobFilter = None,
     group: str | None = None,
@@ -139,73 +102,29 @@ def ops(
     limit: Limit = 100,
     cursor: Annotated[str | None, Query(description="As returned by the page before.")] = None,
     format: Annotated[Literal["json", "csv"], Query()] = "json",  # noqa: A002 - the name in the URL
-) -> Operations | Response:
+) -> Response:
     """Single operations, newest first."""
-    job_exists(agent, job)
     before: Place | None = None
     if cursor is not None:
         try:
             before = place_of(cursor)
         except ValueError:
             raise Problem(HTTPStatus.BAD_REQUEST, f"cursor={cursor}: not one this API has given out") from None
-    same = {"job_id": job, "group": group, "group_id": group_id, "op": op, "rank": rank, "seq": seq}
-    checks = [(name, value) for name, value in same.items() if value is not None]
-    end = time.monotonic() + MOST_LOOKING_S
-
-    def in_time() -> None:
-        if time.monotonic() > end:
-            detail = f"since, until: there is more between them than can be looked through in {MOST_LOOKING_S:g} s; ask for less"
-            raise Problem(HTTPStatus.BAD_REQUEST, detail)
-
-    def wanted(operation: Operation) -> bool:
-        in_time()
-        slow = min_seconds is None or (operation.duration_s is not None and operation.duration_s >= min_seconds)
-        return slow and all(getattr(operation, name) == value for name, value in checks)
-
-    found = agent.operations(span.from_ns, span.until_ns, before, wanted, limit + 1, go_on=in_time)
-    page = found[:limit]
-    following = page[-1].id if len(found) > limit else None
-    if format == "csv":
-        return Response(_csv(page), media_type="text/csv", headers={"X-Next-Cursor": following} if following else None)
-    return Operations(page, following)
+    same = {"group": group, "group_id": group_id, "op": op, "rank": rank, "seq": seq}
+    wanted = Wanted(span.from_ns, span.until_ns, job, same, min_seconds, before, limit)
+    return answered(worker.text("operations_csv" if format == "csv" else "operations", wanted=wanted))
 
 
-@router.get("/collectives/{group_id}/{seq}")
-def collective(agent: AgentOf, group_id: str, seq: Annotated[int, Path(ge=0, lt=1 << 32)]) -> Collective:
+@router.get("/collectives/{group_id}/{seq}", response_model=Collective)
+def collective(worker: WorkerOf, group_id: str, seq: Annotated[int, Path(ge=0, lt=1 << 32)]) -> Response:
     """The ranks of one collective side by side."""
-    found = agent.collective(group_id, seq)
-    if found is None:
-        raise Problem(
-            HTTPStatus.NOT_FOUND,
-            f"no collective {seq} of group '{group_id}' in the raw history; /api/v1/groups lists the groups",
-        )
-    operations, waits = found
-    return Collective(
-        group_id=group_id,
-        seq=seq,
-        complete=waits is not None,
-        transfer_s=None if waits is None else waits.transfer_ns / 1e9,
-        late_rank=None if waits is None else waits.late.rank,
-        lateness_s=None if waits is None else waits.lateness_ns / 1e9,
-        ranks=[
-            RankInCollective(
-                next((wait / 1e9 for part, wait in waits.waits if part.rank == o.rank), None)
-                if waits is not None
-                else None,
-                o,
-            )
-            for o in operations
-        ],
-    )
+    return answered(worker.text("collective", group_id=group_id, seq=seq))
 
 
-@router.get("/steps")
-def steps(
-    agent: AgentOf, span: Span, job: JobFilter = None, rank: int | None = None, limit: Limit = 100
-) -> list[StepView]:
+@router.get("/steps", response_model=list[StepView])
+def steps(worker: WorkerOf, span: Span, job: JobFilter = None, rank: int | None = None, limit: Limit = 100) -> Response:
     """Training steps, newest first."""
-    job_exists(agent, job)
-    return agent.steps(span.from_ns, span.until_ns, job, rank, limit)
+    return answered(worker.text("steps", from_ns=span.from_ns, until_ns=span.until_ns, job=job, rank=rank, limit=limit))
 
 
 @router.get("/ranks")
@@ -256,11 +175,3 @@ def nccl_messages(
     if job is not None and not logs.knows(job):
         job_exists(agent, job)
     return logs.messages(job, message_class, span.from_ns / 1e9, span.until_ns / 1e9, limit)
-
-
-def _csv(operations: list[Operation]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Operation)])
-    writer.writeheader()
-    writer.writerows(asdict(operation) for operation in operations)
-    return text.getvalue()

@@ -45,12 +45,16 @@ class Damaged:
                 return records
         except zlib.error as error:
             why = str(error)
+        self.note(path, chunk, why)
+        return None
+
+    def note(self, path: Path, chunk: int, why: str) -> None:
+        """A chunk has proved to be damaged."""
         with self._lock:
             new = chunk not in self._known
             self._known.add(chunk)
         if new:
             log.warning("%s: chunk %d of the raw records is damaged and passed over: %s", path, chunk, why)
-        return None
 
 
 class OpenChunk:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch import joined, sight
 from commwatch.advice import Advice
-from commwatch.efficiency import Efficiency, Line
 from commwatch.joined import RankParts
 from commwatch.joins import MOST_PENDING
 from commwatch.pipelines import Pipeline, pipelines
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, HostOf, JobFilter, LogsOf, Span, job_exists, known_parameters
-from commwatch.report import build
+from commwatch.query import AgentOf, HostOf, JobFilter, LogsOf, Span, WorkerOf, answered, known_parameters
+from commwatch.questions import Efficiencies, job_exists, text_of
 from commwatch.verdicts import Verdict, verdicts
 from commwatch.witness_api import WitnessesOf
 
@@ -56,20 +55,10 @@ def parts(
         return Parts(*joined.parts(jobs, now_ns, limit))
 
 
-@dataclass(frozen=True)
-class Efficiencies:
-    """Operations beside what they should take, and the job's own curves."""
-
-    operations: list[Efficiency]
-    #: T = a(n)·α + b(n)·S/bandwidth through the fastest operations; none where the sizes are too few or too alike.
-    fits: list[Line]
-
-
-@router.get("/efficiency")
-def efficiency(agent: AgentOf, span: Span, job: JobFilter = None) -> Efficiencies:
+@router.get("/efficiency", response_model=Efficiencies)
+def efficiency(worker: WorkerOf, span: Span, job: JobFilter = None) -> Response:
     """Operations by group and size beside what they should take, with the reference, and what limits them."""
-    job_exists(agent, job)
-    return Efficiencies(*agent.efficiency(span.from_ns, span.until_ns, job))
+    return answered(worker.text("efficiency", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
 
 
 @router.get("/pipelines")
@@ -80,13 +69,12 @@ def job_pipelines(agent: AgentOf, job: JobFilter = None) -> list[Pipeline]:
         return pipelines(jobs)
 
 
-@router.get("/advice")
-def job_advice(agent: AgentOf, logs: LogsOf, host: HostOf, job: JobFilter = None) -> list[Advice]:
+@router.get("/advice", response_model=list[Advice])
+def job_advice(agent: AgentOf, worker: WorkerOf, logs: LogsOf, host: HostOf, job: JobFilter = None) -> Response:
     """What to try in a job (the latest by default), what it should bring, and the numbers that led to it."""
     job_exists(agent, job)
-    known = [each.job_id for each in agent.jobs()]
+    known = [each.job_id for each in agent.jobs()] if job is None else [job]
     if not known:
-        return []
-    findings = [finding for view in logs.topology(job or known[0]) for finding in view.findings]
-    report = build(agent, job or known[0], agent.path, "", findings, host.view(job or known[0]))
-    return [] if report is None else report.advice
+        return answered(text_of([]))
+    findings = [finding for view in logs.topology(known[0]) for finding in view.findings]
+    return answered(worker.text("advice", job=known[0], findings=findings, host=host.view(known[0])))

@@ -41,6 +41,7 @@ from commwatch.kept_logs import keep
 from commwatch.nccl import NcclLogs, logs_of, remove_old
 from commwatch.notifications import address_of, delivery_of, readings, url_of
 from commwatch.places import lock_directory, place_of_alerts, raised_limit
+from commwatch.processes import Processes
 from commwatch.profiles import Profiles, kept_in
 from commwatch.ras import Ras
 from commwatch.references import References, directory
@@ -51,11 +52,15 @@ from commwatch.supervisor import ALIVE, READY, RELOADING, STOPPING, tell
 from commwatch.watchers import Watchers
 from commwatch.web import application
 from commwatch.witness_api import Witnesses
+from commwatch.worker import Worker
 
 log = logging.getLogger("commwatch")
-_TIDY_NS = 60_000_000_000
+#: Seconds between two removals of what is too old.
+_TIDY_S = 60.0
 #: Without a sign of life from the intake for so long the agent is not healthy.
 _STUCK_NS = 10_000_000_000
+#: Between two signs of life to the supervisor.
+_ALIVE_NS = 1_000_000_000
 #: What is under way when the agent ends has so long together to finish.
 _END_S = 10.0
 #: Seconds between two looks at the NCCL logs, and at NCCL Inspector's files; at whether it is time to ask NCCL's RAS; at GPUs and node;
@@ -65,6 +70,8 @@ _LOGS_S, _RAS_S, _GPUS_S, _HOST_S, _ALERTS_S = 0.5, 1.0, 1.0, 1.0, 1.0
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 #: Between two looks whether it was asked to read its settings again.
 _SIGNALS_S = 0.25
+#: Between two looks at the state of the trainers; whether nobody has asked for answers for a while.
+_PROCESSES_S, _IDLE_S = 1.0, 10.0
 #: Between two looks for what profiled ranks have left.
 _PROFILES_S = 0.25
 
@@ -96,10 +103,17 @@ class Daemon:
         self._aggregate = Aggregate(int(config.keep_ended * 1e9))
         handover = threading.RLock()
         self._intake = Intake(
-            config.rings, self._aggregate, self._store, self._lock, handover, room_for_rings(raised_limit())
+            config.rings,
+            self._aggregate,
+            self._store,
+            self._lock,
+            handover,
+            room_for_rings(raised_limit()),
+            self._alive,
         )
+        self._processes = Processes(self._aggregate, self._lock)
         self._stop = threading.Event()
-        self._last_tick_ns = time.monotonic_ns()
+        self._last_alive_ns, self._told_ns = time.monotonic_ns(), 0
         self._trouble: str | None = None
         self._failed = False
         self._socket = listen(config)
@@ -162,7 +176,8 @@ class Daemon:
         watchers = Watchers(
             self._nccl, self._profiles, self._gpus, witnesses, self._host, self._alerting, self._evidence
         )
-        app = application(agent, watchers, registry, self._healthy, self._ready, self._stop.is_set)
+        self._worker = worker = Worker(agent, references, damaged)
+        app = application(agent, worker, watchers, registry, self._healthy, self._ready, self._stop.is_set)
         self._server = Server(app, config, self._socket.getsockname()[0])
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
         self._beside = [
@@ -172,6 +187,9 @@ class Daemon:
             Beside("network", self._host.tick, _HOST_S, self._stop),
             Beside("alerts", self._alerting.tick, _ALERTS_S, self._stop, self._alerting.close),
             Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
+            Beside("processes", self._processes.tick, _PROCESSES_S, self._stop),
+            Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
+            Beside("answers", worker.tick, _IDLE_S, self._stop, worker.close),
             self._profiling,
         ]
         self._gpu_watch = Beside("gpu", self._gpus.tick, _GPUS_S, self._stop, self._gpus.close)
@@ -282,14 +300,10 @@ class Daemon:
             tidied: int | None = None
             while not self._stop.is_set():
                 self._tick()
-                clock, now = time.monotonic_ns(), time.time_ns()
-                if tidied is None or clock - tidied > _TIDY_NS:
+                clock = time.monotonic_ns()
+                if tidied is None or clock - tidied > _TIDY_S * 1e9:
                     tidied = clock
-                    self._store.tidy(now, self.config.raw_bytes, int(self.config.keep_days * 86400e9))
-                    oldest = now / 1e9 - self.config.keep_days * 86400
-                    remove_old(logs_of(self.config.state), oldest)
-                    with contextlib.suppress(OSError):
-                        self._profiles.tidy(oldest)
+                    self._store.tidy(time.time_ns(), self.config.raw_bytes, int(self.config.keep_days * 86400e9))
                 self._stop.wait(self.config.interval)
             self._tick()
         except BaseException:
@@ -297,6 +311,13 @@ class Daemon:
             self._failed = True
             self._stop.set()
             raise
+
+    def _tidy(self) -> None:
+        """Remove logs and profiles that are older than what is kept."""
+        oldest = time.time() - self.config.keep_days * 86400
+        remove_old(logs_of(self.config.state), oldest)
+        with contextlib.suppress(OSError):
+            self._profiles.tidy(oldest)
 
     def _tell(self, alerts: Sequence[Alert]) -> None:
         """Hand on what fires and what is over, with the address of its evidence."""
@@ -319,8 +340,15 @@ class Daemon:
             self._say(
                 f"history is not being written: {self._store.trouble}" if self._store.trouble else self._intake.waiting
             )
-        self._last_tick_ns = time.monotonic_ns()
-        tell(ALIVE, os.environ)
+        self._alive()
+
+    def _alive(self) -> None:
+        """The intake gets on: for who asks, and, once a second, for the supervisor."""
+        now = time.monotonic_ns()
+        self._last_alive_ns = now
+        if now - self._told_ns > _ALIVE_NS:
+            self._told_ns = now
+            tell(ALIVE, os.environ)
 
     def _say(self, trouble: str | None) -> None:
         if trouble and not self._trouble:
@@ -330,7 +358,7 @@ class Daemon:
         self._trouble = trouble
 
     def _healthy(self) -> str | None:
-        age = time.monotonic_ns() - self._last_tick_ns
+        age = time.monotonic_ns() - self._last_alive_ns
         return f"the intake has been stuck for {age / 1e9:.0f} s" if age > _STUCK_NS else None
 
     def _ready(self) -> str | None:

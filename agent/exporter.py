@@ -19,7 +19,7 @@ from commwatch.collectors import events as ev
 from commwatch.collectors.governor import FULL, RECORDED
 from commwatch.collectors.gpu import GpuPlace
 from commwatch.collectors.registry import Reading
-from commwatch.efficiency import Yardstick, by_kind, finder
+from commwatch.efficiency import Find, Yardstick, by_kind, finder
 from commwatch.families import Families, Labels
 from commwatch.pipelines import directions
 from commwatch.rank_book import RankBook
@@ -89,11 +89,13 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families that have samples."""
+        due = self._efficiency_at is None or self._now_ns() - self._efficiency_at > _EFFICIENCY_NS
+        find = finder(self._references) if due else None  # may read files, for which the books are not held still
         with self._lock:
             families = Families({"job_info": tuple(self._of_jobs)})
             for job in self._aggregate.jobs.values():
                 self._job(families, job)
-            self._efficiencies(families)
+            self._efficiencies(families, find)
             _ups(families, self._aggregate.jobs.values())
             verdicts = sight.conclude(self._aggregate.jobs.values(), self._now_ns())
             self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
@@ -119,14 +121,13 @@ class Exporter(Collector):
         self._dropped += max(0, beyond - known.get(rank, 0))
         known[rank] = max(beyond, known.get(rank, 0))
 
-    def _efficiencies(self, families: Families) -> None:
-        """Efficiency of the last minute, worked out anew every few seconds: it takes longer than the rest of the page."""
-        now = self._now_ns()
-        if self._efficiency_at is None or now - self._efficiency_at > _EFFICIENCY_NS:
-            self._efficiency_at = now
+    def _efficiencies(self, families: Families, find: Find | None) -> None:
+        """Efficiency of the last minute, worked out anew every few seconds (with ``find``): it takes longer than the rest of the page."""
+        if find is not None:
+            self._efficiency_at = now = self._now_ns()
             books = [(job.id, book) for job in self._aggregate.jobs.values() for book in job.books.values()]
             known = (book.counted(job, key, cell) for job, book in books for key, cell in book.cells())
-            yardstick = Yardstick(known, finder(self._references))
+            yardstick = Yardstick(known, find)
             kinds: dict[tuple[str, str, str], list[Counted]] = {}
             for job, book in books:
                 for _, key, cell in book.lately(now):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from html import escape
 from http import HTTPStatus
@@ -13,23 +14,29 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from commwatch import access
+from commwatch import access, peers
 from commwatch.access import Refusal, Rules
 from commwatch.aside import Aside
 from commwatch.connections import MOST_HEADER_BYTES
 from commwatch.pages import STYLE_HASH, page
 from commwatch.problems import answer
 from commwatch.tokens import BadToken
+from commwatch.turns import Turns
 
 log = logging.getLogger("commwatch")
 STREAM = "/api/v1/stream"
 #: A request's body, in bytes: the largest there is names the ranks of one node.
 MOST_BODY_BYTES = 64 << 10
-#: Requests worked on at once. There are 40 threads for them: some are left for ``/metrics`` and health.
-MOST_REQUESTS = 32
+#: Requests that wait for their turn, are worked on or are being taken by who asked, but for ``/metrics`` and health; and those of one client.
+MOST_REQUESTS, MOST_OF_ONE = 32, 16
+#: Requests worked on at once: those that are put to the process that reads the history, which answers one at a time, and others. Each
+#: of the others takes a share of the interpreter from the intake.
+_AT_ONCE = {True: 1, False: 2}
+_DEAR = frozenset(f"/api/v1/{name}" for name in ("summary", "ops", "collectives", "steps", "efficiency", "advice"))
+#: Seconds that a request waits for its turn.
+_TURN_S = 30.0
 #: Streams open at once.
 MOST_STREAMS = 32
-_RETRY_AFTER_S = 1
 #: Seconds in which the token's file has to answer.
 _TOKEN_S = 2.0
 POLICY = (
@@ -51,7 +58,10 @@ class Gate:
         #: Both may be replaced while requests are worked on.
         self.rules, self.token = rules, Aside("token", token)
         self._cookie = access.SECURE_COOKIE if secure else access.COOKIE
-        self._requests = self._streams = 0
+        self._streams = 0
+        #: Requests by client.
+        self._requests: Counter[str] = Counter()
+        self._turns = {dear: Turns(number) for dear, number in _AT_ONCE.items()}
         self._trouble = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,21 +89,58 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Through to the routes, if there is room."""
         path = scope["path"]
-        stream, free = path == STREAM, path in access.HEALTH or path == access.METRICS
-        full = self._streams >= MOST_STREAMS if stream else not free and self._requests >= MOST_REQUESTS
-        if full:
-            what = f"{MOST_STREAMS} streams are open" if stream else f"{MOST_REQUESTS} requests are being worked on"
-            await _problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{what}, which is as many as there may be at once")(
-                scope, receive, send
-            )
-            return
-        self._streams += stream
-        self._requests += not stream and not free
-        try:
+        if path in access.HEALTH or path == access.METRICS:
             await self._app(scope, _bounded(receive), send)
+        elif path != STREAM:
+            await self._in_turn(scope, receive, send)
+        elif self._streams >= MOST_STREAMS:
+            await _full(f"{MOST_STREAMS} streams are open")(scope, receive, send)
+        else:
+            self._streams += 1
+            try:
+                await self._app(scope, _bounded(receive), send)
+            finally:
+                self._streams -= 1
+
+    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Through, when it is this client's turn."""
+        client = peers.client(scope.get("client"), scope.get("server"))
+        if self._requests.total() >= MOST_REQUESTS:
+            await _full(f"{MOST_REQUESTS} requests are being worked on")(scope, receive, send)
+            return
+        if self._requests[client] >= MOST_OF_ONE:
+            detail = f"{MOST_OF_ONE} requests of yours ({client}) are being worked on, which is as many as one may have"
+            await answer(HTTPStatus.TOO_MANY_REQUESTS, detail)(scope, receive, send)
+            return
+        turns = self._turns["/".join(scope["path"].split("/")[:4]) in _DEAR]
+        self._requests[client] += 1
+        try:
+            await turns.take(client, _TURN_S)
+        except TimeoutError:
+            detail = f"others have been worked on for {_TURN_S:g} s"
+            await answer(HTTPStatus.SERVICE_UNAVAILABLE, detail)(scope, receive, send)
+        else:
+            await self._work(turns, scope, receive, send)
         finally:
-            self._streams -= stream
-            self._requests -= not stream and not free
+            self._requests[client] -= 1
+            self._requests += Counter()  # forget who has none
+
+    async def _work(self, turns: Turns, scope: Scope, receive: Receive, send: Send) -> None:
+        """Through, and the next may come as soon as there is an answer: who is slow to take it keeps nobody waiting."""
+        over = False
+
+        async def sent(message: Message) -> None:
+            nonlocal over
+            if not over:
+                over = True
+                turns.give_back()
+            await send(message)
+
+        try:
+            await self._app(scope, _bounded(receive), sent)
+        finally:
+            if not over:
+                turns.give_back()
 
     async def _token(self) -> str | None:
         token, trouble = None, ""
@@ -181,12 +228,11 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _answer(refusal: Refusal) -> Response:
-    return _problem(refusal.status, refusal.detail)
+    return answer(refusal.status, refusal.detail)
 
 
-def _problem(status: HTTPStatus, detail: str) -> Response:
-    busy = status == HTTPStatus.SERVICE_UNAVAILABLE
-    return answer(status, detail, {"Retry-After": str(_RETRY_AFTER_S)} if busy else {})
+def _full(what: str) -> Response:
+    return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{what}, which is as many as there may be at once")
 
 
 def _login_page(trouble: str, on: str) -> Response:

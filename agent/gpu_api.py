@@ -8,7 +8,8 @@ from fastapi import APIRouter, Depends
 
 from commwatch.gpus import Gpus, GpuViews
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, JobFilter, job_exists, known_parameters, of_app
+from commwatch.query import AgentOf, JobFilter, known_parameters, of_app
+from commwatch.questions import job_exists
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
 

@@ -8,6 +8,7 @@ import logging
 import os
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from commwatch.aggregate import Aggregate
@@ -66,6 +67,7 @@ class Intake:
         handover: held from when cells are given to the store until it has them, which takes as long as the disk does: a reader that holds it
             finds each cell either in the books or in the history. By default the lock itself.
         most_rings: to be read at a time; each keeps a file open.
+        alive: called as long as it gets on, also within a look that takes long.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class Intake:
         lock: threading.RLock,
         handover: threading.RLock | None = None,
         most_rings: int = MOST_RINGS,
+        alive: Callable[[], object] = lambda: None,
     ) -> None:
-        self._handover = handover or lock
+        self._handover, self._alive = handover or lock, alive
         self._directory, self._most_rings = directory, most_rings
         self._aggregate, self._store, self._lock = aggregate, store, lock
         self._boot_id = boot_id()
@@ -206,6 +209,7 @@ class Intake:
 
     def _drain(self, source: _Source, now_ns: int) -> int:
         """Take one batch of a ring; returns how many records it read or found lost."""
+        self._alive()
         reader, book = source.reader, source.book
         if reader is None:
             return 0

@@ -19,11 +19,11 @@ from commwatch.alert_api import AlertView, view_of
 from commwatch.answers import Agent
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.live import Card, JobNow, Operations, job_now, operations, pick, running
-from commwatch.report import build
 from commwatch.slots import Slot
 from commwatch.timeline import Timeline, timeline
 from commwatch.verdicts import Verdict
 from commwatch.watchers import Watchers
+from commwatch.worker import Worker
 
 #: How far back the page's plots go.
 PAST_S = 3600.0
@@ -78,6 +78,7 @@ class Look:
     """Answers from what an agent has running; any thread may ask.
 
     Args:
+        worker: works out what reads much of the history.
         trouble: why the agent is not ready, ``None`` if it is.
         clock: Unix time.
     """
@@ -85,11 +86,12 @@ class Look:
     def __init__(
         self,
         agent: Agent,
+        worker: Worker,
         watchers: Watchers,
         trouble: Callable[[], str | None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._agent, self._watchers, self._trouble, self._clock = agent, watchers, trouble, clock
+        self._agent, self._worker, self._watchers, self._trouble, self._clock = agent, worker, watchers, trouble, clock
         #: By job: until when it holds, and a ``Told``.
         self._slow: dict[str, tuple[float, bytes]] = {}
         #: By job: when they were found, and verdicts that take long to find. Guarded by the lock of the books.
@@ -139,8 +141,8 @@ class Look:
 
     def _tell(self, job_id: str) -> bytes:
         findings = [finding for view in self._watchers.logs.topology(job_id) for finding in view.findings]
-        report = build(self._agent, job_id, self._agent.path, "", findings, self._watchers.host.view(job_id))
-        return _json(Told, Told(job_id, findings, [] if report is None else report.advice))
+        advice = self._worker.find("advice", job=job_id, findings=findings, host=self._watchers.host.view(job_id))
+        return _json(Told, Told(job_id, findings, advice))
 
     def _told(self, job: Job, now_ns: int) -> list[Verdict]:
         """Stragglers, ranks that disagree, and what NCCL's RAS says: of half a minute, so they need not be new each second."""

@@ -15,15 +15,8 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
+from commwatch.questions import Problem
 from commwatch.store import StoreError
-
-
-class Problem(Exception):
-    """What the caller did wrong, as problem details."""
-
-    def __init__(self, status: HTTPStatus, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
 
 
 @dataclass(frozen=True)
@@ -50,6 +43,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     413: {"description": "The body is too large.", **PROBLEM},
     421: {"description": "The host header is no name of this agent.", **PROBLEM},
     422: {"description": "A parameter is not of its type; the detail names it.", **PROBLEM},
+    429: {"description": "Too many requests of this client are being worked on.", **PROBLEM},
     503: {
         "description": "The history cannot be read, a request not be written, or too much is asked at once.",
         **PROBLEM,
@@ -57,9 +51,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+#: What passes, and when to ask again.
+_BUSY, _SOON = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}), {"Retry-After": "1"}
+
+
 def answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     """An error answer."""
-    return Response(body_of(status, detail), status, headers, "application/problem+json")
+    said = {**(_SOON if status in _BUSY else {}), **(headers or {})}
+    return Response(body_of(status, detail), status, said, "application/problem+json")
 
 
 def body_of(status: int, detail: str) -> bytes:

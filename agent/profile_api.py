@@ -9,9 +9,10 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from commwatch.collectors.profile_files import MOST_SECONDS, MOST_STEPS
-from commwatch.problems import ERRORS, PROBLEM, Problem
+from commwatch.problems import ERRORS, PROBLEM
 from commwatch.profiles import NotThere, Profile, Profiles, Refused
 from commwatch.query import known_parameters, of_app
+from commwatch.questions import Problem
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
 _CONFLICT = {"description": "The job does not run, or is being profiled already.", **PROBLEM}

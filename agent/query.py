@@ -10,12 +10,13 @@ from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import Annotated, TypeVar
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Query, Request, Response
 
 from commwatch.answers import Agent
 from commwatch.host import HostWatch
 from commwatch.nccl import NcclLogs
-from commwatch.problems import Problem
+from commwatch.questions import Problem, Text
+from commwatch.worker import Worker
 
 MOST_ROWS = 10_000
 _T = TypeVar("_T")
@@ -92,9 +93,9 @@ def of_app(name: str, kind: type[_T]) -> Callable[[Request], _T]:
 AgentOf = Annotated[Agent, Depends(of_app("agent", Agent))]
 LogsOf = Annotated[NcclLogs, Depends(of_app("logs", NcclLogs))]
 HostOf = Annotated[HostWatch, Depends(of_app("host", HostWatch))]
+WorkerOf = Annotated[Worker, Depends(of_app("worker", Worker))]
 
 
-def job_exists(agent: Agent, job: str | None) -> None:
-    """Refuse a job that the history does not know."""
-    if job is not None and not agent.has_job(job):
-        raise Problem(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
+def answered(text: Text) -> Response:
+    """What the worker has answered, as it is."""
+    return Response(text.body, headers=dict(text.headers), media_type=text.media_type)

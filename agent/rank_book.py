@@ -118,6 +118,8 @@ class RankBook(Names):
         self.alive = True
         #: The trainer's pid as the agent sees it; ``None``: not visible from here.
         self.pid: int | None = None
+        #: A pid that it had, and the state of that process at the latest look, as ``collectors.process`` has it.
+        self.process: tuple[int, str | None] | None = None
         self.closed_properly = False
         #: How it ended, where it has.
         self.ending: Ending | None = None

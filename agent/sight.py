@@ -9,7 +9,6 @@ from commwatch import joined
 from commwatch.aggregate import Job
 from commwatch.books import GroupInfo
 from commwatch.collectors import events as ev
-from commwatch.collectors import process
 from commwatch.collectors.governor import FULL, MODES
 from commwatch.endings import Ending
 from commwatch.rank_book import RankBook
@@ -49,7 +48,7 @@ def rank(job_id: str, book: RankBook, now_ns: int) -> RankView:
         local_rank=identity.get("local_rank"),
         pid=int(identity.get("pid", 0)),
         hook=str(identity.get("hook", "")),
-        process=process.state(book.pid) if book.pid is not None else None,
+        process=book.process[1] if book.process is not None and book.process[0] == book.pid else None,
         heartbeat_age_s=max(0, now_ns - book.heartbeat_ns) / 1e9 if book.alive else None,
         last_seq={book.group(small_id).group_id: seq for small_id, seq in book.last_seq.items()},
         launched_s={

@@ -15,10 +15,8 @@ from fastapi.responses import StreamingResponse
 
 from commwatch.problems import ERRORS
 from commwatch.query import JobFilter, known_parameters, of_app
+from commwatch.questions import Problem
 from commwatch.store import StoreError
-
-#: At the same time.
-_MOST_LOOKS = 4
 
 
 class Topic(NamedTuple):
@@ -29,6 +27,8 @@ class Topic(NamedTuple):
     look: Callable[[str | None], bytes]
     #: Seconds between two looks.
     every_s: float
+    #: What it looks at: of the looks at the same one is under way at a time.
+    source: str = "books"
 
 
 @dataclass
@@ -58,7 +58,9 @@ class Feed:
     def __init__(self, first: Topic, topics: list[Topic], ending: Callable[[], bool]) -> None:
         self._first, self._topics, self._ending = first, topics, ending
         self._channels: dict[str | None, _Channel] = {}
-        self._threads = CapacityLimiter(_MOST_LOOKS)
+        # Threads of its own: a look that takes long leaves those of other requests alone. One for each source, whatever number of jobs is
+        # watched: each more would take a share of the interpreter from the intake.
+        self._threads = {topic.source: CapacityLimiter(1) for topic in (first, *topics)}
 
     @property
     def listeners(self) -> int:
@@ -92,8 +94,7 @@ class Feed:
             channel.listeners -= 1
 
     async def _look(self, topic: Topic, job: str | None) -> bytes | None:
-        # Threads of its own, and few: a look that takes long leaves those of other requests alone.
-        return await to_thread.run_sync(_looked, topic, job, limiter=self._threads)
+        return await to_thread.run_sync(_looked, topic, job, limiter=self._threads[topic.source])
 
     async def _produce(self, channel: _Channel, job: str | None, topic: Topic) -> None:
         """Look until nobody listens, and then the last look has ended: whoever comes meanwhile finds the channel as it is."""
@@ -125,10 +126,10 @@ class Feed:
 
 
 def _looked(topic: Topic, job: str | None) -> bytes | None:
-    """``None`` where the history cannot be read right now."""
+    """``None`` where it cannot be told right now."""
     try:
         return topic.look(job)
-    except (StoreError, sqlite3.Error, OSError):
+    except (StoreError, sqlite3.Error, OSError, Problem):
         return None
 
 

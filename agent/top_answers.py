@@ -15,10 +15,11 @@ from pydantic import TypeAdapter
 
 from commwatch.advice import Advice
 from commwatch.alert_api import AlertsView, AlertView
-from commwatch.api import About, Summary
+from commwatch.api import About
 from commwatch.asking import NO_KEYS, Keys, get
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.gpus import GpuViews
+from commwatch.questions import Summary
 from commwatch.verdicts import Verdict
 from commwatch.views import JobView, RankView, StepView
 

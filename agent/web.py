@@ -13,22 +13,24 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from commwatch import __version__, alert_api, api, conclusions, gpu_api, profile_api, stream, witness_api
 from commwatch.alerts.catalogue import shipped
 from commwatch.answers import Agent
 from commwatch.look import Look
 from commwatch.pages import page, prose, table
-from commwatch.problems import answer_problems
+from commwatch.problems import answer, answer_problems
+from commwatch.scrape import Scrape
 from commwatch.stream import Feed, Topic
 from commwatch.watchers import Watchers
+from commwatch.worker import Worker
 
 _STATIC = Path(__file__).parent / "static"
 
 
 def application(
     agent: Agent,
+    worker: Worker,
     watchers: Watchers,
     registry: CollectorRegistry,
     healthy: Callable[[], str | None],
@@ -38,6 +40,7 @@ def application(
     """The whole web face of an agent.
 
     Args:
+        worker: answers the questions that read much of the history.
         watchers: what runs beside the intake.
         healthy: says why the agent is broken, ``None`` if it is not.
         ready: says why it cannot answer yet or properly, ``None`` if it can.
@@ -51,6 +54,7 @@ def application(
         description="The communication of the training jobs on this node.",
     )
     app.state.agent = agent
+    app.state.worker = worker
     app.state.logs = watchers.logs
     app.state.profiles = watchers.profiles
     app.state.gpus = watchers.gpus
@@ -60,32 +64,38 @@ def application(
     app.state.evidence = watchers.evidence
     app.state.scraped = (None, None)
     app.state.trouble = ready
-    look = Look(agent, watchers, ready)
+    look = Look(agent, worker, watchers, ready)
     topics = [
         Topic("moment", look.moment, 1.0),
         Topic("timeline", look.timeline, 2.0),
         Topic("operations", look.operations, 5.0),
-        Topic("told", look.told, 10.0),
+        Topic("told", look.told, 10.0, "worker"),
     ]
-    app.state.feed = Feed(Topic("past", look.past, 0.0), topics, ending)
+    app.state.feed = Feed(Topic("past", look.past, 0.0, "history"), topics, ending)
     for part in (api, alert_api, conclusions, gpu_api, profile_api, stream, witness_api):
         app.include_router(part.router)
     answer_problems(app)
 
+    scrape = Scrape(registry)
+
+    # These three are no plain functions: they need none of the threads that answers are worked out in.
     @app.get("/metrics", response_class=PlainTextResponse)
-    def metrics(request: Request) -> Response:
+    async def metrics(request: Request) -> Response:
         """For Prometheus."""
         app.state.scraped = (time.time(), request.headers.get("user-agent"))
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"Content-Type": content_type})
+        try:
+            text, content_type = await scrape.page(request.headers.get("accept", ""))
+        except TimeoutError:
+            return answer(HTTPStatus.SERVICE_UNAVAILABLE, "the metrics are not ready in time")
+        return Response(text, headers={"Content-Type": content_type})
 
     @app.get("/healthz", response_class=PlainTextResponse)
-    def healthz() -> Response:
+    async def healthz() -> Response:
         """200 while the agent works."""
         return _state(healthy())
 
     @app.get("/readyz", response_class=PlainTextResponse)
-    def readyz() -> Response:
+    async def readyz() -> Response:
         """200 once the agent drains rings and keeps history."""
         return _state(ready())
 

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends
 
 from commwatch.inspector import Inspector
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, JobFilter, job_exists, known_parameters, of_app
+from commwatch.query import AgentOf, JobFilter, known_parameters, of_app
+from commwatch.questions import job_exists
 from commwatch.ras import Ras
 from commwatch.witness_views import InspectorView, RasView
 

@@ -33,8 +33,10 @@ from commwatch.collectors.ring import RingWriter
 from commwatch.evidence import Evidence
 from commwatch.history import History
 from commwatch.intake import Intake
+from commwatch.references import References
 from commwatch.store import RingRow, Writer
 from commwatch.summary import Row
+from commwatch.worker import Worker
 
 MS = 1_000_000
 #: Unix time of monotonic 0 in ``identity``.
@@ -148,6 +150,11 @@ def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9)
 def no_alerts() -> tuple[Alerting, Evidence]:
     """What evaluates no rules, and keeps no evidence."""
     return Alerting(Plan(), lambda: (), Book(Path("none"))), Evidence(Path("none"), "", lambda job: {})
+
+
+def idle_worker(agent: Agent) -> Worker:
+    """What answers questions about an agent's history once it is asked."""
+    return Worker(agent, References(Path("none")), Damaged())
 
 
 class Trainer:

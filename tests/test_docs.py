@@ -40,7 +40,7 @@ from commwatch.ras import Ras
 from commwatch.watchers import Watchers
 from commwatch.web import application
 from commwatch.witness_api import Witnesses
-from tests.helpers import commwatch, needs, no_alerts
+from tests.helpers import commwatch, idle_worker, needs, no_alerts
 
 TREE = Path(__file__).parents[1]
 DOCS = TREE / "docs"
@@ -137,7 +137,9 @@ def openapi() -> dict[str, Any]:
     profiles = Profiles(Path("none"), Path("none"), agent)
     witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
     watchers = Watchers(logs, profiles, Gpus("off"), witnesses, HostWatch(Aggregate(), lock, lambda: 0), *no_alerts())
-    return application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False).openapi()
+    return application(
+        agent, idle_worker(agent), watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False
+    ).openapi()
 
 
 def test_every_route() -> None:

@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 
-from commwatch import api
-from commwatch.api import Operations, ops
+from commwatch import questions
 from commwatch.config import Config
-from commwatch.problems import Problem
-from commwatch.query import Window
+from commwatch.questions import Problem, Wanted, operations
 from commwatch.serving import listen
 from tests.agent.test_api import populated, rings_of
 from tests.helpers import (
@@ -99,12 +97,10 @@ def test_too_much_to_look_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     watch = Watch(tmp_path)
     end_rank(write_ring(watch.rings, [operation(start_ns=0, end_ns=9)] * 5))
     watch.tick()
-    everything = Window(0, 1 << 62)
-    assert isinstance(page := ops(watch.agent, everything), Operations)
-    assert len(page.operations) == 5
-    monkeypatch.setattr(api, "MOST_LOOKING_S", -1.0)
+    assert len(operations(watch.agent, Wanted(0, 1 << 62, None)).operations) == 5
+    monkeypatch.setattr(questions, "MOST_LOOKING_S", -1.0)
     with pytest.raises(Problem, match="since, until: there is more") as caught:
-        ops(watch.agent, everything, op="nothing")
+        operations(watch.agent, Wanted(0, 1 << 62, None, {"op": "nothing"}))
     assert caught.value.status == HTTPStatus.BAD_REQUEST
 
 

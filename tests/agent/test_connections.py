@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from commwatch import connections
+from commwatch import connections, gate
 from tests.helpers import PATIENCE_S, RunningAgent, agent, examples, wait_for
 from tests.serving import Served, serving
 
@@ -147,6 +147,7 @@ def is_open(connection: socket.socket) -> bool:
 
 def test_all_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where requests of as many connections as there may be are worked on, the next gets a 503 that says so, and those go on."""
+    monkeypatch.setattr(gate, "_AT_ONCE", {False: 5})
     with crowded(tmp_path / "run", monkeypatch) as (served, go, at_work), contextlib.ExitStack() as stack:
         there = [stack.enter_context(served.connect()) for _ in range(5)]
         for one in there:

@@ -367,8 +367,12 @@ def test_large_headers(closed: Served, path: str) -> None:
         assert str(MOST_HEADER_BYTES) in asked.detail
 
 
-def crowd(path: str, others: tuple[str, ...], number: int) -> list[int]:
-    """The statuses of so many requests that do not end, and then of some others beside them."""
+#: A client of another machine, and one that is not of the crowd.
+CROWD, ANOTHER = "192.0.2.1", "198.51.100.1"
+
+
+def crowd(path: str, clients: list[str], others: list[tuple[str, str]]) -> list[int]:
+    """The statuses of requests for a path that do not end, one for each of ``clients``, and of others (path and client) beside them."""
 
     async def ask() -> list[int]:
         end, waiting = asyncio.Event(), asyncio.Event()
@@ -383,42 +387,129 @@ def crowd(path: str, others: tuple[str, ...], number: int) -> list[int]:
         door = gate.Gate(app, Rules(), lambda: "token", False)
         statuses: list[int] = []
 
-        async def one(at: str) -> None:
+        async def one(at: str, client: str) -> None:
             async def send(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     statuses.append(message["status"])
-                    if message["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
+                    if message["status"] != HTTPStatus.OK:
                         assert (b"retry-after", b"1") in message["headers"]
 
-            async def receive() -> Message:
-                return {"type": "http.request"}
+            await door(request(at, client), nothing, send)
 
-            request = {"type": "http", "method": "GET", "path": at, "raw_path": at.encode(), "query_string": b""}
-            await door({**request, "headers": [(b"host", b"localhost")]}, receive, send)
-
-        tasks = [asyncio.create_task(one(path)) for _ in range(number)]
+        tasks = [asyncio.create_task(one(path, client)) for client in clients]
         await waiting.wait()
         await asyncio.sleep(0)
         for each in others:
-            await one(each)
+            await one(*each)
         end.set()
         await asyncio.gather(*tasks)
-        await one(path)
+        await one(path, clients[0])
         return statuses
 
     return asyncio.run(ask())
 
 
+def request(path: str, client: str) -> Scope:
+    """A request as the server hands it on."""
+    about = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
+    return {**about, "headers": [(b"host", b"localhost")], "client": (client, 1), "server": ("192.0.2.9", 9477)}
+
+
+async def nothing() -> Message:
+    """Its body."""
+    return {"type": "http.request"}
+
+
 def test_too_many_requests() -> None:
     """Past a number of requests at once the next is told to come again, but metrics, health and streams go on; then there is room again."""
-    others = ("/metrics", "/healthz", gate.STREAM)
-    assert crowd("/api/v1/jobs", ("/", *others), gate.MOST_REQUESTS) == [503, 200, 200, 200] + [
-        200
-    ] * gate.MOST_REQUESTS + [200]
+    clients = [f"192.0.2.{n % 2}" for n in range(gate.MOST_REQUESTS)]
+    others = [(path, ANOTHER) for path in ("/", "/metrics", "/healthz", gate.STREAM)]
+    assert crowd("/api/v1/jobs", clients, others) == [503, 200, 200, 200] + [200] * gate.MOST_REQUESTS + [200]
+
+
+@pytest.mark.parametrize(
+    ("path", "other"), [("/api/v1/jobs", "/api/v1/collectives/group/1"), ("/api/v1/summary", "/api/v1/ranks")]
+)
+def test_too_many_of_one(path: str, other: str) -> None:
+    """A client that has as many requests as one may have is told to come again; another is let in, and what reads the history
+    keeps what does not from nobody, nor the other way round."""
+    others = [(path, CROWD), ("/metrics", CROWD), (other, ANOTHER)]
+    assert crowd(path, [CROWD] * gate.MOST_OF_ONE, others) == [429, 200, 200] + [200] * gate.MOST_OF_ONE + [200]
 
 
 def test_too_many_streams() -> None:
-    """Likewise of streams, which keep no request from being answered."""
-    assert crowd(gate.STREAM, (gate.STREAM, "/api/v1/jobs"), gate.MOST_STREAMS) == [503, 200] + [
-        200
-    ] * gate.MOST_STREAMS + [200]
+    """There is a number of streams, too, which keep no request from being answered."""
+    others = [(gate.STREAM, CROWD), ("/api/v1/jobs", CROWD)]
+    assert crowd(gate.STREAM, [CROWD] * gate.MOST_STREAMS, others) == [503, 200] + [200] * gate.MOST_STREAMS + [200]
+
+
+def test_slow_to_take() -> None:
+    """Who does not take an answer keeps nobody from the next."""
+
+    async def ask() -> None:
+        async def app(_: Scope, __: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body"})
+
+        door, taken, started = gate.Gate(app, Rules(), lambda: "token", False), asyncio.Event(), asyncio.Event()
+
+        async def slow(message: Message) -> None:
+            started.set()
+            await taken.wait()
+
+        async def quick(message: Message) -> None:
+            pass
+
+        first = asyncio.create_task(door(request("/api/v1/summary", CROWD), nothing, slow))
+        await started.wait()
+        for client in (CROWD, ANOTHER):
+            await asyncio.wait_for(door(request("/api/v1/summary", client), nothing, quick), PATIENCE_S)
+        assert not first.done()
+        taken.set()
+        await first
+
+    asyncio.run(ask())
+
+
+def test_failing_answer() -> None:
+    """An answer that fails before it begins leaves its turn to the next."""
+
+    async def ask() -> None:
+        async def app(_: Scope, __: Receive, ___: Send) -> None:
+            raise RuntimeError("no answer")
+
+        async def send(message: Message) -> None:
+            pass
+
+        door = gate.Gate(app, Rules(), lambda: "token", False)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="no answer"):
+                await asyncio.wait_for(door(request("/api/v1/summary", CROWD), nothing, send), PATIENCE_S)
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("path", "most"), [("/api/v1/ops", 1), ("/api/v1/collectives/group/1", 1), ("/", 2)])
+def test_worked_on_at_once(path: str, most: int) -> None:
+    """Of what reads the history one request is worked on at a time, of other requests two: the rest wait, and all are answered."""
+
+    async def ask() -> tuple[int, int]:
+        inside, highest, answered = 0, 0, 0
+
+        async def app(_: Scope, __: Receive, send: Send) -> None:
+            nonlocal inside, highest
+            inside += 1
+            highest = max(highest, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def send(message: Message) -> None:
+            nonlocal answered
+            answered += message["status"] == HTTPStatus.OK
+
+        door = gate.Gate(app, Rules(), lambda: "token", False)
+        await asyncio.gather(*(door(request(path, f"192.0.2.{n % 3}"), nothing, send) for n in range(30)))
+        return highest, answered
+
+    assert asyncio.run(ask()) == (most, 30)

@@ -30,7 +30,7 @@ from commwatch.ras import Ras
 from commwatch.watchers import Watchers
 from commwatch.web import application
 from commwatch.witness_api import Witnesses
-from tests.helpers import no_alerts
+from tests.helpers import idle_worker, no_alerts
 from tests.trees import say, unpack, vanish
 
 S = 1_000_000_000
@@ -279,7 +279,9 @@ def test_route(tmp_path: Path) -> None:
     profiles = Profiles(tmp_path, tmp_path, agent)
     witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
     watchers = Watchers(logs, profiles, Gpus("off"), witnesses, watched.watch, *no_alerts())
-    app = application(agent, watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False)
+    app = application(
+        agent, idle_worker(agent), watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False
+    )
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:

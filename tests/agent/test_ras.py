@@ -36,6 +36,7 @@ from tests.helpers import (
     commwatch,
     fetch,
     group_entry,
+    idle_worker,
     no_alerts,
     operation,
     packed,
@@ -331,7 +332,9 @@ def served(watch: Watch, ras: Ras) -> Iterator[str]:
     logs, profiles = NcclLogs(Path("none"), watch.aggregate, lock), Profiles(Path("none"), Path("none"), watch.agent)
     host = HostWatch(watch.aggregate, lock, lambda: 0)
     watchers = Watchers(logs, profiles, Gpus("off"), witnesses, host, *no_alerts())
-    app = application(watch.agent, watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False)
+    app = application(
+        watch.agent, idle_worker(watch.agent), watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -69,6 +69,34 @@ def test_begins_with_the_past() -> None:
     run(main())
 
 
+def test_one_look_at_a_time() -> None:
+    """However many jobs are watched, one of the looks at them is under way at a time; one elsewhere keeps it from nothing."""
+    under_way, most, history = 0, 0, threading.Event()
+
+    def look(job: str | None) -> bytes:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        time.sleep(0.001)  # lets others in
+        under_way -= 1
+        return b"1"
+
+    def slow(_: str | None) -> bytes:
+        history.wait(PATIENCE_S)
+        return b"2"
+
+    async def main() -> None:
+        topics = [Topic("moment", look, 0.0), Topic("told", slow, 0.0, "worker")]
+        many = Feed(Topic("past", lambda _: b"[]", 0.0), topics, lambda: False)
+        try:
+            await asyncio.gather(*(take(many.follow(f"job{n}"), 5) for n in range(8)))
+        finally:
+            history.set()
+
+    run(main())
+    assert most == 1
+
+
 def test_one_look_for_all() -> None:
     """However many watch a job, there is one look at a time for them; another job has its own; when all have gone, none is taken."""
 

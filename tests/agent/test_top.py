@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from commwatch.advice import Advice
 from commwatch.alert_api import AlertView
-from commwatch.api import About, Summary
+from commwatch.api import About
 from commwatch.cells import coloured, plain, width
 from commwatch.collectors.gpu import Card, Gpu, Measured
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.gpus import GpuView, GpuViews
+from commwatch.questions import Summary
 from commwatch.summary import Row
 from commwatch.top import Seen, frame
 from commwatch.top_answers import Answers, OfJob

@@ -1,0 +1,53 @@
+"""Who is at the other end of a connection: on loopback all clients have one address, but the kernel knows the user of each."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from ipaddress import ip_address
+
+#: Of <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h>.
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
+_HEADER = struct.Struct("=IHHII")
+_ABOUT = struct.Struct("=BBBxI")
+_ENDS = struct.Struct("!HH16s16s")
+#: Interface and cookie: any.
+_ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+#: Where the answer has the user: after its header, four bytes, the ends with interface and cookie, three numbers.
+_UID_AT = _HEADER.size + 4 + _ENDS.size + len(_ANY) + 12
+#: The kernel answers at once.
+_PATIENCE_S = 0.1
+Address = tuple[str, int]
+
+
+def client(peer: Address | None, here: Address | None) -> str:
+    """A name for whoever asks: the user, where it is one of this machine, else the address.
+
+    Args:
+        peer: address and port of the client; ``None``: not known.
+        here: those it is connected to.
+    """
+    if peer is None:
+        return "unknown"
+    try:
+        local = ip_address(peer[0]).is_loopback
+    except ValueError:
+        return peer[0]
+    uid = _uid(peer, here) if local and here is not None else None
+    return peer[0] if uid is None else f"user {uid}"
+
+
+def _uid(peer: Address, here: Address) -> int | None:
+    """The user who owns the client's end of a TCP connection within this network namespace; ``None``: the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError, struct.error):
+        family = socket.AF_INET6 if ":" in peer[0] else socket.AF_INET
+        ends = (socket.inet_pton(family, at[0]) for at in (peer, here))
+        about = _ABOUT.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + _ENDS.pack(peer[1], here[1], *ends) + _ANY
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
+            kernel.settimeout(_PATIENCE_S)
+            kernel.send(_HEADER.pack(_HEADER.size + len(about), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + about)
+            said = kernel.recv(4096)
+        if _HEADER.unpack_from(said)[1] == _SOCK_DIAG_BY_FAMILY:
+            return int(struct.unpack_from("=I", said, _UID_AT)[0])
+    return None

@@ -1,0 +1,57 @@
+"""Who is next where only so many may be at it at once: client by client, whatever number of requests each of them has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable
+
+
+class Turns:
+    """Hands out turns on one event loop.
+
+    Clients that wait get their turns one after the other: who has asked once waits for one request of each of the others at most.
+
+    Args:
+        at_once: turns there are.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._free = at_once
+        #: Requests of each client, in the order in which clients are served. Those that have given up are passed over.
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+
+    async def take(self, client: Hashable, patience_s: float) -> None:
+        """Wait for a turn; whoever got it gives it back.
+
+        Raises:
+            TimeoutError: it has not come within ``patience_s`` seconds.
+        """
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(mine)
+        self._serve()
+        try:
+            await asyncio.wait({mine}, timeout=patience_s)
+        except asyncio.CancelledError:
+            if not mine.cancel():
+                self.give_back()
+            raise
+        if not mine.done():
+            mine.cancel()
+            raise TimeoutError
+
+    def give_back(self) -> None:
+        """A turn is over."""
+        self._free += 1
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._free and self._waiting:
+            client, line = next(iter(self._waiting.items()))
+            del self._waiting[client]
+            mine = line.popleft()
+            if line:
+                self._waiting[client] = line  # at the end
+            if not mine.done():
+                mine.set_result(None)
+                self._free -= 1

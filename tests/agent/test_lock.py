@@ -1,0 +1,110 @@
+"""The lock of the books is held for nothing but the books: no file is read under it, and nothing that others ask for keeps the intake waiting."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from commwatch import profiles
+from commwatch.config import load
+from commwatch.daemon import Daemon
+from commwatch.exporter import Exporter
+from commwatch.processes import Processes
+from commwatch.references import References
+from tests.helpers import MS, PATIENCE_S, Trainer, Watch, operation, wait_for
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """An agent without its threads, and a trainer that lives."""
+    watch = Watch(tmp_path)
+    with Trainer(watch.rings / "job.r0.0.ring") as trainer:
+        trainer.write([operation(start_ns=n, end_ns=n + MS) for n in range(2000)])
+        watch.tick()
+        yield watch
+
+
+def free(lock: threading.RLock) -> bool:
+    """Whether another thread gets it at once."""
+    found: list[bool] = []
+
+    def take() -> None:
+        found.append(lock.acquire(blocking=False))
+        if found[0]:
+            lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join(PATIENCE_S)
+    return found == [True]
+
+
+def test_processes(watch: Watch) -> None:
+    """The state of a trainer's process is read without the lock, and told with its rank; not that of a process that it was before."""
+    lock, pids = watch.agent._lock, []
+
+    def state(pid: int) -> str:
+        assert free(lock)
+        pids.append(pid)
+        return "stopped"
+
+    (view,) = watch.agent.ranks(None)
+    assert view.process is None
+    Processes(watch.aggregate, lock, state).tick()
+    assert pids == [view.visible_pid] != [os.getpid()]
+    assert [view.process for view in watch.agent.ranks(None)] == ["stopped"]
+    (book,) = watch.aggregate.books()
+    book.pid = os.getpid()
+    assert [view.process for view in watch.agent.ranks(None)] == [None]
+
+
+def test_references(watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are references looked for under it when metrics are asked for."""
+    looks: list[bool] = []
+    monkeypatch.setattr(References, "refresh", lambda _: looks.append(free(watch.agent._lock)))
+    registry = CollectorRegistry()
+    registry.register(
+        Exporter(watch.aggregate, watch.agent._lock, lambda: 1, list, references=References(tmp_path / "references"))
+    )
+    looks.clear()
+    assert b"commwatch_collectives_total" in generate_latest(registry)
+    assert looks == [True]
+
+
+def test_alive_within_a_look(tmp_path: Path) -> None:
+    """An intake that has much to take shows that it gets on before it has taken all: a busy agent is not a stuck one."""
+    watch, signs = Watch(tmp_path), []
+    watch.intake._alive = lambda: signs.append(watch.intake.read)
+    with Trainer(watch.rings / "job.r0.0.ring", slots=4096) as trainer:
+        trainer.write([operation(start_ns=n, end_ns=n + MS) for n in range(3000)])
+        watch.tick()
+    assert len({read for read in signs if 0 < read < 3000}) >= 4
+
+
+def test_housekeeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removing old logs and profiles, which may take as long as a file server does, keeps the intake from nothing."""
+    go, begun = threading.Event(), threading.Event()
+
+    def slow(_: object, __: float) -> None:
+        begun.set()
+        go.wait(PATIENCE_S)
+
+    monkeypatch.setattr(profiles.Profiles, "tidy", slow)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # this is not the main thread
+    daemon = Daemon(load({}, None, port=0, dir=str(tmp_path / "run"), state=str(tmp_path / "state")))
+    thread = threading.Thread(target=daemon.run)
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        with Trainer(tmp_path / "run" / "rings" / "job.r0.0.ring") as trainer:
+            trainer.write([operation(start_ns=n, end_ns=n + MS) for n in range(10)])
+            wait_for(lambda: daemon._intake.read == 10, "the intake")
+    finally:
+        go.set()
+        daemon.stop()
+        thread.join(PATIENCE_S)
