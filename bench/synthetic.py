@@ -1,7 +1,7 @@
 """The records of a training job that does not exist: eight ranks, 200 operations a step, 13 (group, op) pairs a rank.
 
 Run as a script it writes their rings at the pace of real time until it is ended:
-``python bench/synthetic.py DIRECTORY OPERATIONS_PER_SECOND``.
+``python bench/synthetic.py DIRECTORY OPERATIONS_PER_SECOND [SLOTS]``.
 """
 
 from __future__ import annotations
@@ -151,10 +151,10 @@ class Rank:
         self.ring.write(*head, 0, end - 100_000, end, ev.EXPOSED, 0, 0)
 
 
-def write_at_pace(directory: Path, per_second: float) -> None:
+def write_at_pace(directory: Path, per_second: float, slots: int = DEFAULT_SLOTS) -> None:
     """All ranks' rings, in bursts of 10 ms, until this process is ended."""
     begin = time.monotonic_ns()
-    ranks = [Rank(directory, rank, begin, per_second) for rank in range(WORLD_SIZE)]
+    ranks = [Rank(directory, rank, begin, per_second, slots=slots) for rank in range(WORLD_SIZE)]
     parent = os.getppid()
     while os.getppid() == parent:
         now = time.monotonic_ns()
@@ -164,4 +164,4 @@ def write_at_pace(directory: Path, per_second: float) -> None:
 
 
 if __name__ == "__main__":
-    write_at_pace(Path(sys.argv[1]), float(sys.argv[2]))
+    write_at_pace(Path(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:]))
