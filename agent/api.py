@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Literal

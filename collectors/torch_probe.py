@@ -189,7 +189,7 @@ class Probe(ABC):
     def _watch_exit(self) -> None:
         """See the end of a process of ``multiprocessing``. The registry is emptied when such a process begins, so not earlier."""
         if parent_process() is not None:
-            self._at_exit = Finalize(None, self.uninstall, exitpriority=_LAST)
+            self._at_exit = Finalize(None, self._leave, exitpriority=_LAST)
 
     def _about_ring(self, rank: int, size: int) -> tuple[Any, ...]:
         """Path, identity, slots and mode of the ring to be made."""

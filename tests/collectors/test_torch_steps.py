@@ -77,7 +77,8 @@ def test_calls_for_one_pass(trainer: Trainer) -> None:
 def test_swapped_parameter_groups(trainer: Trainer) -> None:
     """An engine that calls the optimizer for each group of its parameters leaves the calls of one pass."""
     weight, bias = trainer.model.weight, trainer.model.bias
-    optimizer = torch.optim.AdamW([{"params": [weight]}, {"params": [bias]}])
+    by_parameter: list[dict[str, Any]] = [{"params": [weight]}, {"params": [bias]}]
+    optimizer = torch.optim.AdamW(by_parameter)
     groups = optimizer.param_groups
     for _ in range(3):
         trainer.backward()
@@ -136,7 +137,7 @@ def test_nested_calls(trainer: Trainer) -> None:
     inner = trainer.sgd()
 
     class Outer(torch.optim.Optimizer):
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             inner.step()
             inner.step()
 
@@ -237,7 +238,7 @@ def test_engine_hooked_by_another(deepspeed: type[Engine], trainer: Trainer) -> 
     def theirs(engine: Engine, lr_kwargs: object) -> object:
         return ours(engine, lr_kwargs)
 
-    deepspeed._take_model_step = theirs  # type: ignore[method-assign]
+    deepspeed._take_model_step = theirs  # type: ignore[method-assign, assignment]
     try:
         trainer.hooks.uninstall()
         assert deepspeed._take_model_step is theirs
