@@ -145,7 +145,7 @@ def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) ->
         "world_size": world_size,
         "local_rank": int(local_rank) if local_rank.isdecimal() else None,
         "host": socket.gethostname(),
-        "pid": os.getpid(),
+        **this_process(),
         "boot_id": boot_id(),
         "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
         "started_ns": time.monotonic_ns(),
@@ -177,6 +177,35 @@ def unsound(identity: object) -> str | None:
 
 def _in_range(value: int, time: bool) -> bool:
     return abs(value) < _MOST_TIME_NS if time else 0 <= value < _MOST_COUNT
+
+
+def this_process() -> dict[str, Any]:
+    """What an identity says for ``process_of`` to find this process."""
+    return {"pid": os.getpid(), "pid_namespace": _pid_namespace(), "started_ticks": _start_ticks(os.getpid())}
+
+
+def process_of(identity: Mapping[str, Any], uid: int) -> int:
+    """The pid of the process that wrote an identity; 0 where it is over, or not to be seen from here.
+
+    Args:
+        uid: the user who wrote it. A process of another user is none of its.
+    """
+    pid, here = identity.get("pid"), _pid_namespace()
+    if type(pid) is not int or not here or identity.get("pid_namespace") != here:
+        return 0
+    try:
+        of_user = os.stat(f"/proc/{pid}").st_uid == uid  # noqa: PTH116
+    except (OSError, ValueError, OverflowError):
+        return 0
+    return pid if of_user and identity.get("started_ticks") == _start_ticks(pid) else 0
+
+
+def _pid_namespace() -> int:
+    """Names the namespace in which this process has its pid; 0 where that cannot be known."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def boot_id() -> str:

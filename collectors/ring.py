@@ -8,6 +8,8 @@ Layout (little endian)::
     4096   the operations in flight: 64 records with end_ns 0; stamp 0 = free
     8192   ``slots`` records; record n lies in slot n % slots and is stamped n + 1 at both ends
 
+Names lie beside it (``.names``): lines of JSON, then zeros where more will come. A larger file takes the place of a full one.
+
 A writer takes a number, writes the record, then stores the cursor; nobody ever waits for anybody. A reader
 copies, looks at the cursor again and throws away what could have been overwritten meanwhile, so that
 ``read + lost == written`` holds exactly. Several threads write at once, so the newest records may have gaps
@@ -18,19 +20,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
-import mmap
 import os
 import struct
+import threading
 from collections import deque
 from collections.abc import Callable
+from io import FileIO
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from commwatch.collectors import bounded, others
 from commwatch.collectors.events import BLOCKED, NONSENSE, RECORD, RECORD_SIZE, Record
+from commwatch.collectors.identity import process_of
+from commwatch.collectors.mapping import MappedFile, is_locked, lock_owner
 
 MAGIC = b"CWRING\r\n"
 VERSION = 2
@@ -47,6 +51,8 @@ STAMP_MASK = 0xFFFFFFFF
 START_AT, FLAGS_AT = 40, 56
 #: Of the names beside a ring so much is read: bytes and lines of all, values of one.
 MOST_NAMES_BYTES, MOST_NAMES, _MOST_VALUES = 16 << 20, 1 << 17, 1 << 20
+#: Reserved for names at first, and read of them at a time.
+_FIRST_NAMES, _NAMES_AT_ONCE = 16 << 10, 64 << 10
 #: How often a counter is looked at until it stays the same.
 COUNTER_LOOKS = 8
 #: Drains a reader waits for a record that others have overtaken.
@@ -77,59 +83,79 @@ class RingFile:
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], slots: int = DEFAULT_SLOTS, mode: int = 0o600) -> None:
-        blob = json.dumps(identity).encode()
-        if len(blob) > IN_FLIGHT_AT - IDENTITY_AT:
-            raise OSError(f"identity of {len(blob)} bytes does not fit the ring header")
-        size = RECORDS_AT + slots * RECORD_SIZE
         hidden = path.with_name(f".{path.name}.new")
-        self.path, self.slots = path, slots
-        self.fd = self._names = -1
-        self._names_path = path.with_suffix(".names")
-        #: Stays open: closing any descriptor of the file would give up the lock.
-        self.fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        self.path, self.slots, self._mode = path, slots, mode
+        self._names_path = path.with_suffix(".names").absolute()
+        self._naming = threading.RLock()
         try:
-            os.fchmod(self.fd, mode)
-            # A write to a hole of a full tmpfs is SIGBUS: every page is reserved here, or nothing is.
-            os.posix_fallocate(self.fd, 0, size)
-            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._map = mmap.mmap(self.fd, size)
+            self._mapping = MappedFile(hidden, RECORDS_AT + slots * RECORD_SIZE, mode)
+            blob = json.dumps(identity if is_locked(hidden) else {**identity, "locked": False}).encode()
+            if len(blob) > IN_FLIGHT_AT - IDENTITY_AT:
+                raise OSError(f"identity of {len(blob)} bytes does not fit the ring header")
+            self._map = self._mapping.memory
             HEADER.pack_into(self._map, 0, MAGIC, VERSION, RECORDS_AT, RECORD_SIZE, slots, IN_FLIGHT_SLOTS, len(blob))
             self._map[IDENTITY_AT : IDENTITY_AT + len(blob)] = blob
-            self._names = os.open(self._names_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
-            os.fchmod(self._names, mode)
+            self._names = self._new_names(_FIRST_NAMES)
             hidden.rename(path)
-        except OSError:
-            self.release()
+        except BaseException:
             for left in (hidden, self._names_path):
                 with contextlib.suppress(OSError):
                     left.unlink()
             raise
         self.counters = memoryview(self._map)[COUNTERS_AT : COUNTERS_AT + 8 * COUNTERS].cast("Q")
-        self._half_line = False
+
+    @property
+    def address(self) -> int:
+        """Where the file is mapped."""
+        return self._mapping.address
 
     def name(self, entry: dict[str, Any]) -> None:
-        """Append one line to the names file; raises ``OSError`` where there is no room."""
-        # What a full disk took half of must not become whole, nor swallow this line.
-        line = (b"!\n" if self._half_line else b"") + json.dumps(entry).encode() + b"\n"
-        written = os.write(self._names, line)
-        if written < len(line):
-            self._half_line = True
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._half_line = False
+        """Append one line to the names file; raises ``OSError`` where there is no room, or where it is no longer there."""
+        line = json.dumps(entry).encode() + b"\n"
+        with self._naming:
+            try:
+                self._names.memory.write(line)
+            except ValueError:  # it does not fit, and nothing of it has been written
+                self._names = self._more_names(len(line))
+                self._names.memory.write(line)
+
+    def _new_names(self, size: int, before: bytes = b"") -> MappedFile:
+        """The names file, anew; what was there before is replaced at once."""
+        hidden = self._names_path.with_name(f".{self._names_path.name}.new")
+        hidden.unlink(missing_ok=True)
+        names = MappedFile(hidden, size, self._mode)
+        names.memory.write(before)
+        try:
+            hidden.rename(self._names_path)
+        except OSError:
+            hidden.unlink(missing_ok=True)
+            raise
+        return names
+
+    def _more_names(self, more: int) -> MappedFile:
+        """A names file for so many bytes more; a file or folder of somebody else at its place is left as it is."""
+        said = self._names.memory[: self._names.memory.tell()]
+        if len(said) + more > MOST_NAMES_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._names_path))
+        if not self._names.is_at(self._names_path):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._names_path))
+        return self._new_names(min(max(2 * len(said), len(said) + more), MOST_NAMES_BYTES), said)
 
     def close(self, now_ns: int) -> None:
         """Say that the trainer has ended properly. The mapping stays: late completions still find it."""
         self.counters[CLOSED] = now_ns
 
     def release(self) -> None:
-        """Give up the descriptors, and the lock with them: nothing will be written any more."""
-        for fd in (self.fd, self._names):
-            if fd >= 0:
-                os.close(fd)
-        self.fd = self._names = -1
+        """Give up the file, and the lock with it: nothing will be written any more."""
+        self._mapping.let_go()
+        self._names.let_go()
 
-    def __del__(self) -> None:
+    def discard(self) -> None:
+        """Take the file away again, of a trainer that will not write to it after all."""
         self.release()
+        for path in (self.path, self._names_path):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 class RingWriter(RingFile):
@@ -226,10 +252,6 @@ def _check_owner(path: Path, about: os.stat_result) -> None:
         raise BadRing(f"{path.name}: {why.strerror}") from None
 
 
-#: ``struct flock`` of 64-bit Linux: type, whence, start, length, pid.
-_FLOCK = struct.Struct("hhqqi4x")
-
-
 class RingReader:
     """The agent's end.
 
@@ -247,10 +269,12 @@ class RingReader:
         self.next_n = next_n
         self._gap = (-1, 0)
         self._names_read = self._lines_read = 0
+        #: What ``process_of`` found; ``None``: it has not been asked.
+        self._pid: int | None = None
         self._fd = _open(path)
         try:
             about = os.fstat(self._fd)
-            size, self.inode = about.st_size, about.st_ino
+            size, self.inode, self._uid = about.st_size, about.st_ino, about.st_uid
             _check_owner(path, about)
             head = os.pread(self._fd, HEADER.size, 0)
             if len(head) < HEADER.size or not head.startswith(MAGIC):
@@ -293,13 +317,19 @@ class RingReader:
         return counted if counted < NONSENSE else 0
 
     def owner(self) -> int | None:
-        """The process that holds the trainer's lock on the file: its pid as this process sees it, 0 where it cannot see it.
+        """The trainer's process while it lives: its pid as this process sees it, 0 where it cannot see it.
 
-        ``None``: nobody holds it any more. A pid out of the file itself would mean nothing across containers.
+        ``None``: it is gone. The lock on the file says so, across containers, too; the pid that the file gives counts only
+        where it is of this namespace and found to be that process.
         """
-        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
-        return None if kind == fcntl.F_UNLCK else max(pid, 0)
+        holder = lock_owner(self._fd)
+        if holder is not None and holder >= 0:  # of a trainer whose commwatch locks for the process
+            return holder
+        if holder is None and self.identity.get("locked") is not False:
+            return None
+        if self._pid is None or holder is None:
+            self._pid = process_of(self.identity, self._uid)
+        return self._pid or (None if holder is None else 0)
 
     def alive(self) -> bool:
         """True while the trainer's process lives."""
@@ -381,14 +411,12 @@ class RingReader:
             fd = _open(self.path.with_suffix(".names"))
         except (OSError, BadRing):
             return []
-        with open(fd, "rb") as file:
+        with open(fd, "rb", buffering=0) as file:
             try:
                 _check_owner(self.path, os.fstat(fd))
             except BadRing:
                 return []
-            there = min(os.fstat(fd).st_size, MOST_NAMES_BYTES)  # a buffer of that size is made before anything is read
-            file.seek(self._names_read)
-            text = file.read(max(0, there - self._names_read))
+            text = self._names_from(file)
         whole, newline, _ = text.rpartition(b"\n")
         self._names_read += len(whole) + len(newline)
         if not whole:
@@ -402,6 +430,18 @@ class RingReader:
                 if isinstance(entry, dict):
                     entries.append(entry)
         return entries
+
+    def _names_from(self, file: FileIO) -> bytes:
+        """What has come of names: it ends where the file does, or with the first zero, for what is reserved is zeros."""
+        file.seek(self._names_read)
+        pieces, left = [], MOST_NAMES_BYTES - self._names_read
+        while left > 0 and (piece := file.read(min(left, _NAMES_AT_ONCE))):
+            written, zero, _ = piece.partition(b"\0")
+            pieces.append(written)
+            if zero:
+                break
+            left -= len(piece)
+        return b"".join(pieces)
 
     def close(self) -> None:
         """Let go of the file; it stays."""

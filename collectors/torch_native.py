@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import threading
 import time
@@ -81,8 +80,10 @@ class NativeProbe(Probe):
 
     def _make_ring(self, *about: Any) -> None:
         made = ring.RingFile(*about)
-        if not self._library.attach(self._session, made.fd, made.slots):
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(made.path))
+        wrong = self._library.attach(self._session, made.address, made.slots)
+        if wrong:
+            made.discard()
+            raise OSError(wrong, os.strerror(wrong), str(made.path))
         self.ring = made
 
     # -- called from C++ ----------------------------------------------------------------------

@@ -11,6 +11,7 @@ import errno
 import gc
 import gzip
 import os
+import resource
 import shutil
 import tempfile
 import threading
@@ -129,6 +130,7 @@ class Profiling:
             return
         session = _Session(request, None, threading.get_ident(), _wall_offset_ns(), optimizer)
         try:
+            _refuse_limit()
             _refuse_second()
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_initialized():  # a job that does not use its GPU gets no CUDA context from us
@@ -247,6 +249,13 @@ def _wall_offset_ns() -> int:
     looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(10)]
     before, wall, after = min(looks, key=lambda look: look[2] - look[0])
     return wall - (before + after) // 2
+
+
+def _refuse_limit() -> None:
+    """Refuse where files may only grow so large: past that the kernel sends SIGXFSZ, and how large a trace becomes is not known."""
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most != resource.RLIM_INFINITY:
+        raise CannotProfile(f"the training may write no file of more than {most} bytes (ulimit -f); lift that limit")
 
 
 def _refuse_second() -> None:

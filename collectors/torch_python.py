@@ -15,6 +15,8 @@ On CUDA the future is ready when the kernel is queued. There ``torch_device.py``
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -121,10 +123,15 @@ class PythonProbe(Probe):
             self.ring.close(_now())
 
     def _make_ring(self, *about: Any) -> None:
-        self.ring = ring.RingWriter(*about)
+        self.ring = made = ring.RingWriter(*about)
         self._window = (_now(), 0)
         self._thread = threading.Thread(target=self._watch, name="commwatch", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the process may have no more threads
+            self.ring = self._thread = None
+            made.discard()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(made.path)) from None
 
     def _watch(self) -> None:
         """The probe's one thread: the heartbeat, the governor, and the operations nobody reports the end of."""

@@ -163,9 +163,10 @@ class Trainer:
     _SCRIPT = """
 import json, sys
 from pathlib import Path
+from commwatch.collectors.identity import this_process
 from commwatch.collectors.ring import RingWriter
 path, who, slots = json.loads(sys.argv[1])
-writer = RingWriter(Path(path), who, slots)
+writer = RingWriter(Path(path), {**who, **this_process()}, slots)
 print("ready", flush=True)
 for line in sys.stdin:
     verb, arguments = json.loads(line)

@@ -25,6 +25,7 @@ IN_THE_TRAINER = (
     "ring.py",
     "events.py",
     "identity.py",
+    "mapping.py",
     "profile_files.py",
     "exposure.py",
     "governor.py",

@@ -137,10 +137,9 @@ struct Group {
     return group_rank >= 0 && group_rank < static_cast<int64_t>(ranks.size()) ? ranks[group_rank] : -1;
   }
 
-  // Of the process group. A later group may have the same, so the name counts too, and whether it was made anew since.
+  // Of the process group. A later group may have the same, so the name counts too.
   const void* const address;
   const std::string name;
-  std::atomic<bool> stale{false};
   int size = 0;
   uint16_t small_id = format::kNoGroup;
   bool aligned = false;
@@ -152,7 +151,7 @@ struct Group {
   Few<PeerKey, Queue> peers;
   Few<TagKey, std::atomic<uint32_t>> tags;
   Few<CountKey, Counted> counts;
-  Group* next = nullptr;
+  std::atomic<Group*> next{nullptr};
 };
 
 }  // namespace commwatch

@@ -302,9 +302,11 @@ const std::string& name_of(const c10d::ProcessGroup& process_group) {
   }
 }
 
+// Null where there is no room for another.
 Group* group_of(Session& session, const c10d::ProcessGroup& process_group) {
   const std::string& name = name_of(process_group);
   if (Group* known = session.find(&process_group, name)) return known;
+  if (!session.has_room()) return nullptr;
   auto group = std::make_unique<Group>(&process_group, name);
   session.python.add_group(group.get(), group->address, name.c_str(), process_group.getGroupDesc().c_str(), process_group.getSize());
   return session.add(std::move(group));
@@ -371,6 +373,10 @@ struct Kernel : c10::OperatorKernel {
     const Cost cost(session, cost_of);
     const uint64_t now = now_ns();
     Group* const group = group_of(session, process_group);
+    if (group == nullptr) {
+      session.ring()->add(format::kDropped, 1);
+      return {};
+    }
     Record record;
     record.launch_ns = now;
     record.group = group->small_id;
@@ -513,7 +519,7 @@ COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_ca
 COMMWATCH_API void* cw_install(int (*open)(void*, int, int), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
                               int (*add_op)(const char*), int training_thread, double budget) {
   static const int forked = pthread_atfork(nullptr, nullptr, [] {
-    current.store(nullptr);
+    if (Session* const parents = current.exchange(nullptr)) parents->let_go();
     forks.fetch_add(1);
   });
   (void)forked;
@@ -522,15 +528,11 @@ COMMWATCH_API void* cw_install(int (*open)(void*, int, int), void (*add_group)(v
   return session;
 }
 
-// Within `open` of that session, which another may have followed meanwhile: here is the ring. 0: it cannot be mapped.
-COMMWATCH_API int cw_attach(void* opening, int fd, uint64_t slots) {
+// Within `open` of that session, which another may have followed meanwhile: the ring is mapped at `mapped`. Returns 0, or errno.
+COMMWATCH_API int cw_attach(void* opening, void* mapped, uint64_t slots) {
   auto* const session = static_cast<Session*>(opening);
-  if (session->ring() != nullptr) return 1;
-  try {
-    return session->attach(fd, slots) ? 1 : 0;
-  } catch (const std::exception&) {  // no thread to be had
-    return 0;
-  }
+  if (session->ring() != nullptr) return 0;
+  return session->attach(mapped, slots);
 }
 
 // Within `add_group`: what is known of it. ranks: of the world, by rank in the group; none where that is not known.

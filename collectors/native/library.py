@@ -222,7 +222,7 @@ class Library:
         self.over = quick.cw_over
         self.over.argtypes = [ctypes.c_void_p]
         self.attach = quick.cw_attach
-        self.attach.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
+        self.attach.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
         self.describe_group = quick.cw_describe_group
         self.describe_group.argtypes = [
             ctypes.c_void_p,

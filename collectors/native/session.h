@@ -1,6 +1,7 @@
 // What the hook keeps between install and uninstall: the ring, the groups, and how much is recorded. Nothing here knows torch.
 #pragma once
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "exposure.h"
 #include "governor.h"
@@ -43,25 +45,37 @@ class Session {
 
   // -- life
 
-  // Take over the ring behind `fd`, once. False where it cannot be mapped.
-  bool attach(int fd, uint64_t slots) {
+  // Take over the ring that is mapped at `there`, once, by a mapping of its own. Returns 0, or the errno of what is not to be had.
+  int attach(void* there, uint64_t slots) {
     const size_t size = format::kRecordsAt + slots * format::kRecordSize;
-    void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED) return false;
+    void* const base = mremap(there, 0, size, MREMAP_MAYMOVE);  // an old size of 0: the same pages once more
+    if (base == MAP_FAILED) return errno;
     base_ = static_cast<char*>(base);
     size_ = size;
-    Ring* const ring = new Ring(base_, slots);
     window_ns_ = now_ns();
-    poller_ = std::make_unique<Poller>(
-        [] {
-          sigset_t all;
-          sigfillset(&all);
-          pthread_sigmask(SIG_BLOCK, &all, nullptr);
-        },
-        [this, ring] { beat(*ring, now_ns()); });
-    ring_.store(ring);
+    std::unique_ptr<Ring> made;
+    try {
+      made = std::make_unique<Ring>(base_, slots);
+      poller_ = std::make_unique<Poller>(
+          [] {
+            sigset_t all;
+            sigfillset(&all);
+            pthread_sigmask(SIG_BLOCK, &all, nullptr);
+          },
+          [this, ring = made.get()] { beat(*ring, now_ns()); });
+    } catch (const std::exception&) {  // no thread
+      munmap(base_, size_);
+      return EAGAIN;
+    }
+    Ring* const ring = made.get();
+    ring_.store(made.release());
     if (off.load()) ring->set(format::kClosed, now_ns());  // `close` has come and gone meanwhile, and has not seen the ring
-    return true;
+    return 0;
+  }
+
+  // In a forked child: the file is the parent's, and is to be without a lock once the parent is gone.
+  void let_go() {
+    if (ring() != nullptr) mmap(base_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   }
 
   // Nothing is launched any more. Operations in flight still find their record; what the poller looked after has no end.
@@ -72,7 +86,7 @@ class Session {
       write_counts(*ring, now_ns());
       ring->set(format::kClosed, now_ns());
     }
-    leave();
+    leave(kOpen);
   }
 
   // Nobody is in it any more, nor will be: it calls no function of Python's and writes into no ring.
@@ -81,16 +95,17 @@ class Session {
   // Whoever has entered, after making sure that the session is still the current one, may use all of it until it leaves.
   void enter() { users_.fetch_add(1); }
 
-  void leave() {
-    if (users_.fetch_sub(1) != 1 || life_ != forks.load() || cleared_.exchange(true)) return;
+  void leave(int64_t number = 1) {
+    if (users_.fetch_sub(number) != number || life_ != forks.load() || cleared_.exchange(true)) return;
     if (Ring* ring = this->ring()) {
       poller_.reset();
       delete ring;
       munmap(base_, size_);
     }
     for (auto& bucket : groups_) {
-      for (Group* group = bucket.load(); group != nullptr;) delete std::exchange(group, group->next);
+      for (Group* group = bucket.load(); group != nullptr;) delete std::exchange(group, group->next.load());
     }
+    retired_.clear();
   }
 
   // A fault of ours: switch off, count it, say it once. Training goes on.
@@ -112,30 +127,37 @@ class Session {
   // -- groups
 
   Group* find(const void* address, const std::string& name) const {
-    for (Group* group = bucket_of(address).load(std::memory_order_acquire); group != nullptr; group = group->next) {
-      if (group->address == address && !group->stale.load(std::memory_order_relaxed) && group->name == name) return group;
+    for (Group* group = bucket_of(address).load(std::memory_order_acquire); group != nullptr; group = group->next.load(std::memory_order_acquire)) {
+      if (group->address == address && group->name == name) return group;
     }
     return nullptr;
   }
 
-  // Publish a group that is complete. Where another thread was faster, its group: give it that one's counters.
+  // Publish a group that is complete. Where another thread was faster, its group: give it that one's counters. The caller has entered.
   Group* add(std::unique_ptr<Group> group) {
     const std::lock_guard<std::mutex> lock(adding_);
     if (Group* other = find(group->address, group->name)) return other;
     auto& bucket = bucket_of(group->address);
-    group->next = bucket.load(std::memory_order_relaxed);
+    retire(bucket, [&](const Group& old) { return old.address == group->address; });  // two at one place do not live at once
+    free_retired();
+    group->next.store(bucket.load(std::memory_order_relaxed), std::memory_order_relaxed);
     bucket.store(group.get(), std::memory_order_release);
     return group.release();
   }
 
-  // A group of that name has been made: what had it before is another one.
+  // A group of that name has been made: what had it before is another one. The caller has entered.
   void forget(const std::string& name) {
     const std::lock_guard<std::mutex> lock(adding_);
-    for (auto& bucket : groups_) {
-      for (Group* group = bucket.load(std::memory_order_relaxed); group != nullptr; group = group->next) {
-        if (group->name == name) group->stale.store(true, std::memory_order_relaxed);
-      }
-    }
+    for (auto& bucket : groups_) retire(bucket, [&](const Group& old) { return old.name == name; });
+    free_retired();
+  }
+
+  // Whether there is room for one more: not while too many are retired, and others have been in the session all the time. The caller has
+  // entered.
+  bool has_room() {
+    const std::lock_guard<std::mutex> lock(adding_);
+    if (retired_.size() >= kMostRetired) free_retired();
+    return retired_.size() < kMostRetired;
   }
 
   // -- what a step brought
@@ -178,7 +200,8 @@ class Session {
   Few<int, std::atomic<uint8_t>> dtypes;
 
  private:
-  static constexpr size_t kBuckets = 64;
+  static constexpr size_t kBuckets = 64, kMostRetired = 1024;
+  static constexpr int64_t kOpen = int64_t{1} << 32;
 
   // Once a second, in the poller's thread: a sign of life, what has only been counted, and perhaps a window of the governor's is over.
   void beat(Ring& ring, uint64_t now) {
@@ -198,9 +221,32 @@ class Session {
   }
 
   void write_counts(Ring& ring, uint64_t now) {
+    const std::lock_guard<std::mutex> lock(adding_);
     for (auto& bucket : groups_) {
-      for (Group* group = bucket.load(std::memory_order_acquire); group != nullptr; group = group->next) group->write_counts(ring, now);
+      for (Group* group = bucket.load(); group != nullptr; group = group->next.load()) group->write_counts(ring, now);
     }
+    for (auto& group : retired_) group->write_counts(ring, now);
+  }
+
+  // Take groups out of their bucket. Whoever is just looking at one finds the way on from it, and an operation in flight its queue.
+  template <class Which>
+  void retire(std::atomic<Group*>& bucket, Which which) {
+    for (std::atomic<Group*>* place = &bucket; Group* const group = place->load();) {
+      if (which(*group)) {
+        place->store(group->next.load());
+        retired_.emplace_back(group);
+      } else {
+        place = &group->next;
+      }
+    }
+  }
+
+  // Free what is retired if only the caller is in the session: whoever enters from now on does not find it.
+  void free_retired() {
+    int64_t caller_alone = kOpen + 1;
+    if (!users_.compare_exchange_strong(caller_alone, caller_alone)) return;
+    for (auto& group : retired_) group->write_counts(*ring(), now_ns());
+    retired_.clear();
   }
 
   std::atomic<Group*>& bucket_of(const void* address) { return groups_[reinterpret_cast<uintptr_t>(address) / 64 % kBuckets]; }
@@ -218,11 +264,12 @@ class Session {
   std::atomic<uint32_t> measured_{0};
   std::atomic<format::Mode> mode_{format::Mode::kFull};
   std::atomic<bool> skipped_{false};
-  std::atomic<int64_t> users_{1};
+  std::atomic<int64_t> users_{kOpen};  // who is in it, and until it is closed so many more
   std::atomic<bool> cleared_{false};
   const uint32_t life_ = forks.load();  // in a forked child its thread is not there to be ended
   std::mutex adding_;
   std::atomic<Group*> groups_[kBuckets] = {};
+  std::vector<std::unique_ptr<Group>> retired_;  // found by nobody any more, but perhaps still in use
 };
 
 }  // namespace commwatch

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,15 +127,73 @@ def test_names(pair: tuple[RingWriter, RingReader]) -> None:
     again.close()
 
 
-def test_half_a_line(pair: tuple[RingWriter, RingReader]) -> None:
-    """A last line that is not whole yet waits until it is; lines that make no sense are passed over."""
+@pytest.mark.parametrize("reserved", [0, 1 << 17])
+def test_half_a_line(pair: tuple[RingWriter, RingReader], reserved: int) -> None:
+    """A last line that is not whole yet waits until it is; lines that make no sense are passed over, and so is what is reserved."""
     writer, reader = pair
-    with open(writer.path.with_suffix(".names"), "ab", buffering=0) as file:
+    names = writer.path.with_suffix(".names")
+    names.unlink()
+    names.write_bytes(bytes(reserved))
+    with names.open("r+b", buffering=0) as file:
         file.write(b'{"op": 1}\nrubbish\n[1]\n\n\xff\n{"op"')
         assert reader.names() == [{"op": 1}]
         assert reader.names() == []
         file.write(b': 2}\n{"op": 3}\n')
         assert reader.names() == [{"op": 2}, {"op": 3}]
+
+
+def test_many_names(pair: tuple[RingWriter, RingReader]) -> None:
+    """More names than were reserved for are all found, by a reader that looks now and then and by one that comes late."""
+    writer, reader = pair
+    names = [{"op": n, "name": "x" * (n * 37 % 3000)} for n in range(200)]
+    found = []
+    for n, entry in enumerate(names):
+        writer.name(entry)
+        if n % 7 == 0:
+            found += reader.names()
+    late = RingReader(writer.path)
+    assert found + reader.names() == names == late.names()
+    late.close()
+
+
+@pytest.mark.parametrize("by", ["nothing", "another file", "a link", "a folder"])
+def test_names_file_is_replaced(by: str, pair: tuple[RingWriter, RingReader], tmp_path: Path) -> None:
+    """What lies in the place of the names file is left as it is, and a name that would need room there is refused."""
+    writer, _ = pair
+    path, other = writer.path.with_suffix(".names"), tmp_path / "other"
+    path.unlink()
+    other.write_bytes(b"of the user\n")
+    if by == "another file":
+        other = other.rename(path)
+    elif by == "a link":
+        path.symlink_to(other)
+    elif by == "a folder":
+        path.mkdir()
+    refused = 0
+    for n in range(60):
+        try:
+            writer.name({"op": n, "name": "x" * 900})
+        except OSError:
+            refused += 1
+    assert refused > 30
+    assert other.read_bytes() == b"of the user\n"
+    assert {path.name for path in tmp_path.iterdir()} <= {"a.ring", "a.names", "other"}
+
+
+def test_threads_name(pair: tuple[RingWriter, RingReader]) -> None:
+    """Names that many threads give at once are all there, each whole."""
+    writer, reader = pair
+
+    def give(first: int) -> None:
+        for n in range(first, first + 500):
+            writer.name({"op": n})
+
+    threads = [threading.Thread(target=give, args=(first,)) for first in range(0, 4000, 500)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(entry["op"] for entry in reader.names()) == list(range(4000))
 
 
 def test_no_names_file(pair: tuple[RingWriter, RingReader]) -> None:
@@ -201,6 +260,24 @@ except OSError:
 """
 
 
+UNMADE = """
+import sys
+from pathlib import Path
+from commwatch.collectors.ring import RingFile
+for path in (Path(sys.argv[1], "none", "a.ring"), Path(sys.argv[1], "a.ring")):
+    try:
+        RingFile(path, {"note": "x" * 4000})
+    except OSError:
+        pass
+"""
+
+
+def test_no_ring_says_nothing(tmp_path: Path) -> None:
+    """A ring that could not be made is gone without a word to standard error."""
+    done = subprocess.run([sys.executable, "-c", UNMADE, str(tmp_path)], capture_output=True, check=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_no_space_by_limit(tmp_path: Path) -> None:
     """Where a limit forbids so large a file there is an ``OSError``, and nothing is left behind."""
     command = [sys.executable, "-c", MAKES_A_RING, str(tmp_path / "a.ring")]
@@ -223,15 +300,15 @@ def test_no_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o600, 0o640])
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_modes(tmp_path: Path, mode: int, umask: int) -> None:
-    """Ring and names have just the permissions asked for, whatever the umask; nothing else is left in the directory."""
+    """Ring and names can be read by whom was asked for, and written by nobody, whatever the umask; nothing else is left in the directory."""
     before = os.umask(umask)
     try:
         RingWriter(tmp_path / "a.ring", identity(), 128, mode)
     finally:
         os.umask(before)
     assert {(path.name, stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()} == {
-        ("a.ring", mode),
-        ("a.names", mode),
+        ("a.ring", mode & 0o440),
+        ("a.names", mode & 0o440),
     }
 
 

@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import re
+import resource
+import signal
 import stat
 import tempfile
 import threading
@@ -337,6 +339,24 @@ def test_no_room_for_the_trace(trainer: Trainer, tmp_path: Path, monkeypatch: py
         assert list((tmp_path / "small").iterdir()) == []
     names = sorted(path.name for path in trainer.directory.iterdir())
     assert names == sorted([f"{request.id}.rank1.claim", f"{request.id}.rank1.json", trainer.request_path.name])
+
+
+def test_limit_of_file_size(trainer: Trainer) -> None:
+    """Where the training's files may only grow so large, nothing is profiled, and no signal is sent."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    sent = list[int]()
+    handler = signal.signal(signal.SIGXFSZ, lambda number, frame: sent.append(number))
+    request = trainer.asked(steps=1)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+        trainer.step(0, 0, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    result = trainer.result(request)
+    assert result is not None
+    assert result.error == "the training may write no file of more than 2000 bytes (ulimit -f); lift that limit"
+    assert sent == []
 
 
 def test_run_directory_is_not_filled(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_job_is_seen_whole(pod: Path, agent: RunningAgent) -> None:
         wait_for(lambda: states(agent, "whole") == {0: "running", 1: "running"}, "two running ranks")
         rings = list((pod / "run" / "rings").glob("whole.*.ring"))
         assert {(ring.stat().st_uid, ring.stat().st_gid, ring.stat().st_mode & 0o777) for ring in rings} == {
-            (TRAINER, GROUP, 0o640)
+            (TRAINER, GROUP, 0o440)
         }
         (pod / "says" / "whole").write_text("leave")
         wait_for(lambda: states(agent, "whole") == {0: "ended", 1: "ended"}, "both to have ended")

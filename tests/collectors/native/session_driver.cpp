@@ -107,14 +107,11 @@ class Life {
     session = std::make_unique<Session>(Python{}, clock, 0.005);
     const int fd = memfd_create(name, MFD_CLOEXEC);
     CHECK(ftruncate(fd, static_cast<off_t>(size())) == 0, "session: there is memory");
-    CHECK(session->attach(fd, slots), "session: the ring can be mapped");
-    file_ = static_cast<char*>(mmap(nullptr, size(), PROT_READ, MAP_SHARED, fd, 0));
-    fd_ = fd;
+    file_ = static_cast<char*>(mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    close(fd);
+    CHECK(session->attach(file_, slots) == 0, "session: the ring can be mapped");
   }
-  ~Life() {
-    munmap(file_, size());
-    close(fd_);
-  }
+  ~Life() { munmap(file_, size()); }
   // How often the file is mapped, this reader's left out.
   int mapped() const {
     FILE* maps = fopen("/proc/self/maps", "r");
@@ -146,7 +143,18 @@ class Life {
   const std::string name_;
   const uint64_t slots_;
   char* file_ = nullptr;
-  int fd_ = -1;
+};
+
+// In a session, as the hook is while it looks at an operation.
+class Inside {
+ public:
+  explicit Inside(Session& session) : session_(session) { session_.enter(); }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  ~Inside() { session_.leave(); }
+
+ private:
+  Session& session_;
 };
 
 Record head(uint64_t launch_ns, uint32_t seq = 0) {
@@ -164,15 +172,16 @@ std::shared_ptr<Flight> launch(Session& session, Queue& queue, uint64_t at, bool
 void test_groups() {
   Life life("groups");
   Session& session = *life.session;
-  const std::vector<char> addresses(4096);
   constexpr int kGroups = 40, kRounds = 500;
+  const std::vector<char> addresses(kGroups);  // of one bucket or two
   std::vector<std::map<int, Group*>> seen(kThreads);
   Meeting all(kThreads);
   in_threads(kThreads, [&](int thread) {
+    const Inside inside(session);
     for (int i = 0; i < kGroups * kRounds; ++i) {
       const int which = i % kGroups;
       if (i < kGroups) all.meet();  // everybody asks first
-      const void* address = &addresses[which / 2 * 64];  // two names for each address
+      const void* address = &addresses[which];
       const std::string name = std::to_string(which);
       Group* group = session.find(address, name);
       if (group == nullptr) group = session.add(std::make_unique<Group>(address, name));
@@ -187,15 +196,65 @@ void test_groups() {
     for (int thread = 1; thread < kThreads; ++thread) CHECK(seen[thread][which] == seen[0][which], "groups: one for all threads");
     CHECK(seen[0][which]->next_seq.load() == uint32_t{kThreads} * kRounds, "groups: all count in the same");
   }
+  const Inside inside(session), another(session);
+  const void *of_2 = seen[0][2]->address, *of_3 = seen[0][3]->address, *of_4 = seen[0][4]->address;
   session.forget("3");
-  CHECK(session.find(&addresses[64], "3") == nullptr && session.find(&addresses[64], "2") == seen[0][2], "groups: one is forgotten by name");
-  CHECK(session.add(std::make_unique<Group>(&addresses[64], "3")) != seen[0][3], "groups: what is made anew is another");
+  CHECK(session.find(of_3, "3") == nullptr && session.find(of_2, "2") == seen[0][2], "groups: one is forgotten by name");
+  CHECK(session.add(std::make_unique<Group>(of_3, "3")) != seen[0][3], "groups: what is made anew is another");
+  session.add(std::make_unique<Group>(of_4, "later"));
+  CHECK(session.find(of_4, "4") == nullptr, "groups: what is at the place of another has come after its end");
+  session.close();
+}
+
+// Groups are made anew without end, while threads use and count in them.
+void test_groups_made_anew() {
+  constexpr int kRounds = 3000;
+  Life life("anew", 1 << 16);
+  Session& session = *life.session;
+  std::atomic<uint64_t> counted{0};
   in_threads(kThreads, [&](int thread) {
-    for (int i = 0; i < 300; ++i) {
-      if (thread == 0) session.forget("new");
-      if (session.find(&addresses[0], "new") == nullptr) session.add(std::make_unique<Group>(&addresses[0], "new"));
+    for (int i = 0; i < kRounds; ++i) {
+      const Inside inside(session);
+      const std::string name = std::to_string(i % 5);
+      if (thread == 0) session.forget(name);
+      if (!session.has_room()) continue;
+      Group* group = session.find(&session, name);
+      if (group == nullptr) group = session.add(std::make_unique<Group>(&session, name));
+      if (i % 7 == 0) {
+        launch(session, group->collectives, now_ns())->finish(now_ns(), format::kByFuture);
+      } else {
+        group->count(head(now_ns()), false);
+        counted.fetch_add(1);
+      }
     }
   });
+  session.close();
+  uint64_t written = 0;
+  for (uint64_t n = 0; n < life.counter(format::kCursor); ++n) {
+    const Record record = life.record(n);
+    if (record.timing == format::kCounted) written += record.waited_us;
+  }
+  CHECK(written == counted.load(), "anew: what was counted in a group that is over is written down");
+}
+
+void test_room_for_groups() {
+  Life life("room");
+  Session& session = *life.session;
+  Queue queue;
+  const auto made_anew = [&] {
+    const Inside inside(session);
+    if (!session.has_room()) return false;
+    session.add(std::make_unique<Group>(&session, "g"));
+    session.forget("g");
+    return true;
+  };
+  for (int i = 0; i < 5000; ++i) CHECK(made_anew(), "room: for any number, one after another");
+  auto flight = launch(session, queue, now_ns());
+  int made = 0;
+  while (made < 5000 && made_anew()) ++made;
+  CHECK(made == 1024, "room: while an operation is in flight nothing is freed, and that has a bound");
+  flight.reset();
+  CHECK(made_anew(), "room: there is again once it is over");
   session.close();
 }
 
@@ -297,7 +356,10 @@ void test_counts() {
   constexpr int kEach = 20'000;
   Life life("counts", 1 << 20);
   Session& session = *life.session;
-  Group* group = session.add(std::make_unique<Group>(&session, "g"));
+  Group* group = [&] {
+    const Inside inside(session);
+    return session.add(std::make_unique<Group>(&session, "g"));
+  }();
   std::atomic<bool> over{false};
   std::thread writer([&] {
     for (int i = 0; i < 200'000 && !over.load(); ++i) group->write_counts(*session.ring(), now_ns());
@@ -398,7 +460,8 @@ void test_fork() {
   auto flight = launch(*life.session, queue, now_ns());
   const pid_t child = fork();
   if (child == 0) {
-    forks.fetch_add(1);  // as the hook does, by pthread_atfork
+    life.session->let_go();  // as the hook does, by pthread_atfork
+    forks.fetch_add(1);
     flight->wait_begins();
     flight.reset();
     _Exit(0);
@@ -424,6 +487,8 @@ void test_poller() {
 void test_session() {
   test_starts();
   test_groups();
+  test_groups_made_anew();
+  test_room_for_groups();
   test_flights();
   test_wait_after_the_end();
   test_counts();
