@@ -55,6 +55,7 @@ class Cells(NamedTuple):
 
     from_ns: int
     until_ns: int
+    job: str | None
 
 
 class Ranks(NamedTuple):
@@ -94,8 +95,10 @@ class _Agent(Agent):
         super().__init__(begin.history, references=References(begin.references, links), damaged=damaged)
         self._agent = agent
 
-    def live_cells(self, from_ns: int, until_ns: int, freeze: Callable[[], object]) -> list[tuple[int, Counted]] | None:
-        self._agent.send(Cells(from_ns, until_ns))
+    def live_cells(
+        self, from_ns: int, until_ns: int, job: str | None, freeze: Callable[[], object]
+    ) -> list[tuple[int, Counted]] | None:
+        self._agent.send(Cells(from_ns, until_ns, job))
         self._agent.recv()
         freeze()
         self._agent.send(True)

@@ -125,25 +125,27 @@ class Agent:
                 history.freeze()
                 history.rings(job)
 
-            live = self.live_cells(from_ns, until_ns, freeze)
+            live = self.live_cells(from_ns, until_ns, job, freeze)
             rings = {ring.id: ring for ring in history.rings(job)}
             if live is None:
-                live = _live(_recount(history, rings.values()), from_ns, until_ns)
-            groups, ops = history.groups(), history.names("op")
+                live = _live(_recount(history, rings.values()), from_ns, until_ns, job)
+            groups, ops = history.groups(list(rings)), history.names("op", list(rings))
             for stored in history.rollups(from_ns, until_ns, list(rings)):
                 for one in identify([(stored.ring, stored.key, stored.cell)], rings, groups, ops):
                     yield stored.slot_ns, stored.length_ns, one
         for slot_ns, one in live:
             yield slot_ns, SLOT_NS, one
 
-    def live_cells(self, from_ns: int, until_ns: int, freeze: Callable[[], object]) -> list[tuple[int, Counted]] | None:
-        """What the books have and the history has not, as it is when ``freeze`` is called; ``None``: there are no books."""
+    def live_cells(
+        self, from_ns: int, until_ns: int, job: str | None, freeze: Callable[[], object]
+    ) -> list[tuple[int, Counted]] | None:
+        """What the books have of a job, or of all, and the history has not, as it is when ``freeze`` is called; ``None``: there are no books."""
         with self._handover:  # a cell is either stored or live, as long as this is held
             freeze()
             if self._aggregate is None:
                 return None
             with self._lock:
-                return _live(self._aggregate, from_ns, until_ns)
+                return _live(self._aggregate, from_ns, until_ns, job)
 
     def waits(self, job: str) -> list[WaitView]:
         """Who waited for late ranks when: of each rank, and each slot in which a collective of its was joined."""
@@ -263,31 +265,32 @@ class Agent:
         with History(self.path) as history:
             rings = {ring.id: ring for ring in history.rings(job)}
             seen: dict[tuple[str, str], list[tuple[int, GroupInfo]]] = {}
-            for (ring, _), group in history.groups().items():
-                if ring in rings:
-                    seen.setdefault((rings[ring].job, group.group_id), []).append((rings[ring].rank, group))
+            for (ring, _), group in history.groups(list(rings)).items():
+                seen.setdefault((rings[ring].job, group.group_id), []).append((rings[ring].rank, group))
         views = [sight.group(job_id, members) for (job_id, _), members in seen.items()]
         return sorted(views, key=lambda view: (view.job_id, -view.size, view.name))
 
 
 def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
     """The books of what is stored but not in a roll-up yet: an agent's last seconds, seen from outside of it."""
-    aggregate, groups, ops = Aggregate(), history.groups(), history.names("op")
-    for ring in rings:
-        if ring.rolled_n < ring.next_n:
-            book = aggregate.open(ring.uid, ring.identity)
-            book.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
-            book.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
-            for records, until_n in history.raw_since(ring):
-                book.ingest(records, until_n)
+    aggregate, open_ended = Aggregate(), [ring for ring in rings if ring.rolled_n < ring.next_n]
+    ids = [ring.id for ring in open_ended]
+    groups, ops = history.groups(ids), history.names("op", ids)
+    for ring in open_ended:
+        book = aggregate.open(ring.uid, ring.identity)
+        book.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
+        book.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
+        for records, until_n in history.raw_since(ring):
+            book.ingest(records, until_n)
     return aggregate
 
 
-def _live(aggregate: Aggregate, from_ns: int, until_ns: int) -> list[tuple[int, Counted]]:
+def _live(aggregate: Aggregate, from_ns: int, until_ns: int, job: str | None) -> list[tuple[int, Counted]]:
     return [
-        (slot, book.counted(job.id, key, cell.copy()))
-        for job in aggregate.jobs.values()
-        for book in job.books.values()
+        (slot, book.counted(each.id, key, cell.copy()))
+        for each in aggregate.jobs.values()
+        if job in (None, each.id)
+        for book in each.books.values()
         for slot, key, cell in book.live_cells()
         if from_ns <= slot < until_ns
     ]

@@ -83,7 +83,7 @@ def _waits(by_rank: Iterable[Row], steps: Iterable[StepView]) -> dict[int, float
 def _kinds(agent: Agent, job_id: str, steps: list[StepView], counts: Counts) -> list[Kind]:
     curves = agent.curves(job_id)
     groups: dict[str, GroupView] = {view.group: view for view in agent.groups(job_id)}
-    latest = agent.operations(0, 1 << 62, None, lambda operation: operation.job_id == job_id, _MOST_OPERATIONS)
+    latest = agent.operations(0, 1 << 62, None, lambda _: True, _MOST_OPERATIONS, job_id)
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
     per_rank = len(steps) / ranks + 1  # with the step before the first mark

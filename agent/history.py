@@ -69,10 +69,12 @@ class History:
         """Exit code and wall time in ns of the end of each job's launcher, where it is known."""
         return {job: (code, at) for job, code, at in self._db.execute("SELECT job, code, at_ns FROM job_exit")}
 
-    def groups(self) -> dict[tuple[int, int], GroupInfo]:
-        """By (ring, number in the ring)."""
+    def groups(self, rings: list[int] | None = None) -> dict[tuple[int, int], GroupInfo]:
+        """The groups of the rings, or of all, by (ring, number in the ring)."""
         rows = self._db.execute(
             "SELECT ring, small_id, group_id, label, name, description, ranks, size, aligned, backend FROM grp"
+            " WHERE ?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))",
+            (_listed(rings),),
         )
         return {
             (r[0], r[1]): GroupInfo(
@@ -81,12 +83,13 @@ class History:
             for r in rows
         }
 
-    def names(self, kind: str) -> dict[tuple[int, int], str]:
-        """Names of dtypes or unknown ops by (ring, code)."""
-        return {
-            (ring, code): name
-            for ring, code, name in self._db.execute("SELECT ring, code, name FROM name WHERE kind = ?", (kind,))
-        }
+    def names(self, kind: str, rings: list[int] | None = None) -> dict[tuple[int, int], str]:
+        """Names of dtypes or unknown ops in the rings, or in all, by (ring, code)."""
+        rows = self._db.execute(
+            "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))",
+            (_listed(rings), kind),
+        )
+        return {(ring, code): name for ring, code, name in rows}
 
     def rollups(self, from_ns: int, until_ns: int, rings: list[int]) -> Iterator[Rollup]:
         """Roll-ups of the rings whose slot begins in ``[from_ns, until_ns)``."""
@@ -135,11 +138,12 @@ class History:
             found.setdefault(slot, {})[OPS[op - 1]] = bus_bytes, busy_ns
         return found
 
-    def chunks(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
-        """Raw records of chunks that touch ``[from_ns, until_ns]`` (ends of operations), latest end first."""
+    def chunks(self, from_ns: int, until_ns: int, rings: list[int] | None = None) -> Iterator[Chunk]:
+        """Raw records of chunks of the rings, or of all, that touch ``[from_ns, until_ns]`` (ends of operations), latest end first."""
         rows = self._db.execute(
-            "SELECT id, ring, until_ns, data FROM chunk WHERE until_ns >= ? AND from_ns <= ? ORDER BY until_ns DESC",
-            (from_ns, until_ns),
+            "SELECT id, ring, until_ns, data FROM chunk WHERE until_ns >= ?2 AND from_ns <= ?3"
+            " AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) ORDER BY until_ns DESC",
+            (_listed(rings), from_ns, until_ns),
         )
         for chunk, ring, until, data in rows:
             records = self._unpacked(chunk, data)
@@ -158,3 +162,7 @@ class History:
             records = self._unpacked(chunk, data)
             if records is not None:
                 yield Chunk(chunk, ring, until, records), small_id
+
+
+def _listed(rings: list[int] | None) -> str | None:
+    return None if rings is None else json.dumps(rings)

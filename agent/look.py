@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,8 +93,9 @@ class Look:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._agent, self._worker, self._watchers, self._trouble, self._clock = agent, worker, watchers, trouble, clock
-        #: By job: until when it holds, and a ``Told``.
+        #: By job: until when it holds, and a ``Told``. Several threads ask; the lock guards it.
         self._slow: dict[str, tuple[float, bytes]] = {}
+        self._slow_lock = threading.Lock()
         #: By job: when they were found, and verdicts that take long to find. Guarded by the lock of the books.
         self._verdicts: dict[str, tuple[int, list[Verdict]]] = {}
 
@@ -133,11 +135,15 @@ class Look:
         if job_id is None:
             return _json(Told, Told(None, [], []))
         began = self._clock()
-        if job_id not in self._slow or self._slow[job_id][0] <= began:
+        with self._slow_lock:
+            until, text = self._slow.get(job_id, (began, b""))
+        if until <= began:
             text = self._tell(job_id)
             again = self._clock() + max(_TOLD_S, _SELDOM * (self._clock() - began))
-            self._slow = {each: kept for each, kept in self._slow.items() if kept[0] > began} | {job_id: (again, text)}
-        return self._slow[job_id][1]
+            with self._slow_lock:
+                self._slow = {each: kept for each, kept in self._slow.items() if kept[0] > began}
+                self._slow[job_id] = again, text
+        return text
 
     def _tell(self, job_id: str) -> bytes:
         findings = [finding for view in self._watchers.logs.topology(job_id) for finding in view.findings]

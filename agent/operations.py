@@ -58,12 +58,12 @@ def place_of(operation_id: str) -> Place:
 
 
 class Reader:
-    """Turns records into operations; built once per query."""
+    """Turns records into operations; built once per query. Of rings that are not in ``rings`` nothing is read."""
 
     def __init__(self, history: History, rings: Mapping[int, RingRow]) -> None:
-        self._history, self._rings = history, rings
-        self._groups = history.groups()
-        self._dtypes, self._ops = history.names("dtype"), history.names("op")
+        self._history, self._rings, self._ids = history, rings, list(rings)
+        self._groups = history.groups(self._ids)
+        self._dtypes, self._ops = history.names("dtype", self._ids), history.names("op", self._ids)
 
     def operation(self, ring: RingRow, record: ev.Record) -> Operation:
         """One record with its names and bandwidths."""
@@ -135,14 +135,12 @@ class Reader:
         until_ns, last = until_ns if before is None else min(until_ns, before[0] + 1), None
         # Records, for only what is asked for is worth the memory of an operation.
         heap: list[_Placed] = []
-        for chunk in self._history.chunks(from_ns, until_ns):
+        for chunk in self._history.chunks(from_ns, until_ns, self._ids):
             go_on()
             # No later chunk holds anything newer than this one's end.
             while heap and -heap[0][0] > chunk.until_ns:
                 yield from self._newest(heap, wanted)
-            ring = self._rings.get(chunk.ring)
-            if ring is None:
-                continue
+            ring = self._rings[chunk.ring]
             for record in _records(chunk):
                 place = (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp)
                 if (

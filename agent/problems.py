@@ -101,11 +101,11 @@ def answer_problems(app: FastAPI) -> None:
 
 def _add_schema(app: FastAPI, model: type) -> None:
     """Put a model that only error answers use among the components of the API's description."""
-    build = app.openapi
+    build, described = app.openapi, TypeAdapter(model).json_schema()
 
     def openapi() -> dict[str, Any]:
         schema = build()
-        schema["components"]["schemas"][model.__name__] = TypeAdapter(model).json_schema()
+        schema["components"]["schemas"][model.__name__] = described
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]

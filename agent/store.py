@@ -115,10 +115,9 @@ def connect(path: Path, write: bool) -> sqlite3.Connection:
 def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
     version = _version(db)
     if version < SCHEMA_VERSION and write:
-        db.execute("BEGIN IMMEDIATE")  # another agent of this user may be making it right now
-        _bring_up_to_date(db)
-        version = _version(db)
-        db.execute("COMMIT")
+        with _transaction(db):  # another agent of this user may be making it right now
+            _bring_up_to_date(db)
+            version = _version(db)
     if version != SCHEMA_VERSION:
         db.close()
         remedy = "start an agent on it to bring it up to date" if version in UPGRADES else "move it away"
@@ -352,7 +351,18 @@ class _transaction:  # noqa: N801 - reads as a statement
         self._db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+        if kind is None:
+            try:
+                self._db.execute("COMMIT")
+            finally:
+                self._undo()
+        else:
+            self._undo()
+
+    def _undo(self) -> None:
+        """Leave no transaction open. A full disk ends one by itself: to roll back then would hide the reason."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
 
 
 def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:

@@ -115,7 +115,7 @@ class Worker:
                         connection.send(True)
                         connection.recv()
 
-                connection.send(self._agent.live_cells(said.from_ns, said.until_ns, freeze))
+                connection.send(self._agent.live_cells(said.from_ns, said.until_ns, said.job, freeze))
             elif isinstance(said, Ranks):
                 connection.send(self._agent.live_ranks())
             else:

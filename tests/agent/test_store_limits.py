@@ -272,6 +272,22 @@ def test_full_disk(disk: Disk) -> None:
     store.close()
 
 
+def test_the_reason_is_said(path: Path) -> None:
+    """Where SQLite rolls back by itself, as it does on a full disk, `trouble` names the full disk."""
+    store, disk, cell = Writer(path), Disk(path.parent, False), Cell()
+    cell.bins = dict.fromkeys(range(2000), 1)
+    row = store.ring("a", identity(), NOW)
+    assert store.commit()
+    disk.fill(store)
+    store.rollups(row.id, [(NOW, CellKey(0, 1, n), cell) for n in range(20)], 20)
+    assert not store.commit()
+    assert store.trouble == f"{path}: database or disk is full"
+    assert not store._db.in_transaction
+    disk.free(store)
+    assert store.commit()
+    assert store.trouble is None
+
+
 def test_a_trickle_outlasts_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is how much is kept, not how often writing it was tried: a few records a look are never given up."""
     monkeypatch.setattr(Writer, "MOST_PENDING", 20)
