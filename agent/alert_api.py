@@ -14,12 +14,12 @@ from commwatch.alerting import Alerting
 from commwatch.alerts.model import Alert
 from commwatch.evidence import Evidence
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, JobFilter, Limit, known_parameters, of_app
+from commwatch.query import AgentOf, JobFilter, Limit, of_app, sound_parameters
 from commwatch.questions import Problem, job_exists
 
 AlertingOf = Annotated[Alerting, Depends(of_app("alerts", Alerting))]
 EvidenceOf = Annotated[Evidence, Depends(of_app("evidence", Evidence))]
-router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from commwatch.query import (
     Span,
     WorkerOf,
     answered,
-    known_parameters,
+    sound_parameters,
 )
 from commwatch.questions import Collective, Operations, Problem, Summary, Wanted, job_exists
 from commwatch.summary import DIMENSIONS
@@ -49,7 +49,7 @@ class About:
     at: float | None = None
 
 
-router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
 
 @router.get("/about")

@@ -13,12 +13,12 @@ from commwatch.joined import RankParts
 from commwatch.joins import MOST_PENDING
 from commwatch.pipelines import Pipeline, pipelines
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, HostOf, JobFilter, LogsOf, Span, WorkerOf, answered, known_parameters
+from commwatch.query import AgentOf, HostOf, JobFilter, LogsOf, Span, WorkerOf, answered, sound_parameters
 from commwatch.questions import Efficiencies, job_exists, text_of
 from commwatch.verdicts import Verdict, verdicts
 from commwatch.witness_api import WitnessesOf
 
-router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
 
 @dataclass(frozen=True)

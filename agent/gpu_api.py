@@ -8,10 +8,10 @@ from fastapi import APIRouter, Depends
 
 from commwatch.gpus import Gpus, GpuViews
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, JobFilter, known_parameters, of_app
+from commwatch.query import AgentOf, JobFilter, of_app, sound_parameters
 from commwatch.questions import job_exists
 
-router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
 
 @router.get("/gpus")

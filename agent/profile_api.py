@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from commwatch.collectors.profile_files import MOST_SECONDS, MOST_STEPS
 from commwatch.problems import ERRORS, PROBLEM
 from commwatch.profiles import NotThere, Profile, Profiles, Refused
-from commwatch.query import known_parameters, of_app
+from commwatch.query import of_app, sound_parameters
 from commwatch.questions import Problem
 
-router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 _CONFLICT = {"description": "The job does not run, or is being profiled already.", **PROBLEM}
 _NOT_JSON = {"description": "The body is not declared to be JSON.", **PROBLEM}
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import Annotated, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fastapi import Depends, Query, Request, Response
 
@@ -19,6 +21,8 @@ from commwatch.questions import Problem, Text
 from commwatch.worker import Worker
 
 MOST_ROWS = 10_000
+#: Characters of one value; the longest sound one is a list of dimensions, or the name of a job.
+MOST_CHARACTERS = 4096
 _T = TypeVar("_T")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -70,13 +74,59 @@ JobFilter = Annotated[str | None, Query(description="Job id; default: all jobs."
 Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most rows to return.")]
 
 
-def known_parameters(request: Request) -> None:
-    """A misspelt parameter must not pass for a filter that found everything."""
+async def sound_parameters(request: Request) -> None:
+    """Refuse what no route can answer rightly: a misspelt parameter, which would pass for a filter that found everything, and text that is none.
+
+    Raises:
+        Problem: 400 for a parameter that the route does not have; 422 for bytes that are not UTF-8, half a surrogate pair, a NUL character, or a
+            value that is too long, in the query, the path or the body. The detail names the parameter.
+    """
     route = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
     known = [parameter["name"] for parameter in route.get("parameters", ()) if parameter["in"] == "query"]
     for name in request.query_params:
         if name not in known:
             raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
+    for name, text in (*_in_url(request), *_in_body(await request.body())):
+        wrong = _unsound(text)
+        if wrong is not None:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: {wrong}")
+
+
+def _in_url(request: Request) -> Iterator[tuple[str, str]]:
+    """Names and values; what is not UTF-8 in them is half a surrogate pair."""
+    query = request.scope["query_string"].decode("latin-1")
+    yield from parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+    whole = unquote_to_bytes(request.scope["raw_path"]).decode("utf-8", "surrogateescape")
+    for name, value in request.path_params.items():
+        # Of a path only the whole is there in bytes; what is not UTF-8 is U+FFFD in the value.
+        yield name, whole if "\ufffd" in value and _unsound(whole) else value
+
+
+def _in_body(body: bytes) -> Iterator[tuple[str, str]]:
+    """The texts of a JSON body, each under the name of the outermost key that it belongs to; keys as well."""
+    try:
+        found = json.loads(body) if body else None
+    except (ValueError, RecursionError):  # the route says what is wrong with it
+        return
+    waiting = [("body", found)] if not isinstance(found, dict) else [(key, {key: found[key]}) for key in found]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, str):
+            yield name, value
+        elif isinstance(value, dict):
+            waiting += [(name, part) for item in value.items() for part in item]
+        elif isinstance(value, list):
+            waiting += [(name, part) for part in value]
+
+
+def _unsound(text: str) -> str | None:
+    if len(text) > MOST_CHARACTERS:
+        return f"{len(text)} characters; at most {MOST_CHARACTERS} are taken"
+    if "\0" in text:
+        return "there is a NUL character in it"
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        return "it is not UTF-8"
+    return None
 
 
 def of_app(name: str, kind: type[_T]) -> Callable[[Request], _T]:

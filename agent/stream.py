@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 
 from commwatch.problems import ERRORS
-from commwatch.query import JobFilter, known_parameters, of_app
+from commwatch.query import JobFilter, of_app, sound_parameters
 from commwatch.questions import Problem
 from commwatch.store import StoreError
 
@@ -141,7 +141,7 @@ def _event(name: str, text: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), text)
 
 
-router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 FeedOf = Annotated[Feed, Depends(of_app("feed", Feed))]
 
 

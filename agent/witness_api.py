@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends
 
 from commwatch.inspector import Inspector
 from commwatch.problems import ERRORS
-from commwatch.query import AgentOf, JobFilter, known_parameters, of_app
+from commwatch.query import AgentOf, JobFilter, of_app, sound_parameters
 from commwatch.questions import job_exists
 from commwatch.ras import Ras
 from commwatch.witness_views import InspectorView, RasView
 
-router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(known_parameters)])
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
 
 @dataclass(frozen=True)
