@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from commwatch.config import DEFAULT_PORT, Config, ConfigError
+from commwatch.shown import complain, line
 
 _LABEL = re.compile(r"([A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?)=([-A-Za-z0-9_.]*)")
 
@@ -87,7 +87,7 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
     try:
         arguments.output.write_text(text, encoding="utf-8")
     except OSError as error:
-        print(f"commwatch: alerts export: cannot write {arguments.output}: {error.strerror}", file=sys.stderr)
+        complain(f"alerts export: cannot write {arguments.output}: {error.strerror}")
         return 1
     return 0
 
@@ -112,9 +112,9 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
         found = read(text_of(arguments.file), config.thresholds)
         check(found, labels_by_series())
     except CatalogueError as error:
-        print(f"commwatch: {arguments.file}: {error}", file=sys.stderr)
+        complain(f"{arguments.file}: {error}")
         return 1
-    print(f"{arguments.file}: {len(found.alerts)} alerts, {len(found.records)} recording rules")
+    print(line(f"{arguments.file}: {len(found.alerts)} alerts, {len(found.records)} recording rules"))
     return 0
 
 
@@ -132,5 +132,5 @@ def _test(config: Config, arguments: argparse.Namespace) -> int:
     made = receivers(asked, address_of(config, config.port or DEFAULT_PORT))
     outcomes = [(each.name, trial(each, time.time())) for each in made]
     for name, trouble in outcomes:
-        print(f"{name}: {trouble or 'ok'}")
+        print(line(f"{name}: {trouble or 'ok'}"))
     return int(any(trouble for _, trouble in outcomes))

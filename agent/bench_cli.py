@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from commwatch.config import Config, UsageError
+from commwatch.shown import complain, line
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -61,10 +61,10 @@ def _bench(config: Config, arguments: argparse.Namespace) -> int:
             left_out = swept.left_out
             kept = [bench.keep(outcome, config.state, command) for outcome in swept.outcomes]
     except bench.CannotBench as error:
-        print(f"commwatch: bench: {error}", file=sys.stderr)
+        complain(f"bench: {error}")
         return error.code
     except references.BadReference as error:
-        print(f"commwatch: bench: {error}", file=sys.stderr)
+        complain(f"bench: {error}")
         return 1
     if arguments.json:
         print(json.dumps(bench.as_json(kept, left_out), indent=2))
@@ -73,10 +73,8 @@ def _bench(config: Config, arguments: argparse.Namespace) -> int:
         print(bench_tables.table(reference))
     if len(kept) > 1 and arguments.file is None:
         print(bench_tables.compared([reference for _, reference in kept]))
-    for line in left_out:
-        print(f"# {line}")
-    for path, _ in kept:
-        print(f"# kept as {path}")
+    for note in (*left_out, *(f"kept as {path}" for path, _ in kept)):
+        print(line(f"# {note}"))
     return 0 if kept else 1
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from commwatch import shown
 from commwatch.bandwidth import algbw, busbw
 from commwatch.references import Measured, References
 from commwatch.report import percent, rate, seconds, size
@@ -33,11 +34,11 @@ def table(reference: Measured) -> str:
         each = _ITEM * (reference.group_size if op in _SHARDED else 1)
         for size_bytes, time_s in sorted(points.items()):
             rates = (algbw(size_bytes, time_s), busbw(op, size_bytes, time_s, reference.group_size))
-            shown = "  ".join(f"{_gigabytes(value):>7}" for value in rates)
+            rated = "  ".join(f"{_gigabytes(value):>7}" for value in rates)
             lines.append(
-                f"{size_bytes:>12}  {size_bytes // each:>12}  {'float':>8}  {redop:>6}  {root:>6}  {time_s * 1e6:>10.2f}  {shown}"
+                f"{size_bytes:>12}  {size_bytes // each:>12}  {'float':>8}  {redop:>6}  {root:>6}  {time_s * 1e6:>10.2f}  {rated}"
             )
-    return "\n".join([*lines, "#", *_curves(reference)])
+    return shown.lines([*lines, "#", *_curves(reference)])
 
 
 def _gigabytes(value: float | None) -> str:
@@ -75,7 +76,7 @@ def compared(references: list[Measured]) -> str:
         if len(known) > 1:
             fastest += f" ({max(known.values()) / known[fastest]:.1f} times)"
         lines.append(f"  {op:<14}  {size_bytes:>12}  " + "  ".join(f"{cell:>9}" for cell in cells) + f"  {fastest}")
-    return "\n".join(lines)
+    return shown.lines(lines)
 
 
 def listing(there: References) -> str:
@@ -92,4 +93,4 @@ def listing(there: References) -> str:
         ]
     lines += [f"passed over  {why}" for why in there.damaged.values()]
     lines += [f"link  {group}: {link}" for group, link in there.links.items()]
-    return "\n".join(lines) if lines else f"no references in {Path(there.where)}, and no link is set"
+    return shown.lines(lines or [f"no references in {Path(there.where)}, and no link is set"])

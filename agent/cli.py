@@ -13,7 +13,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from commwatch import (
     __version__,
@@ -28,6 +28,7 @@ from commwatch import (
 )
 from commwatch.config import Config, ConfigError, UsageError, load, settings_file
 from commwatch.debugging import LEVELS
+from commwatch.shown import OneLine, complain, guard_output, line
 
 if TYPE_CHECKING:
     from commwatch.daemon import Daemon
@@ -43,18 +44,19 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
-    arguments = _parser().parse_args(argv)
-    for stream in (sys.stdout, sys.stderr):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a locale without Unicode gets question marks, not a traceback
-    logging.basicConfig(
-        format="commwatch: %(message)s", level=logging.WARNING if getattr(arguments, "quiet", False) else logging.INFO
-    )
+    guard_output()
+    arguments = _parser().parse_args(argv)
+    log = logging.StreamHandler()
+    log.setFormatter(OneLine("commwatch: %(message)s"))
+    logging.basicConfig(handlers=[log], level=logging.WARNING if getattr(arguments, "quiet", False) else logging.INFO)
     try:
         code: int = arguments.command(_settings(arguments), arguments)
         sys.stdout.flush()
     except (ConfigError, UsageError) as error:
-        print(f"commwatch: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,7 +76,15 @@ def _settings(arguments: argparse.Namespace) -> Config:
     )
 
 
-class _Command(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, whatever it quotes."""
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse's."""
+        super().error(line(message))
+
+
+class _Command(_Parser):
     """Of one command: what it does not know it says itself, and flags may stand among the things that it takes many of."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -102,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_access(common)
 
-    parser = argparse.ArgumentParser(prog="commwatch", description="See the communication of distributed training.")
+    parser = _Parser(prog="commwatch", description="See the communication of distributed training.")
     parser.add_argument("--version", action="version", version=f"commwatch {__version__}")
     commands: Any = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Command)
 
@@ -321,7 +331,7 @@ def _agent(config: Config, arguments: argparse.Namespace) -> int:
             threading.Thread(target=_stop_with_parent, args=(daemon,), name="parent", daemon=True).start()
         return 0 if daemon.run() else 1
     except CannotStart as error:
-        print(f"commwatch: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from commwatch.config import Config, ConfigError
+from commwatch.shown import complain
 
 FORMATS = ("json", "configmap", "provisioning")
 
@@ -56,6 +56,6 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             (to / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        print(f"commwatch: dashboards export: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        complain(f"dashboards export: cannot write {error.filename}: {error.strerror}")
         return 1
     return 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch import __version__, alerts_cli
 from commwatch.config import DEFAULT_PORT, Config, ConfigError
+from commwatch.shown import complain
 from commwatch.slurm import FILES, scripts
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _install(config: Config, arguments: argparse.Namespace) -> int:
     try:
         place = install(arguments.to)
     except CannotInstall as error:
-        print(f"commwatch: probe install: {error}", file=sys.stderr)
+        complain(f"probe install: {error}")
         return 1
     where = shlex.quote(str(place))
     print(
@@ -245,7 +246,7 @@ def _slurm(config: Config, arguments: argparse.Namespace) -> int:
             (arguments.to / name).write_text(text, encoding="utf-8")
             (arguments.to / name).chmod(0o755)
     except OSError as error:
-        print(f"commwatch: manifest slurm: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+        complain(f"manifest slurm: cannot write {error.filename}: {error.strerror}")
         return 1
     return 0
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from commwatch import shown
 from commwatch.asking import NO_KEYS, TOGETHER_S, Keys, get, together
-from commwatch.cells import clean
 from commwatch.collectors.spans import spans
 from commwatch.config import DEFAULT_PORT
 from commwatch.joined import RankParts, put_together
@@ -208,7 +208,7 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
         what = {"python_stack": "where its Python stands", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
         lines += ["", f"rank {each.rank} of {each.job_id}, {what[each.kind]}:"]
         lines += [f"  {line}" for line in each.text.splitlines()]
-    return "\n".join(map(clean, lines))
+    return shown.lines(lines)
 
 
 def as_json(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:

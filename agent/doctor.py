@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commwatch import __version__, trainers
+from commwatch import __version__, shown, trainers
 from commwatch.access import elsewhere
 from commwatch.asking import get, keys_of, local_agents
 from commwatch.collectors.gpu import ALARMING
@@ -326,7 +326,7 @@ def text(checks: list[Check]) -> str:
         lines.append(f"{check.result:<5} {check.what:<14} {check.says}")
         if check.remedy:
             lines.append(f"{'':<20} -> {check.remedy}")
-    return "\n".join(lines)
+    return shown.lines(lines)
 
 
 def as_json(checks: list[Check]) -> str:

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import shutil
-import sys
 import textwrap
 import zlib
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from commwatch import shown
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import SEVERITIES, Finding, findings
 from commwatch.collectors.nccl.labels import labels
@@ -106,7 +106,7 @@ def as_json(account: Account, names: list[str]) -> dict[str, Any]:
 def text(account: Account, names: list[str], found: list[Finding]) -> str:
     """One screen for people."""
     width = min(shutil.get_terminal_size((100, 40)).columns, 120)
-    return "\n".join(_lines(account, names, found, width))
+    return shown.lines(_lines(account, names, found, width))
 
 
 def _lines(account: Account, names: list[str], found: list[Finding], width: int) -> Iterator[str]:
@@ -273,7 +273,7 @@ def explain(patterns: list[str], json_wanted: bool) -> int:
     """
     names, account = expand(patterns), Account()
     for remark in read(names, account):
-        print(f"commwatch: {remark}", file=sys.stderr)
+        shown.complain(remark)
     found = findings(account)
     if json_wanted:
         print(json.dumps(as_json(account, names), indent=2))

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from commwatch import shown
 from commwatch.collectors import others
 from commwatch.collectors.flight_recorder import MOST_BYTES, BadDump, Dump, Entry, load
 from commwatch.collectors.spans import spans
@@ -214,7 +215,7 @@ def text(found: list[Verdict], dumps: list[Taken], damaged: dict[str, str]) -> s
         lines += [f"{verdict.kind.upper()} in {verdict.job_id}: rank {spans(verdict.ranks)}", f"  {verdict.says}"]
     for taken in sorted(dumps, key=lambda taken: taken.rank):
         lines += ["", f"rank {taken.rank}, {taken.file}:", *(f"  {line}" for line in told(taken))]
-    return "\n".join(lines)
+    return shown.lines(lines)
 
 
 def as_json(found: list[Verdict], dumps: list[Taken], damaged: dict[str, str]) -> str:

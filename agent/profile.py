@@ -9,6 +9,7 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Any
 
+from commwatch import shown
 from commwatch.asking import NO_KEYS, Keys, detail, get, post
 from commwatch.collectors.spans import spans
 from commwatch.report import columns, percent, seconds
@@ -140,7 +141,7 @@ def text(profiles: list[dict[str, Any]]) -> str:
     if traces:
         lines += ["", "open in https://ui.perfetto.dev:", *(f"  {trace}" for trace in traces)]
     lines += [f"rank {rank['rank']}: no profile: {rank['error']}" for rank in ranks if rank["error"]]
-    return "\n".join(lines)
+    return shown.lines(lines)
 
 
 def _cells(rank: dict[str, Any]) -> tuple[str, ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
-from commwatch.cells import clean
 from commwatch.collectors.profile_files import MOST_SECONDS, MOST_STEPS
 from commwatch.config import Config, UsageError
+from commwatch.shown import complain
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -56,7 +55,7 @@ def _profile(config: Config, arguments: argparse.Namespace) -> int:
     except profile.AskedWrongly as error:
         raise UsageError(f"profile: {error}") from None
     except profile.CannotProfile as error:
-        print(f"commwatch: profile: {clean(str(error))}", file=sys.stderr)
+        complain(f"profile: {error}")
         return 1
     print((profile.as_json if arguments.json else profile.text)(taken))
     return int(profile.failed(taken))

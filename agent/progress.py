@@ -13,13 +13,14 @@ from pathlib import Path
 from commwatch import report
 from commwatch.answers import Agent
 from commwatch.shares import comm_share
+from commwatch.shown import terminal
 from commwatch.store import StoreError
 
 
-def say(text: str, end: str = "\n") -> None:
-    """Tell the user; that nobody can hear it is no reason to harm the job."""
+def say(text: str, end: str = "\n", drawn: bool = False) -> None:
+    """Tell the user, or draw with escape sequences of ours; that nobody can hear it is no reason to harm the job."""
     try:
-        print(text, end=end, file=sys.stderr, flush=True)
+        print(text, end=end, file=terminal(sys.stderr) if drawn else sys.stderr, flush=True)
     except (OSError, ValueError):
         # What could not be written would be tried again at exit, and cost the job's exit code.
         with contextlib.suppress(OSError, ValueError):
@@ -57,9 +58,9 @@ class Progress:
         if rows != self._rows:  # at first, and after a resize: scroll one line up, and keep the last line out of it
             self._rows, room = rows, f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A"
         text = f"commwatch: {said}"
-        say(f"{room}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8", end="")
+        say(f"{room}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8", end="", drawn=True)
 
     def clear(self) -> None:
         """Take it away, and give the terminal its last line back."""
         if self._rows:
-            say(f"\x1b7\x1b[r\x1b[{self._rows};1H\x1b[2K\x1b8", end="")
+            say(f"\x1b7\x1b[r\x1b[{self._rows};1H\x1b[2K\x1b8", end="", drawn=True)

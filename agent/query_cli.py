@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import urllib.error
 import urllib.parse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commwatch.config import Config, UsageError
+from commwatch.shown import complain
 
 if TYPE_CHECKING:
     from commwatch.asking import Keys
@@ -54,7 +54,6 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _query(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch import asking, diagnose
-    from commwatch.cells import clean
 
     try:
         named = diagnose.addresses(arguments.agents, config.expects_tls)
@@ -76,7 +75,7 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
         for line in table(told, name_agents=len(urls) > 1):
             print(line)
         for url, why in silent.items():
-            print(f"commwatch: query: {url}: {clean(why)}", file=sys.stderr)
+            complain(f"query: {url}: {why}")
     return 0 if not silent else 2 if told else 1
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -151,9 +152,21 @@ def operations_csv(agent: Agent, wanted: Wanted) -> Text:
     text = io.StringIO()
     writer = csv.DictWriter(text, [each.name for each in fields(Operation)])
     writer.writeheader()
-    writer.writerows(asdict(operation) for operation in found.operations)
+    writer.writerows(
+        {name: _cell(value) for name, value in asdict(operation).items()} | {"id": operation.id}
+        for operation in found.operations
+    )
     headers = {"X-Next-Cursor": found.cursor} if found.cursor else {}
     return Text(text.getvalue().encode(), "text/csv", headers)
+
+
+#: By which a spreadsheet takes a cell for a formula; some pass over white space before it.
+_FORMULA = re.compile(r"\s*[=+\-@]|[\t\r\n]")
+
+
+def _cell(value: object) -> object:
+    """A value of a CSV table; text of others that a spreadsheet would calculate has an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def collective(agent: Agent, group_id: str, seq: int) -> Collective:

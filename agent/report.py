@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
+from commwatch import shown
 from commwatch.advice import LIMIT, WORTH, Advice, advice
 from commwatch.answers import Agent
 from commwatch.collectors.events import SYMMETRIC
@@ -383,7 +384,7 @@ def text(report: Report) -> str:
         ]
         lines += ["    because " + "; ".join(each.because), ""]
     lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
-    return "\n".join(lines)
+    return shown.lines(lines)
 
 
 def columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from commwatch.alerts.receivers.settings import Asked
 from commwatch.config import Config, check_variables, explained
+from commwatch.shown import line
 
 DEFAULT = "default"
 
@@ -93,7 +94,7 @@ def _show(config: Config, arguments: argparse.Namespace) -> int:
         return 0
     wide, long = (max(len(str(one[column])) for one in found) for column in (0, 1))
     for one in found:
-        print(f"{one.key:{wide}}  {'–' if one.value is None else one.value!s:{long}}  {one.origin}")
+        print(line(f"{one.key:{wide}}  {'–' if one.value is None else one.value!s:{long}}  {one.origin}"))
     return 0
 
 

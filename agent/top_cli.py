@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from commwatch.config import Config, ConfigError, UsageError
+from commwatch.shown import complain, terminal
 
 if TYPE_CHECKING:
     from commwatch.cells import Line
@@ -55,9 +56,12 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
         raise UsageError(f"top: {nobody}")
     answers = ask()
     if isinstance(answers, str):
-        print(f"commwatch: top: {answers}", file=sys.stderr)
+        complain(f"top: {answers}")
         return 1
-    print(as_json(answers) if arguments.json else _once(answers))
+    if arguments.json:
+        print(as_json(answers))
+    else:
+        print(_once(answers), file=terminal(sys.stdout))
     return 0
 
 

@@ -11,6 +11,15 @@ INFO, WARNING, CRITICAL = SEVERITIES = ("info", "warning", "critical")
 PENDING, FIRING, RESOLVED = STATES = ("pending", "firing", "resolved")
 
 
+def printable(text: str) -> str:
+    """Text of others for one line that people read: a blank for white space, a question mark for what has no sign of its own.
+
+    >>> printable("evil\\nBcc: a\\x1b[31m")
+    'evil Bcc: a?[31m'
+    """
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+
+
 class OneLineError(ValueError):
     """An error whose message is one line, whatever of somebody's text is in it."""
 

@@ -140,7 +140,7 @@ def slack(batch: Batch, agent_url: str) -> dict[str, Any]:
     for alert in batch.alerts[: payload.MOST_SHOWN]:
         mark = ":white_check_mark:" if alert.state == RESOLVED else ":rotating_light:"
         lines.append(f"{mark} *{_escaped(payload.summary(alert))}*")
-        lines.append(_escaped(alert.annotations.get("description", "")[:_MOST_DESCRIPTION]))
+        lines.append(_escaped(payload.description(alert)[:_MOST_DESCRIPTION]))
         lines.append(" · ".join(f"<{_link(url)}|{name}>" for name, url in payload.links(alert)))
     more = len(batch.alerts) + len(batch.truncated) - payload.MOST_SHOWN
     lines.append(f"and {more} more" if more > 0 else "")

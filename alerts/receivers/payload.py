@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from commwatch.alerts.model import FIRING, RESOLVED, Alert
+from commwatch.alerts.model import FIRING, RESOLVED, Alert, printable
 from commwatch.alerts.outbox import Batch, Labels
 from commwatch.alerts.receivers.sending import began, fingerprint, labels_of, rfc3339
 
@@ -82,12 +82,17 @@ def title(batch: Batch) -> str:
     firing = sum(alert.state == FIRING for alert in batch.alerts + batch.truncated)
     group = dict(batch.group) or dict(batch.alerts[0].labels)
     names = " ".join(group[name] for name in ("alertname", "job_id") if group.get(name))
-    return " ".join(f"[{f'FIRING:{firing}' if firing else 'RESOLVED'}] {names}".split())
+    return printable(f"[{f'FIRING:{firing}' if firing else 'RESOLVED'}] {names}")
 
 
 def summary(alert: Alert) -> str:
     """What it is about, in one line."""
-    return alert.annotations.get("summary") or alert.name
+    return printable(alert.annotations.get("summary") or alert.name)
+
+
+def description(alert: Alert) -> str:
+    """What there is to know of it, in one line, for a name in it may hold line breaks; empty: nothing."""
+    return printable(alert.annotations.get("description", ""))
 
 
 def links(alert: Alert) -> list[tuple[str, str]]:
@@ -103,8 +108,11 @@ def text(batch: Batch, agent_url: str) -> str:
     for alert in batch.alerts[:MOST_SHOWN]:
         began_at = f"since {rfc3339(began(alert))}"
         ended = f", ended {rfc3339(alert.resolved_at)}" if alert.state == RESOLVED and alert.resolved_at else ""
-        lines = [f"{alert.state.upper()} {summary(alert)}", alert.annotations.get("description", "")]
-        lines += [f"{began_at}{ended}", " ".join(f"{name}={value}" for name, value in labels_of(alert).items())]
+        lines = [f"{alert.state.upper()} {summary(alert)}", description(alert)]
+        lines += [
+            f"{began_at}{ended}",
+            " ".join(f"{name}={printable(value)}" for name, value in labels_of(alert).items()),
+        ]
         lines += [f"{name}: {url}" for name, url in links(alert)]
         parts.append("\n".join(line for line in lines if line))
     more = len(batch.alerts) + len(batch.truncated) - MOST_SHOWN
