@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -20,12 +20,17 @@ help:  ## say what there is
 	$(BIN)/python -m pip install --quiet --group dev
 	mkdir -p .stamps && touch $@
 
+# Installs commwatch into the environment $(1).
+define install
+@rm -rf build/__editable__*
+@$(1)/bin/python -m pip install --quiet --editable '$(2)' --config-settings editable_mode=strict \
+	> .stamps/sync.log 2>&1 || { cat .stamps/sync.log; exit 1; }
+@# Left here, it would announce our entry point to every other Python that is started in this folder.
+@rm -rf commwatch.egg-info
+endef
+
 sync: .stamps/venv  ## install commwatch into .venv, new files too (demo, test and lint do so by themselves)
-	@rm -rf build/__editable__*
-	@$(BIN)/python -m pip install --quiet --editable '.[examples]' --config-settings editable_mode=strict \
-		> .stamps/sync.log 2>&1 || { cat .stamps/sync.log; exit 1; }
-	@# Left here, it would announce our entry point to every other Python that is started in this folder.
-	@rm -rf commwatch.egg-info
+	$(call install,$(VENV),.[examples])
 
 demo: sync  ## train a small transformer on two ranks, watch it, and report
 	$(BIN)/commwatch run -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py
@@ -35,6 +40,20 @@ parts:  ## install Prometheus, Chromium and the network tools that the tests use
 
 test: sync parts  ## run all tests
 	$(BIN)/python -m pytest
+
+# The frameworks' own packages, in an environment of their own: several gigabytes, and half an hour on an idle machine.
+FRAMEWORKS := .venv-frameworks
+PACKAGES := tests/frameworks/requirements.txt tests/frameworks/torchrec.txt
+.stamps/frameworks: pyproject.toml $(PACKAGES)
+	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(FRAMEWORKS)/bin/python -m pip install --quiet torch==$(TORCH) hypothesis pytest pytest-timeout -r $(word 1,$(PACKAGES))
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps -r $(word 2,$(PACKAGES))
+	mkdir -p .stamps && touch $@
+
+frameworks: .stamps/frameworks  ## run jobs of Lightning, transformers, DeepSpeed, Ray and others under the probe
+	$(call install,$(FRAMEWORKS),.)
+	$(FRAMEWORKS)/bin/python -m pytest -m frameworks tests/frameworks
 
 lint: sync  ## check style and types
 	$(BIN)/ruff check .
@@ -60,4 +79,4 @@ dist: .stamps/venv  ## build wheel and sdist
 	$(BIN)/python -m build --quiet
 
 clean:  ## remove everything that was made
-	rm -rf $(VENV) .stamps build dist *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) .stamps build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

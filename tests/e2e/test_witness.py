@@ -1,33 +1,15 @@
-"""The probe against PyTorch's Flight Recorder: the same operations, one for one.
-
-What the recorder leaves out or names otherwise on Gloo, and the probe sees:
-
-- ``send`` and ``recv`` are not recorded;
-- ``monitored_barrier`` is not recorded;
-- a ``reduce_scatter`` is recorded as the all_reduces it is made of: one for ``reduce_scatter_tensor``, one a rank for the
-  list form, one a tensor for the coalesced form.
-"""
+"""The probe against PyTorch's Flight Recorder: the same operations, one for one (tests/e2e/recorder.py)."""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from commwatch.collectors import events as ev
+from tests.e2e.recorder import compare
 from tests.e2e.torchjob import RankRecords, read_rings, results, run_job
 
-DTYPES = {
-    "Float": ("float32", 4),
-    "Double": ("float64", 8),
-    "BFloat16": ("bfloat16", 2),
-    "Long": ("int64", 8),
-    "Byte": ("uint8", 1),
-    "Int": ("int32", 4),
-}
 WORKLOADS = [
     "plain",
     "asynchronous",
@@ -43,51 +25,6 @@ WORKLOADS = [
 ]
 #: Where the probe's thread has the GIL before a thread whose operation has ended, it sees the end first.
 LOOKED = {"native": set[int](), "python": {ev.BY_POLL}}
-#: (op, dtype, S in bytes)
-Seen = tuple[str, str | None, int]
-
-
-def recorded(entries: list[dict[str, Any]], sizes: dict[str, int]) -> dict[str, list[Seen]]:
-    """What the recorder saw, by group name, with S as nccl-tests counts it; ``sizes`` are the groups' sizes."""
-    seen: dict[str, list[Seen]] = defaultdict(list)
-    for entry in entries:
-        op, group = entry["profiling_name"].removeprefix("gloo:"), entry["process_group"][0]
-        dtypes = entry["input_dtypes"] or entry["output_dtypes"]
-        dtype, itemsize = DTYPES[dtypes[0]] if dtypes else (None, 0)
-        given, got = (
-            sum(math.prod(shape) for shape in entry[f"{side}_sizes"]) * itemsize for side in ("input", "output")
-        )
-        n = sizes[group]
-        size = {"all_gather": given * n, "gather": given * n, "scatter": got * n, "all_to_all": max(given, got)}.get(
-            op, given
-        )
-        seen[group].append((op, dtype, size))
-    return seen
-
-
-def probed(rank: RankRecords) -> dict[str, list[Seen]]:
-    """What the probe saw of it, by group name, in order of sequence number."""
-    seen: dict[str, list[Seen]] = defaultdict(list)
-    collectives = [r for r in rank.operations if rank.op(r) not in ("send", "recv") and r.timing != ev.BY_CALL]
-    for record in sorted(collectives, key=lambda r: (r.group, r.seq)):
-        seen[rank.groups[record.group]["name"]].append(
-            (rank.op(record), rank.dtypes.get(record.dtype), record.size_bytes)
-        )
-    return seen
-
-
-def with_reduce_scatter(ours: list[Seen], theirs: list[Seen]) -> list[Seen]:
-    """``theirs`` with the all_reduces that make up a reduce_scatter of ``ours`` put together again."""
-    left, told = list(theirs), []
-    for op, dtype, size in ours:
-        if op == "reduce_scatter":
-            total = 0
-            while left and left[0][0] == "all_reduce" and total < size:
-                total += left.pop(0)[2]
-            told.append((op, dtype, total))
-        elif left:
-            told.append(left.pop(0))
-    return told + left
 
 
 @pytest.mark.usefixtures("native")
@@ -110,26 +47,14 @@ def test_witness(workload: str, tmp_path: Path) -> None:
         ranks = seen[hook] = read_rings(tmp_path / hook)
         assert [(rank.rank, rank.identity["hook"]) for rank in ranks] == [(0, hook), (1, hook)]
         for rank, entries in zip(ranks, results(output), strict=True):
-            check_against_recorder(rank, entries)
+            compare(rank, entries, after=["barrier"])  # the script's last, which comes after the recorder was asked
+            assert all(record.end_ns >= record.start_ns >= record.launch_ns > 0 for record in rank.operations)
             assert {r.timing for r in rank.operations} - LOOKED[hook] <= {ev.BY_FUTURE, ev.BY_WAIT, ev.BY_CALL}
     for native, python in zip(seen["native"], seen["python"], strict=True):
         assert (native.groups, native.dtypes, native.ops) == (python.groups, python.dtypes, python.ops)
         assert without_times(native) == without_times(python)
         ends = zip(ordered(native), ordered(python), strict=True)
         assert all(theirs.timing in {ours.timing} | LOOKED["python"] for ours, theirs in ends)
-
-
-def check_against_recorder(rank: RankRecords, entries: list[dict[str, Any]]) -> None:
-    """The records of a rank are what the recorder saw there."""
-    ours = probed(rank)
-    theirs = recorded(entries, {group["name"]: group["size"] for group in rank.groups.values()})
-    # The script's last barrier comes after the recorder was asked.
-    last = ours["0"].pop()
-    assert last[0] == "barrier"
-    for group, seen in ours.items():
-        assert with_reduce_scatter(seen, theirs[group]) == seen
-    assert set(theirs) <= set(ours)
-    assert all(record.end_ns >= record.start_ns >= record.launch_ns > 0 for record in rank.operations)
 
 
 def without_time(record: ev.Record) -> tuple[int, ...]:

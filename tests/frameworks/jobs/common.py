@@ -1,0 +1,77 @@
+"""What the jobs share: a small model with its data, and the witness that each rank leaves for the test."""
+
+import atexit
+import json
+import os
+from collections import Counter
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import _dump_fr_trace_json
+
+FEATURES = 16
+STEPS = 12
+_told: dict[str, Any] = {}
+_trace: torch.profiler.ExecutionTraceObserver | None = None
+
+
+def made(seed: int = 0) -> nn.Module:
+    """A small model, the same on every rank."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, 1))
+
+
+def batches(rank: int, number: int = STEPS, size: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """This rank's data."""
+    source = torch.Generator().manual_seed(100 + rank)
+    inputs = [torch.randn(size, FEATURES, generator=source) for _ in range(number)]
+    return [(x, x.sum(1, keepdim=True)) for x in inputs]
+
+
+def show(loss: Any, rank: int | None = None) -> None:
+    """Print a loss in full; the test holds it against that of a run without commwatch."""
+    os.write(1, f"rank {dist.get_rank() if rank is None else rank} loss {float(loss)!r}\n".encode())
+
+
+def count_messages() -> None:
+    """From here on count sends and receives, which the Flight Recorder does not see on Gloo."""
+    global _trace
+    _trace = torch.profiler.ExecutionTraceObserver()
+    _trace.register_callback(str(Path(os.environ["WITNESS_DIR"]) / f"{os.getpid()}.trace"))
+    _trace.start()
+
+
+def tell(steps: int, rank: int | None = None) -> None:
+    """Leave word of this rank for the test: the framework's own count of steps, and what the Flight Recorder saw.
+
+    The recorder is asked again at the end of the process, for what comes after this.
+    """
+    _told.update(rank=dist.get_rank() if rank is None else rank, steps=steps, pid=os.getpid())
+    _write()
+    atexit.register(_write)
+    Finalize(None, _write, exitpriority=0)  # a forked child runs these, but not what atexit has
+
+
+def _write() -> None:
+    if _told.get("pid") != os.getpid():
+        return
+    wanted = ("profiling_name", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "process_group")
+    entries = json.loads(_dump_fr_trace_json())["entries"]
+    seen = [{key: entry[key] for key in wanted} for entry in entries]
+    path = Path(os.environ["WITNESS_DIR"]) / f"{os.getpid()}.json"
+    path.write_text(json.dumps({**_told, "entries": seen, "messages": _messages()}))
+
+
+def _messages() -> dict[str, int]:
+    if _trace is None:
+        return {}
+    _trace.stop()
+    path = Path(os.environ["WITNESS_DIR"]) / f"{os.getpid()}.trace"
+    names = Counter(node["name"] for node in json.loads(path.read_text())["nodes"])
+    _trace.start()
+    return {"send": names["c10d::send"], "recv": names["c10d::recv_"] + names["c10d::recv_any_source_"]}
