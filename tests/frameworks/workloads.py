@@ -56,6 +56,7 @@ WORKLOADS = [
     Workload("mnist", by_torchrun(2, "plain_loops.py", "mnist")),
     Workload("imagenet", python("plain_loops.py", "imagenet")),
     Workload("nanogpt", by_torchrun(2, "plain_loops.py", "nanogpt")),
+    Workload("pipelining", by_torchrun(2, "plain_loops.py", "pipelining")),
     *(
         Workload(f"lightning-{kind}", python("with_lightning.py", kind))
         for kind in ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp2", "gan")

@@ -49,9 +49,9 @@ def count_messages() -> None:
 def tell(steps: int, rank: int | None = None) -> None:
     """Leave word of this rank for the test: the framework's own count of steps, and what the Flight Recorder saw.
 
-    The recorder is asked again at the end of the process, for what comes after this.
+    The recorder is asked again at the end of the process, for what comes after this. Messages are counted until now.
     """
-    _told.update(rank=dist.get_rank() if rank is None else rank, steps=steps, pid=os.getpid())
+    _told.update(rank=dist.get_rank() if rank is None else rank, steps=steps, pid=os.getpid(), messages=_messages())
     _write()
     atexit.register(_write)
     Finalize(None, _write, exitpriority=0)  # a forked child runs these, but not what atexit has
@@ -61,17 +61,16 @@ def _write() -> None:
     if _told.get("pid") != os.getpid():
         return
     wanted = ("profiling_name", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "process_group")
-    entries = json.loads(_dump_fr_trace_json())["entries"]
+    entries = json.loads(_dump_fr_trace_json()).get("entries", [])  # absent where there was none
     seen = [{key: entry[key] for key in wanted} for entry in entries]
     path = Path(os.environ["WITNESS_DIR"]) / f"{os.getpid()}.json"
-    path.write_text(json.dumps({**_told, "entries": seen, "messages": _messages()}))
+    path.write_text(json.dumps({**_told, "entries": seen}))
 
 
 def _messages() -> dict[str, int]:
     if _trace is None:
         return {}
-    _trace.stop()
+    _trace.unregister_callback()  # which completes the file
     path = Path(os.environ["WITNESS_DIR"]) / f"{os.getpid()}.trace"
     names = Counter(node["name"] for node in json.loads(path.read_text())["nodes"])
-    _trace.start()
     return {"send": names["c10d::send"], "recv": names["c10d::recv_"] + names["c10d::recv_any_source_"]}

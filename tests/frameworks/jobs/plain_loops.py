@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import show, tell
+from common import STEPS, batches, count_messages, made, show, tell
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -124,6 +125,29 @@ def nanogpt() -> None:
         optimizer.zero_grad(set_to_none=True)
         show(loss.detach() * 4)
     tell(10)
+    dist.destroy_process_group()
+
+
+def pipelining() -> None:
+    """1F1B of ``torch.distributed.pipelining`` over two stages."""
+    dist.init_process_group("gloo")
+    count_messages()
+    rank, layers = dist.get_rank(), list(made())
+    part = nn.Sequential(*(layers[:2] if rank == 0 else layers[2:]))
+    optimizer = torch.optim.SGD(part.parameters(), 0.01)
+    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+    for x, y in batches(0, STEPS, size=8):
+        optimizer.zero_grad()
+        losses: list[torch.Tensor] = []
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=y, losses=losses)
+        optimizer.step()
+        for loss in losses:
+            show(loss.detach())
+    tell(STEPS)
     dist.destroy_process_group()
 
 
