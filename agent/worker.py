@@ -40,8 +40,8 @@ class Worker:
         damaged: gets the chunks of the history that cannot be read any more.
     """
 
-    def __init__(self, agent: Agent, references: References, damaged: Damaged, most_s: float = MOST_S) -> None:
-        self._agent, self._references, self._damaged, self._most_s = agent, references, damaged, most_s
+    def __init__(self, agent: Agent, references: References, damaged: Damaged) -> None:
+        self._agent, self._references, self._damaged, self._most_s = agent, references, damaged, MOST_S
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None

@@ -94,7 +94,8 @@ def test_no_web_server(asked: Worker) -> None:
     maps = Path(f"/proc/{pid}/maps").read_text()
     assert "pydantic" not in maps
     assert "sqlite" in maps
-    assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + answering.NICE
+    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + answering.NICE)  # there is no lower one than 19
+    assert os.getpriority(os.PRIO_PROCESS, pid) == lower
     assert f"{answering.MOST_BYTES}" in Path(f"/proc/{pid}/limits").read_text()
 
 
@@ -118,12 +119,15 @@ def test_history_gone(watch: Watch, asked: Worker) -> None:
 
 def test_takes_too_long(watch: Watch) -> None:
     """An answer that takes too long is given up with a word on what to do, and the next question gets its answer."""
-    asked = Worker(watch.agent, References(Path("none")), Damaged(), most_s=1.0)
+    asked = Worker(watch.agent, References(Path("none")), Damaged())
     asked.find("summary", **SUMMARY)
+    asked._most_s = 1.0
     os.kill(_pid(asked), signal.SIGSTOP)
     with pytest.raises(Problem, match="took longer than 1 s; ask for less") as caught:
         asked.find("summary", **SUMMARY)
     assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
+    asked._most_s = worker.MOST_S
+    assert asked.find("summary", **SUMMARY).rows
     asked.close()
     with pytest.raises(Problem, match="about to end"):
         asked.find("summary", **SUMMARY)
