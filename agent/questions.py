@@ -149,15 +149,17 @@ def operations(agent: Agent, wanted: Wanted) -> Operations:
 def operations_csv(agent: Agent, wanted: Wanted) -> Text:
     """The same as CSV, its cursor in a header."""
     found = operations(agent, wanted)
+    headers = {"X-Next-Cursor": found.cursor} if found.cursor else {}
+    return Text(csv_table(found.operations).encode(), "text/csv", headers)
+
+
+def csv_table(rows: list[Operation]) -> str:
+    """Return operations as CSV with a head line."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [each.name for each in fields(Operation)])
     writer.writeheader()
-    writer.writerows(
-        {name: _cell(value) for name, value in asdict(operation).items()} | {"id": operation.id}
-        for operation in found.operations
-    )
-    headers = {"X-Next-Cursor": found.cursor} if found.cursor else {}
-    return Text(text.getvalue().encode(), "text/csv", headers)
+    writer.writerows({name: _cell(value) for name, value in asdict(row).items()} | {"id": row.id} for row in rows)
+    return text.getvalue()
 
 
 #: By which a spreadsheet takes a cell for a formula; some pass over white space before it.

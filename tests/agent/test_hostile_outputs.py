@@ -24,8 +24,8 @@ from commwatch.alerts.receivers import payload
 from commwatch.alerts.receivers.hooks import slack
 from commwatch.alerts.receivers.mail import Mail
 from commwatch.alerts.text import render
-from commwatch.api import _csv
 from commwatch.operations import Operation
+from commwatch.questions import csv_table
 from tests.agent.test_hostile_names import EVIL
 from tests.helpers import RunningAgent, Trainer, agent, group_entry, identity, operation, wait_for
 from tests.receivers import NOON, alert
@@ -84,7 +84,7 @@ def test_csv(asked: RunningAgent) -> None:
 def test_numbers_in_csv() -> None:
     """Numbers are left as they are, below zero too."""
     about: dict[str, Any] = dict.fromkeys(Operation.__dataclass_fields__)
-    table = _csv([Operation(**{**about, "id": "1-2-3", "group": "-x", "peer": -1, "start_at": -2.5})])
+    table = csv_table([Operation(**{**about, "id": "1-2-3", "group": "-x", "peer": -1, "start_at": -2.5})])
     (row,) = csv.DictReader(io.StringIO(table, newline=""))
     assert (row["peer"], row["start_at"], row["group"], row["id"]) == ("-1", "-2.5", "'-x", "1-2-3")
 

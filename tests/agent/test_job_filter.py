@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.api import Operations, ops
 from commwatch.chunks import Damaged
-from commwatch.query import Window
+from commwatch.questions import Wanted, operations
 from commwatch.report import build
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
-EVERYTHING = Window(0, 1 << 62)
 JOBS, STEPS = ("mine", "theirs"), 100
 
 
@@ -58,8 +56,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_operations_of_a_job(watch: Watch, unpacked: list[int]) -> None:
     """Operations of one job are found without a look into the chunks of others."""
-    found = ops(watch.agent, EVERYTHING, job="mine", limit=1000)
-    assert isinstance(found, Operations)
+    found = operations(watch.agent, Wanted(0, 1 << 62, "mine", limit=1000))
     assert {(each.job_id, each.dtype) for each in found.operations} == {("mine", "mine")}
     assert (len(found.operations), len(unpacked)) == (2 * STEPS, 2)
 

@@ -45,7 +45,7 @@ def test_what_is_told_of_two_jobs_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Look, "_tell", tell)
     then: list[threading.Thread] = []
-    look = Look(watch.agent, Watchers(*[None] * len(Watchers._fields)), lambda: None, lambda: Moment(100.0, then))  # type: ignore[arg-type]
+    look = Look(watch.agent, None, Watchers(*[None] * len(Watchers._fields)), lambda: None, lambda: Moment(100.0, then))  # type: ignore[arg-type]
     assert look.told("c") == b'"c"'
     found: list[bytes] = []
     meanwhile = threading.Thread(target=lambda: found.append(look.told("b")))
