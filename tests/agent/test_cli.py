@@ -259,9 +259,7 @@ def test_report_as_json(history: Path) -> None:
     done = commwatch("report", "--dir", history, "--json", "train")
     report = json.loads(done.stdout)
     assert (report["job"]["job_id"], report["steps"], report["records"]) == ("train", 1, 40)
-    # Communication of the four ranks: 20.5 + 19.5 + 17 + 16 of 400 ms.
-    assert report["comm_share"] == pytest.approx(0.073 / 0.4)
-    assert report["exposed_share"] == pytest.approx(0.036 / 0.4)
+    assert (report["comm_share"], report["exposed_share"]) == (None, None), "one step is too few for a share"
     # In hours of ranks: 36 ms exposed; waits not known, for of more than one operation in ten there are no times; four ranks for as long
     # as the job was in sight.
     assert report["exposed_hours"] == pytest.approx(0.036 / 3600)
