@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from commwatch.collectors.handlers import raised_by_handler
+
 #: Looks at a CUDA that has no memory of torch's anywhere, before the current device is believed.
 _PATIENCE = 20
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -33,21 +35,26 @@ class Finder:
         """There will never be anything to find: this torch knows no CUDA."""
         return not self._cuda._is_compiled()
 
-    def look(self) -> dict[str, Any] | None:
-        """The entry for the names file; ``None``: not to be known, or not yet."""
+    def look(self, current: int | None = None) -> dict[str, Any] | None:
+        """The entry for the names file; ``None``: not to be known, or not yet.
+
+        Args:
+            current: the device that the trainer's thread uses, where another thread asks.
+        """
         if not self._cuda.is_initialized():
             return None
         self._looks += 1
-        index = self._device()
+        index = self._device(int(self._cuda.current_device()) if current is None else current)
         return None if index is None else self._describe(index)
 
-    def _device(self) -> int | None:
+    def _device(self, current: int) -> int | None:
         """The current device if torch has memory there, else the only one where it has; scripts that name ``cuda:3`` in each call
         leave the current device at 0."""
-        current = int(self._cuda.current_device())
         try:
             used = [at for at in range(self._cuda.device_count()) if self._cuda.memory_allocated(at)]
-        except RuntimeError:  # an allocator that does not count
+        except RuntimeError as error:  # an allocator that does not count
+            if raised_by_handler(error):
+                raise
             return current
         if current in used:
             return current

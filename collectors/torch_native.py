@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import threading
 import time
@@ -41,13 +42,24 @@ class NativeProbe(Probe):
         )
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What C++ calls, in a thread that it makes for the call, while the trainer's own thread waits.
+
+        So no signal handler runs in it. It must wait for nothing that the trainer's thread may hold: it imports nothing,
+        and no finalizer of the user's runs in it, for the garbage collector rests.
+        """
+
         def call(*args: Any) -> Any:
+            collects = gc.isenabled()
+            gc.disable()
             try:
                 return function(*args)
             except Exception as error:
                 self._library.switch_off()
                 self.fault(error, "at the first operation of its kind")
                 return 0
+            finally:
+                if collects:
+                    gc.enable()
 
         return call
 
@@ -59,20 +71,26 @@ class NativeProbe(Probe):
 
     def _put_in(self) -> None:
         if not _hooked:
-            for op in c10d_ops():
-                places = (-1 if at is None else at for at in (op.group_at, op.async_at, op.peer_at, op.tag_at))
-                code = ev.OP_CODE.get(op.op, 0)
-                about = (op.name.encode(), op.op.encode(), code, op.is_p2p, op.measure, op.arguments, *places)
-                if not self._library.hook(*about):
-                    self._library.unhook()
-                    raise RuntimeError(f"cannot hook c10d::{op.name}")
-            _hooked[str(self._library.path)] = self._library
+            try:
+                self._hook_operators()
+            except BaseException:
+                self._library.unhook()
+                raise
         clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
         session = self._library.install(*self._callbacks, clock, self.budget)
         self._library.time_devices(self.timing.code)
         _in_use[:] = [(other, probe) for other, probe in _in_use if not probe._library.over(other)]
         _in_use.append((session, self))
         self.groups.on_made = lambda name: self._library.forget_group(name.encode())
+
+    def _hook_operators(self) -> None:
+        for op in c10d_ops():
+            places = (-1 if at is None else at for at in (op.group_at, op.async_at, op.peer_at, op.tag_at))
+            code = ev.OP_CODE.get(op.op, 0)
+            about = (op.name.encode(), op.op.encode(), code, op.is_p2p, op.measure, op.arguments, *places)
+            if not self._library.hook(*about):
+                raise RuntimeError(f"cannot hook c10d::{op.name}")
+        _hooked[str(self._library.path)] = self._library
 
     def _take_out(self) -> None:
         self.groups.on_made = None
@@ -88,9 +106,12 @@ class NativeProbe(Probe):
 
     # -- called from C++ ----------------------------------------------------------------------
 
-    def _open(self, session: int, rank: int, size: int) -> int:
+    def _open(self, session: int, rank: int, size: int, gpu: int) -> int:
         self._session = session
-        return int(self.open_ring(rank, size))
+        opened = self.open_ring(rank, size)
+        if gpu >= 0:
+            self.tell_gpu(gpu)
+        return int(opened)
 
     def _add_group(self, handle: int, address: int, name: bytes, description: bytes, size: int) -> None:
         pg = self.groups.named(name.decode(), size)

@@ -1,8 +1,8 @@
 // The hook: a boxed kernel for every operator of the namespace c10d, at BackendSelect, the one door all callers pass once.
 //
-// It takes no lock and never the GIL, but for the first operation of the process, of a group and of a dtype, when Python
-// is asked for a number. Our bookkeeping is guarded; the user's call stands outside the guards, runs once and raises what
-// it raises. Called through ctypes; see library.py.
+// It takes no lock and never the GIL. For the first operation of the process, of a group and of a dtype Python is asked for
+// a number, in another thread (aside.h). Our bookkeeping is guarded; the user's call stands outside the guards, runs once
+// and raises what it raises. Called through ctypes; see library.py.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <cxxabi.h>
@@ -13,6 +13,7 @@
 
 #include <typeinfo>
 
+#include "aside.h"
 #include "device.h"
 #include "flight.h"
 
@@ -308,14 +309,17 @@ Group* group_of(Session& session, const c10d::ProcessGroup& process_group) {
   if (Group* known = session.find(&process_group, name)) return known;
   if (!session.has_room()) return nullptr;
   auto group = std::make_unique<Group>(&process_group, name);
-  session.python.add_group(group.get(), group->address, name.c_str(), process_group.getGroupDesc().c_str(), process_group.getSize());
+  aside([&] {
+    session.python.add_group(group.get(), group->address, name.c_str(), process_group.getGroupDesc().c_str(), process_group.getSize());
+  });
   return session.add(std::move(group));
 }
 
 uint8_t dtype_of(Session& session, c10::ScalarType type) {
   std::atomic<uint8_t>& code = session.dtypes[static_cast<int>(type)];
   if (code.load() == 0) {
-    code.store(static_cast<uint8_t>(session.python.add_dtype(std::string(c10::getDtypeNames(type).first).c_str())));
+    const std::string name(c10::getDtypeNames(type).first);
+    aside([&] { code.store(static_cast<uint8_t>(session.python.add_dtype(name.c_str()))); });
   }
   return code.load();
 }
@@ -340,6 +344,8 @@ struct Kernel : c10::OperatorKernel {
         launched = launch(*session, *stack);
       } catch (const abi::__forced_unwind&) {  // Python ends this thread, for the interpreter is going
         throw;
+      } catch (const PythonIsGone&) {
+        session->off.store(true);
       } catch (const std::exception& error) {
         session->fault(op.name.c_str(), error.what());
       } catch (...) {
@@ -365,10 +371,7 @@ struct Kernel : c10::OperatorKernel {
   Launched launch(Session& session, const Stack& stack) {
     const IValue* args = &stack[stack.size() - op.arguments];
     c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
-    if (session.ring() == nullptr && session.python.open(&session, process_group.getRank(), process_group.getSize()) == 0) {
-      session.off.store(true);  // Python has said why
-      return {};
-    }
+    if (session.ring() == nullptr && !open(session, process_group, args)) return {};
     const uint32_t cost_of = Cost::due();
     const Cost cost(session, cost_of);
     const uint64_t now = now_ns();
@@ -387,7 +390,7 @@ struct Kernel : c10::OperatorKernel {
     const std::optional<at::Device> device = measure(session, args, *group, &record);
     if (op.async_at >= 0 && args[op.async_at].toBool()) record.flags |= format::kAsync;
     if (op.peer_at >= 0) record.peer = group->global_rank(args[op.peer_at].toInt());
-    if (code.load() == 0) code.store(session.python.add_op(op.name.c_str()));
+    if (code.load() == 0) aside([&] { code.store(session.python.add_op(op.name.c_str())); });
     record.op = static_cast<uint8_t>(code.load());
     Queue* queue = &group->collectives;
     if (op.p2p) {
@@ -410,6 +413,18 @@ struct Kernel : c10::OperatorKernel {
       launched.noted = launch_on(*device, (record.flags & format::kAsync) != 0);
     }
     return launched;
+  }
+
+  // The ring is there, or the session is off: Python has said why, or another thread has closed it meanwhile.
+  bool open(Session& session, const c10d::ProcessGroup& process_group, const IValue* args) const {
+    const Size size = measured(op.measure, args, 1);
+    // The thread that asks Python has no current device of the trainer's.
+    const int gpu = size.first != nullptr && size.first->is_cuda() ? size.first->device().index() : -1;
+    bool made = false;
+    aside([&] { made = session.python.open(&session, process_group.getRank(), process_group.getSize(), gpu) != 0; });
+    if (made && session.ring() != nullptr) return true;
+    session.off.store(true);
+    return false;
   }
 
   // Notes size and dtype; returns the device, where it is not the CPU.
@@ -516,7 +531,7 @@ COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_ca
 
 
 // Begin to record. training_thread: its CPU clock; budget: part of the time that the probe may take. Returns the session.
-COMMWATCH_API void* cw_install(int (*open)(void*, int, int), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
+COMMWATCH_API void* cw_install(int (*open)(void*, int, int, int), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
                               int (*add_op)(const char*), int training_thread, double budget) {
   static const int forked = pthread_atfork(nullptr, nullptr, [] {
     if (Session* const parents = current.exchange(nullptr)) parents->let_go();

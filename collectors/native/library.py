@@ -187,8 +187,8 @@ def load(env: Mapping[str, str]) -> Library:
     return Library(path, key(facts))
 
 
-#: Calls from C++ when only Python can help; ctypes takes the GIL for them.
-OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+#: Calls from C++ when only Python can help, in a thread that C++ makes for each; ctypes takes the GIL for them.
+OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int)
 ADD_GROUP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
 ADD_NAME = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 

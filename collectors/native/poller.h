@@ -34,14 +34,15 @@ class Poller {
 
   ~Poller() { stop(); }
 
-  // Ends the thread and drops what is pending, now and from now on: its Look is destroyed. Not from the thread itself.
+  // Ends the thread and drops what is pending, now and from now on: its Look is destroyed. Called in the thread itself (a
+  // tensor's finalizer, say), it does not wait: the thread ends once that returns.
   void stop() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       stop_.store(true);
     }
     wake_.notify_one();
-    if (thread_.joinable()) thread_.join();
+    if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
     drop_arrived();
   }
 

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "aside.h"
 #include "exposure.h"
 #include "governor.h"
 #include "groups.h"
@@ -27,9 +27,9 @@ namespace commwatch {
 // How many forks lie between this process and the one that loaded the library.
 inline std::atomic<uint32_t> forks{0};
 
-// What only the Python side can do: make the ring, and give names their numbers. Called with no lock held.
+// What only the Python side can do: make the ring, and give names their numbers. Called aside, with no lock held.
 struct Python {
-  int (*open)(void* session, int group_rank, int group_size) = nullptr;
+  int (*open)(void* session, int group_rank, int group_size, int gpu) = nullptr;
   void (*add_group)(void* group, const void* address, const char* name, const char* description, int size) = nullptr;
   int (*add_dtype)(const char* name) = nullptr;
   int (*add_op)(const char* name) = nullptr;
@@ -46,30 +46,29 @@ class Session {
   // -- life
 
   // Take over the ring that is mapped at `there`, once, by a mapping of its own. Returns 0, or the errno of what is not to be had.
+  // Where `close` has come first, the ring is closed, and the session has none.
   int attach(void* there, uint64_t slots) {
     const size_t size = format::kRecordsAt + slots * format::kRecordSize;
     void* const base = mremap(there, 0, size, MREMAP_MAYMOVE);  // an old size of 0: the same pages once more
     if (base == MAP_FAILED) return errno;
-    base_ = static_cast<char*>(base);
-    size_ = size;
-    window_ns_ = now_ns();
     std::unique_ptr<Ring> made;
+    const std::lock_guard<std::mutex> lock(closing_);
     try {
-      made = std::make_unique<Ring>(base_, slots);
-      poller_ = std::make_unique<Poller>(
-          [] {
-            sigset_t all;
-            sigfillset(&all);
-            pthread_sigmask(SIG_BLOCK, &all, nullptr);
-          },
-          [this, ring = made.get()] { beat(*ring, now_ns()); });
+      made = std::make_unique<Ring>(static_cast<char*>(base), slots);
+      if (closed_) {
+        made->set(format::kClosed, now_ns());
+        munmap(base, size);
+        return 0;
+      }
+      window_ns_ = now_ns();
+      poller_ = std::make_unique<Poller>(keep_signals_out, [this, ring = made.get()] { beat(*ring, now_ns()); });
     } catch (const std::exception&) {  // no thread
-      munmap(base_, size_);
+      munmap(base, size);
       return EAGAIN;
     }
-    Ring* const ring = made.get();
+    base_ = static_cast<char*>(base);
+    size_ = size;
     ring_.store(made.release());
-    if (off.load()) ring->set(format::kClosed, now_ns());  // `close` has come and gone meanwhile, and has not seen the ring
     return 0;
   }
 
@@ -81,6 +80,10 @@ class Session {
   // Nothing is launched any more. Operations in flight still find their record; what the poller looked after has no end.
   void close() {
     off.store(true);
+    {
+      const std::lock_guard<std::mutex> lock(closing_);
+      closed_ = true;
+    }
     if (Ring* ring = this->ring()) {
       poller_->stop();
       write_counts(*ring, now_ns());
@@ -98,7 +101,6 @@ class Session {
   void leave(int64_t number = 1) {
     if (users_.fetch_sub(number) != number || life_ != forks.load() || cleared_.exchange(true)) return;
     if (Ring* ring = this->ring()) {
-      poller_.reset();
       delete ring;
       munmap(base_, size_);
     }
@@ -255,7 +257,9 @@ class Session {
   }
 
   std::atomic<Ring*> ring_{nullptr};
-  std::unique_ptr<Poller> poller_;
+  std::mutex closing_;  // `attach` comes before `close` or after it
+  bool closed_ = false;
+  std::unique_ptr<Poller> poller_;  // stopped by `close` alone, and kept, for its thread may be the last to leave
   char* base_ = nullptr;
   size_t size_ = 0;
   Governor governor_;  // the poller's thread's, as are the two after it

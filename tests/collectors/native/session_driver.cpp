@@ -101,7 +101,7 @@ void test_wake() {
 // A session with a ring of its own, in memory that has a name.
 class Life {
  public:
-  explicit Life(const char* name, uint64_t slots = 4096) : name_(std::string("/memfd:") + name), slots_(slots) {
+  explicit Life(const char* name, uint64_t slots = 4096, bool attached = true) : name_(std::string("/memfd:") + name), slots_(slots) {
     clockid_t clock;
     pthread_getcpuclockid(pthread_self(), &clock);
     session = std::make_unique<Session>(Python{}, clock, 0.005);
@@ -109,7 +109,10 @@ class Life {
     CHECK(ftruncate(fd, static_cast<off_t>(size())) == 0, "session: there is memory");
     file_ = static_cast<char*>(mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
     close(fd);
-    CHECK(session->attach(file_, slots) == 0, "session: the ring can be mapped");
+    if (attached) attach();
+  }
+  void attach() {
+    CHECK(session->attach(file_, slots_) == 0, "session: the ring can be mapped");
   }
   ~Life() { munmap(file_, size()); }
   // How often the file is mapped, this reader's left out.
@@ -454,6 +457,55 @@ void test_close_while_launching() {
   }
 }
 
+void test_close_before_the_ring() {
+  Life life("early", 4096, false);
+  Session& session = *life.session;
+  session.enter();  // a thread is in its first operation, and Python makes the ring
+  session.close();
+  life.attach();
+  CHECK(session.ring() == nullptr, "close: a session that is closed before its ring is made has none");
+  CHECK(life.counter(format::kClosed) > 0, "close: the ring that comes too late is closed");
+  session.leave();
+  CHECK(session.over() && life.mapped() == 0, "close: and the mapping is gone");
+}
+
+// A session is closed during its first operation, whose last hold on the session is the poller's.
+void test_close_in_the_first_operation() {
+  for (int round = 0; round < 300; ++round) {
+    Life life("first", 4096, false);
+    Session& session = *life.session;
+    std::atomic<bool> entered{false};
+    Queue queue;
+    in_threads(2, [&](int thread) {
+      if (thread == 1) {
+        while (!entered.load()) sched_yield();
+        return session.close();
+      }
+      session.enter();
+      entered.store(true);
+      life.attach();
+      if (session.ring() != nullptr) {
+        auto flight = launch(session, queue, now_ns());
+        session.poller().add([flight = std::move(flight)] { return true; });
+      }
+      session.leave();
+    });
+    wait_until([&] { return session.over() && life.mapped() == 0; }, "close: the last one takes the mapping with it");
+    CHECK(life.counter(format::kClosed) > 0, "close: the ring is closed, however late it came");
+  }
+}
+
+// What the poller's thread lets go of may be a tensor whose finalizer switches the probe off.
+void test_close_in_the_pollers_thread() {
+  Life life("own");
+  Session& session = *life.session;
+  session.poller().add([&session] {
+    session.close();
+    return true;
+  });
+  wait_until([&] { return session.over() && life.mapped() == 0; }, "close: may be called in the poller's own thread");
+}
+
 void test_fork() {
   Life life("fork");
   Queue queue;
@@ -495,5 +547,8 @@ void test_session() {
   test_after_skipped();
   test_close();
   test_close_while_launching();
+  test_close_before_the_ring();
+  test_close_in_the_first_operation();
+  test_close_in_the_pollers_thread();
   test_fork();
 }

@@ -1,0 +1,89 @@
+// Calls of Python run in a thread of their own, while the thread that launches an operation waits without the GIL.
+//
+// Python runs the handlers of signals in the main thread, wherever that one runs Python. A handler may raise, and what it
+// raises inside a function that C++ has called is lost. So the main thread runs none of our Python here: it comes to its
+// next handler at the user's line. Nothing here knows torch or needs Python's headers.
+#pragma once
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <exception>
+#include <thread>
+
+namespace commwatch {
+
+// This thread handles no signal.
+inline void keep_signals_out() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+// Releases the GIL for the length of a scope, where the calling thread holds it.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(held() ? save()() : nullptr) {}
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  // Not noexcept: while the interpreter is going, Python ends the thread that comes back for the GIL.
+  ~WithoutGil() noexcept(false) {
+    if (state_ != nullptr) restore()(state_);
+  }
+
+  // Whether this process has the functions: where it does not, a thread that holds the GIL must not wait for another.
+  static bool possible() { return check() != nullptr && save() != nullptr && restore() != nullptr; }
+
+ private:
+  using Check = int (*)();
+  using Save = void* (*)();
+  using Restore = void (*)(void*);
+
+  static bool held() { return possible() && check()() == 1; }
+
+  template <class Function>
+  static Function find(const char* name) {
+    return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  }
+  static Check check() {
+    static const auto found = find<Check>("PyGILState_Check");
+    return found;
+  }
+  static Save save() {
+    static const auto found = find<Save>("PyEval_SaveThread");
+    return found;
+  }
+  static Restore restore() {
+    static const auto found = find<Restore>("PyEval_RestoreThread");
+    return found;
+  }
+
+  void* const state_;
+};
+
+// Python has ended the thread that asked it: the interpreter is going.
+struct PythonIsGone {};
+
+// Run `ask`, which calls Python, and wait for it. Throws what it throws, PythonIsGone, or std::system_error where no
+// thread is to be had.
+template <class Ask>
+void aside(const Ask& ask) {
+  if (!WithoutGil::possible()) return ask();
+  bool answered = false;
+  std::exception_ptr thrown;
+  const WithoutGil released;
+  std::thread([&] {
+    keep_signals_out();
+    try {
+      ask();
+      answered = true;
+    } catch (const std::exception&) {  // nothing else: what ends the thread must pass
+      thrown = std::current_exception();
+    }
+  }).join();
+  if (thrown) std::rethrow_exception(thrown);
+  if (!answered) throw PythonIsGone{};
+}
+
+}  // namespace commwatch
