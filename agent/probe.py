@@ -19,8 +19,8 @@ from commwatch.collectors.native import library
 
 #: Of ``commwatch.collectors``: what runs in the trainer, and what builds its native hook with the trainer's Python.
 PARTS = (
-    "__init__.py", "bounded.py", "c10d_table.py", "events.py", "exposure.py", "files.py", "governor.py", "identity.py", "mapping.py", "others.py",
-    "profile_files.py", "ring.py", "torch_*.py", "variables.py",
+    "__init__.py", "bounded.py", "c10d_table.py", "events.py", "exposure.py", "files.py", "governor.py", "handlers.py", "identity.py", "mapping.py",
+    "others.py", "profile_files.py", "ring.py", "torch_*.py", "variables.py",
     "nccl/__init__.py", "nccl/debug.py",
     "native/__init__.py", "native/build.py", "native/library.py", "native/trial.py", "native/*.cpp", "native/*.h",
 )  # fmt: skip

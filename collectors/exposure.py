@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 
+from commwatch.collectors.handlers import raised_by_handler
+
 
 class Exposure:
     """Sums up the periods with something in flight.
@@ -68,5 +70,7 @@ class Exposure:
     def _look(self) -> int:
         try:
             return time.clock_gettime_ns(self._clock)
-        except OSError:  # the thread has ended
+        except OSError as error:  # the thread has ended
+            if raised_by_handler(error):
+                raise
             return -1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from commwatch.collectors.handlers import raised_by_handler
+
 _MOST_BYTES = 4096
 
 
@@ -11,11 +13,15 @@ def text(path: str) -> str | None:
     """The words of a file; ``None`` where it cannot be read (EINVAL, too, is how a driver says that it does not know)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if raised_by_handler(error):
+            raise
         return None
     try:
         return os.read(fd, _MOST_BYTES).decode("utf-8", "replace").strip()
-    except OSError:
+    except OSError as error:
+        if raised_by_handler(error):
+            raise
         return None
     finally:
         os.close(fd)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.collectors import files, others
+from commwatch.collectors.handlers import raised_by_handler
 
 #: Set by launchers for every job alike: names nothing.
 _NO_NAME = {"", "none"}
@@ -204,7 +205,9 @@ def _pid_namespace() -> int:
     """Names the namespace in which this process has its pid; 0 where that cannot be known."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
+    except OSError as error:
+        if raised_by_handler(error):
+            raise
         return 0
 
 

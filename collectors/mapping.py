@@ -18,6 +18,8 @@ import struct
 import weakref
 from pathlib import Path
 
+from commwatch.collectors.handlers import raised_by_handler
+
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, pid.
 FLOCK = struct.Struct("hhqqi4x")
 _MAP_FIXED = 0x10
@@ -57,7 +59,8 @@ class MappedFile:
             raise
         finally:
             os.close(fd)
-        _of_this_process.add(self)
+        _of_this_process[:] = [known for known in _of_this_process if known() is not None]
+        _of_this_process.append(weakref.ref(self))
 
     @property
     def address(self) -> int:
@@ -68,7 +71,9 @@ class MappedFile:
         """True while ``path`` is this very file."""
         try:
             return _file_of(path.lstat()) == self._file
-        except OSError:
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
             return False
 
     def let_go(self) -> None:
@@ -126,14 +131,17 @@ def _refuse_past_limit(path: Path, size: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
 
 
-_of_this_process: weakref.WeakSet[MappedFile] = weakref.WeakSet()
+#: No WeakSet: its Python runs while a file is freed, and what a signal handler raises there is lost.
+_of_this_process: list[weakref.ref[MappedFile]] = []
 
 
 def _forked() -> None:
     """In a child: the files are the parent's, and are to be without a lock once the parent is gone."""
-    for mapping in list(_of_this_process):
-        with contextlib.suppress(OSError):
-            mapping.let_go()
+    for known in _of_this_process:
+        mapping = known()
+        if mapping is not None:
+            with contextlib.suppress(OSError):
+                mapping.let_go()
     _of_this_process.clear()
 
 

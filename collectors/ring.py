@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 from commwatch.collectors import bounded, others
 from commwatch.collectors.events import BLOCKED, NONSENSE, RECORD, RECORD_SIZE, Record
+from commwatch.collectors.handlers import raised_by_handler
 from commwatch.collectors.identity import process_of
 from commwatch.collectors.mapping import MappedFile, is_locked, lock_owner
 
@@ -97,7 +98,7 @@ class RingFile:
             self._map[IDENTITY_AT : IDENTITY_AT + len(blob)] = blob
             self._names = self._new_names(_FIRST_NAMES)
             hidden.rename(path)
-        except BaseException:
+        except BaseException:  # no room, no rights; or a signal handler of the trainer's has raised
             for left in (hidden, self._names_path):
                 with contextlib.suppress(OSError):
                     left.unlink()
@@ -169,10 +170,12 @@ class RingWriter(RingFile):
 
     def _make_write(self, slots: int) -> Callable[..., None]:
         """Build ``write(op, ..., aux)``: the fields of ``Record`` without the stamps."""
-        number, buffer, counters, pack_into = count().__next__, self._map, self.counters, RECORD.pack_into
+        numbers, buffer, counters, pack_into = count(), self._map, self.counters, RECORD.pack_into
 
         def write(*fields: int) -> None:
-            n = number()
+            # No call: when one returns, a signal handler may raise, and nobody would have this number.
+            for n in numbers:  # noqa: B007
+                break
             stamp = (n + 1) & STAMP_MASK
             pack_into(buffer, RECORDS_AT + n % slots * RECORD_SIZE, stamp, *fields, stamp)
             counters[CURSOR] = n + 1
@@ -189,7 +192,9 @@ class RingWriter(RingFile):
             counters[OPS_STARTED] = n
             try:
                 slot = free.pop()
-            except IndexError:
+            except IndexError as error:
+                if raised_by_handler(error):
+                    raise
                 counters[IN_FLIGHT_OVERFLOW] += 1
                 return -1
             stamp = n & STAMP_MASK or 1
@@ -202,6 +207,12 @@ class RingWriter(RingFile):
     def in_flight_now(self) -> int:
         """Operations in the in-flight table."""
         return IN_FLIGHT_SLOTS - len(self._free)
+
+    def taken(self) -> dict[int, int]:
+        """The slots of the in-flight table that are in use, and the stamps in them."""
+        free = set(self._free)
+        places = ((slot, IN_FLIGHT_AT + slot * RECORD_SIZE) for slot in range(IN_FLIGHT_SLOTS) if slot not in free)
+        return {slot: int.from_bytes(self._map[at : at + 4], "little") for slot, at in places}
 
     def blocked(self, slot: int, since_ns: int) -> None:
         """Say that a thread waits for the operation in ``slot`` since ``since_ns``; 0 = no longer."""

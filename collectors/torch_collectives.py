@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from commwatch.collectors.handlers import raised_by_handler
 from commwatch.collectors.native import library
 from commwatch.collectors.torch_groups import Groups
 from commwatch.collectors.torch_native import NativeProbe
@@ -67,6 +68,8 @@ def _making(groups: Groups, default: tuple[int, int] | None) -> Groups:
             if _put_in(probe):
                 return probe.groups
     except Exception as error:
+        if raised_by_handler(error):
+            raise
         before.say(f"not recording this process: {type(error).__name__}: {error}", "fork")
     return groups
 
@@ -79,6 +82,8 @@ def _make(env: Mapping[str, str]) -> Probe | None:
     try:
         return NativeProbe(env, library.load(env))
     except library.NotAvailable as missing:
+        if missing.__context__ is not None and raised_by_handler(missing.__context__):
+            raise missing.__context__ from None
         if asked == "native":  # whoever asks for it does not want to pay for the other
             if env.get("RANK", "0") == "0":
                 print(f"commwatch: probe not loaded: no native hook: {missing}", file=sys.stderr, flush=True)
@@ -93,8 +98,10 @@ def _put_in(probe: Probe) -> bool:
     global _probe
     try:
         probe.install()
-    except Exception as error:  # a torch we do not know
+    except BaseException as error:  # a torch we do not know
         probe.uninstall()
+        if raised_by_handler(error):
+            raise
         probe.say(f"cannot hook this torch ({torch.__version__}): {type(error).__name__}: {error}")
         return False
     probe.groups.on_making = partial(_making, probe.groups)

@@ -11,13 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 
 from commwatch.collectors import events as ev
+from commwatch.collectors.handlers import raised_by_handler
 from commwatch.collectors.torch_pending import Flight
 from commwatch.collectors.torch_timing import EVENTS, OFF, Timing, step_aside
 
@@ -62,7 +62,8 @@ class Devices:
         self._pending: deque[Watch] = deque()
         self._spare: deque[torch.Event] = deque(maxlen=_SPARE)
         self._batches = threading.local()
-        self._asked: WeakSet[Any] = WeakSet()
+        #: Process groups that have been asked to time their operations, by id; no WeakSet, as torch_steps.py says.
+        self._asked: dict[int, ref[Any]] = {}
         self._on: torch.device | None = None
 
     def __bool__(self) -> bool:
@@ -82,14 +83,24 @@ class Devices:
             # On another device than the thread's own an event would stand on the wrong stream.
             if self._mode == OFF or module.current_device() != device.index or module.is_current_stream_capturing():
                 return None
-            if self._mode == EVENTS and pg not in self._asked:
-                self._asked.add(pg)
-                with suppress(RuntimeError):  # a backend without
-                    pg._enable_collectives_timing()
+            if self._mode == EVENTS:
+                self._have_times(pg)
             return Watch(device, pg, None if self._mode == EVENTS and own_times else self._record(device))
         except RuntimeError as error:
             self._leave_alone(error)
             return None
+
+    def _have_times(self, pg: Any) -> None:
+        asked = self._asked.get(id(pg))
+        if asked is not None and asked() is pg:
+            return
+        self._asked = {key: asked for key, asked in self._asked.items() if asked() is not None}
+        self._asked[id(pg)] = ref(pg)
+        try:
+            pg._enable_collectives_timing()
+        except RuntimeError as error:  # a backend without
+            if raised_by_handler(error):
+                raise
 
     def follow(self, watch: Watch, flight: Flight, work: Any) -> None:
         """After the call."""
@@ -208,6 +219,11 @@ class Devices:
         return int(took_ms * 1e6) if math.isfinite(took_ms) and took_ms >= 0 else None
 
     def _leave_alone(self, why: RuntimeError) -> None:
+        if raised_by_handler(why):
+            try:
+                raise why
+            finally:
+                del why  # as Probe.fault does
         self._mode = OFF
         self._complain(f"operations on GPUs are no longer timed: {why}")
 

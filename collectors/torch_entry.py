@@ -21,4 +21,9 @@ def autoload() -> None:
     except Exception as error:
         import sys
 
+        from commwatch.collectors.handlers import raised_by_handler
+
+        if raised_by_handler(error):
+            raise
+
         print(f"commwatch: probe not loaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

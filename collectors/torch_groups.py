@@ -6,11 +6,13 @@ import hashlib
 import json
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
+
+from commwatch.collectors.handlers import raised_by_handler
 
 
 def group_id(job: str, restart: int, name: str, ranks: tuple[int, ...] | None, generation: int) -> str:
@@ -30,7 +32,7 @@ def label(name: str, description: str) -> str:
 class Group:
     """One process group of this rank, and what is counted per group."""
 
-    __slots__ = ("aligned", "id", "last_end", "next_seq", "p2p", "ranks", "ref", "size", "skipped", "small_id")
+    __slots__ = ("aligned", "id", "last_end", "ranks", "ref", "seqs", "size", "skipped", "small_id")
 
     def __init__(
         self, ref: Callable[[], Any], size: int, ranks: tuple[int, ...] | None, group_id: str, aligned: bool
@@ -42,12 +44,13 @@ class Group:
         self.aligned = aligned
         #: Number in the ring's records: groups in the order of their first operation.
         self.small_id = 0
-        self.next_seq = count().__next__
+        #: Numbers of the operations to come: of the collectives (``None``), and by operation, peer and tag. They are taken by
+        #: a loop that breaks, not by a call: when a call returns, a signal handler may raise, and the number would be lost.
+        self.seqs: defaultdict[tuple[str, int, int] | None, Iterator[int]] = defaultdict(count)
         #: End of the latest operation of each queue: the group's collectives, and each (op, peer).
         self.last_end: dict[Any, int] = {}
         #: Queues whose latest operation was only counted: when the next one begins is not known.
         self.skipped: set[Any] = set()
-        self.p2p: defaultdict[tuple[str, int, int], Callable[[], int]] = defaultdict(lambda: count().__next__)
 
     def global_rank(self, group_rank: int) -> int:
         """Rank in the world of a member of this group; -1 where that is not known."""
@@ -78,12 +81,14 @@ class Groups:
         self._replaced: dict[str, tuple[Any, Any]] = {}
 
     def add(self, pg: Any) -> tuple[Group, dict[str, Any] | None]:
-        """Take in a group at its first operation; returns it and its entry for the names file, ``None`` where that is known."""
+        """A group at its first operation, and its entry for the names file, ``None`` where that is known.
+
+        The caller puts the group into ``known``, once its entry is written.
+        """
         if pg not in c10d._world.pg_names:
             stranger, entry = self.add_stranger(_text(pg, "group_name"), _text(pg, "group_desc"), pg.size())
             group = Group(weakref.ref(pg), stranger.size, None, stranger.id, aligned=False)
             group.small_id = stranger.small_id
-            self.known[id(pg)] = group
             return group, entry
         name, description = pg.group_name, pg.group_desc
         ranks = _ranks(pg)
@@ -94,7 +99,6 @@ class Groups:
             generation, aligned = self._generations[name, ranks or ()](), _is_unused(pg)
         identity = group_id(self.job, self.restart, name, ranks, generation)
         group = Group(weakref.ref(pg), pg.size(), ranks, identity, aligned and ranks is not None)
-        self.known[id(pg)] = group
         return group, self._entry(group, name, description)
 
     def add_stranger(self, name: str, description: str, size: int) -> tuple[Group, dict[str, Any] | None]:
@@ -150,8 +154,10 @@ class Groups:
             self._made[id(pg)] = weakref.ref(pg), self._generations[pg.group_name, ranks]()
             if self.on_made is not None:
                 self.on_made(pg.group_name)
-        except (AttributeError, TypeError, RuntimeError):
-            pass  # not a member, or a torch that makes groups another way: taken in at first use
+        except (AttributeError, TypeError, RuntimeError) as error:
+            if raised_by_handler(error):
+                raise
+            # Not a member, or a torch that makes groups another way: taken in at first use.
 
     def _updating(self, original: Any) -> Any:
         def watching(pg: Any) -> Any:
@@ -179,7 +185,9 @@ def _text(pg: Any, attribute: str) -> str:
     """Name or description of a group that may have none: then empty."""
     try:
         return str(getattr(pg, attribute))
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError) as error:
+        if raised_by_handler(error):
+            raise
         return ""
 
 
@@ -199,5 +207,7 @@ def _backend(pg: Any) -> str | None:
 def _is_unused(pg: Any) -> bool:
     try:
         return bool(pg._get_sequence_number_for_group() == 0)
-    except RuntimeError:
+    except RuntimeError as error:
+        if raised_by_handler(error):
+            raise
         return False

@@ -20,6 +20,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from commwatch.collectors import events as ev
+from commwatch.collectors.handlers import raised_by_handler
 from commwatch.collectors.torch_groups import Group
 
 HEARTBEAT_S = 1.0
@@ -31,6 +32,8 @@ _SURELY_HANDED_OVER_NS = 1_000_000_000
 _SURELY_WAITING_NS = 50_000_000
 #: Operations kept without their Work, for wait_tensor to claim.
 _MOST_UNCLAIMED = 256
+#: Nor longer than this, well before they would look like a hang.
+_LONGEST_UNCLAIMED_NS = 5_000_000_000
 
 
 class Flight:
@@ -115,6 +118,8 @@ class Pending:
         self._pause = HEARTBEAT_S
         #: A blocking call has been taken in since the last look. It does not wake the thread, so that looks again soon.
         self._blocking = False
+        #: What a signal handler raised in a callback of this very thread.
+        self._raised: list[BaseException] = []
         self._original: Any = None
         self._library: torch.library.Library | None = None
 
@@ -130,6 +135,8 @@ class Pending:
         try:
             future.value()
         except Exception as error:  # the operation failed; its owner learns that from its own wait
+            if raised_by_handler(error):
+                raise
             error.__traceback__ = error.__context__ = (
                 None  # a future may keep it; our callers' frames must not be kept along
             )
@@ -191,11 +198,11 @@ class Pending:
                     self._let_go(key, flight)
 
     def _end(self, key: int, flight: Flight, timing: int, flag: int = 0) -> None:
-        end = time.monotonic_ns()
+        self._finish(flight, time.monotonic_ns(), timing, flag)
         self._by_work.pop(key, None)
         for memory in flight.outputs if flight.queue is None else ():
-            self._by_memory.pop(memory, None)
-        self._finish(flight, end, timing, flag)
+            if self._by_memory.get(memory) is flight:
+                self._by_memory.pop(memory, None)
 
     def _let_go(self, key: int, flight: Flight) -> None:
         self._by_work.pop(key, None)
@@ -207,7 +214,7 @@ class Pending:
         """Finish everything that is left: the probe goes."""
         for flight in [*self._by_work.values(), *self._by_memory.values()]:
             if flight.future is not None:
-                flight.future.add_done_callback(partial(self.ended, flight, ev.BY_FUTURE))
+                self.call_back(flight, flight.future)
                 flight.work = flight.future = None
             else:
                 self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
@@ -235,26 +242,47 @@ class Pending:
     def _waited(self, flight: Flight, key: int, original: Any, *args: Any, **kwargs: Any) -> Any:
         if flight.future is not None:
             return self._blocked(flight, flight.future, key, original, *args, **kwargs)
-        self._wait_begins(flight)
         try:
+            self._wait_begins(flight)
             result = original(*args, **kwargs)
-        except BaseException:
-            self._end(key, flight, ev.BY_WAIT, ev.FAILED)
+            self._end(key, flight, ev.BY_WAIT)
+        except BaseException as error:
+            if raised_by_handler(error):
+                self._end(key, flight, ev.BY_NONE, ev.UNTIMED)
+            else:
+                self._end(key, flight, ev.BY_WAIT, ev.FAILED)
             raise
-        self._end(key, flight, ev.BY_WAIT)
         return result
 
     def _blocked(self, flight: Flight, future: Any, key: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._by_work.pop(key, None) is None:  # the probe's thread has just ended it
-            return original(*args, **kwargs)
         try:
-            return original(*args, **kwargs)
-        finally:
-            if future.done():
-                self.ended(flight, ev.BY_FUTURE, future)
-            else:  # the wait has run out of time
-                flight.work = flight.future = None
-                future.add_done_callback(partial(self.ended, flight, ev.BY_FUTURE))
+            self._by_work.pop(key, None)
+            result = original(*args, **kwargs)
+            self._after_wait(flight, future)
+        except BaseException:
+            self._after_wait(flight, future)
+            raise
+        return result
+
+    def _after_wait(self, flight: Flight, future: Any) -> None:
+        """May be called twice."""
+        if future.done():
+            self.ended(flight, ev.BY_FUTURE, future)
+        else:  # the wait has run out of time
+            flight.work = flight.future = None
+            self.call_back(flight, future)
+
+    def call_back(self, flight: Flight, future: Any) -> None:
+        """Have ``ended`` called once the future is ready: mostly in the backend's thread, at once where it is ready by now."""
+        future.add_done_callback(partial(self._called_back, flight))
+        if self._raised:
+            raise self._raised.pop()
+
+    def _called_back(self, flight: Flight, future: Any) -> None:
+        try:
+            self.ended(flight, ev.BY_FUTURE, future)
+        except BaseException as error:  # of a signal handler; torch would swallow it
+            self._raised.append(error)
 
     def unwatch_waits(self) -> None:
         """Put back what ``watch_waits`` replaced."""
@@ -277,6 +305,16 @@ class Pending:
         """An operation that is only counted writes there: who waits in that memory waits for it, not for one before."""
         if self._by_memory:
             self._give_up(_memory_of(outputs))
+
+    def give_up_unclaimed(self, now_ns: int) -> None:
+        """What nobody holds any more or waits for has no end that could be seen."""
+        old = [
+            flight
+            for flight in list(self._by_memory.values())
+            if flight.work is None and not flight.blocked_since and now_ns - flight.launch > _LONGEST_UNCLAIMED_NS
+        ]
+        for flight in old:
+            self._give_up(flight.outputs)
 
     def _give_up(self, memories: Iterable[int]) -> None:
         for earlier in [self._by_memory.pop(memory) for memory in memories if memory in self._by_memory]:

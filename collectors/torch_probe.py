@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from commwatch.collectors import events as ev
 from commwatch.collectors import identity, profile_files, ring, variables
 from commwatch.collectors.governor import budget_of
+from commwatch.collectors.handlers import raised_by_handler
 from commwatch.collectors.nccl.debug import inspector_dir, own_file
 from commwatch.collectors.torch_gpu import Finder
 from commwatch.collectors.torch_groups import Group, Groups
@@ -89,6 +89,14 @@ class Probe(ABC):
         if not self._installed:
             return
         self._installed = False
+        try:
+            self._take_all_out()
+        except BaseException:  # of a signal handler
+            self._take_all_out()
+            raise
+
+    def _take_all_out(self) -> None:
+        """Every step of it may be taken twice."""
         self.steps.uninstall()
         self._guard_profile(self._end_profile)
         self.groups.unwatch()
@@ -103,8 +111,11 @@ class Probe(ABC):
         # Python keeps what it has printed as uncaught; at a prompt that may be long ago.
         raised = getattr(sys, "last_type", None) if not hasattr(sys, "ps1") else None
         if raised is not None and self.ring is not None and not self.off:
-            with contextlib.suppress(OSError, ValueError):  # no room: it is not known then
+            try:
                 self.ring.name({"raised": str(getattr(raised, "__name__", raised))})
+            except (OSError, ValueError) as error:  # no room: it is not known then
+                if raised_by_handler(error):
+                    raise
         self.uninstall()
 
     @abstractmethod
@@ -137,7 +148,15 @@ class Probe(ABC):
             writer.counters[ring.CLOSED] = 0 if there_is_one else time.monotonic_ns()
 
     def fault(self, error: BaseException, doing: str) -> None:
-        """Our own failure: switch off, count it, say it once. Training goes on."""
+        """Our own failure: switch off, count it, say it once. Training goes on.
+
+        What a signal handler raised in the middle of our work is no failure: that is raised again.
+        """
+        if raised_by_handler(error):
+            try:
+                raise error
+            finally:
+                del error  # or this frame and the error would hold each other, and all that the user's frames hold
         self.off = True
         if self.ring is not None:
             self.ring.counters[ring.DROPPED] += 1
@@ -162,10 +181,12 @@ class Probe(ABC):
                 try:
                     rank, size = self._place(group_rank, group_size)
                     about = self._about_ring(rank, size)
-                    self._make_ring(*about)
                     self._job, self._rank, self._size = about[1]["job"], rank, size
                     self._request = str(profile_files.request_path(identity.run_dir(self.env), self._job))
+                    self._make_ring(*about)
                 except OSError as error:
+                    if raised_by_handler(error):
+                        raise
                     self.off = True
                     where = error.filename or identity.run_dir(self.env)
                     self.say(f"not recording this run: {error.strerror or error} ({where})")
@@ -173,7 +194,6 @@ class Probe(ABC):
                     self._watch_exit()
                     self.steps.watch_engine()
                     self._tell_log()
-                    self._tell_gpu()
                     self._tell_user()
             return self.ring is not None
 
@@ -210,22 +230,27 @@ class Probe(ABC):
 
     def _tell_log(self) -> None:
         """Leave word where this process's NCCL and NCCL Inspector write."""
-        with contextlib.suppress(OSError, ValueError):  # no folder to be in, no room: the agent does without
+        try:
             for name, path in (("nccl_log", own_file(self.env)), ("inspector", inspector_dir(self.env))):
                 if path is not None and self.ring is not None:
                     self.ring.name({name: path})
+        except (OSError, ValueError) as error:  # no folder to be in, no room: the agent does without
+            if raised_by_handler(error):
+                raise
 
-    def _tell_gpu(self) -> None:
-        """Leave word which GPU this process computes on, once that can be known."""
+    def tell_gpu(self, current: int | None = None) -> None:
+        """Leave word which GPU this process computes on, once that can be known; ``current`` as ``Finder.look`` has it."""
         if self._gpu is None or self.ring is None:
             return
         try:
-            found = self._gpu.look()
+            found = self._gpu.look(current)
             if found is not None:
                 self.ring.name({"gpu": found})
             if found is not None or self._gpu.over:
                 self._gpu = None
         except Exception as error:  # whatever torch is like: the agent does without
+            if raised_by_handler(error):
+                raise
             self._gpu = None
             self.say(f"does not know which GPU it is on: {type(error).__name__}: {error}", "gpu")
 
@@ -243,6 +268,7 @@ class Probe(ABC):
                 group, entry = self.groups.add(pg)
                 if entry is not None:
                     group.small_id = self._intern("group", group.small_id, entry, ev.NO_GROUP)
+                self.groups.known[id(pg)] = group
             return group
 
     def stranger(self, name: str, description: str, size: int) -> Group:
@@ -274,7 +300,9 @@ class Probe(ABC):
             return otherwise
         try:
             self.ring.name({kind: code, **entry})
-        except OSError:
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
             return otherwise
         return code
 
@@ -309,7 +337,7 @@ class Probe(ABC):
         except Exception as error:
             self.fault(error, "at a step mark")
         if self._gpu is not None:
-            self._tell_gpu()
+            self.tell_gpu()
         self._guard_profile(self._profile, optimizer, number, ended)
 
     @abstractmethod
@@ -327,7 +355,9 @@ class Probe(ABC):
         if self._profiling is None:
             try:
                 os.stat(self._request)  # noqa: PTH116 - half the time of Path's, once a step
-            except OSError:
+            except OSError as error:
+                if raised_by_handler(error):
+                    raise
                 return
             from commwatch.collectors.torch_profile import Profiling
 
@@ -346,5 +376,7 @@ class Probe(ABC):
             if self._may_profile:
                 do(*args)
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             self._may_profile = False
             self.say(f"no profiles of rank {self._rank}: {type(error).__name__}: {error}", "profiles")

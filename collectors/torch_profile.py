@@ -27,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from commwatch.collectors import others
 from commwatch.collectors import profile_files as files
+from commwatch.collectors.handlers import raised_by_handler
 from commwatch.collectors.identity import make_private_dir
 from commwatch.collectors.torch_steps import EXPLICIT
 
@@ -104,7 +105,9 @@ class Profiling:
     def _look(self, optimizer: int) -> None:
         try:
             about = os.stat(self._path)  # noqa: PTH116 - half the time of Path's, once a step
-        except OSError:
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
             return
         if (about.st_ino, about.st_mtime_ns) == self._read:
             return
@@ -114,6 +117,8 @@ class Profiling:
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
+            if raised_by_handler(error):
+                raise
             self._say(f"no profile of rank {self._rank}: cannot read the request: {error}")
             return
         mine = request.job == self._job and self._rank in request.ranks
@@ -126,6 +131,8 @@ class Profiling:
             if not self._claim(request):
                 return
         except OSError as error:
+            if raised_by_handler(error):
+                raise
             self._say(f"no profile of rank {self._rank}: {error.strerror or error} ({self._path.parent})")
             return
         session = _Session(request, None, threading.get_ident(), _wall_offset_ns(), optimizer)
@@ -138,10 +145,11 @@ class Profiling:
             session.profiler = profile(activities=activities)
             session.profiler.start()
             self._close_doors()
-        except Exception as error:
+            self._session = session
+        except BaseException as error:
             self._finish(session, _words(error))
-            return
-        self._session = session
+            if raised_by_handler(error):
+                raise
 
     def _claim(self, request: files.Request) -> bool:
         """Take the request up; False where a former life of this rank has."""
@@ -209,8 +217,12 @@ class Profiling:
                 session.profiler.stop()
             if error is None:
                 self._export(session)
-        except Exception as failure:
+        except BaseException as failure:
             error = error or _words(failure)
+            if raised_by_handler(failure):
+                _stop_for_certain()
+                self._tell(session.request, session, error)
+                raise
         session.profiler = None  # and all the events that it holds
         self._tell(session.request, session, error)
 
@@ -241,6 +253,8 @@ class Profiling:
         try:
             files.write(path, result, self._env)
         except OSError as failure:
+            if raised_by_handler(failure):
+                raise
             self._say(f"no profile of rank {self._rank}: {error or failure.strerror or failure} ({path.parent})")
 
 
@@ -269,6 +283,12 @@ def _refuse_second() -> None:
     )
     if busy:
         raise CannotProfile("a profiler of the training's own is running")
+
+
+def _stop_for_certain() -> None:
+    """Stop a profiler that a signal handler's exception has left running."""
+    if torch._C._autograd._profiler_enabled():
+        torch._C._autograd._disable_profiler()
 
 
 def _refuse_broken(plain: Path) -> None:

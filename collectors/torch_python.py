@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -31,6 +33,8 @@ from commwatch.collectors import ring
 from commwatch.collectors.c10d_table import Measure
 from commwatch.collectors.exposure import Exposure
 from commwatch.collectors.governor import COUNTERS, LOOK_NS, CostTurns, Counts, Governor, UsualCost, is_sampled
+from commwatch.collectors.handlers import raised_by_handler
+from commwatch.collectors.ring import RingWriter
 from commwatch.collectors.torch_device import LOOK_S, Devices
 from commwatch.collectors.torch_groups import Group
 from commwatch.collectors.torch_ops import MEASURES, C10dOp, c10d_ops
@@ -43,6 +47,8 @@ _cpu = time.thread_time_ns
 _clock = time.clock_gettime_ns
 #: ``CLOCK_MONOTONIC_COARSE`` of Linux, for which Python has no name: a tick of some ms, at no cost.
 _COARSE = 6
+#: References to a flight that nobody will end: the table of flights, the variable that looks, the argument of getrefcount.
+_ONLY_CLAIMED = 3
 #: What of an operation's flags is the same for those that are counted together.
 _COUNTED_FLAGS = ev.NO_SIZE | ev.UNALIGNED
 
@@ -65,11 +71,19 @@ def _place_in(pg: Any) -> tuple[int, int]:
     return pg.rank(), pg.size()
 
 
+def _take_back(group: Group | None, numbered: tuple[str, int, int] | None, seq: int, flight: Flight | None) -> None:
+    """An operation comes to nothing before its call: it has no record, and the next one gets the number that it has taken."""
+    if group is not None and seq >= 0:
+        group.seqs[numbered] = count(seq)
+    if flight is not None:
+        flight.done = True
+
+
 class PythonProbe(Probe):
     """The probe with the hook in Python."""
 
     hook = "python"
-    ring: ring.RingWriter | None
+    ring: RingWriter | None
 
     def __init__(self, env: Mapping[str, str]) -> None:
         super().__init__(env)
@@ -87,8 +101,11 @@ class PythonProbe(Probe):
         self._window, self._measured, self._looked = (0, 0), 0, 0
         #: An operation since the latest step mark was only counted.
         self._skipped = False
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        #: By slot of the in-flight table; the last one is for those that found the table full.
+        self._flights: list[Flight | None] = [None] * (ring.IN_FLIGHT_SLOTS + 1)
+        #: Slots that no flight claimed at the latest look, and their stamps.
+        self._unclaimed: dict[int, int] = {}
+        self._thread, self._stop = self._watcher(), threading.Event()
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -99,7 +116,7 @@ class PythonProbe(Probe):
     def abandon(self) -> None:
         """In a forked child: the probe's thread is not there, and may have held the locks that it sleeps on."""
         super().abandon()
-        self._thread, self._stop = None, threading.Event()
+        self._thread, self._stop = self._watcher(), threading.Event()
         self.pending.abandon()
 
     def _put_in(self) -> None:
@@ -114,7 +131,7 @@ class PythonProbe(Probe):
             self._library._destroy()
         self._stop.set()
         self.pending.wake()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(1.0)
         if self.ring is not None and not self.off:
             self.pending.give_up()
@@ -123,30 +140,60 @@ class PythonProbe(Probe):
             self.ring.close(_now())
 
     def _make_ring(self, *about: Any) -> None:
-        self.ring = made = ring.RingWriter(*about)
         self._window = (_now(), 0)
-        self._thread = threading.Thread(target=self._watch, name="commwatch", daemon=True)
         try:
-            self._thread.start()
-        except RuntimeError:  # the process may have no more threads
-            self.ring = self._thread = None
-            made.discard()
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(made.path)) from None
+            if not self._thread.is_alive():
+                self._thread.start()
+            self.ring = RingWriter(*about)
+        except (
+            BaseException
+        ) as error:  # no room, no rights; or a signal handler has raised, and the ring has never begun
+            if self.ring is None:
+                about[0].unlink(missing_ok=True)
+                about[0].with_suffix(".names").unlink(missing_ok=True)
+            if isinstance(error, RuntimeError) and not raised_by_handler(error):  # the process may have no more threads
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(about[0])) from None
+            raise
+        self.pending.wake()
+        self.tell_gpu()
+
+    def _watcher(self) -> threading.Thread:
+        return threading.Thread(target=self._watch, name="commwatch", daemon=True)
 
     def _watch(self) -> None:
         """The probe's one thread: the heartbeat, the governor, and the operations nobody reports the end of."""
-        while not self._stop.is_set() and self.ring is not None:
-            now = self.ring.counters[ring.HEARTBEAT] = _now()
-            try:
-                if now - self._looked >= LOOK_NS:
-                    self._looked = now
-                    self._write_counts()
-                    self._govern(now)
-                self.pending.poll()
-                self.devices.poll()
-            except Exception as error:
-                self.fault(error, "looking for ended operations")
+        while not self._stop.is_set() and (self.ring is not None or not self.off):
+            if self.ring is not None:
+                self._look(self.ring)
             self.pending.sleep(LOOK_S if self.devices else HEARTBEAT_S)
+
+    def _look(self, writer: RingWriter) -> None:
+        now = writer.counters[ring.HEARTBEAT] = _now()
+        try:
+            if now - self._looked >= LOOK_NS:
+                self._looked = now
+                self._write_counts()
+                self._govern(now)
+                self._sweep(writer)
+                self.pending.give_up_unclaimed(now)
+            self.pending.poll()
+            self.devices.poll()
+        except Exception as error:
+            self.fault(error, "looking for ended operations")
+
+    def _sweep(self, writer: RingWriter) -> None:
+        """End the operations that nobody will: a signal handler has raised in the middle of our bookkeeping of them."""
+        claimed, taken = self._flights, writer.taken()
+        for slot in taken:
+            flight = claimed[slot]
+            # The exposure holds it while it is watched.
+            if flight is not None and sys.getrefcount(flight) <= _ONLY_CLAIMED + flight.watched:
+                self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
+        unclaimed = {at: stamp for at, stamp in taken.items() if (each := claimed[at]) is None or each.done}
+        for at, _ in unclaimed.items() & self._unclaimed.items():
+            claimed[at] = None
+            writer.end(at)
+        self._unclaimed = unclaimed
 
     def _govern(self, now: int) -> None:
         """Perhaps a window is over: how much is to be recorded from now on?"""
@@ -178,9 +225,11 @@ class PythonProbe(Probe):
             flight = launch(args)
             try:
                 out = redispatch(keyset & _AFTER, *args)
-            except BaseException:
+            except BaseException as error:
                 if flight is not None:
-                    finish(flight, _now(), ev.BY_CALL, ev.FAILED)
+                    # A signal handler raises as the call returns: the operation is under way.
+                    ended = (ev.BY_NONE, ev.UNTIMED) if raised_by_handler(error) else (ev.BY_CALL, ev.FAILED)
+                    finish(flight, _now(), *ended)
                 raise
             if flight is not None:
                 follow(flight, out, args)
@@ -192,11 +241,12 @@ class PythonProbe(Probe):
         """Build what notes the launch of an operation; it returns ``None`` where the probe is off."""
         group_at, async_at, peer_at, tag_at, is_p2p = op.group_at, op.async_at, op.peer_at, op.tag_at, op.is_p2p
         name, known, codes, unbox = op.op, self.groups.known, self._ops, ProcessGroup.unbox
-        governor, counts, turn = self._governor, self._counts, self._turns.next
+        governor, counts, flights, turn = self._governor, self._counts, self._flights, self._turns.next
 
         def launch(args: Sequence[Any]) -> Flight | None:
             if self.off:
                 return None
+            group, flight, numbered, seq = None, None, None, -1
             try:
                 if self.ring is None and not self.open_ring(*_place_in(unbox(args[group_at]))):
                     return None
@@ -216,21 +266,21 @@ class PythonProbe(Probe):
                 peer = group.global_rank(args[peer_at]) if peer_at is not None else -1
                 if is_p2p:
                     tag = args[tag_at] if tag_at is not None else 0
-                    queue, seq = (name, peer), group.p2p[name, peer, tag]()
+                    queue, numbered = (name, peer), (name, peer, tag)
                 else:
-                    queue, seq, tag = None, group.next_seq(), 0
+                    queue, numbered, tag = None, None, 0
+                for seq in group.seqs[numbered]:  # noqa: B007 - Group.seqs says why
+                    break
                 code = codes.get(name) or self.op_code(name)
                 mode = governor.mode
                 if mode and (mode == COUNTERS or not is_sampled(seq)):
                     counts.add((code, group.small_id, flags & _COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
-                    group.skipped.add(queue)
-                    self.pending.overtaken(args[0])
-                    self._skipped = True
+                    self._only_counted(group, queue, args[0])
                     self._spent(entered, cost_of)
                     return None
                 head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
                 slot = writer.begin(*head, 0, 0, 0, flags, 0, 0)
-                flight = Flight(head, now, flags, group, queue, slot, device is None)
+                flight = flights[slot] = Flight(head, now, flags, group, queue, slot, device is None)
                 if queue in group.skipped:
                     group.skipped.discard(queue)
                     flight.after_skipped = True
@@ -239,11 +289,17 @@ class PythonProbe(Probe):
                 flight.cost_of = cost_of
                 self._spent(entered, cost_of)
                 return flight
-            except Exception as error:
+            except BaseException as error:
+                _take_back(group, numbered, seq, flight)
                 self.fault(error, f"at the launch of {name}")
                 return None
 
         return launch
+
+    def _only_counted(self, group: Group, queue: tuple[str, int] | None, outputs: Any) -> None:
+        group.skipped.add(queue)
+        self.pending.overtaken(outputs)
+        self._skipped = True
 
     def _spent(self, entered: int, cost_of: int) -> None:
         """Note what the bookkeeping has cost this thread since ``entered``, for so many operations; 0: it is not measured."""
@@ -297,7 +353,9 @@ class PythonProbe(Probe):
             elif flight.on_cpu:
                 try:
                     future = work.get_future()
-                except RuntimeError:  # this Work has none
+                except RuntimeError as error:  # this Work has none
+                    if raised_by_handler(error):
+                        raise
                     if flight.queue is None:
                         flight.watched = True
                         self.exposure.begin(flight, _now())
@@ -318,7 +376,7 @@ class PythonProbe(Probe):
         flight.watched = True
         self.exposure.begin(flight, _now())
         if flight.flags & ev.ASYNC:
-            future.add_done_callback(partial(self.pending.ended, flight, ev.BY_FUTURE))
+            self.pending.call_back(flight, future)
         else:
             self.pending.add_blocking(flight, work, future)
 
@@ -339,7 +397,7 @@ class PythonProbe(Probe):
     def finish(
         self, flight: Flight, end: int, timing: int, flag: int = 0, began: int = 0, measured: bool = False
     ) -> None:
-        """Write the record of an operation, once; never raises.
+        """Write the record of an operation, once.
 
         Args:
             began: when it began on its device, as far as that was seen.
@@ -353,6 +411,7 @@ class PythonProbe(Probe):
             cost_of = flight.cost_of  # `_follow` may set it meanwhile, in another thread
             entered = _entered() if cost_of else 0
             flight.work = flight.future = None
+            self._flights[flight.slot] = None
             writer.end(flight.slot)
             queue, blocked = flight.queue, flight.blocked_since
             if flight.watched:

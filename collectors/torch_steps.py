@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -65,7 +66,10 @@ class StepHooks:
     def __init__(self, mark: Callable[[int, int, int, bool], None]) -> None:
         self._mark = mark
         self._handles: list[Any] = []
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        #: Optimizers and engines by id, which a later one may have again. No WeakKeyDictionary: its Python runs while an
+        #: optimizer is freed, and what a signal handler raises there is lost.
+        self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._next_number = count().__next__
         self._calls = _Calls()
         #: The class of a framework's engine, its own method, and ours in its place.
         self._engine: tuple[Any, Callable[..., Any], Callable[..., Any]] | None = None
@@ -146,5 +150,14 @@ class StepHooks:
 
     def _end(self, optimizer: Any, began_ns: int) -> None:
         """An outermost call of an optimizer or an engine is over."""
-        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        number = self._number_of(optimizer)
         self._mark(number, began_ns, time.monotonic_ns(), self._calls.in_same_pass(number))
+
+    def _number_of(self, optimizer: Any) -> int:
+        known = self._numbers.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        self._numbers = {key: known for key, known in self._numbers.items() if known[0]() is not None}
+        number = self._next_number()
+        self._numbers[id(optimizer)] = weakref.ref(optimizer), number
+        return number

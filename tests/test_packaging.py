@@ -29,6 +29,7 @@ IN_THE_TRAINER = (
     "profile_files.py",
     "exposure.py",
     "governor.py",
+    "handlers.py",
     "variables.py",
     "c10d_table.py",
     "native/library.py",

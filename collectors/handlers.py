@@ -1,0 +1,37 @@
+"""Tells what a user's signal handler raised from a fault of ours.
+
+Python runs signal handlers in the main thread, between any two instructions, so also in the middle of our bookkeeping.
+What a handler raises there belongs to the user, like what it raises anywhere else.
+"""
+
+from __future__ import annotations
+
+from inspect import CO_VARARGS
+from types import FrameType
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised ``error`` while our code ran; every guard of ours lets that pass.
+
+    Python calls a handler with the frame that it interrupted, which is also the frame that called it. No other function
+    is given its caller's frame. That a handler is installed now says less: many take themselves out before they raise.
+    ``KeyboardInterrupt`` and ``SystemExit`` are never ours. A handler written in C that raises an ``Exception`` leaves
+    no frame, and is not recognised.
+    """
+    if not isinstance(error, Exception):
+        return True
+    entry = error.__traceback__
+    while entry is not None:
+        if _was_given_its_caller(entry.tb_frame):
+            return True
+        entry = entry.tb_next
+    return False
+
+
+def _was_given_its_caller(frame: FrameType) -> bool:
+    code, caller = frame.f_code, frame.f_back
+    if caller is None:
+        return False
+    arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
+    given = [frame.f_locals.get(name) for name in code.co_varnames[:arguments]]
+    return any(each is caller for value in given for each in (value if isinstance(value, tuple) else (value,)))

@@ -1,0 +1,70 @@
+"""The user's signal handlers may raise, also while our Python runs in the trainer: that reaches the user, at the user's line."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.collectors.ring import RingReader
+from tests.e2e.torchjob import alone, read_rings, results
+from tests.helpers import free_port
+
+#: Raising signals of each job of the storm: four jobs, a thousand in all.
+STEPS, HITS = 50, 5
+
+
+def single(directory: Path, script: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a job of one process that joins a group of its own."""
+    where = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    return alone(directory, script, *arguments, **where, **env)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What the job said; it has ended well, and the probe has not complained."""
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "commwatch: " not in done.stderr, done.stderr[-4000:]
+    (told,) = results(done.stdout)
+    return dict(told)
+
+
+@pytest.mark.parametrize("where", ["ring", "group", "dtype"])
+def test_exit_in_the_middle(where: str, hook: str, tmp_path: Path) -> None:
+    """A handler that calls ``sys.exit(9)`` while the probe makes its ring, or takes in a group or a dtype, ends the job with 9."""
+    done = single(tmp_path, "handlers.py", "exit", where)
+    assert (done.returncode, results(done.stdout)) == (9, ["killed"]), done.stderr[-4000:]
+    assert "commwatch: " not in done.stderr
+
+
+@pytest.mark.usefixtures("native")
+def test_aside(tmp_path: Path) -> None:
+    """A thread in which the native hook asks Python waits for no import of the trainer's, and leaves nothing behind."""
+    told = said(single(tmp_path, "handlers.py", "aside", COMMWATCH_HOOK="native"))
+    assert told == {"imported": [], "threads": ["MainThread"]}
+
+
+def test_every_line(hook: str, tmp_path: Path) -> None:
+    """At whatever line of ours a handler raises, its exception reaches the user; the probe goes on, and nothing stays in flight."""
+    told = said(single(tmp_path, "handlers.py", "lines"))
+    assert told["raised"] > (50 if hook == "native" else 300)
+    assert (told["lost"], told["in flight"], told["off"]) == (0, 0, False)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_storm(kind: str, hook: str, tmp_path: Path) -> None:
+    """Handlers that raise at random moments: the losses are those without the probe, and what is raised reaches the user."""
+    told = said(single(tmp_path, "storm.py", kind, STEPS, HITS))
+    plain = said(single(tmp_path, "storm.py", kind, STEPS, 0, COMMWATCH="0"))
+    assert told["losses"] == plain["losses"]
+    assert told["hit"] == STEPS * HITS
+    assert told["in our code"] > 0
+    assert told["swallowed in our code"] == 0
+    (rank,) = read_rings(tmp_path)
+    (path,) = (tmp_path / "rings").glob("*.ring")
+    assert RingReader(path).in_flight() == []
+    default = next(number for number, group in rank.groups.items() if group["name"] == "0")
+    numbers = [record.seq for record in rank.operations if record.group == default]
+    assert len(set(numbers)) == len(numbers)
+    assert (rank.lost, max(numbers) + 1) == (0, told["launched"])
