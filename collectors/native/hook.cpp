@@ -114,6 +114,15 @@ Size measured(format::Measure measure, const IValue* args, uint64_t group_size) 
 
 // -- the end of an operation
 
+template <class Work>
+c10::intrusive_ptr<c10::ivalue::Future> future_result_of(Work& work) {
+  if constexpr (requires { work.getFutureResult(); }) {
+    return work.getFutureResult();
+  } else {
+    return nullptr;
+  }
+}
+
 // A Work that has no future and does not know when it is over (Gloo's send, recv, reduce_scatter): passes everything on,
 // and notes the waits, which alone tell the end.
 class WatchedWork : public c10d::Work {
@@ -151,7 +160,8 @@ class WatchedWork : public c10d::Work {
 #endif
   void abort() override { work_->abort(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
+  // Overrides, where this torch has it: 2.5 has not.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() { return future_result_of(*work_); }
   float getDuration() const override { return work_->getDuration(); }
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
 
