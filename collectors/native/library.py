@@ -162,8 +162,8 @@ def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[s
 
 
 def _trusted(path: Path) -> bytes:
+    _check_owner(path)
     with open(others.open_plain(path), "rb") as file:
-        _check_owner(path)
         return file.read(min(os.fstat(file.fileno()).st_size, _MOST_BYTES))
 
 
