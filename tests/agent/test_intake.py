@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -245,10 +246,11 @@ def test_a_reason_for_no_steps_passes(tmp_path: Path) -> None:
     """Once the user marks steps, the reason for having had none is taken back."""
     watch = Watch(tmp_path)
     with trainer(tmp_path) as rank:
-        rank.write(mark(n, 100 + 50 * n, optimizer=n % 2) for n in range(20))
+        draw = random.Random(1)
+        rank.write(mark(n, 100 + 50 * n, optimizer=draw.randrange(3)) for n in range(100))
         watch.tick()
         assert watch.agent.jobs()[0].steps_unavailable
-        rank.write(mark(20 + n, 5000 + 50 * n, optimizer=-1) for n in range(3))
+        rank.write(mark(100 + n, 6000 + 50 * n, optimizer=-1) for n in range(3))
         watch.tick()
         assert len(watch.agent.steps(*ALWAYS, None, None, 100)) == 2
         assert watch.agent.jobs()[0].steps_unavailable is None

@@ -63,7 +63,7 @@ class Node:
 
     def _trainer(self, rank: int) -> Trainer:
         path = self.watch.rings / f"{JOB}.r0.{rank}.ring"
-        trainer = Trainer(path, identity(JOB, rank, pid=100 + rank))
+        trainer = Trainer(path, identity(JOB, rank))
         trainer.call("name", [(group_entry(),)])
         trainer.write(records())
         return trainer
@@ -87,7 +87,7 @@ class Node:
 
     def claim(self, request_id: str, rank: int, pid: int | None = None) -> None:
         """A rank takes it up."""
-        files.write(self.left(request_id, rank, files.CLAIM), files.Claim(pid or 100 + rank), {})
+        files.write(self.left(request_id, rank, files.CLAIM), files.Claim(pid or self.trainers[rank].process.pid), {})
 
     def finish(self, request_id: str, rank: int, trace: bytes | None = None, **more: Any) -> None:
         """A rank is done with steps 2 and 3, as the agent counts them."""
