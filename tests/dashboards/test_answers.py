@@ -92,10 +92,11 @@ def _gloo_job(place: Path) -> Iterator[None]:
 def _job_on_a_card(place: Path) -> Iterator[None]:
     """A rank that stands on a card, with a log of NCCL's in which something is wrong."""
     log = place / "nccl.log"
-    wrong = "host:104:104 [0] misc/x.cc:3 NCCL WARN Cuda failure 'out of memory'"
-    log.write_text("\n".join([*lines(0, 104, "aa", (0, 1)), wrong, wrong, ""]))
-    about = identity(job="cards", host="host", pid=104, hook="native")
+    about = identity(job="cards", host="host", hook="native")
     with Trainer(rings_of(place / "run") / "cards.r0.0.ring", about) as rank:
+        pid = rank.process.pid
+        wrong = f"host:{pid}:{pid} [0] misc/x.cc:3 NCCL WARN Cuda failure 'out of memory'"
+        log.write_text("\n".join([*lines(0, pid, "aa", (0, 1)), wrong, wrong, ""]))
         card = {"uuid": UUIDS[0].removeprefix("GPU-"), "bus_id": "", "index": 0}
         rank.call("name", [(group_entry(),), ({"gpu": card},), ({"nccl_log": str(log)},)])
         rank.write([operation(start_ns=MS, end_ns=2 * MS)])
