@@ -21,9 +21,12 @@ def autoload() -> None:
     except Exception as error:
         import sys
 
-        from commwatch.collectors.handlers import raised_by_handler
+        try:
+            from commwatch.collectors.handlers import raised_by_handler
 
-        if raised_by_handler(error):
+            theirs = raised_by_handler(error)
+        except ImportError:  # an incomplete installation: it may be what ``error`` is about
+            theirs = False
+        if theirs:
             raise
-
         print(f"commwatch: probe not loaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
