@@ -3,6 +3,7 @@
 import random
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ def plain(model: nn.Module, optimizers: list[torch.optim.Optimizer], took_s: flo
         optimizer.step()
 
 
-def in_turns(models: list[nn.Module], optimizers: list[torch.optim.Optimizer], turns: list[int]) -> None:
+def in_turns(models: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer], turns: list[int]) -> None:
     """A pass for each of these turns, and the optimizer whose turn it is."""
     for turn in turns:
         compute(models[turn])
@@ -56,7 +57,7 @@ def main() -> None:
     one = torch.optim.SGD(model.parameters(), 0.1)
     both: list[torch.optim.Optimizer] = [one, torch.optim.Adam(models[1].parameters(), 0.1)]
     zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-    grouped = torch.optim.AdamW([{"params": [model.weight]}, {"params": [model.bias]}])
+    grouped = torch.optim.AdamW([{"params": [model.weight]}, {"params": [model.bias]}])  # type: ignore[arg-type]
     chance = random.Random(1)
     for step in range(steps):
         if kind == "zero":

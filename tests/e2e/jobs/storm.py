@@ -117,7 +117,8 @@ def main() -> None:
         loss, state = train(kind, state, step)
         assert loss == expected[0]
         losses.append(loss)
-    launched = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+    group: Any = dist.distributed_c10d._get_default_group()
+    launched = group._get_sequence_number_for_group()
     ring_file = torch_collectives.ring_file()
     if ring_file is not None:  # the probe's thread ends what the handler has cut off
         reader, patience = RingReader(ring_file), time.monotonic() + PATIENCE_S
