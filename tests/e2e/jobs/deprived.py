@@ -212,9 +212,10 @@ def main() -> None:
     midway()
     new_names(rank)
     model = network()
-    for layer in model:
+    for layer in model.children():
         fully_shard(layer)
-    losses += train("fsdp", fully_shard(model), 3)
+    fully_shard(model)  # shards it in place
+    losses += train("fsdp", model, 3)
     midway()
     new_names(rank)
     losses += train("again", nn.parallel.DistributedDataParallel(network()), 2)
