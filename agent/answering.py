@@ -51,7 +51,7 @@ class Question(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Asked of the agent: ``live_cells``. It says when to freeze (``True``), is told that that was done (``True``), and sends them."""
+    """A request to the agent for ``live_cells``. The agent sends ``True`` when the history is to be frozen, waits for ``True``, and sends the cells."""
 
     from_ns: int
     until_ns: int
@@ -78,7 +78,7 @@ class Wrong(NamedTuple):
 
 
 class _Damaged(Damaged):
-    """Keeps what it is told for the agent to say."""
+    """Collects what proves to be damaged, for the agent to count and log."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ _LOGS_S, _RAS_S, _GPUS_S, _HOST_S, _ALERTS_S = 0.5, 1.0, 1.0, 1.0, 1.0
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 #: Between two looks whether it was asked to read its settings again.
 _SIGNALS_S = 0.25
-#: Between two looks at the state of the trainers; whether nobody has asked for answers for a while.
+#: Seconds between two readings of the trainers' state, and between two checks whether the worker process is idle.
 _PROCESSES_S, _IDLE_S = 1.0, 10.0
 #: Between two looks for what profiled ranks have left.
 _PROFILES_S = 0.25

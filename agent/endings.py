@@ -33,7 +33,7 @@ def first_to_fail(endings: Mapping[int, Ending]) -> list[int]:
     failed = {rank: ending for rank, ending in endings.items() if ending.failed}
     earliest = min((ending.until_ns for ending in failed.values()), default=0)
     candidates = [rank for rank, ending in sorted(failed.items()) if ending.since_ns <= earliest]
-    # An exception outside of any operation is nobody else's doing, while a launcher kills the ranks that are left.
+    # An exception outside of any operation is the rank's own fault; the launcher then kills the ranks that are left.
     alone = [rank for rank in candidates if not failed[rank].in_operation]
     return [rank for rank in alone if failed[rank].clean] or alone or candidates
 

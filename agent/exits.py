@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+from commwatch.collectors import others
 from commwatch.collectors.identity import make_private_dir, write_whole
 
 _FOLDER = "exits"
@@ -64,12 +64,7 @@ class Exits:
 
 def _read(path: Path) -> Exit | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            data = os.read(fd, _MOST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-        finally:
-            os.close(fd)
-        job, code, at = json.loads(data)
+        job, code, at = json.loads(others.read(path, _MOST_BYTES))
         job = str(job).encode(errors="replace").decode()
         return Exit(job, int(code), float(at)) if 0 <= int(code) < 256 and 0 <= float(at) < 1e11 else None
     except (OSError, ValueError, TypeError, OverflowError, RecursionError):
