@@ -124,12 +124,13 @@ class Worker:
 
     def _started(self) -> tuple[Connection, subprocess.Popen[bytes]]:
         """The process, ready for a question."""
+        ended = None if self._process is None else self._process.poll()
+        # Looked at after the process: `close` sets it before it kills.
         if self._closed:
+            self._end()
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is about to end")
-        if self._process is not None and self._process.poll() is not None:
-            log.warning(
-                "the process that works on answers has ended (%s); another is started", self._process.returncode
-            )
+        if ended is not None:
+            log.warning("the process that works on answers has ended (%s); another is started", ended)
             self._end()
         if self._process is None or self._connection is None:
             ours, theirs = Pipe()

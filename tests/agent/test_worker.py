@@ -230,6 +230,25 @@ def test_closed_in_an_answer(asked: Worker) -> None:
     assert len(refused) == 1
 
 
+def test_closed_as_a_question_begins(asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that ends the process just as a question comes to it starts no other."""
+    asked.find("summary", **SUMMARY)
+    process = asked._process
+    assert process is not None
+    poll = process.poll
+
+    def killed_by_close() -> int | None:
+        asked._closed = True
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: poll() is not None, "the end of the process")
+        return poll()
+
+    monkeypatch.setattr(process, "poll", killed_by_close)
+    with pytest.raises(Problem, match="about to end"):
+        asked.find("summary", **SUMMARY)
+    assert asked._process is None
+
+
 def test_damaged_chunk(watch: Watch, asked: Worker, caplog: pytest.LogCaptureFixture) -> None:
     """A damaged chunk that the process comes upon is counted and said by the agent, once."""
     watch.store._db.execute("UPDATE chunk SET data = x'00'")
