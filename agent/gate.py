@@ -126,7 +126,7 @@ class Gate:
             self._requests += Counter()  # forget who has none
 
     async def _work(self, turns: Turns, scope: Scope, receive: Receive, send: Send) -> None:
-        """Through, and the next may come as soon as there is an answer: who is slow to take it keeps nobody waiting."""
+        """Pass the request on, and give its turn back when the answer begins: a client that reads slowly holds no turn."""
         over = False
 
         async def sent(message: Message) -> None:

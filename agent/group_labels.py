@@ -31,7 +31,7 @@ _MEGATRON = {
     "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "intra_dist_opt",
 }
 _GLOO = "_GLOO"
-#: What torch calls a group that nobody has named: a number, or a hash of its members.
+#: torch's name of a group that was made without one: a number, or a hash of its members.
 _NAMELESS = re.compile(r"\d+|[0-9a-f]{40}(_\d+)?")
 _MOST_LISTED = 4
 _MOST_HASH = 8

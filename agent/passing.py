@@ -11,10 +11,11 @@ import errno
 import os
 import re
 import select
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from commwatch.collectors import others
 
 #: What of a file stays on disk behind the place up to which it was shown. The agent may be as far behind.
 MOST_KEPT_BYTES = 64 << 20
@@ -48,7 +49,7 @@ class Passing:
 
     def __init__(self, directory: Path, target: int, shown: Shown) -> None:
         self._directory, self._shown = directory, shown
-        #: ``None`` once nobody reads any more.
+        #: ``None`` once the reader of the target has closed it.
         self._target: int | None = target
         self._files: dict[str, _File] = {}
 
@@ -56,7 +57,7 @@ class Passing:
         """Pass on what is new; blocks while the reader of the target does not read.
 
         Args:
-            final: nobody writes any more: pass on a last line without its newline, too.
+            final: all writers have ended: also pass on a last line without its newline.
         """
         try:
             names = sorted(os.listdir(self._directory))  # noqa: PTH208 - names, not paths
@@ -70,12 +71,12 @@ class Passing:
         path = self._directory / name
         about = path.lstat()
         file = self._files.setdefault(name, _File(self._shown == "all"))
-        if not stat.S_ISREG(about.st_mode) or about.st_size == file.offset:
+        if about.st_size == file.offset:
             return
-        if about.st_size < file.offset:  # another process with the same number has begun it anew
-            file.offset = file.freed = 0
-        fd = os.open(path, os.O_RDONLY | _FLAGS)
+        fd = others.open_plain(path)
         try:
+            if about.st_size < file.offset:  # another process with the same number has begun it anew
+                file.offset = file.freed = 0
             if self._shown == "more" and not file.shown and _has_more(fd, file.offset, about.st_size):
                 file.shown, file.offset = True, 0
             file.offset = self._copy(fd, file.offset, about.st_size, final) if file.shown else about.st_size

@@ -22,7 +22,7 @@ Address = tuple[str, int]
 
 
 def client(peer: Address | None, here: Address | None) -> str:
-    """A name for whoever asks: the user, where it is one of this machine, else the address.
+    """Return a name for the client: the user, where it is one of this machine, else the address.
 
     Args:
         peer: address and port of the client; ``None``: not known.

@@ -1,4 +1,4 @@
-"""The state of the trainers' processes, as the kernel has it: read beside the books, which nobody need hold still for it."""
+"""The state of the trainers' processes by the kernel, read without the lock of the books."""
 
 from __future__ import annotations
 

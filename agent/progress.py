@@ -18,7 +18,7 @@ from commwatch.store import StoreError
 
 
 def say(text: str, end: str = "\n", drawn: bool = False) -> None:
-    """Tell the user, or draw with escape sequences of ours; that nobody can hear it is no reason to harm the job."""
+    """Print to standard error, or draw with escape sequences of ours. A closed standard error does not disturb the job."""
     try:
         print(text, end=end, file=terminal(sys.stderr) if drawn else sys.stderr, flush=True)
     except (OSError, ValueError):

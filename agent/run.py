@@ -215,7 +215,7 @@ class _JobAgent:
         self.ended = f"{how} at {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
     def has_all_of(self, job: str) -> bool:
-        """Whether the job's rings and its exit code have gone into the history, or nobody is left to put them there."""
+        """Return whether the job's rings and its exit code are in the history, or the agent that would store them has ended."""
         prefix, rings = ring_prefix(job), (self.directory / "rings").glob("*.ring")
         taken = self.exit is None or not self.exit.exists()
         return bool(self.ended) or (taken and not any(path.name.startswith(prefix) for path in rings))

@@ -35,7 +35,7 @@ class MappedFile:
     Args:
         path: where the file is made; there must be none.
         size: of the file, in bytes.
-        mode: permission bits. Writing is taken from them: nobody but root can then open the file to cut it short, which would
+        mode: permission bits. Writing is taken from them: only root can then open the file to cut it short, which would
             end the process at its next write (SIGBUS).
 
     Raises:
