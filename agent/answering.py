@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 from commwatch.answers import Agent
 from commwatch.books import Counted
-from commwatch.chunks import Damaged
+from commwatch.chunks import Damaged, Piece
+from commwatch.opening import StoreError
 from commwatch.questions import QUESTIONS, Problem, text_of
 from commwatch.references import References
-from commwatch.store import StoreError
 from commwatch.views import RankView
 
 #: Address space, in bytes. The dearest answer, advice on a job of 100,000 steps, takes 180 MB, 34 of them the interpreter.
@@ -66,8 +66,8 @@ class Found(NamedTuple):
     """The answer to a question."""
 
     answer: Any
-    #: Chunks that proved to be damaged, and why.
-    damaged: list[tuple[int, str]]
+    #: Pieces of the history that proved to be damaged, and what to say of them.
+    damaged: list[tuple[Piece, str]]
 
 
 class Wrong(NamedTuple):
@@ -82,10 +82,10 @@ class _Damaged(Damaged):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[int, str] = {}
+        self.found: dict[Piece, str] = {}
 
-    def note(self, path: Path, chunk: int, why: str) -> None:
-        self.found[chunk] = why
+    def note(self, piece: Piece, says: str) -> None:
+        self.found[piece] = says
 
 
 class _Agent(Agent):

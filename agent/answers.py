@@ -59,12 +59,12 @@ class Agent:
 
     def has_job(self, job: str) -> bool:
         """Whether the history knows it."""
-        with History(self.path) as history:
+        with History(self.path, self._damaged) as history:
             return bool(history.rings(job))
 
     def jobs(self) -> list[JobView]:
         """All jobs, the latest started first."""
-        with History(self.path) as history:
+        with History(self.path, self._damaged) as history:
             by_job: dict[str, list[RingRow]] = {}
             for ring in history.rings():
                 by_job.setdefault(ring.job, []).append(ring)
@@ -189,7 +189,7 @@ class Agent:
 
     def steps(self, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
         """Steps that ended in the window, newest first."""
-        with History(self.path) as history:
+        with History(self.path, self._damaged) as history:
             rings = {ring.id: ring for ring in history.rings(job) if rank is None or ring.rank == rank}
             steps = history.steps(from_ns, until_ns, list(rings), limit)
         views = []
@@ -221,7 +221,7 @@ class Agent:
         """The ranks, by job and number."""
         latest: dict[tuple[str, int], RingRow] = {}
         kept: dict[tuple[object, ...], tuple[int, int]] = {}
-        with History(self.path) as history:
+        with History(self.path, self._damaged) as history:
             for ring in history.rings(job):
                 latest[ring.job, ring.rank] = ring
                 records, lost = kept.get(_process(ring), (0, 0))
@@ -248,7 +248,7 @@ class Agent:
 
     def slots(self, from_ns: int, until_ns: int, job: str) -> list[Slot]:
         """A job by 10 s, oldest first, as far as that is in the history."""
-        with History(self.path) as history:
+        with History(self.path, self._damaged) as history:
             rings = [ring.id for ring in history.rings(job)]
             shares, sums = history.shares(from_ns, until_ns, rings), history.bus_sums(from_ns, until_ns, rings)
         return [slot_of(at, shares.get(at), sums.get(at, {})) for at in sorted(shares.keys() | sums.keys())]
@@ -262,7 +262,7 @@ class Agent:
 
     def groups(self, job: str | None) -> list[GroupView]:
         """The groups, by job."""
-        with History(self.path) as history:
+        with History(self.path, self._damaged) as history:
             rings = {ring.id: ring for ring in history.rings(job)}
             seen: dict[tuple[str, str], list[tuple[int, GroupInfo]]] = {}
             for (ring, _), group in history.groups(list(rings)).items():

@@ -6,14 +6,19 @@ import logging
 import struct
 import threading
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from commwatch.collectors.events import NONSENSE, RECORD_SIZE
+from commwatch.soundness import seal
 
 log = logging.getLogger("commwatch")
+#: A kind of damage, and what tells one piece of it from others, in every process.
+Piece = tuple[str, int]
+#: Pieces of one kind that are named in the log.
+_MOST_SAID = 10
 Statement = tuple[str, tuple[Any, ...]]
 
 #: Records of a chunk; a chunk that is not full yet is written again with what has come.
@@ -23,14 +28,40 @@ _MOST_BYTES = 2 * CHUNK_RECORDS * RECORD_SIZE
 
 
 class Damaged:
-    """The stored chunks that proved to be damaged: each is counted and said once, whoever comes upon it. For any thread."""
+    """The pieces of the history that proved to be damaged: each is counted and said once, whoever comes upon it. For any thread."""
 
     def __init__(self) -> None:
-        self._known: set[int] = set()
+        self._known: set[Piece] = set()
+        self._of_kind: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def row(self, path: Path, table: str, row: object) -> None:
+        """Take note of a row that is not as it was written."""
+        says = f"{path}: a row of the table {table} is damaged and passed over"
+        self.note((table, zlib.crc32(repr(row).encode())), says)
+
+    def log_lost(self, path: Path, transactions: int) -> None:
+        """Take note that the end of the write-ahead log is damaged."""
+        lost = f"the last {transactions} transactions in it are lost; what the rings still hold is read again"
+        self.note(("log", transactions), f"{path}: the write-ahead log is damaged: {lost}")
+
+    def whole(self, path: Path, why: str) -> None:
+        """Take note that the file itself is damaged."""
+        self.note(("file", zlib.crc32(why.encode())), f"{path}: {why}")
+
+    def note(self, piece: Piece, says: str) -> None:
+        """Take note of a piece, and say it, if it is a new one; of many of a kind the first are said."""
+        with self._lock:
+            if piece in self._known:
+                return
+            self._known.add(piece)
+            self._of_kind[piece[0]] += 1
+            number = self._of_kind[piece[0]]
+        if number <= _MOST_SAID:
+            log.warning("%s%s", says, "; more of these are only counted" if number == _MOST_SAID else "")
 
     def unpacked(self, path: Path, chunk: int, data: bytes) -> bytes | None:
         """The records of a chunk of the history at ``path``; ``None``: it is damaged, to be passed over."""
@@ -45,16 +76,8 @@ class Damaged:
                 return records
         except zlib.error as error:
             why = str(error)
-        self.note(path, chunk, why)
+        self.note(("chunk", chunk), f"{path}: chunk {chunk} of the raw records is damaged and passed over: {why}")
         return None
-
-    def note(self, path: Path, chunk: int, why: str) -> None:
-        """A chunk has proved to be damaged."""
-        with self._lock:
-            new = chunk not in self._known
-            self._known.add(chunk)
-        if new:
-            log.warning("%s: chunk %d of the raw records is damaged and passed over: %s", path, chunk, why)
 
 
 class OpenChunk:
@@ -93,11 +116,12 @@ class OpenChunk:
     def statements(self) -> Iterator[Statement]:
         """What writes it as it stands, in place of what was written of it before."""
         data = zlib.compress(self.records, 1)
+        about = (self.ring, self.first_n, self.until_n, self.from_ns, self.until_ns, len(data))
         yield (
-            "INSERT INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            "INSERT INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (ring, first_n) DO UPDATE SET until_n = excluded.until_n, from_ns = excluded.from_ns,"
-            " until_ns = excluded.until_ns, size = excluded.size, data = excluded.data",
-            (self.ring, self.first_n, self.until_n, self.from_ns, self.until_ns, len(data), data),
+            " until_ns = excluded.until_ns, size = excluded.size, data = excluded.data, crc = excluded.crc",
+            (*about, data, seal(about)),
         )
         for group, (low, high) in self.spans.items():
             yield (

@@ -9,6 +9,7 @@ import logging
 import os
 import shlex
 import socket
+import sqlite3
 import sys
 import threading
 from functools import partial
@@ -344,8 +345,8 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch import pictures, report, report_html
     from commwatch.answers import Agent
     from commwatch.kept_logs import kept
+    from commwatch.opening import StoreError
     from commwatch.references import References, directory
-    from commwatch.store import StoreError
 
     agent = Agent(config.history, references=References(directory(config.state), config.links))
     try:
@@ -356,8 +357,8 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         said = kept(config.state, job)
         findings = [] if said is None else said.findings
         built = report.build(agent, job, config.history, f"{_again(arguments)} {job}", findings)
-    except StoreError as error:
-        raise UsageError(f"report: {error}") from None
+    except (StoreError, sqlite3.Error) as error:
+        raise UsageError(f"report: {_whose(error, config)}") from None
     if built is None:
         raise UsageError(
             f"report: no job '{job}' in {config.history}; it knows {', '.join(jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
@@ -366,10 +367,16 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         try:
             page = report_html.html(built, pictures.gather(agent, job), said)
             arguments.html.write_text(page, encoding="utf-8")
-        except StoreError as error:
-            raise UsageError(f"report: {error}") from None
+        except (StoreError, sqlite3.Error) as error:
+            raise UsageError(f"report: {_whose(error, config)}") from None
         except OSError as error:
             raise UsageError(f"report: cannot write {arguments.html}: {error.strerror}") from None
     else:
         print(report.as_json(built) if arguments.json else report.text(built))
     return 0
+
+
+def _whose(error: Exception, config: Config) -> str:
+    """What is wrong with the history, with its name, which SQLite does not say."""
+    text = str(error)
+    return text if str(config.history) in text else f"{config.history}: {text}"

@@ -31,6 +31,7 @@ from commwatch.chunks import Damaged
 from commwatch.collectors.registry import Collectors, Reading
 from commwatch.config import Config, ConfigError, addresses
 from commwatch.evidence import Evidence, Sources
+from commwatch.examination import Examination
 from commwatch.exporter import Exporter
 from commwatch.gpus import Gpus
 from commwatch.hangup import Hangup
@@ -40,6 +41,7 @@ from commwatch.intake import Intake, room_for_rings
 from commwatch.kept_logs import keep
 from commwatch.nccl import NcclLogs, logs_of, remove_old
 from commwatch.notifications import address_of, delivery_of, readings, url_of
+from commwatch.opening import StoreError
 from commwatch.places import lock_directory, place_of_alerts, raised_limit
 from commwatch.processes import Processes
 from commwatch.profiles import Profiles, kept_in
@@ -47,7 +49,7 @@ from commwatch.ras import Ras
 from commwatch.references import References, directory
 from commwatch.reload import Change, change
 from commwatch.serving import CannotStart, Server, listen
-from commwatch.store import StoreError, Writer
+from commwatch.store import begin
 from commwatch.supervisor import ALIVE, READY, RELOADING, STOPPING, tell
 from commwatch.watchers import Watchers
 from commwatch.web import application
@@ -72,6 +74,8 @@ _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 _SIGNALS_S = 0.25
 #: Seconds between two readings of the trainers' state, and between two checks whether the worker process is idle.
 _PROCESSES_S, _IDLE_S = 1.0, 10.0
+#: Between two pieces of the history that are looked through for damage.
+_EXAMINE_S = 0.2
 #: Between two looks for what profiled ranks have left.
 _PROFILES_S = 0.25
 
@@ -96,7 +100,7 @@ class Daemon:
         self._lock_fd = lock_directory(config)
         try:
             damaged = Damaged()
-            self._store = Writer(config.history, damaged)
+            self._store = begin(config.history, damaged)
         except StoreError as error:
             raise CannotStart(str(error)) from None
         self._lock = threading.RLock()
@@ -179,6 +183,7 @@ class Daemon:
         self._worker = worker = Worker(agent, references, damaged)
         app = application(agent, worker, watchers, registry, self._healthy, self._ready, self._stop.is_set)
         self._server = Server(app, config, self._socket.getsockname()[0])
+        examination = Examination(config.history, damaged)
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
         self._beside = [
             Beside("nccl_log", self._nccl.tick, _LOGS_S, self._stop, self._nccl.close),
@@ -186,6 +191,7 @@ class Daemon:
             Beside("ras", self._ras.tick, _RAS_S, self._stop),
             Beside("network", self._host.tick, _HOST_S, self._stop),
             Beside("alerts", self._alerting.tick, _ALERTS_S, self._stop, self._alerting.close),
+            Beside("examination", examination.tick, _EXAMINE_S, self._stop, examination.close),
             Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
             Beside("processes", self._processes.tick, _PROCESSES_S, self._stop),
             Beside("housekeeping", self._tidy, _TIDY_S, self._stop),

@@ -29,8 +29,8 @@ from commwatch.answers import Agent
 from commwatch.gpus import Gpus
 from commwatch.host import HostWatch
 from commwatch.nccl import NcclLogs
+from commwatch.opening import StoreError
 from commwatch.sight import conclude
-from commwatch.store import StoreError
 from commwatch.verdicts import Verdict
 from commwatch.views import RankView
 

@@ -11,8 +11,10 @@ from typing import NamedTuple
 from commwatch.books import SLOT_NS, GroupInfo
 from commwatch.chunks import Damaged
 from commwatch.collectors.events import OPS
+from commwatch.opening import connect
 from commwatch.shares import StepSums
-from commwatch.store import RingRow, Rollup, connect, raw_since, rings, rollups
+from commwatch.soundness import SOUND
+from commwatch.store import RingRow, Rollup, raw_since, rings, rollups
 
 
 class StoredStep(NamedTuple):
@@ -48,8 +50,9 @@ class History:
     """
 
     def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
-        self._db = connect(path, write=False)
-        self._unpacked = partial((Damaged() if damaged is None else damaged).unpacked, path)
+        damaged = Damaged() if damaged is None else damaged
+        self._db = connect(path, False, damaged)
+        self._unpacked = partial(damaged.unpacked, path)
 
     def __enter__(self) -> History:
         return self
@@ -67,13 +70,16 @@ class History:
 
     def exits(self) -> dict[str, tuple[int, int]]:
         """Exit code and wall time in ns of the end of each job's launcher, where it is known."""
-        return {job: (code, at) for job, code, at in self._db.execute("SELECT job, code, at_ns FROM job_exit")}
+        return {
+            job: (code, at)
+            for job, code, at in self._db.execute(f"SELECT job, code, at_ns FROM job_exit WHERE {SOUND['job_exit']}")
+        }
 
     def groups(self, rings: list[int] | None = None) -> dict[tuple[int, int], GroupInfo]:
         """The groups of the rings, or of all, by (ring, number in the ring)."""
         rows = self._db.execute(
             "SELECT ring, small_id, group_id, label, name, description, ranks, size, aligned, backend FROM grp"
-            " WHERE ?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))",
+            f" WHERE (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) AND {SOUND['grp']}",
             (_listed(rings),),
         )
         return {
@@ -86,7 +92,8 @@ class History:
     def names(self, kind: str, rings: list[int] | None = None) -> dict[tuple[int, int], str]:
         """Names of dtypes or unknown ops in the rings, or in all, by (ring, code)."""
         rows = self._db.execute(
-            "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))",
+            "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))"
+            f" AND {SOUND['name']}",
             (_listed(rings), kind),
         )
         return {(ring, code): name for ring, code, name in rows}
@@ -106,7 +113,8 @@ class History:
     def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:
         """Steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""
         rows = self._db.execute(
-            "SELECT * FROM step WHERE end_ns >= ? AND end_ns < ? AND ring IN (SELECT value FROM json_each(?)) ORDER BY end_ns DESC LIMIT ?",
+            "SELECT ring, seq, start_ns, end_ns, comm_ns, exposed_ns, groups, p2p_wait_ns, long FROM step"
+            f" WHERE end_ns >= ? AND end_ns < ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['step']} ORDER BY end_ns DESC LIMIT ?",
             (from_ns, until_ns, json.dumps(rings), limit),
         )
         return [
@@ -142,7 +150,7 @@ class History:
         """Raw records of chunks of the rings, or of all, that touch ``[from_ns, until_ns]`` (ends of operations), latest end first."""
         rows = self._db.execute(
             "SELECT id, ring, until_ns, data FROM chunk WHERE until_ns >= ?2 AND from_ns <= ?3"
-            " AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) ORDER BY until_ns DESC",
+            f" AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) AND {SOUND['chunk']} ORDER BY until_ns DESC",
             (_listed(rings), from_ns, until_ns),
         )
         for chunk, ring, until, data in rows:

@@ -282,7 +282,7 @@ METRICS = {
         Spec(
             "commwatch_history_damaged_chunks_total",
             "counter",
-            "Chunks of raw records in the history that were found damaged, and passed over.",
+            "Pieces of the history (chunks of raw records, rows, ends of its log) that were found damaged, and passed over.",
         ),
         Spec(
             "commwatch_notifications_total",

@@ -15,8 +15,8 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
+from commwatch.opening import StoreError
 from commwatch.questions import Problem
-from commwatch.store import StoreError
 
 
 @dataclass(frozen=True)

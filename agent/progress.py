@@ -12,9 +12,9 @@ from pathlib import Path
 
 from commwatch import report
 from commwatch.answers import Agent
+from commwatch.opening import StoreError
 from commwatch.shares import comm_share
 from commwatch.shown import terminal
-from commwatch.store import StoreError
 
 
 def say(text: str, end: str = "\n", drawn: bool = False) -> None:

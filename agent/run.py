@@ -28,11 +28,11 @@ from commwatch.collectors.nccl.findings import findings
 from commwatch.config import Config
 from commwatch.kept_logs import kept
 from commwatch.nccl import LogRequest, logs_of
+from commwatch.opening import StoreError
 from commwatch.passing import Passing
 from commwatch.progress import Progress, is_terminal, say
 from commwatch.references import References, directory
 from commwatch.script_names import script_name
-from commwatch.store import StoreError
 from commwatch.waiting import wait_until
 
 #: The agent is ready well within this, also on a busy machine; the job does not wait longer.

@@ -8,6 +8,11 @@ SCHEMA_VERSION = 4
 _STEP = """CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER,
     exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"""
 _JOB_EXIT = "CREATE TABLE job_exit (job TEXT PRIMARY KEY, code INTEGER NOT NULL, at_ns INTEGER NOT NULL) WITHOUT ROWID"
+#: Of each row; NULL in those of an earlier version.
+_CHECKSUMS = tuple(
+    f"ALTER TABLE {table} ADD COLUMN crc INTEGER"
+    for table in ("ring", "grp", "name", "chunk", "rollup", "step", "job_exit")
+)
 SCHEMA = f"""
 CREATE TABLE ring (
     id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, job TEXT NOT NULL, restart INTEGER NOT NULL, rank INTEGER NOT NULL,
@@ -31,6 +36,7 @@ CREATE INDEX rollup_slot ON rollup (slot_ns);
 {_STEP};
 CREATE INDEX step_end ON step (end_ns);
 {_JOB_EXIT};
+{";".join(_CHECKSUMS)}
 """
 #: What brings a history of an earlier version to the next.
 UPGRADES = {
@@ -47,5 +53,5 @@ UPGRADES = {
         "DROP TABLE old_step",
         "CREATE INDEX step_end ON step (end_ns)",
     ),
-    3: ("ALTER TABLE ring ADD COLUMN ending TEXT", _JOB_EXIT),
+    3: ("ALTER TABLE ring ADD COLUMN ending TEXT", _JOB_EXIT, *_CHECKSUMS),
 }

@@ -7,11 +7,11 @@ in one transaction, so that after any crash the agent goes on exactly where the 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import sqlite3
-import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,16 +24,14 @@ from commwatch.collectors.events import NONSENSE, RECORD_SIZE
 from commwatch.collectors.ring import number_of
 from commwatch.endings import Ending
 from commwatch.exits import Exit
-from commwatch.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
+from commwatch.opening import DamagedHistory, StoreError, Transaction, connect
+from commwatch.soundness import SOUND, is_malformed, mark, seal, set_aside
 
+log = logging.getLogger("commwatch")
 #: Roll-ups older than an hour are merged to five minutes.
 _COARSE_NS = 300_000_000_000
 _COARSEN_AFTER_NS = 3600_000_000_000
 _GONE = "the file is gone, or another in its place; put it back, or start the agent again"
-
-
-class StoreError(Exception):
-    """The history cannot be opened; the message names the file and the remedy."""
 
 
 class RingRow(NamedTuple):
@@ -77,86 +75,29 @@ class Rollup(NamedTuple):
     cell: Cell
 
 
-def connect(path: Path, write: bool) -> sqlite3.Connection:
-    """Open the history; for writing it is made if need be.
+def begin(path: Path, damaged: Damaged) -> Writer:
+    """The writer of an agent that starts. A damaged history is set aside, whole, and a new one begun; the log says so.
 
     Raises:
-        StoreError: not there, not readable, not ours, or of another version.
+        StoreError: as ``connect``; of what is damaged, where it cannot be set aside.
     """
     try:
-        if write:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Where the directory is there already, others may read it; one that is a group's hands its group on.
-            mode = 0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
-            db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-        else:
-            if not path.exists():
-                raise StoreError(f"{path}: no history here; give its directory with --dir or --state")
-            db = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=ro",
-                uri=True,
-                timeout=10,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-        if write:
-            db.execute("PRAGMA synchronous = NORMAL")
-        _check_version(db, path, write)
-        if write:
-            _use_wal(db)
+        if not mark(path).exists():
+            return Writer(path, damaged)
+        why = "an agent has found it damaged"
+    except DamagedHistory as error:
+        why = str(error).removeprefix(f"{path}: ").partition(";")[0]
+    try:
+        aside = set_aside(path)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be made or opened: {error.strerror}; choose another with --state") from None
-    except sqlite3.Error as error:
-        raise StoreError(f"{path}: {error}; move it away, or choose another place with --state") from None
-    return db
-
-
-def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
-    version = _version(db)
-    if version < SCHEMA_VERSION and write:
-        with _transaction(db):  # another agent of this user may be making it right now
-            _bring_up_to_date(db)
-            version = _version(db)
-    if version != SCHEMA_VERSION:
-        db.close()
-        remedy = "start an agent on it to bring it up to date" if version in UPGRADES else "move it away"
-        if version > SCHEMA_VERSION:
-            remedy = "use the newer commwatch that wrote it, move it away"
-        raise StoreError(
-            f"{path}: history of version {version}, this commwatch reads {SCHEMA_VERSION}; {remedy}, or choose another place with --state"
-        )
-
-
-def _version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _bring_up_to_date(db: sqlite3.Connection) -> None:
-    """Make the tables of an empty file, change those of an earlier version; leave what is not ours alone."""
-    version = _version(db)
-    if version == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        statements: Iterable[str] = SCHEMA.split(";")
-    elif version in UPGRADES:
-        statements = (s for at in range(version, SCHEMA_VERSION) for s in UPGRADES[at])
-    else:
-        return
-    for statement in statements:
-        db.execute(statement)
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def _use_wal(db: sqlite3.Connection) -> None:
-    """Switch to the write-ahead log; SQLite does not wait for others by itself when it does that."""
-    for attempt in range(100):
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            if attempt == 99:
-                raise
-            time.sleep(0.05)
-        else:
-            return
+        raise StoreError(f"{path}: {why}, and it cannot be set aside: {error.strerror}; move it away") from None
+    log.error(
+        "%s: %s: it is set aside as %s, and a new history begun; what the rings still hold is read again",
+        path,
+        why,
+        aside,
+    )
+    return Writer(path, damaged)
 
 
 class Writer:
@@ -172,7 +113,7 @@ class Writer:
     def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
         self.path = path
         self._damaged = Damaged() if damaged is None else damaged
-        self._db = connect(path, write=True)
+        self._db = connect(path, True, self._damaged)
         # Rings fill within seconds: who else holds the history is waited for between looks, not in one.
         self._db.execute("PRAGMA busy_timeout = 1000")
         self._file = path.stat()
@@ -192,11 +133,21 @@ class Writer:
         offset = int(identity["wall_offset_ns"])
         who = (uid, str(identity["job"]), int(identity["restart"]), int(identity["rank"]), int(identity["world_size"]))
         began_ns = int(identity["started_ns"]) + offset
-        self._db.execute(
-            "INSERT OR IGNORE INTO ring (uid, job, restart, rank, world_size, started_ns, wall_offset_ns, identity, seen_ns) VALUES (?,?,?,?,?,?,?,?,?)",
-            (*who, began_ns, offset, json.dumps(identity), now_ns),
-        )
-        return rings(self._db, "uid = ?", (uid,))[0]
+        sealed = (*who, began_ns, offset, json.dumps(identity))
+        wanted = "+uid = ?", (uid,)  # not by its index, which may be damaged alone
+        found = rings(self._db, *wanted)
+        if not found:
+            with Transaction(self._db):
+                # In place of a row that is damaged; what there was under that row's number is not taken for this one's.
+                self._db.execute(
+                    "INSERT OR REPLACE INTO ring (id, uid, job, restart, rank, world_size, started_ns, wall_offset_ns, identity, seen_ns, crc)"
+                    " SELECT COALESCE(MAX(id), 0) + 1, ?,?,?,?,?,?,?,?,?,? FROM ring",
+                    (*sealed, now_ns, seal(sealed)),
+                )
+            found = rings(self._db, *wanted)
+        if len(found) != 1:
+            raise sqlite3.DatabaseError(f"rows of {uid} are malformed")
+        return found[0]
 
     def append(self, ring: RingRow, records: bytes, until_n: int) -> None:
         """Add raw records."""
@@ -227,18 +178,19 @@ class Writer:
     def exit(self, ended: Exit) -> None:
         """A job's launcher has ended."""
         row = ended.job, ended.code, int(ended.at * 1e9)
-        self._names.append(("INSERT OR REPLACE INTO job_exit VALUES (?,?,?)", row))
+        self._names.append(("INSERT OR REPLACE INTO job_exit VALUES (?,?,?,?)", (*row, seal(row))))
 
     def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
         """A group's name and members."""
         ranks = json.dumps(group.ranks) if group.ranks is not None else None
         names = (group.group_id, group.label, group.name, group.description)
         row = (ring, small_id, *names, ranks, group.size, group.aligned, group.backend)
-        self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?)", row))
+        self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?,?)", (*row, seal(row))))
 
     def name(self, ring: int, kind: str, code: int, name: str) -> None:
         """What a number of the ring means: ``kind`` is ``dtype`` or ``op``."""
-        self._names.append(("INSERT OR REPLACE INTO name VALUES (?,?,?,?)", (ring, kind, code, name)))
+        row = (ring, kind, code, name)
+        self._names.append(("INSERT OR REPLACE INTO name VALUES (?,?,?,?,?)", (*row, seal(row))))
 
     def rollups(self, ring: int, cells: Iterable[tuple[int, CellKey, Cell]], rolled_n: int) -> None:
         """Closed cells, which hold the records of the ring up to ``rolled_n``."""
@@ -251,9 +203,8 @@ class Writer:
         for step in steps:
             start, end = step.start_ns + ring.wall_offset_ns, step.end_ns + ring.wall_offset_ns
             what = (step.comm_ns, step.exposed_ns, json.dumps(step.groups), step.p2p_wait_ns, step.long)
-            self._pending.append(
-                ("INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?)", (ring.id, step.seq, start, end, *what))
-            )
+            row = (ring.id, step.seq, start, end, *what)
+            self._pending.append(("INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?,?)", (*row, seal(row))))
         self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
 
     def commit(self) -> bool:
@@ -267,11 +218,11 @@ class Writer:
             if not statements:
                 self.trouble = None if self.trouble == f"{self.path}: {_GONE}" else self.trouble
                 return True
-            with _transaction(self._db):
+            with Transaction(self._db):
                 for statement, values in statements:
                     self._db.execute(statement, values)
         except sqlite3.Error as error:
-            self.trouble = f"{self.path}: {error}"
+            self._refused(error)
             if len(self._pending) > self.MOST_PENDING:
                 self.given_up += len(self._pending)
                 self._pending.clear()
@@ -297,7 +248,7 @@ class Writer:
     def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> None:
         """Keep ``raw_bytes`` of raw records and ``keep_ns`` of roll-ups and steps; merge old roll-ups."""
         try:
-            with _transaction(self._db):
+            with Transaction(self._db):
                 self._trim_raw(raw_bytes)
                 self._coarsen(now_ns - _COARSEN_AFTER_NS)
                 for table, column in (("rollup", "slot_ns"), ("step", "end_ns"), ("chunk", "until_ns")):
@@ -305,7 +256,14 @@ class Writer:
                 self._forget_rings(now_ns - keep_ns)
                 self._db.execute("DELETE FROM span WHERE chunk NOT IN (SELECT id FROM chunk)")
         except sqlite3.Error as error:
-            self.trouble = f"{self.path}: {error}"
+            self._refused(error)
+
+    def _refused(self, error: sqlite3.Error) -> None:
+        self.trouble = f"{self.path}: {error}"
+        if is_malformed(error):
+            self.trouble += "; start the agent again: it sets the file aside and begins a new history"
+            with contextlib.suppress(OSError):
+                mark(self.path).touch(mode=0o600)
 
     def _forget_rings(self, before_ns: int) -> None:
         """Forget the rings that were last heard of before then and are no more."""
@@ -316,7 +274,7 @@ class Writer:
         self._db.execute("DELETE FROM job_exit WHERE at_ns < ?", (before_ns,))
 
     def _trim_raw(self, raw_bytes: int) -> None:
-        total = self._db.execute("SELECT COALESCE(SUM(size), 0) FROM chunk").fetchone()[0]
+        total = self._db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0]
         while total > raw_bytes:
             oldest = self._db.execute("SELECT id, size FROM chunk ORDER BY until_ns LIMIT 1").fetchone()
             self._db.execute("DELETE FROM chunk WHERE id = ?", oldest[:1])
@@ -341,34 +299,12 @@ class Writer:
         self._db.close()
 
 
-class _transaction:  # noqa: N801 - reads as a statement
-    """``with _transaction(db):`` all or nothing."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            try:
-                self._db.execute("COMMIT")
-            finally:
-                self._undo()
-        else:
-            self._undo()
-
-    def _undo(self) -> None:
-        """Leave no transaction open. A full disk ends one by itself: to roll back then would hide the reason."""
-        if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
-
-
 def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:
     """Rings by an SQL condition, oldest first."""
     columns = ", ".join(RingRow._fields)
-    rows = db.execute(f"SELECT {columns} FROM ring WHERE {where} ORDER BY started_ns, rank", values)
+    rows = db.execute(
+        f"SELECT {columns} FROM ring WHERE ({where}) AND {SOUND['ring']} ORDER BY started_ns, rank", values
+    )
     return [
         RingRow(*row)._replace(identity=json.loads(row[8]), ending=row[-1] and Ending(*json.loads(row[-1])))
         for row in rows
@@ -379,7 +315,7 @@ def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iter
     """Roll-ups by an SQL condition."""
     columns = ", ".join(CELL_SUMS)
     for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
-        f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where}",
+        f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where} AND {SOUND['rollup']}",
         values,
     ):
         cell = Cell()
@@ -399,7 +335,7 @@ def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) 
         json.dumps(cell.durations),
         sketch.encode(cell.bins),
     )
-    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))})", values
+    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))}, ?)", (*values, seal(values))
 
 
 def _storable(total: float) -> float:
@@ -411,7 +347,7 @@ def raw_since(
     db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]
 ) -> Iterator[tuple[bytes, int]]:
     """Stored records of a ring that no roll-up holds yet, oldest first, each run with the number that follows it."""
-    wanted = "SELECT id, data, until_n FROM chunk WHERE ring = ? AND until_n > ? ORDER BY first_n"
+    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND until_n > ? AND {SOUND['chunk']} ORDER BY first_n"
     for chunk, data, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
         records = unpacked(chunk, data)
         if records is None:

@@ -13,10 +13,10 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 
+from commwatch.opening import StoreError
 from commwatch.problems import ERRORS
 from commwatch.query import JobFilter, of_app, sound_parameters
 from commwatch.questions import Problem
-from commwatch.store import StoreError
 
 
 class Topic(NamedTuple):

@@ -100,8 +100,8 @@ class Worker:
                 self._asked_s = time.monotonic()
         if isinstance(reply, Wrong):
             raise Problem(reply.status, reply.detail)
-        for chunk, why in reply.damaged:
-            self._damaged.note(self._agent.path, chunk, why)
+        for piece, says in reply.damaged:
+            self._damaged.note(piece, says)
         return reply.answer
 
     def _replied(self, connection: Connection, process: subprocess.Popen[bytes]) -> Found | Wrong:

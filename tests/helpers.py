@@ -34,7 +34,7 @@ from commwatch.evidence import Evidence
 from commwatch.history import History
 from commwatch.intake import Intake
 from commwatch.references import References
-from commwatch.store import RingRow, Writer
+from commwatch.store import RingRow, begin
 from commwatch.summary import Row
 from commwatch.worker import Worker
 
@@ -224,7 +224,7 @@ class Watch:
     def __init__(self, directory: Path) -> None:
         self.rings, self.path = directory / "rings", directory / "h.sqlite"
         self.damaged, lock = Damaged(), threading.RLock()
-        self.store, self.aggregate = Writer(self.path, self.damaged), Aggregate()
+        self.store, self.aggregate = begin(self.path, self.damaged), Aggregate()
         self.intake = Intake(self.rings, self.aggregate, self.store, lock)
         self.agent = Agent(self.path, self.aggregate, lock, damaged=self.damaged)
 

@@ -16,7 +16,7 @@ import pytest
 from commwatch.alerts.model import RESOLVED, Alert
 from commwatch.answers import Agent
 from commwatch.evidence import MOST_BYTES, MOST_KEPT, Evidence, Sections, Sources, bundle
-from commwatch.store import StoreError
+from commwatch.opening import StoreError
 from tests.helpers import needs, small_tmpfs
 from tests.receivers import NOON, alert
 

@@ -15,9 +15,10 @@ from commwatch.books import SHARE_WINDOW_NS, StepRecord
 from commwatch.collectors import events as ev
 from commwatch.exporter import Exporter
 from commwatch.history import History
+from commwatch.opening import StoreError, connect
 from commwatch.schema import SCHEMA_VERSION, UPGRADES
 from commwatch.shares import LEAST_NEIGHBOURS, StepBook, comm_share, exposed_share, total
-from commwatch.store import StoreError, Writer, connect
+from commwatch.store import Writer
 from commwatch.views import StepView
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation, write_ring
 

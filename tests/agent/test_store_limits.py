@@ -16,8 +16,9 @@ from commwatch.books import Cell, CellKey, GroupInfo, StepRecord
 from commwatch.chunks import CHUNK_RECORDS
 from commwatch.collectors import events as ev
 from commwatch.history import History
+from commwatch.opening import StoreError
 from commwatch.schema import SCHEMA_VERSION
-from commwatch.store import RingRow, StoreError, Writer
+from commwatch.store import RingRow, Writer
 from tests.helpers import identity, numbered, operation, packed, small_tmpfs, split_records, stored_records
 
 NOW = 1_700_000_000_000_000_000

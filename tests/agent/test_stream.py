@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import pytest
 
 from commwatch.gate import MOST_STREAMS
-from commwatch.store import StoreError
+from commwatch.opening import StoreError
 from commwatch.stream import Feed, Topic
 from tests.helpers import PATIENCE_S, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, wait_for
 

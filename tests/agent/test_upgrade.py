@@ -36,7 +36,12 @@ def change(state: Path, *statements: str) -> None:
 
 
 #: From what this version writes to what the second and the first one wrote.
-SECOND = ("ALTER TABLE ring DROP COLUMN ending", "DROP TABLE job_exit", "PRAGMA user_version = 2")
+SECOND = (
+    *(f"ALTER TABLE {table} DROP COLUMN crc" for table in ("ring", "grp", "name", "chunk", "rollup", "step")),
+    "ALTER TABLE ring DROP COLUMN ending",
+    "DROP TABLE job_exit",
+    "PRAGMA user_version = 2",
+)
 FIRST = (
     *SECOND,
     "ALTER TABLE grp DROP COLUMN backend",

@@ -1,0 +1,73 @@
+"""The write-ahead log of a history as bytes: SQLite drops what follows a damaged page of it and says nothing."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+_HEADER, _FRAME = struct.Struct(">8I"), struct.Struct(">6I")
+#: The last bit says in which order the words of a checksum are.
+_MAGIC = 0x377F0682
+#: A log that is larger is looked at so far.
+_MOST_FRAMES = 1 << 18
+
+
+class Frames(NamedTuple):
+    """What is in a log: numbers (from 1) of the last frame of each transaction of its latest life."""
+
+    #: Its head is whole, and so SQLite looks at what follows.
+    whole: bool
+    commits: tuple[int, ...]
+
+    def lost(self, valid: int) -> int:
+        """How many transactions were committed in frames that are not among the first ``valid``, which SQLite takes."""
+        return sum(number > (valid if self.whole else 0) for number in self.commits)
+
+
+def frames(path: Path) -> Frames:
+    """Of the log at ``path``; nothing where there is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return Frames(True, ())
+    with file:
+        head = file.read(_HEADER.size)
+        if len(head) < _HEADER.size:
+            return Frames(True, ())
+        magic, _, page, _, *salts, _, _ = _HEADER.unpack(head)
+        whole = _head_is_whole(head, magic)
+        found, number = [], 0
+        step = page if whole else _page_of(path)
+        while number < _MOST_FRAMES and len(about := file.read(_FRAME.size)) == _FRAME.size:
+            number += 1
+            _, size, *of_frame, _, _ = _FRAME.unpack(about)
+            # Frames of an earlier life of the log have other salts. Where the head is damaged, all that is there was of use perhaps.
+            if size and (not whole or of_frame == salts):
+                found.append(number)
+            file.seek(step, 1)
+    return Frames(whole, tuple(found))
+
+
+def _page_of(path: Path) -> int:
+    """Bytes of a page, as the database has it."""
+    with path.with_name(path.name.removesuffix("-wal")).open("rb") as file:
+        file.seek(16)
+        page = int.from_bytes(file.read(2), "big")
+    return 1 << 16 if page == 1 else max(page, 512)
+
+
+def _head_is_whole(head: bytes, magic: int) -> bool:
+    if magic & ~1 != _MAGIC:
+        return False
+    order = ">" if magic & 1 else "<"
+    words = struct.unpack(f"{order}6I", head[:24])
+    first = second = 0
+    for even, odd in zip(words[::2], words[1::2], strict=True):
+        first = (first + even + second) & 0xFFFFFFFF
+        second = (second + odd + first) & 0xFFFFFFFF
+    return (first, second) == struct.unpack(">2I", head[24:32])
