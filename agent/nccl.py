@@ -120,7 +120,11 @@ def requests(run_dir: Path) -> list[LogRequest]:
 
 def _is_sound(request: LogRequest) -> bool:
     kinds = ((request.job, str), (request.patterns, list), (request.since, (int, float)), (request.pid, int))
-    return all(isinstance(value, kind) for value, kind in kinds) and all(isinstance(p, str) for p in request.patterns)
+    if not all(isinstance(value, kind) for value, kind in kinds) or not all(
+        isinstance(p, str) for p in request.patterns
+    ):
+        return False
+    return not any("\ud800" <= char <= "\udfff" for char in request.job)  # which nothing could send or store
 
 
 class _JobLogs:

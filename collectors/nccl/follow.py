@@ -32,6 +32,11 @@ class _File:
     offset: int = 0
     lines: Lines = field(default_factory=Lines)
     idle: int = 0
+    #: Its path as text that can be sent and stored: file names may be any bytes.
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = os.fsencode(self.path).decode(errors="replace")
 
 
 class Follower:
@@ -121,11 +126,11 @@ class Follower:
                 file.offset += len(data)
                 total += len(data)
                 for number, line in file.lines.feed(data):
-                    self._take(line, file.path, number)
+                    self._take(line, file.name, number)
         except OSError as error:
             self.troubles[file.path] = error.strerror or str(error)
         return total
 
     def _end(self, file: _File) -> None:
         for number, line in file.lines.end():
-            self._take(line, file.path, number)
+            self._take(line, file.name, number)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
 from commwatch import problems
+from commwatch.nccl import LogRequest
 from commwatch.query import MOST_CHARACTERS
 from tests.agent.test_api import populated
-from tests.helpers import RunningAgent
+from tests.helpers import RunningAgent, agent, wait_for
 
 #: As they are sent, and what is said of them.
 WRONG = {
@@ -149,3 +152,20 @@ def test_the_schema_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(problems, "TypeAdapter", refuse)
     assert app.openapi() is first
+
+
+def test_names_of_logs(tmp_path: Path) -> None:
+    """A log of NCCL's whose name is no UTF-8, and a request for a job whose name is none, cost no answer."""
+    logs, run = tmp_path / "logs", tmp_path / "run"
+    logs.mkdir()
+    odd = os.fsencode(logs) + b"/odd\xff.log"
+    with open(odd, "wb") as file:
+        file.write(b"h:77:78 [0] net.cc:1 NCCL WARN Call to connect to \xff failed : Connection refused\n")
+    with agent(run) as running:
+        for name in ("job", "half \ud800"):
+            LogRequest(name, [f"{logs}/*"], 0.0, os.getpid()).write(run).rename(run / "logs" / f"{len(name)}.json")
+        (message,) = wait_for(lambda: running.get("/api/v1/nccl/messages"), "the message")
+        assert (message["job_id"], message["file"]) == ("job", f"{logs}/odd\ufffd.log")
+        (topology,) = running.get("/api/v1/topology")
+        assert topology["files"] == [message["file"]]
+        assert any("commwatch_nccl_messages_total" in sample for sample in running.samples())
