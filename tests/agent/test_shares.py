@@ -143,8 +143,10 @@ def test_parts_of_steps() -> None:
     assert comm_share([replace(other, duration_s=0.0)]) is None
 
 
-def _forget_endings(db: sqlite3.Connection) -> None:
+def _forget_the_fourth(db: sqlite3.Connection) -> None:
     """What the third version did not have."""
+    for table in ("ring", "grp", "name", "chunk", "rollup", "step"):
+        db.execute(f"ALTER TABLE {table} DROP COLUMN crc")
     db.execute("ALTER TABLE ring DROP COLUMN ending")
     db.execute("DROP TABLE job_exit")
 
@@ -157,7 +159,7 @@ def test_history_of_the_first_version(tmp_path: Path) -> None:
     store.close()
     db = connect(path, write=True)
     db.execute("ALTER TABLE grp DROP COLUMN backend")
-    _forget_endings(db)
+    _forget_the_fourth(db)
     for column in ("groups", "p2p_wait_ns", "long"):
         db.execute(f"ALTER TABLE step DROP COLUMN {column}")
     db.execute("INSERT INTO step VALUES (?, 7, 10, 20, 5, NULL)", (ring.id,))
@@ -178,7 +180,7 @@ def test_history_of_the_second_version(tmp_path: Path) -> None:
     ring = store.ring("a", identity(), 0)
     store.close()
     db = connect(path, write=True)
-    _forget_endings(db)
+    _forget_the_fourth(db)
     db.execute("DROP TABLE step")
     db.execute(
         "CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL,"
