@@ -6,6 +6,7 @@ What a handler raises there belongs to the user, like what it raises anywhere el
 
 from __future__ import annotations
 
+import sys
 from inspect import CO_VARARGS
 from types import FrameType
 
@@ -20,9 +21,16 @@ def raised_by_handler(error: BaseException) -> bool:
     """
     if not isinstance(error, Exception):
         return True
+    running: set[FrameType] = set()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        running.add(frame)
+        frame = frame.f_back
     entry = error.__traceback__
     while entry is not None:
-        if _was_given_its_caller(entry.tb_frame):
+        # A function that still runs has not let the error out. Besides, up to Python 3.12 the local variables of such
+        # a one, once read, are kept as long as the error: a Work and its tensors among them.
+        if entry.tb_frame not in running and _was_given_its_caller(entry.tb_frame):
             return True
         entry = entry.tb_next
     return False

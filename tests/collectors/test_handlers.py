@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -102,3 +104,25 @@ def test_ends() -> None:
     """What ends the process is never ours, wherever it comes from."""
     assert raised_by_handler(KeyboardInterrupt())
     assert raised_by_handler(SystemExit(9))
+
+
+class Tensor:
+    """Something of the user's that must not be kept."""
+
+
+def test_nothing_is_kept() -> None:
+    """Once an error that was looked at is dropped, nothing keeps the local variables of the functions it has passed."""
+
+    def guarded(given: Tensor) -> weakref.ref[Tensor]:
+        try:
+            raise RuntimeError(str(given))
+        except RuntimeError as error:
+            assert not raised_by_handler(error)
+        return weakref.ref(given)
+
+    gc.disable()
+    try:
+        kept = guarded(Tensor())
+        assert kept() is None
+    finally:
+        gc.enable()
