@@ -11,6 +11,7 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <system_error>
 #include <typeinfo>
 
 #include "aside.h"
@@ -431,7 +432,11 @@ struct Kernel : c10::OperatorKernel {
     // The thread that asks Python has no current device of the trainer's.
     const int gpu = size.first != nullptr && size.first->is_cuda() ? size.first->device().index() : -1;
     bool made = false;
-    aside([&] { made = session.python.open(&session, process_group.getRank(), process_group.getSize(), gpu) != 0; });
+    try {
+      aside([&] { made = session.python.open(&session, process_group.getRank(), process_group.getSize(), gpu) != 0; });
+    } catch (const std::system_error& error) {  // the process may have no more threads
+      if (!session.off.load()) Session::say("not recording this run", op.name.c_str(), error.what());
+    }
     if (made && session.ring() != nullptr) return true;
     session.off.store(true);
     return false;

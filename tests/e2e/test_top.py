@@ -10,7 +10,7 @@ from tests.terminal import terminal
 
 
 def test_top_of_a_real_job(tmp_path: Path) -> None:
-    """It shows the job as it runs, names and marks the rank that is late, and once the job has ended says so."""
+    """It shows the job as it runs, names and marks the rank that is late, and that it was killed."""
     with agent(tmp_path), terminal("top", "--dir", str(tmp_path), cells=120) as shown:
         wait_for(lambda: "no job yet" in shown.text(), "the empty agent on the screen")
         job = Job(tmp_path, "late", "late", 1, 100, ranks=2)
@@ -23,7 +23,7 @@ def test_top_of_a_real_job(tmp_path: Path) -> None:
             assert operation[0] == "default_pg"
         finally:
             job.end()
-        wait_for(lambda: "commwatch top: late, ended at " in shown.text(), "the end of the job on the screen")
+        wait_for(lambda: "commwatch top: late, failed at " in shown.text(), "the end of the job on the screen")
         shown.press("q")
         assert shown.ended() == 0
         wait_for(shown.as_found, "the terminal as it was")
