@@ -9,7 +9,7 @@ from commwatch.collectors.handlers import raised_by_handler
 _MOST_BYTES = 4096
 
 
-def text(path: str) -> str | None:
+def text(path: str, most_bytes: int = _MOST_BYTES) -> str | None:
     """The words of a file; ``None`` where it cannot be read (EINVAL, too, is how a driver says that it does not know)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -18,7 +18,7 @@ def text(path: str) -> str | None:
             raise
         return None
     try:
-        return os.read(fd, _MOST_BYTES).decode("utf-8", "replace").strip()
+        return os.read(fd, most_bytes).decode("utf-8", "replace").strip()
     except OSError as error:
         if raised_by_handler(error):
             raise
@@ -40,5 +40,7 @@ def names(path: str) -> list[str]:
     """What lies in a folder, in order; nothing where there is none."""
     try:
         return sorted(entry.name for entry in os.scandir(path))
-    except OSError:
+    except OSError as error:
+        if raised_by_handler(error):
+            raise
         return []

@@ -22,6 +22,8 @@ _NO_NAME = {"", "none"}
 #: What torchrun makes up where nobody names the run.
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOST_SCRIPT = 60
+#: Bytes that are read of a process's environment.
+_MOST_ENVIRONMENT = 1 << 20
 #: Where a job's name comes from, best first.
 JOB_VARIABLES = ("COMMWATCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID")
 
@@ -37,10 +39,25 @@ def job_id(env: Mapping[str, str], program: str | None = None) -> str:
         if value.lower() not in _NO_NAME:
             made_up = variable == "TORCHELASTIC_RUN_ID" and _UUID.fullmatch(value)
             return f"{_script(program)}-{value[:8]}" if made_up and _script(program) else value
-    launcher = f"{socket.gethostname()}:{os.getppid()}:{_start_ticks(os.getppid())}"
+    pid = os.getpid() if _starts_ranks(env) else os.getppid()
+    launcher = f"{socket.gethostname()}:{pid}:{_start_ticks(pid)}"
     # All workers of torchrun run one script; children of another launcher may not.
     name = _script(program) if "TORCHELASTIC_RUN_ID" in env else ""
     return f"{name or 'local'}-{hashlib.sha256(launcher.encode()).hexdigest()[:8]}"
+
+
+def _starts_ranks(env: Mapping[str, str]) -> bool:
+    """Whether a child of this process is another rank of its job: Lightning's first rank starts the others itself.
+
+    A forked child has the environment with which this process began, so its rank is no other one.
+    """
+    ours, local_rank = f"MASTER_PORT={env.get('MASTER_PORT')}", f"LOCAL_RANK={env.get('LOCAL_RANK', '0')}"
+    for task in files.names("/proc/self/task"):
+        for child in (files.text(f"/proc/self/task/{task}/children") or "").split():
+            given = (files.text(f"/proc/{child}/environ", _MOST_ENVIRONMENT) or "").split("\0")
+            if ours in given and local_rank not in given and any(each.startswith("LOCAL_RANK=") for each in given):
+                return True
+    return False
 
 
 def _script(program: str | None) -> str:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.collectors.identity import boot_id, describe, job_id, make_private_dir, restart_count, ring_path, run_dir
-from tests.helpers import clean_env, examples
+from tests.helpers import PATIENCE_S, clean_env, examples
 
 # -- names ----------------------------------------------------------------------------------------
 
@@ -88,6 +88,44 @@ def test_job_without_a_name() -> None:
     assert [len(set(names)) for names in launched] == [1, 1]
     assert launched[0][0] != launched[1][0]
     assert launched[0][0].startswith("local-")
+
+
+FIRST_RANK = """
+import os, subprocess, sys, time
+from commwatch.collectors.identity import job_id
+os.environ["MASTER_PORT"] = "29511"
+if sys.argv[1] == "forks":  # a worker that loads data
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+else:
+    given = {**os.environ, "LOCAL_RANK": sys.argv[1]}
+    ask = "import os, sys; from commwatch.collectors.identity import job_id; print(job_id(os.environ)); sys.stdout.flush(); sys.stdin.read()"
+    second = subprocess.Popen([sys.executable, "-c", ask], env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    print(second.stdout.readline(), end="")
+print(job_id(os.environ))
+"""
+
+
+def first_rank(what: str, local_rank: str) -> list[str]:
+    """The jobs of what a first rank starts and of itself."""
+    command = [sys.executable, "-c", FIRST_RANK, what]
+    env = clean_env(LOCAL_RANK=local_rank)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=True
+    ).stdout.split()
+
+
+def test_job_of_a_rank_that_starts_the_others() -> None:
+    """The first rank is of the job of those that it starts; a child that is no other rank, or is forked, does not count."""
+    (one,) = set(first_rank("1", "0"))
+    (another,) = set(first_rank("1", "0"))
+    assert one != another
+    same, of_launcher = first_rank("0", "0")
+    assert same != of_launcher
+    assert first_rank("forks", "0") == [of_launcher]
 
 
 @pytest.mark.parametrize(("value", "count"), [(None, 0), ("", 0), ("0", 0), ("3", 3), ("-1", 0), ("x", 0), ("1.5", 0)])
