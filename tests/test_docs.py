@@ -259,3 +259,17 @@ def test_every_panel() -> None:
             else:
                 made[-1][2] += ("; " if made[-1][2] else "") + panel["title"]
     assert list(rows("dashboards.md")) == made
+
+
+def test_promises_name_their_tests() -> None:
+    """Each section of what we promise of security and reliability names a test, and every test or bench that is named there is."""
+    known = {path.name: path.read_text(encoding="utf-8") for path in (TREE / "tests").rglob("test_*.py")}
+    functions = "\n".join(known.values())
+    for document in ("security.md", "reliability.md"):
+        text = (DOCS / document).read_text(encoding="utf-8")
+        for section in text.split("\n## ")[1:]:
+            assert re.search(r"\btest_\w+", section), section.partition("\n")[0]
+        for path in re.findall(r"\b(?:tests|bench)/[\w/]+\.py", text):
+            assert (TREE / path).is_file(), path
+        for name, suffix in re.findall(r"\b(test_\w+)(\.py)?", text):
+            assert name + suffix in known if suffix else f"def {name}(" in functions, name
