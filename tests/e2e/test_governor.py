@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,6 +84,37 @@ def test_sheds_and_recovers(hook: str, slow_clock: Path, tmp_path: Path) -> None
             of_data = f'group="data",job_id="governed",op="all_reduce",rank="{rank}"'
             assert samples[f"commwatch_collectives_total{{{of_data}}}"] == 3 * number
             assert samples[f"commwatch_collective_bytes_total{{{of_data}}}"] == (STEP_BYTES - 4) * number
+
+
+@contextmanager
+def no_core_free() -> Iterator[None]:
+    """A process for each core that never sleeps."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@pytest.mark.usefixtures("hook")
+def test_full_machine(tmp_path: Path) -> None:
+    """Two ordinary jobs on cores that others use record every operation: waiting for a core is no cost of the probe's."""
+    places = [tmp_path / name for name in ("one", "two")]
+    for place in places:
+        place.mkdir()
+    with no_core_free(), job(places[0], 0.01) as one, job(places[1], 0.01) as two:
+
+        def ranks() -> list[RankRecords]:
+            return [rank for place in places for rank in read_rings(place)]
+
+        enough = "500 operations of each rank"
+        wait_for(lambda: len(ranks()) == 4 and all(len(rank.operations) > 500 for rank in ranks()), enough)
+        for place, process in zip(places, (one, two), strict=True):
+            (place / "stop").touch()
+            process.communicate(timeout=PATIENCE_S)
+    assert [[r for r in rank.operations if r.timing in (ev.COUNTED, ev.BY_NONE)] for rank in ranks()] == [[]] * 4
 
 
 def numbers(rank: RankRecords, group: str) -> list[int]:
