@@ -1,21 +1,40 @@
-"""Who is late most of the time: a rolling window over the joined collectives of one group. Pure.
+"""Which ranks make the others of a group wait: a rolling window over its joined collectives. Pure.
 
-By medians, never by standard deviations: among n ranks one cannot be further than (n-1)/sqrt(n) of them from the mean, 1.2 of
-three, so "three sigma" would never fire on a node.
+What counts is that a rank costs the others time again and again. The number of collectives that it is late in says little: of the
+buckets of a step only the first after a delay waits for it. The sum says little, either: one checkpoint of a rank can cost more than
+a straggler does in a minute, and among ranks with uneven work one leads by chance. So the window is cut into ten parts, and
+what is compared is what each part lost to the rank.
+
+No standard deviations over ranks: among n one cannot be further than (n-1)/sqrt(n) of them from the mean, 1.2 of three, so
+"three sigma" would never fire on a node.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
+#: Nothing is said of a group whose latest collective is older.
 WINDOW_NS = 30_000_000_000
-#: Fewer collectives than this say nothing; more than that are not kept.
-LEAST, MOST = 5, 4096
-#: A straggler is late in so much of a window's collectives, and costs the others so much of its time.
-LATE_IN, COSTS = 0.6, 0.05
+#: The shortest of these times up to now is judged that has so many collectives (but for the longest), and some in so many of its
+#: parts. A job that began later is judged from its first collective on, after a time that no start takes.
+_SPANS_NS, _LEAST, _PARTS, _LEAST_PARTS = (10_000_000_000, 30_000_000_000, 120_000_000_000), 20, 10, 8
+_LEAST_SPAN_NS = 3_000_000_000
+#: More collectives than this are not kept.
+MOST = 4096
+#: A straggler costs the others so much of the time.
+COSTS = 0.05
+#: How alike the parts are: the cosine between what each lost to the straggler, less what it lost to others, and ten equal parts. Work that is
+#: uneven by chance on two ranks comes as far in one of ten thousand windows; a rank that is late from now on, after eight parts.
+_ALIKE = 0.9
+#: What lost this many times as much as is usual is left out: there is a checkpoint in it, say.
+_ODD = 3
+#: A culprit has cost so much of what was lost. Two ranks of four or more may be at fault together: both so much, and each, in nearly each part, that.
+_ALONE, _TWO, _EACH_OF_TWO, _LEAST_SIZE_FOR_TWO = 0.7, 0.8, 0.25, 4
 #: By less than this, or than the transfer itself takes, nobody is called late.
 LEAST_LATE_NS = 1_000_000
 #: A joined collective: its end, how late the last rank was, what the transfer took (all in ns), and which rank that was. Packed it takes a
@@ -24,12 +43,12 @@ _JOINED = struct.Struct("<qqqi")
 
 
 class Late(NamedTuple):
-    """The rank that was late in a window, and what it cost."""
+    """A rank that was late in a window, and what it cost."""
 
     rank: int
     collectives: int
     late_in: int
-    #: Median over the collectives in which it was late.
+    #: Half of the cost comes from delays as long as this or longer; it counts as late in those at least half as long.
     lateness_ns: int
     #: What the others (their median) waited for it, in all.
     cost_ns: int
@@ -37,9 +56,14 @@ class Late(NamedTuple):
 
 
 class LateWindow:
-    """The latest joined collectives of a group whose ranks are all in sight."""
+    """The latest joined collectives of a group whose ranks are all in sight.
 
-    def __init__(self) -> None:
+    Args:
+        size: ranks of the group.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._joined: deque[bytes] = deque()
         #: Lateness of all of them.
         self._sum_ns = 0
@@ -51,31 +75,98 @@ class LateWindow:
         if len(self._joined) > MOST:
             self._drop()
 
-    def late(self, now_ns: int) -> Late | None:
-        """The straggler of the window up to now, if there is one."""
-        while self._joined and _end_ns(self._joined[0]) <= now_ns - WINDOW_NS:
+    def late(self, now_ns: int) -> list[Late]:
+        """The stragglers up to now, by rank."""
+        while self._joined and _end_ns(self._joined[0]) <= now_ns - _SPANS_NS[-1]:
             self._drop()
         joined = self._joined
-        # Nobody can have cost more than all together: nearly always this is all that has to be looked at.
-        if len(joined) < LEAST or self._sum_ns < COSTS * (_end_ns(joined[-1]) - _end_ns(joined[0])):
-            return None
-        window = [each for each in map(_JOINED.unpack, joined) if each[0] > now_ns - WINDOW_NS]
-        by_rank: dict[int, list[int]] = {}
-        for _, lateness, _, rank in window:
-            by_rank.setdefault(rank, []).append(lateness)
-        rank = max(by_rank, key=lambda rank: len(by_rank[rank]))
-        late, ends = by_rank[rank], [end for end, *_ in window]
-        span = max(ends) - min(ends)
-        if len(window) < LEAST or len(late) < LATE_IN * len(window) or not span:
-            return None
-        usual, cost = int(median(late)), sum(late)
-        if usual < max(LEAST_LATE_NS, median(transfer for _, _, transfer, _ in window)) or cost < COSTS * span:
-            return None
-        return Late(rank, len(window), len(late), usual, cost, span)
+        if not joined or max(_end_ns(joined[-1]), _end_ns(joined[0])) <= now_ns - WINDOW_NS:
+            return []
+        # Nobody can have cost more than all together in the shortest time: nearly always this is all that has to be looked at.
+        if self._sum_ns < COSTS * min(_SPANS_NS[0], abs(_end_ns(joined[-1]) - _end_ns(joined[0]))):
+            return []
+        window = [each for each in map(_JOINED.unpack, joined) if each[0] > now_ns - _SPANS_NS[-1]]
+        for span_ns in _SPANS_NS:
+            latest = [each for each in window if each[0] > now_ns - span_ns]
+            parts = _cut(latest)
+            enough = len(latest) >= _LEAST or span_ns == _SPANS_NS[-1]
+            if enough and len(parts) >= _LEAST_PARTS:
+                return _stragglers(latest, parts, self._size)
+        return []
 
     def _drop(self) -> None:
         _, lateness_ns, _, _ = _JOINED.unpack(self._joined.popleft())
         self._sum_ns -= lateness_ns
+
+
+def _cut(window: Sequence[tuple[int, int, int, int]]) -> list[Counter[int]]:
+    """What each rank has cost the others, by part of the time; parts without a collective are left out."""
+    ends = [end for end, *_ in window]
+    first, span = min(ends, default=0), max(ends, default=0) - min(ends, default=0)
+    if span < _LEAST_SPAN_NS:
+        return []
+    parts: dict[int, Counter[int]] = {}
+    for end, lateness, transfer, rank in window:
+        costs = parts.setdefault(min(_PARTS - 1, _PARTS * (end - first) // span), Counter())
+        if _is_late(lateness, transfer):
+            costs[rank] += lateness
+    return list(parts.values())
+
+
+def _is_late(lateness_ns: int, transfer_ns: int) -> bool:
+    return lateness_ns >= max(LEAST_LATE_NS, transfer_ns)
+
+
+def _stragglers(window: Sequence[tuple[int, int, int, int]], parts: Sequence[Counter[int]], size: int) -> list[Late]:
+    """Who is at fault in a window of collectives (end, lateness, transfer, rank), which has been cut into parts."""
+    ends = [end for end, *_ in window]
+    span = max(ends) - min(ends)
+    found = []
+    for rank in sorted(_culprits(parts, size)):
+        late = [lateness for _, lateness, transfer, who in window if who == rank and _is_late(lateness, transfer)]
+        if sum(late) >= COSTS * span:
+            usual = _usual(late)
+            late_in = sum(2 * each >= usual for each in late)
+            found.append(Late(rank, len(window), late_in, usual, sum(late), span))
+    return found
+
+
+def _culprits(parts: Sequence[Counter[int]], size: int) -> list[int]:
+    """The rank, or the two, that nearly all parts lost most of their time to."""
+    usual = median(costs.total() for costs in parts)
+    kept = [costs for costs in parts if costs.total() <= _ODD * usual]
+    if not usual or len(kept) < _LEAST_PARTS:
+        return []
+    cost = sum(kept, Counter[int]())
+    leading = sorted(cost, key=lambda rank: -cost[rank])[:2]
+    if _alike(kept, leading[:1], usual, _ALONE):
+        return leading[:1]
+    both = len(leading) == 2 and size >= _LEAST_SIZE_FOR_TWO and all(_often(kept, rank) for rank in leading)
+    return leading if both and _alike(kept, leading, usual, _TWO) else []
+
+
+def _often(parts: Sequence[Counter[int]], rank: int) -> bool:
+    """Whether a rank has its share in what nearly each part lost."""
+    return sum(costs[rank] >= _EACH_OF_TWO * costs.total() for costs in parts) >= _ALIKE * len(parts)
+
+
+def _alike(parts: Sequence[Counter[int]], ranks: Collection[int], usual: float, least: float) -> bool:
+    """Whether nearly each part lost as much to these ranks, and in all they cost at least that share of what was lost."""
+    costs = [(sum(costs[rank] for rank in ranks), costs.total()) for costs in parts]
+    if sum(of_them for of_them, _ in costs) < least * sum(total for _, total in costs):
+        return False
+    lead = [max(-usual, min(usual, 2 * of_them - total)) for of_them, total in costs]
+    return sum(lead) >= _ALIKE * sqrt(len(lead) * sum(each * each for each in lead))
+
+
+def _usual(late: list[int]) -> int:
+    """The delay that matters: the median would be that of the buckets behind it, which end a little apart."""
+    left = sum(late) / 2
+    for each in sorted(late, reverse=True):
+        left -= each
+        if left <= 0:
+            return each
+    return 0
 
 
 def _end_ns(joined: bytes) -> int:
