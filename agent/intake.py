@@ -15,6 +15,7 @@ from commwatch.aggregate import Aggregate
 from commwatch.collectors import ring
 from commwatch.collectors.governor import COUNTERS
 from commwatch.collectors.identity import boot_id, unsound
+from commwatch.collectors.process import is_exiting
 from commwatch.endings import Ending
 from commwatch.exits import Exits
 from commwatch.rank_book import RankBook
@@ -241,7 +242,8 @@ class Intake:
             if book.alive and (book.closed_properly or not alive):
                 book.gone_ns = now_ns
             book.alive = alive and not book.closed_properly
-            source.alive_ns = now_ns if alive else source.alive_ns
+            # A process that is killed loses its connections, so that others raise, before it loses its lock.
+            source.alive_ns = now_ns if alive and not (owner and is_exiting(owner)) else source.alive_ns
             book.ending = None
             if not book.alive:
                 self._learn(source, reader)  # what it said last

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,3 +52,13 @@ def test_not_there() -> None:
     """Of a process that is not there nothing is known."""
     assert process.state(2**22 + 1) is None
     assert identity._start_ticks(2**22 + 1) == ""
+
+
+def test_killed() -> None:
+    """A process that was killed is exiting, though it is still there for its parent; one that lives is not, nor is one that is not there."""
+    with called("a) R 1 (b") as pid:
+        assert not process.is_exiting(pid)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: process.state(pid) == "zombie", "its end")
+        assert process.is_exiting(pid)
+    assert not process.is_exiting(pid)

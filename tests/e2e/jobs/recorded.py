@@ -19,10 +19,8 @@ def dump(folder: Path, rank: int) -> None:
 
 
 def wait_until_noted() -> None:
-    """The recorder notes the end of an operation a moment after its caller has it."""
-    for _ in range(1000):
-        if json.loads(c10d._dump_fr_trace_json())["entries"][-1]["retired"]:  # type: ignore[attr-defined]
-            return
+    """The recorder notes the end of an operation a moment after its caller has it, in each group by itself."""
+    while not all(entry["retired"] for entry in json.loads(c10d._dump_fr_trace_json())["entries"]):  # type: ignore[attr-defined]
         time.sleep(0.01)
 
 
