@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds faults
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -54,6 +54,9 @@ PACKAGES := tests/frameworks/requirements.txt tests/frameworks/torchrec.txt
 frameworks: .stamps/frameworks  ## run jobs of Lightning, transformers, DeepSpeed, Ray and others under the probe
 	$(call install,$(FRAMEWORKS),.)
 	$(FRAMEWORKS)/bin/python -m pytest -m frameworks tests/frameworks
+
+faults: sync  ## run small jobs with one fault each, and print what is concluded of them (WORDS="fsdp late": only these)
+	$(BIN)/python -m tests.faults.run $(WORDS)
 
 TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 torch-builds: sync  ## build the native hook with the headers of many versions of torch (downloads 9 GB)

@@ -24,17 +24,19 @@ WINDOW_NS = 30_000_000_000
 #: parts. A job that began later is judged from its first collective on, after a time that no start takes.
 _SPANS_NS, _LEAST, _PARTS, _LEAST_PARTS = (10_000_000_000, 30_000_000_000, 120_000_000_000), 20, 10, 8
 _LEAST_SPAN_NS = 3_000_000_000
+#: Who is named was to be named so long ago as well.
+_STANDING_NS = 2_000_000_000
 #: More collectives than this are not kept.
 MOST = 4096
 #: A straggler costs the others so much of the time.
 COSTS = 0.05
-#: How alike the parts are: the cosine between what each lost to the straggler, less what it lost to others, and ten equal parts. Work that is
-#: uneven by chance on two ranks comes as far in one of ten thousand windows; a rank that is late from now on, after eight parts.
-_ALIKE = 0.9
+#: How alike the parts are: the cosine between what each lost to the straggler, less what it lost to the next rank, and as many equal parts. A rank
+#: that is late from now on comes as far after seven of ten parts. And how far it leads, in what was lost.
+_ALIKE, _LEAD = 0.8, 0.4
 #: What lost this many times as much as is usual is left out: there is a checkpoint in it, say.
 _ODD = 3
-#: A culprit has cost so much of what was lost. Two ranks of four or more may be at fault together: both so much, and each, in nearly each part, that.
-_ALONE, _TWO, _EACH_OF_TWO, _LEAST_SIZE_FOR_TWO = 0.7, 0.8, 0.25, 4
+#: Two ranks may be at fault together in a group of so many.
+_LEAST_SIZE_FOR_TWO = 4
 #: By less than this, or than the transfer itself takes, nobody is called late.
 LEAST_LATE_NS = 1_000_000
 #: A joined collective: its end, how late the last rank was, what the transfer took (all in ns), and which rank that was. Packed it takes a
@@ -86,13 +88,11 @@ class LateWindow:
         if self._sum_ns < COSTS * min(_SPANS_NS[0], abs(_end_ns(joined[-1]) - _end_ns(joined[0]))):
             return []
         window = [each for each in map(_JOINED.unpack, joined) if each[0] > now_ns - _SPANS_NS[-1]]
-        for span_ns in _SPANS_NS:
-            latest = [each for each in window if each[0] > now_ns - span_ns]
-            parts = _cut(latest)
-            enough = len(latest) >= _LEAST or span_ns == _SPANS_NS[-1]
-            if enough and len(parts) >= _LEAST_PARTS:
-                return _stragglers(latest, parts, self._size)
-        return []
+        found = _stragglers(window, now_ns, self._size)
+        if found:
+            before = {late.rank for late in _stragglers(window, now_ns - _STANDING_NS, self._size)}
+            found = [late for late in found if late.rank in before]
+        return found
 
     def _drop(self) -> None:
         _, lateness_ns, _, _ = _JOINED.unpack(self._joined.popleft())
@@ -100,35 +100,46 @@ class LateWindow:
 
 
 def _cut(window: Sequence[tuple[int, int, int, int]]) -> list[Counter[int]]:
-    """What each rank has cost the others, by part of the time; parts without a collective are left out."""
+    """What each rank has cost the others a collective, in ns, by part of the time; parts without a collective are left out."""
     ends = [end for end, *_ in window]
     first, span = min(ends, default=0), max(ends, default=0) - min(ends, default=0)
     if span < _LEAST_SPAN_NS:
         return []
     parts: dict[int, Counter[int]] = {}
+    number = Counter[int]()
     for end, lateness, transfer, rank in window:
-        costs = parts.setdefault(min(_PARTS - 1, _PARTS * (end - first) // span), Counter())
+        at = min(_PARTS - 1, _PARTS * (end - first) // span)
+        costs = parts.setdefault(at, Counter())
+        number[at] += 1
         if _is_late(lateness, transfer):
             costs[rank] += lateness
-    return list(parts.values())
+    # Of long steps one part has two and the next three.
+    return [Counter({rank: cost // number[at] for rank, cost in costs.items()}) for at, costs in parts.items()]
 
 
 def _is_late(lateness_ns: int, transfer_ns: int) -> bool:
     return lateness_ns >= max(LEAST_LATE_NS, transfer_ns)
 
 
-def _stragglers(window: Sequence[tuple[int, int, int, int]], parts: Sequence[Counter[int]], size: int) -> list[Late]:
-    """Who is at fault in a window of collectives (end, lateness, transfer, rank), which has been cut into parts."""
+def _stragglers(window: Sequence[tuple[int, int, int, int]], now_ns: int, size: int) -> list[Late]:
+    """Who is at fault, by rank, in the collectives (end, lateness, transfer, rank) up to a time."""
+    for span_ns in _SPANS_NS:
+        latest = [each for each in window if now_ns - span_ns < each[0] <= now_ns]
+        parts = _cut(latest)
+        if len(parts) >= _LEAST_PARTS and (len(latest) >= _LEAST or span_ns == _SPANS_NS[-1]):
+            return [late for rank in sorted(_culprits(parts, size)) if (late := _late(latest, rank)) is not None]
+    return []
+
+
+def _late(window: Sequence[tuple[int, int, int, int]], rank: int) -> Late | None:
+    """What a culprit has cost; ``None``: not enough."""
     ends = [end for end, *_ in window]
     span = max(ends) - min(ends)
-    found = []
-    for rank in sorted(_culprits(parts, size)):
-        late = [lateness for _, lateness, transfer, who in window if who == rank and _is_late(lateness, transfer)]
-        if sum(late) >= COSTS * span:
-            usual = _usual(late)
-            late_in = sum(2 * each >= usual for each in late)
-            found.append(Late(rank, len(window), late_in, usual, sum(late), span))
-    return found
+    late = [lateness for _, lateness, transfer, who in window if who == rank and _is_late(lateness, transfer)]
+    if sum(late) < COSTS * span:
+        return None
+    usual = _usual(late)
+    return Late(rank, len(window), sum(2 * each >= usual for each in late), usual, sum(late), span)
 
 
 def _culprits(parts: Sequence[Counter[int]], size: int) -> list[int]:
@@ -139,24 +150,20 @@ def _culprits(parts: Sequence[Counter[int]], size: int) -> list[int]:
         return []
     cost = sum(kept, Counter[int]())
     leading = sorted(cost, key=lambda rank: -cost[rank])[:2]
-    if _alike(kept, leading[:1], usual, _ALONE):
+    if _alike(kept, leading[:1], usual):
         return leading[:1]
-    both = len(leading) == 2 and size >= _LEAST_SIZE_FOR_TWO and all(_often(kept, rank) for rank in leading)
-    return leading if both and _alike(kept, leading, usual, _TWO) else []
+    return leading if len(leading) == 2 and size >= _LEAST_SIZE_FOR_TWO and _alike(kept, leading, usual) else []
 
 
-def _often(parts: Sequence[Counter[int]], rank: int) -> bool:
-    """Whether a rank has its share in what nearly each part lost."""
-    return sum(costs[rank] >= _EACH_OF_TWO * costs.total() for costs in parts) >= _ALIKE * len(parts)
-
-
-def _alike(parts: Sequence[Counter[int]], ranks: Collection[int], usual: float, least: float) -> bool:
-    """Whether nearly each part lost as much to these ranks, and in all they cost at least that share of what was lost."""
-    costs = [(sum(costs[rank] for rank in ranks), costs.total()) for costs in parts]
-    if sum(of_them for of_them, _ in costs) < least * sum(total for _, total in costs):
-        return False
-    lead = [max(-usual, min(usual, 2 * of_them - total)) for of_them, total in costs]
-    return sum(lead) >= _ALIKE * sqrt(len(lead) * sum(each * each for each in lead))
+def _alike(parts: Sequence[Counter[int]], culprits: Collection[int], usual: float) -> bool:
+    """Whether each of these ranks has cost nearly each part much more than any other has."""
+    lead = []
+    for costs in parts:
+        others = max((cost for rank, cost in costs.items() if rank not in culprits), default=0)
+        lead.append(max(-usual, min(usual, min(costs[rank] for rank in culprits) - others)))
+    length = sqrt(len(lead) * sum(each * each for each in lead))
+    much = len(culprits) * sum(lead) >= _LEAD * sum(costs.total() for costs in parts)
+    return much and sum(lead) >= _ALIKE * length > 0
 
 
 def _usual(late: list[int]) -> int:

@@ -1,0 +1,217 @@
+"""A small real job with one fault. Arguments: the shape of the job, the fault, the ranks at fault, and when it begins.
+
+Prints the Unix time at which the fault begins, on the first rank at fault.
+"""
+
+import argparse
+import ctypes
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+#: Longer than anybody looks.
+FOREVER_S = 600
+#: What a step computes without a fault, and by how much a rank at fault is late.
+WORK_S, LATE_S = 0.03, 0.06
+
+
+def network(layers: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(160, 160) for _ in range(layers)))
+
+
+# -- shapes: each returns what one step does after its computation ---------------------------------
+
+
+def ddp(layers: int) -> Callable[[], None]:
+    """Gradients in as many buckets as there are layers."""
+    model = nn.parallel.DistributedDataParallel(network(layers), bucket_cap_mb=0.1)
+    return trained(model)
+
+
+def fsdp() -> Callable[[], None]:
+    """Each layer gathered by itself, twice a step."""
+    model = network(6)
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return trained(model)
+
+
+def trained(model: nn.Module) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        model(torch.ones(8, 160)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def grid() -> Callable[[], None]:
+    """Two by two: tensor parallel pairs (0, 1) and (2, 3), data parallel pairs (0, 2) and (1, 3)."""
+    rank = dist.get_rank()
+    tensor = [dist.new_group(pair, group_desc="tp") for pair in ([0, 1], [2, 3])][rank // 2]
+    data = [dist.new_group(pair, group_desc="dp") for pair in ([0, 2], [1, 3])][rank % 2]
+
+    def step() -> None:
+        for _ in range(4):
+            dist.all_reduce(torch.ones(20_000), group=tensor)
+            time.sleep(0.002)
+        dist.all_reduce(torch.ones(100_000), group=data)
+        marked()
+
+    return step
+
+
+def plain() -> Callable[[], None]:
+    """One all_reduce a step, and a barrier of metrics."""
+
+    def step() -> None:
+        dist.all_reduce(torch.ones(50_000))
+        dist.all_reduce(torch.ones(1))
+        marked()
+
+    return step
+
+
+def marked() -> None:
+    import commwatch
+
+    commwatch.step()
+
+
+SHAPES: dict[str, Callable[[], Callable[[], None]]] = {
+    "plain": plain,
+    "ddp1": lambda: ddp(1),
+    "ddp4": lambda: ddp(4),
+    "ddp8": lambda: ddp(8),
+    "fsdp": fsdp,
+    "grid": grid,
+}
+
+# -- faults: each is called in every step of a rank at fault, from its begin on ---------------------
+
+
+def late(step: int) -> None:
+    time.sleep(LATE_S)
+
+
+def late_now_and_then(step: int) -> None:
+    if step % 2:
+        time.sleep(2 * LATE_S)
+
+
+def very_late(step: int) -> None:
+    time.sleep(1.5)
+
+
+def in_turn(step: int) -> None:
+    if step % dist.get_world_size() == dist.get_rank():
+        time.sleep(LATE_S)
+
+
+def all_slow(step: int) -> None:
+    time.sleep(LATE_S)
+
+
+def uneven(step: int) -> None:
+    time.sleep(2 * LATE_S * random.random())
+
+
+def checkpoint(step: int) -> None:
+    if step % 60 == 0:
+        time.sleep(1.0)
+
+
+def evaluation(step: int) -> None:
+    if step % 60 == 0:
+        time.sleep(2.0)
+
+
+def stop(step: int) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def die(step: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold_gil(step: int) -> None:
+    ctypes.PyDLL(None).sleep(FOREVER_S)
+
+
+def asleep(step: int) -> None:
+    time.sleep(FOREVER_S)
+
+
+def spin(step: int) -> None:
+    while True:
+        pass
+
+
+def other_operation(step: int) -> None:
+    dist.broadcast(torch.ones(5), src=dist.get_rank())
+
+
+def other_size(step: int) -> None:
+    dist.all_reduce(torch.ones(10))
+
+
+def nothing(step: int) -> None:
+    pass
+
+
+def compiles(step: int) -> None:
+    if step == 0:
+        time.sleep(6)
+
+
+FAULTS = {
+    fault.__name__: fault
+    for fault in (
+        *(late, late_now_and_then, very_late, in_turn, all_slow, uneven, checkpoint, evaluation, compiles, nothing),
+        *(stop, die, hold_gil, asleep, spin, other_operation, other_size),
+    )
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("fault", choices=FAULTS)
+    parser.add_argument("ranks", help="at fault, with commas between them")
+    parser.add_argument("--after", type=float, default=8.0, help="seconds of steps before the fault")
+    parser.add_argument("--work", type=float, default=WORK_S, help="seconds that a step computes")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    random.seed(rank)
+    at_fault = [int(each) for each in arguments.ranks.split(",")]
+    step, fault = SHAPES[arguments.shape](), FAULTS[arguments.fault]
+    began, faulty = time.monotonic(), 0
+    while True:
+        time.sleep(arguments.work)
+        if rank in at_fault and time.monotonic() - began >= arguments.after:
+            if not faulty and rank == at_fault[0]:
+                print(time.time(), flush=True)
+            fault(faulty)
+            faulty += 1
+        try:
+            step()
+        except RuntimeError as error:  # a rank is gone: stay, as a job does until its launcher ends it
+            print(error, file=sys.stderr)
+            time.sleep(FOREVER_S)
+
+
+if __name__ == "__main__":
+    main()

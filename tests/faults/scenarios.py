@@ -1,0 +1,66 @@
+"""The fault matrix: small real jobs with one fault each, and what must be concluded of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job with a fault."""
+
+    shape: str
+    fault: str
+    #: The ranks at fault.
+    ranks: tuple[int, ...]
+    #: Verdicts that are right; empty: none is.
+    kinds: frozenset[str] = frozenset()
+    size: int = 4
+    #: The verdict must be there so many seconds after the fault.
+    within_s: float = 20.0
+    #: More arguments of the job.
+    options: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """How the table calls it."""
+        ranks = ",".join(map(str, self.ranks))
+        return " ".join((f"{self.shape}x{self.size}", self.fault, ranks, *self.options))
+
+
+_LATE = frozenset({"straggler"})
+#: A rank that hangs and lives is stalled at first.
+_HANGS = frozenset({"hang", "stalled"})
+_QUARREL = frozenset({"desync"})
+
+STRAGGLERS = [
+    *(Scenario(shape, "late", (2,), _LATE) for shape in ("plain", "ddp1", "ddp4", "ddp8", "fsdp", "grid")),
+    *(Scenario(shape, "late", (1,), _LATE, size=2) for shape in ("plain", "ddp4", "fsdp")),
+    *(Scenario(shape, "late", (0,), _LATE, size=3) for shape in ("ddp8", "fsdp")),
+    *(Scenario(shape, "late_now_and_then", (3,), _LATE) for shape in ("ddp4", "fsdp")),
+    *(Scenario(shape, "very_late", (1,), _LATE) for shape in ("plain", "ddp4", "grid")),
+    *(Scenario(shape, "late", (1, 3), _LATE) for shape in ("ddp1", "ddp8")),
+    Scenario("ddp4", "late", (2,), _LATE, options=("--after", "0")),
+    Scenario("ddp4", "late", (2,), _LATE, options=("--work", "0.3", "--after", "12")),
+]
+HANGS = [
+    *(Scenario(shape, "stop", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4", "grid")),
+    *(Scenario(shape, "die", (2,), _HANGS, within_s=12) for shape in ("plain", "ddp4", "fsdp")),
+    *(Scenario(shape, "hold_gil", (1,), _HANGS, within_s=12) for shape in ("plain", "fsdp")),
+    *(Scenario(shape, "asleep", (0,), _HANGS, within_s=12) for shape in ("plain", "ddp8", "grid")),
+    Scenario("plain", "spin", (3,), _HANGS, within_s=12),
+    Scenario("plain", "other_operation", (1,), _QUARREL, within_s=12),
+    Scenario("plain", "other_size", (1,), _QUARREL, within_s=12),
+]
+HEALTHY = [
+    *(Scenario(shape, "nothing", (0,)) for shape in ("plain", "ddp1", "ddp8", "fsdp", "grid")),
+    *(Scenario(shape, "checkpoint", (0,)) for shape in ("ddp4", "fsdp")),
+    *(Scenario(shape, "in_turn", (0, 1, 2, 3)) for shape in ("ddp4", "grid")),
+    Scenario("ddp4", "all_slow", (0, 1, 2, 3)),
+    *(Scenario("ddp4", "uneven", tuple(range(size)), size=size) for size in (2, 3, 4)),
+    Scenario("ddp4", "evaluation", (0, 1, 2, 3)),
+    Scenario("ddp4", "compiles", (0,), options=("--after", "0")),
+    Scenario("ddp1", "nothing", (0,), options=("--work", "0.001")),
+    Scenario("ddp1", "nothing", (0,), options=("--work", "1.0")),
+]
+SCENARIOS = [*STRAGGLERS, *HANGS, *HEALTHY]
