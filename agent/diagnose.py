@@ -178,13 +178,13 @@ def conclude(seen: Seen) -> list[Verdict]:
     found = verdicts(seen.ranks, seen.groups)
     groups = _merged(seen.groups)
     late = [(groups.get((job, group_id)), window.late(0)) for job, group_id, window in put_together(seen.parts)]
-    across = [lateness(who, group) for group, culprits in late if group is not None for who in culprits]
+    across = [lateness(who, group) for group, who in late if who is not None and group is not None]
     known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
     told: dict[tuple[object, ...], Verdict] = {}
     for verdict in (*seen.told, *across):  # once, though an agent was asked by two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
         if at not in known:
-            told.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
+            told.setdefault((*at, verdict.group, verdict.seq), verdict)
     return found + list(told.values())
 
 

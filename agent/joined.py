@@ -64,10 +64,10 @@ class RankParts:
 
 
 def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
-    """Job, ``group_id`` and straggler, for each straggler; only of groups whose ranks are all on this node."""
+    """Job, ``group_id`` and the straggler of each group that has one; only of groups whose ranks are all on this node."""
     alive = [job for job in jobs if any(book.alive for book in job.books.values())]
-    joins = [(job.id, group_id, join.window) for job in alive for group_id, join in job.joins.items()]
-    return [(job_id, group_id, late) for job_id, group_id, window in joins for late in window.late(now_ns)]
+    found = [(job.id, group_id, join.window.late(now_ns)) for job in alive for group_id, join in job.joins.items()]
+    return [(job_id, group_id, late) for job_id, group_id, late in found if late is not None]
 
 
 def disagreements(jobs: Iterable[Job], now_ns: int) -> Iterator[Disagreement]:
@@ -144,7 +144,7 @@ def _join(ranks: list[RankParts]) -> LateWindow:
             own = NOT_KNOWN_NS if own_s is None else _ns(own_s)
             part = Part(column.rank, ev.OP_CODE.get(op, 0), 0, -_ns(age_s), _ns(duration_s), None, own_ns=own)
             collectives.setdefault(seq, []).append(part)
-    window = LateWindow(len(ranks))
+    window = LateWindow()
     for collective in collectives.values():
         ops = {part.op for part in collective}
         if len(collective) == len(ranks) and len(ops) == 1 and ops <= _SYMMETRIC:

@@ -90,7 +90,7 @@ class GroupJoin:
         #: The latest ones whose ranks were in different operations, or passed different data; numbers, and their parts.
         self.odd: deque[tuple[int, list[Part]]] = deque(maxlen=_MOST_ODD)
         #: Who was late in those that came together.
-        self.window = LateWindow(size)
+        self.window = LateWindow()
 
     def waiting(self) -> Iterator[tuple[int, list[Part]]]:
         """The collectives that are not complete and may never be here, the latest begun first: number and parts."""

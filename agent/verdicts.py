@@ -164,7 +164,7 @@ def lateness(late: Late, group: GroupView) -> Verdict:
     share, window_s = late.cost_ns / late.window_ns, late.window_ns / 1e9
     window = f"{window_s:.{0 if window_s >= 10 else 1}f} s"
     says = (
-        f"straggler: rank {late.rank} is late by {late.lateness_ns / 1e6:.1f} ms in {late.late_in} of "
+        f"straggler: rank {late.rank} is late by {late.lateness_ns / 1e6:.1f} ms (median) in {late.late_in} of "
         f"{late.collectives} collectives of group {group.group} in {window}; the others waited "
         f"{late.cost_ns / 1e9:.2f} s for it, {share:.0%} of the time"
     )

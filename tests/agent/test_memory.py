@@ -48,7 +48,7 @@ def test_late_window() -> None:
     """Who was late in the latest collectives takes 100 bytes a collective at most: a busy node keeps 4,096 for each of its groups."""
 
     def window() -> LateWindow:
-        made = LateWindow(8)
+        made = LateWindow()
         for n in range(2 * MOST):
             made.add(EPOCH_NS + n * MS, n % 8, MS + n, 50_000 + n)
         return made

@@ -264,12 +264,12 @@ def test_ended_disagreement() -> None:
 # -- stragglers
 
 
-NOW = 99 * 100_000_000
+NOW = 100 * 100_000_000
 
 
 def window(*late: tuple[int, int], transfer_ns: int = 1_000_000, every_ns: int = 100_000_000) -> LateWindow:
     """Collectives one after another: who was late, and by how much."""
-    made = LateWindow(4)
+    made = LateWindow()
     for number, (who, by_ns) in enumerate(late):
         made.add(number * every_ns, who, by_ns, transfer_ns)
     return made
@@ -280,12 +280,13 @@ MS = 1_000_000
 
 def test_straggler() -> None:
     """The rank that is late most of the time, by how much, and what it costs."""
-    (late,) = window(*[(2, 50 * MS)] * 90, *[(0, MS)] * 10).late(NOW)
+    late = window(*[(2, 50 * MS)] * 90, *[(0, MS)] * 10).late(NOW)
+    assert late is not None
     assert (late.rank, late.collectives, late.late_in, late.lateness_ns) == (2, 100, 90, 50 * MS)
     assert late.cost_ns == 90 * 50 * MS
     verdict = lateness(late, WORLD)
     assert (verdict.kind, verdict.ranks, verdict.waiting) == ("straggler", [2], [0, 1, 3])
-    assert "rank 2 is late by 50.0 ms in 90 of 100 collectives" in verdict.says
+    assert "rank 2 is late by 50.0 ms (median) in 90 of 100 collectives" in verdict.says
     assert "45%" in verdict.says
 
 
@@ -293,91 +294,37 @@ def test_straggler() -> None:
     "made",
     [
         window(),
-        window(*[(2, 50 * MS)] * 29),
+        window(*[(2, 50 * MS)] * 4),
         window(*[(n % 3, 50 * MS) for n in range(99)]),
         window(*[(2, MS // 2)] * 99, transfer_ns=10),
         window(*[(2, 50 * MS)] * 99, transfer_ns=80 * MS),
         window(*[(2, 2 * MS)] * 99),
         window((2, 5000 * MS), *[(n % 3, MS) for n in range(99)]),
-        window(*[((2, 900 * MS) if n % 30 == 0 else (n % 4, MS)) for n in range(99)]),
-        window(*[(n % 4, (10 + 7 * n % 40) * MS) for n in range(99)]),
-        window(*[(n // 15 % 4, 50 * MS) for n in range(99)]),
-        window(*[(2, 50 * MS)] * 60, *[(0, MS)] * 40),
     ],
-    ids=[
-        "nothing",
-        "too short",
-        "everybody in turn",
-        "hardly",
-        "less than the transfer",
-        "costs little",
-        "once",
-        "a checkpoint every three seconds",
-        "uneven compute",
-        "a second and a half each",
-        "for six seconds",
-    ],
+    ids=["nothing", "too few", "everybody in turn", "hardly", "less than the transfer", "costs little", "once"],
 )
 def test_no_straggler(made: LateWindow) -> None:
     """Chance, small change and slow links are no straggler."""
-    assert made.late(NOW) == []
+    assert made.late(NOW) is None
 
 
 def test_straggler_beside_a_checkpoint() -> None:
     """One checkpoint of rank 0 does not hide rank 1, which is late most of the time."""
     made = window(*[(1, 20_000_000)] * 30, (0, 3_000_000_000), *[(1, 20_000_000)] * 30)
-    (found,) = made.late(61 * 100_000_000)
+    found = made.late(61 * 100_000_000)
+    assert found is not None
     assert (found.rank, found.late_in) == (1, 60)
-
-
-def test_straggler_among_buckets() -> None:
-    """Of eight buckets of a step only the first waits for the late rank, and the others end a little apart, as they do."""
-    step = [(2, 60 * MS), *[(n % 4, 3 * MS) for n in range(7)]]
-    (found,) = window(*step * 50, every_ns=25 * MS).late(399 * 25 * MS)
-    assert found.late_in == 50
-    assert (found.rank, found.lateness_ns, found.cost_ns) == (2, 60 * MS, 50 * 66 * MS)
-
-
-def test_two_stragglers() -> None:
-    """Two of four ranks that are the last in turn are both named; of three ranks nobody knows."""
-    turns = [(0, 50 * MS), (3, 60 * MS), (1, 2 * MS)] * 33
-    assert [late.rank for late in window(*turns).late(NOW)] == [0, 3]
-    three = LateWindow(3)
-    for number, (who, by_ns) in enumerate(turns):
-        three.add(number * 100 * MS, who % 3 if who else 2, by_ns, MS)
-    assert three.late(NOW) == []
-
-
-def test_straggler_of_long_steps() -> None:
-    """Where a step takes seconds the last two minutes are judged."""
-    (found,) = window(*[(1, 2_000 * MS)] * 12, every_ns=8_000 * MS).late(12 * 8_000 * MS)
-    assert (found.rank, found.late_in) == (1, 12)
-
-
-def test_straggler_from_now_on() -> None:
-    """A rank that begins to be late is named after eight or nine seconds, and no more soon after it is not."""
-    made = window(*[(0, MS)] * 600, *[(2, 50 * MS)] * 300, *[(0, MS)] * 300)
-    named = LateWindow(4)
-    at = []
-    for joined in range(1200):
-        who, by_ns = (2, 50 * MS) if 600 <= joined < 900 else (0, MS)
-        named.add(joined * 100 * MS, who, by_ns, MS)
-        if named.late(joined * 100 * MS):
-            at.append(joined)
-    assert made.late(1200 * 100 * MS) == []
-    assert at == list(range(at[0], at[-1] + 1))
-    assert 600 + 70 <= at[0] <= 600 + 100
-    assert 900 <= at[-1] <= 900 + 40
 
 
 def test_straggler_of_the_past() -> None:
     """When nothing has come together for 30 s there is no straggler any more."""
     made = window(*[(2, 50 * MS)] * 100)
-    assert [late.rank for late in made.late(NOW)] == [2]
-    assert made.late(NOW + 31_000 * MS) == []
+    assert made.late(NOW) is not None
+    assert made.late(NOW + 31_000 * MS) is None
 
 
 def test_window_moves() -> None:
-    """What was more than 10 s ago does not count: another rank that is late now is the straggler."""
-    (late,) = window(*[(2, 50 * MS)] * 400, *[(0, 50 * MS)] * 110).late(509 * 100 * MS)
-    assert (late.rank, late.late_in) == (0, 100)
+    """What was more than 30 s ago does not count: another rank that is late now is the straggler."""
+    late = window(*[(2, 50 * MS)] * 400, *[(0, 50 * MS)] * 310).late(709 * 100 * MS)
+    assert late is not None
+    assert (late.rank, late.late_in) == (0, 300)
