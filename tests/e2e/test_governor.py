@@ -109,9 +109,9 @@ def test_full_machine(tmp_path: Path) -> None:
         def ranks() -> list[RankRecords]:
             return [rank for place in places for rank in read_rings(place)]
 
-        enough = "150 operations of each rank"
+        enough = "100 operations of each rank"
         wait_for(
-            lambda: len(ranks()) == 4 and all(len(rank.operations) > 150 for rank in ranks()), enough, 2 * PATIENCE_S
+            lambda: len(ranks()) == 4 and all(len(rank.operations) > 100 for rank in ranks()), enough, 2 * PATIENCE_S
         )
         for place, process in zip(places, (one, two), strict=True):
             (place / "stop").touch()
