@@ -28,7 +28,7 @@ _MOST_BYTES = 2 * CHUNK_RECORDS * RECORD_SIZE
 
 
 class Damaged:
-    """The pieces of the history that proved to be damaged: each is counted and said once, whoever comes upon it. For any thread."""
+    """Counts the damaged pieces of the history and logs each once, whichever thread finds it."""
 
     def __init__(self) -> None:
         self._known: set[Piece] = set()
@@ -53,7 +53,7 @@ class Damaged:
         self.note(("file", zlib.crc32(why.encode())), f"{path}: {why}")
 
     def note(self, piece: Piece, says: str) -> None:
-        """Take note of a piece, and say it, if it is a new one; of many of a kind the first are said."""
+        """Count a piece that is new, and log it unless ten of its kind are in the log already."""
         with self._lock:
             if piece in self._known:
                 return

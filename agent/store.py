@@ -76,7 +76,7 @@ class Rollup(NamedTuple):
 
 
 def begin(path: Path, damaged: Damaged) -> Writer:
-    """The writer of an agent that starts. A damaged history is set aside, whole, and a new one begun; the log says so.
+    """Return the writer of an agent that starts. Renames a damaged history, starts a new one, and logs both names.
 
     Raises:
         StoreError: as ``connect``; of what is damaged, where it cannot be set aside.

@@ -71,7 +71,7 @@ def test_set_aside_at_the_start(tmp_path: Path) -> None:
 
 
 def test_found_while_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that is damaged under a running agent: the agent says so, goes on, and the next one sets it aside and reads the ring again."""
+    """A file that is damaged under a running agent: the agent reports it and keeps running; the next agent renames the file and reads the ring again."""
     with Trainer(tmp_path / "rings" / "a.ring") as rank:
         rank.call("name", [(group_entry(),)])
         watch = Watch(tmp_path)

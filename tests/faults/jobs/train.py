@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+import commwatch
+
 #: Longer than anybody looks.
 FOREVER_S = 600
 #: What a step computes without a fault, and by how much a rank at fault is late.
@@ -67,7 +69,7 @@ def grid() -> Callable[[], None]:
             dist.all_reduce(torch.ones(20_000), group=tensor)
             time.sleep(0.002)
         dist.all_reduce(torch.ones(100_000), group=data)
-        marked()
+        commwatch.step()
 
     return step
 
@@ -78,15 +80,9 @@ def plain() -> Callable[[], None]:
     def step() -> None:
         dist.all_reduce(torch.ones(50_000))
         dist.all_reduce(torch.ones(1))
-        marked()
+        commwatch.step()
 
     return step
-
-
-def marked() -> None:
-    import commwatch
-
-    commwatch.step()
 
 
 SHAPES: dict[str, Callable[[], Callable[[], None]]] = {
