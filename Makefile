@@ -38,8 +38,10 @@ demo: sync  ## train a small transformer on two ranks, watch it, and report
 parts:  ## install Prometheus, Chromium and the network tools that the tests use (as root, on Debian)
 	@sh tests/parts.sh
 
+# Jobs of several ranks have more of the processors to themselves: some are watched by the clock.
 test: sync parts  ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --ignore tests/e2e
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/e2e
 
 # The frameworks' own packages, in an environment of their own: several gigabytes, and half an hour on an idle machine.
 FRAMEWORKS := .venv-frameworks

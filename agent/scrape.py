@@ -13,7 +13,7 @@ from commwatch.aside import Aside
 
 #: A page holds for so many times as long as a processor worked on it, and for no more than so many seconds: a page that costs much takes
 #: at most an eleventh of a core (where it takes more than 50 ms: at most so many ms of each half second), and one that costs little is always fresh.
-_HOLDS, _MOST_S = 10, 0.5
+_HOLDS, MOST_S = 10, 0.5
 #: Seconds that who asks waits for the page.
 _PATIENCE_S = 10.0
 #: The forms that there are: what a client says that wants it.
@@ -42,7 +42,7 @@ class _Form:
     def _render(self) -> None:
         began_s = time.thread_time()
         self._text = self._encode(self._registry)
-        self._until_s = self._clock() + min(_MOST_S, _HOLDS * (time.thread_time() - began_s))
+        self._until_s = self._clock() + min(MOST_S, _HOLDS * (time.thread_time() - began_s))
 
 
 class Scrape:

@@ -40,6 +40,8 @@ SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"
 
 #: Group and dtype ids of what could not be interned.
 NO_GROUP = 0xFFFF
+#: Tags of sends to, or receives from, one peer that are numbered at a time.
+TAGS = 256
 NO_DTYPE = 0
 
 ASYNC = 1  # the caller asked for a handle

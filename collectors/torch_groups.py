@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
+from commwatch.collectors import events as ev
 from commwatch.collectors.handlers import raised_by_handler
 
 
@@ -32,7 +33,7 @@ def label(name: str, description: str) -> str:
 class Group:
     """One process group of this rank, and what is counted per group."""
 
-    __slots__ = ("aligned", "id", "last_end", "ranks", "ref", "seqs", "size", "skipped", "small_id")
+    __slots__ = ("_tags", "aligned", "id", "last_end", "ranks", "ref", "seqs", "size", "skipped", "small_id")
 
     def __init__(
         self, ref: Callable[[], Any], size: int, ranks: tuple[int, ...] | None, group_id: str, aligned: bool
@@ -44,13 +45,23 @@ class Group:
         self.aligned = aligned
         #: Number in the ring's records: groups in the order of their first operation.
         self.small_id = 0
-        #: Numbers of the operations to come: of the collectives (``None``), and by operation, peer and tag. They are taken by
-        #: a loop that breaks, not by a call: when a call returns, a signal handler may raise, and the number would be lost.
+        #: Numbers of the operations to come: of the collectives (``None``), and by operation, peer and tag modulo ``TAGS``. They are taken
+        #: by a loop that breaks, not by a call: when a call returns, a signal handler may raise, and the number would be lost.
         self.seqs: defaultdict[tuple[str, int, int] | None, Iterator[int]] = defaultdict(count)
+        #: The tags that are numbered.
+        self._tags: dict[tuple[str, int, int], int] = {}
         #: End of the latest operation of each queue: the group's collectives, and each (op, peer).
         self.last_end: dict[Any, int] = {}
         #: Queues whose latest operation was only counted: when the next one begins is not known.
         self.skipped: set[Any] = set()
+
+    def key_of_tag(self, op: str, peer: int, tag: int) -> tuple[str, int, int]:
+        """Key of an operation's number in ``seqs``. A tag begins at 0 if it takes the place of another."""
+        key = (op, peer, tag % ev.TAGS)
+        if self._tags.get(key, tag) != tag:
+            self.seqs.pop(key, None)
+        self._tags[key] = tag
+        return key
 
     def global_rank(self, group_rank: int) -> int:
         """Rank in the world of a member of this group; -1 where that is not known."""

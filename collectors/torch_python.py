@@ -266,7 +266,7 @@ class PythonProbe(Probe):
                 peer = group.global_rank(args[peer_at]) if peer_at is not None else -1
                 if is_p2p:
                     tag = args[tag_at] if tag_at is not None else 0
-                    queue, numbered = (name, peer), (name, peer, tag)
+                    queue, numbered = (name, peer), group.key_of_tag(name, peer, tag)
                 else:
                     queue, numbered, tag = None, None, 0
                 for seq in group.seqs[numbered]:  # noqa: B007 - Group.seqs says why

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from commwatch import tokens
+from commwatch import scrape, tokens
 from commwatch.aggregate import Aggregate
 from commwatch.alerting import Alerting, Plan
 from commwatch.alerts.book import Book
@@ -318,6 +318,7 @@ class RunningAgent:
         self.process, self.directory = process, directory
         self.url: str = ""
         self._fetch = fetch
+        self._page_until_s = 0.0
 
     def get(self, path: str) -> Any:
         """JSON of a path, or text where it is not JSON; raises ``HTTPError`` on an error answer."""
@@ -330,7 +331,9 @@ class RunningAgent:
         return tokens.read_own(self.directory / tokens.NAME, os.getuid())
 
     def samples(self) -> dict[str, float]:
-        """``/metrics`` as ``name{labels}`` to value."""
+        """``/metrics`` as ``name{labels}`` to value, no older than this call: the agent may give the same page for half a second."""
+        time.sleep(max(0.0, self._page_until_s - time.monotonic()))
+        self._page_until_s = time.monotonic() + scrape.MOST_S
         lines = (line for line in self.get("/metrics").splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 

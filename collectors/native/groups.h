@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -77,10 +78,28 @@ struct PeerKey {
   bool operator==(const PeerKey& other) const { return op == other.op && peer == other.peer; }
 };
 
-struct TagKey {
-  PeerKey peer;
-  int32_t tag;
-  bool operator==(const TagKey& other) const { return peer == other.peer && tag == other.tag; }
+// Numbers sends to, or receives from, one peer by tag. A tag takes the place of an earlier one that is equal to it modulo kTags and begins at 0:
+// memory and time are bounded for programs that take a new tag each time, and both sides forget alike.
+class TagNumbers {
+ public:
+  uint32_t next(int32_t tag) {
+    const uint64_t key = static_cast<uint32_t>(tag);
+    std::atomic<uint64_t>& place = places_[key % format::kTags];
+    uint64_t seen = place.load(std::memory_order_relaxed);
+    uint32_t number;
+    do {
+      number = seen >> 32 == key ? static_cast<uint32_t>(seen) : 0;
+    } while (!place.compare_exchange_weak(seen, key << 32 | (number + 1), std::memory_order_relaxed));
+    return number;
+  }
+
+ private:
+  // Each the tag and the number of its next operation. A place that nothing was put in holds tag 0 with number 0.
+  std::array<std::atomic<uint64_t>, format::kTags> places_{};
+};
+
+struct Peer : Queue {
+  TagNumbers numbers;
 };
 
 // What is counted together: operations of one kind and size class, S <= 2**size_log2 (-1: without a size).
@@ -148,8 +167,7 @@ struct Group {
   // Its backend has been asked to time operations on devices.
   std::atomic<bool> times_asked{false};
   Queue collectives;
-  Few<PeerKey, Queue> peers;
-  Few<TagKey, std::atomic<uint32_t>> tags;
+  Few<PeerKey, Peer> peers;
   Few<CountKey, Counted> counts;
   std::atomic<Group*> next{nullptr};
 };

@@ -406,9 +406,9 @@ struct Kernel : c10::OperatorKernel {
     Queue* queue = &group->collectives;
     if (op.p2p) {
       record.tag = op.tag_at >= 0 ? static_cast<int32_t>(args[op.tag_at].toInt()) : 0;
-      const PeerKey peer{record.op, record.peer};
-      queue = &group->peers[peer];
-      record.seq = group->tags[TagKey{peer, record.tag}].fetch_add(1);
+      Peer& peer = group->peers[PeerKey{record.op, record.peer}];
+      queue = &peer;
+      record.seq = peer.numbers.next(record.tag);
     } else {
       record.seq = group->next_seq.fetch_add(1);
     }

@@ -72,6 +72,7 @@ def format_header() -> str:
         "kModeSinceNs": ring.MODE_SINCE_NS,
         "kStepMark": events.STEP_MARK,
         "kNoGroup": events.NO_GROUP,
+        "kTags": events.TAGS,
         "kAsync": events.ASYNC,
         "kFailed": events.FAILED,
         "kNoSize": events.NO_SIZE,

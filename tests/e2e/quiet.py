@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from tests.e2e import prefork
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, RunningAgent, clean_env, free_port
 
@@ -28,7 +28,7 @@ class QuietJob:
         }
         self._agent = running
         self._ranks = [
-            subprocess.Popen([sys.executable, str(JOBS / "healthy.py")], env=clean_env(**where, **watched, RANK=str(rank)), stdin=subprocess.PIPE)
+            subprocess.Popen(prefork.command(JOBS / "healthy.py"), env=clean_env(**where, **watched, RANK=str(rank)), stdin=subprocess.PIPE)
             for rank in range(RANKS)
         ]  # fmt: skip
         self.verdicts: list[Any] = []

@@ -19,6 +19,7 @@ import pytest
 
 from commwatch.alerts.catalogue import shipped
 from commwatch.alerts.model import FIRING, RESOLVED
+from tests.e2e import prefork
 from tests.e2e.hosts import Host
 from tests.e2e.test_shares import SIZE, TAKES_S
 from tests.e2e.test_verdicts import Job, Trouble
@@ -116,7 +117,7 @@ def job(hosts: list[Host], run: Path, rest_s: float) -> Iterator[None]:
     ranks = []
     try:
         for rank, host in enumerate(hosts):
-            command = [*host.there, sys.executable, str(JOBS / "ddp.py"), f"{rest_s:.4f}", str(SIZE)]
+            command = [*host.there, *prefork.command(JOBS / "ddp.py", f"{rest_s:.4f}", str(SIZE))]
             env = clean_env(**where, **watched, RANK=str(rank), GLOO_SOCKET_IFNAME=host.device)
             ranks.append(subprocess.Popen(command, env=env))
         yield

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from tests.e2e.torchjob import digest, read_rings, results, run_job
+from tests.e2e.torchjob import alone, digest, read_rings, results, run_job
 
 pytestmark = pytest.mark.usefixtures("hook")
 ANY_TIME = 2**62
@@ -176,3 +176,13 @@ def test_training_is_untouched(tmp_path: Path) -> None:
     assert watched == alone
     assert len(read_rings(tmp_path / "on")) == 2
     assert not (tmp_path / "off").exists()
+
+
+def test_tags(tmp_path: Path) -> None:
+    """Sends to a peer are numbered by tag, for as many tags as programs use; a tag for each send costs no memory and no time."""
+    done = alone(tmp_path, "tags.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    (rank,) = read_rings(tmp_path)
+    sends = [(record.tag, record.seq) for record in rank.of("send")]
+    assert sends[:7] == [(0, 0), (0, 1), (5, 0), (-1, 0), (5, 1), (256, 0), (0, 0)]
+    assert sends[7:] == [(tag, 0) for tag in range(1000, 6000)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.torchjob import UPSTREAM_FLAKE, read_rings, torchrun
+from tests.e2e.torchjob import UPSTREAM_FLAKE, preforked, read_rings
 from tests.helpers import PATIENCE_S, clean_env, needs, small_tmpfs
 
 #: What the user has of a run: exit code, output (by lines, for ranks mix), and files.
@@ -40,7 +40,7 @@ def trained(place: Path, trouble: str, run: Path, **env: str) -> tuple[Outcome, 
     own = place / "own"
     own.mkdir()
     slots = "16000000" if trouble == "little memory" else ""
-    command = torchrun("deprived.py", 2, trouble, str(own), str(run))
+    command = preforked("deprived.py", 2, trouble, str(own), str(run))
     job = clean_env(COMMWATCH_DIR=str(run), COMMWATCH_SLOTS=slots, **env)
     done = subprocess.run(
         command, env=job, capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False, cwd=place

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 
 from commwatch.collectors.governor import DEFAULT_BUDGET
-from tests.e2e.torchjob import JOBS, digest, read_rings, results, run_job, torchrun
+from tests.e2e import prefork
+from tests.e2e.torchjob import JOBS, digest, preforked, read_rings, results, run_job
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, free_port, needs, wait_for
 
 
@@ -20,7 +20,7 @@ def start_job(directory: Path, script: str, *arguments: str, **env: str) -> subp
     """A watched job in the background; its standard output is kept."""
     environment = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), **env)
     return subprocess.Popen(
-        torchrun(script, 2, *arguments), env=environment, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE
+        preforked(script, 2, *arguments), env=environment, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE
     )
 
 
@@ -94,11 +94,13 @@ def test_agent_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("both", [False, True])
 def test_trainer_killed(both: bool, tmp_path: Path) -> None:
     """What a killed rank had recorded is kept, also when the agent died with it; it is gone, not ended."""
-    job = start_job(tmp_path, "ops.py", "500", "--kill-rank", "1", "--kill-at", "50")
+    dies = tmp_path / "dies"
+    job = start_job(tmp_path, "ops.py", "500", "--kill-rank", "1", "--kill-at", "50", "--kill-after", str(dies))
     with agent(tmp_path) as running:
         if both:
             wait_for(lambda: len(list(tmp_path.glob("rings/*.ring"))) == 2, "the rings")
             running.kill()
+        dies.touch()
         job.communicate(timeout=2 * PATIENCE_S)
         assert job.returncode != 0
         if not both:
@@ -181,7 +183,7 @@ def test_elastic_restart(tmp_path: Path) -> None:
         port = str(free_port())
         ranks_of_life = [
             subprocess.Popen(
-                [sys.executable, str(JOBS / "ops.py"), "5"],
+                prefork.command(JOBS / "ops.py", "5"),
                 env=clean_env(
                     COMMWATCH="1", COMMWATCH_DIR=str(tmp_path), TORCHELASTIC_RUN_ID="elastic", TORCHELASTIC_RESTART_COUNT=life,
                     RANK=rank, WORLD_SIZE="2", LOCAL_RANK=rank, MASTER_ADDR="127.0.0.1", MASTER_PORT=port,

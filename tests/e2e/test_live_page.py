@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.e2e.test_verdicts import Job
-from tests.e2e.torchjob import torchrun
+from tests.e2e.torchjob import preforked
 from tests.helpers import PATIENCE_S, agent, clean_env
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def test_straggler_that_ends(chromium: Chromium, tmp_path: Path) -> None:
     with agent(run) as running, chromium.visit(running.url) as visit:
         expect(visit.page.get_by_role("heading", name="No job here yet")).to_be_visible()
         env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(run), COMMWATCH_JOB="busy")
-        job = subprocess.Popen(torchrun("busy.py", 2, str(enough)), env=env, stdout=subprocess.DEVNULL)
+        job = subprocess.Popen(preforked("busy.py", 2, str(enough)), env=env, stdout=subprocess.DEVNULL)
         try:
             patience = PATIENCE_S * 1000
             expect(visit.page.locator("#about")).to_contain_text("busy, running", timeout=patience)

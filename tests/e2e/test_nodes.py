@@ -16,6 +16,7 @@ import pytest
 
 from tests.alerts.promtool import exported
 from tests.alerts.test_rules import SECONDS
+from tests.e2e import prefork
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, wait_for
@@ -90,7 +91,7 @@ def nodes(hosts: list[Host], directory: Path, per_node: int, *arguments: int) ->
                 where = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29700", "GLOO_SOCKET_IFNAME": host.device}
                 who = {"RANK": str(rank), "WORLD_SIZE": str(per_node * len(hosts)), "PER_NODE": str(per_node)}
                 watched = {"COMMWATCH": "1", "COMMWATCH_DIR": str(directory / host.address), "COMMWATCH_JOB": "nodes"}
-                command = [*host.there, sys.executable, str(JOBS / "nodes.py"), *map(str, arguments)]
+                command = [*host.there, *prefork.command(JOBS / "nodes.py", *map(str, arguments))]
                 quiet = subprocess.DEVNULL
                 env = clean_env(**where, **who, **watched)
                 ranks.append(subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet))

@@ -6,13 +6,13 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.e2e import prefork
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, free_port, wait_for
 
@@ -49,7 +49,7 @@ class Job:
     def __init__(self, directory: Path, name: str, *arguments: object, ranks: int = RANKS) -> None:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         watched = {"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), "COMMWATCH_JOB": name, "COMMWATCH_HOOK": "python"}
-        command = [sys.executable, str(JOBS / "troubles.py"), *map(str, arguments)]
+        command = prefork.command(JOBS / "troubles.py", *map(str, arguments))
         self.name = name
         self.ranks = [
             subprocess.Popen(command, env=clean_env(**where, **watched, RANK=str(rank)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--kill-rank", type=int, default=-1)
     parser.add_argument("--kill-at", type=int, default=-1)
+    parser.add_argument("--kill-after", default="", help="not before this file exists")
     parser.add_argument("--raise", dest="raises", action="store_true", help="an exception instead of SIGKILL")
     parser.add_argument("--until", default="", help="go on until this file exists")
     arguments = parser.parse_args()
@@ -25,6 +26,8 @@ def main() -> None:
     while True:
         for _ in range(arguments.count):
             if (rank, done) == (arguments.kill_rank, arguments.kill_at):
+                while arguments.kill_after and not Path(arguments.kill_after).exists():
+                    time.sleep(0.01)
                 if arguments.raises:
                     raise LookupError("no data")
                 os.kill(os.getpid(), signal.SIGKILL)
