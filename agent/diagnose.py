@@ -177,7 +177,9 @@ def conclude(seen: Seen) -> list[Verdict]:
     """The verdicts on what all agents see."""
     found = verdicts(seen.ranks, seen.groups)
     groups = _merged(seen.groups)
-    late = [(groups.get((job, group_id)), window.late(0)) for job, group_id, window in put_together(seen.parts)]
+    late = [
+        (groups.get((job, group_id)), window.late(0, least_ns=0)) for job, group_id, window in put_together(seen.parts)
+    ]
     across = [lateness(who, group) for group, who in late if who is not None and group is not None]
     known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
     told: dict[tuple[object, ...], Verdict] = {}

@@ -14,6 +14,8 @@ from typing import NamedTuple
 WINDOW_NS = 30_000_000_000
 #: Fewer collectives than this say nothing; more than that are not kept.
 LEAST, MOST = 5, 4096
+#: What has been so for less than this may be chance: the start of a job, one checkpoint.
+LEAST_NS = 3_000_000_000
 #: A straggler is late in so much of a window's collectives, and costs the others so much of its time.
 LATE_IN, COSTS = 0.6, 0.05
 #: By less than this, or than the transfer itself takes, nobody is called late.
@@ -51,8 +53,12 @@ class LateWindow:
         if len(self._joined) > MOST:
             self._drop()
 
-    def late(self, now_ns: int) -> Late | None:
-        """The straggler of the window up to now, if there is one."""
+    def late(self, now_ns: int, least_ns: int = LEAST_NS) -> Late | None:
+        """The straggler of the window up to now, if there is one.
+
+        Args:
+            least_ns: a window that is shorter names none.
+        """
         while self._joined and _end_ns(self._joined[0]) <= now_ns - WINDOW_NS:
             self._drop()
         joined = self._joined
@@ -66,7 +72,7 @@ class LateWindow:
         rank = max(by_rank, key=lambda rank: len(by_rank[rank]))
         late, ends = by_rank[rank], [end for end, *_ in window]
         span = max(ends) - min(ends)
-        if len(window) < LEAST or len(late) < LATE_IN * len(window) or not span:
+        if len(window) < LEAST or len(late) < LATE_IN * len(window) or span < max(1, least_ns):
             return None
         usual, cost = int(median(late)), sum(late)
         if usual < max(LEAST_LATE_NS, median(transfer for _, _, transfer, _ in window)) or cost < COSTS * span:

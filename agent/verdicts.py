@@ -206,6 +206,11 @@ def _judge(wait: Wait, known: dict[tuple[str, int], RankView]) -> Iterator[Verdi
         if cause in ("dead", "gone") or (wait.since_s > wait.limit_s and not wait.raised):
             yield _verdict(wait, kind, cause, culprits, says)
     elif wait.since_s > wait.limit_s:
+        stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank))) == "stopped"]
+        if stopped:
+            says = f"stalled: rank {spans(stopped)} has entered, and its process is stopped"
+            yield _verdict(wait, "hang", "stopped", stopped, says)
+            return
         first = ", the group's first: its connections are being made, or cannot be" if wait.is_first else ""
         says = f"stuck inside: every rank has entered{first}; look at the network between them"
         yield _verdict(wait, "stalled" if wait.is_first else "hang", "stuck", list(wait.inside), says)

@@ -53,7 +53,7 @@ def told(*aggregates: Aggregate, now_ns: int = 51 * EVERY, limit: int = MOST_PEN
 
 def named(columns: Iterable[RankParts]) -> list[Late | None]:
     """Who is late in each group that is whole."""
-    return [window.late(0) for _, _, window in put_together(columns)]
+    return [window.late(0, least_ns=0) for _, _, window in put_together(columns)]
 
 
 def test_agent_with_some_ranks_blames_nobody() -> None:

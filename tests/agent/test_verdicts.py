@@ -107,6 +107,13 @@ def test_all_inside() -> None:
     assert (verdict.kind, verdict.cause) == ("stalled", "stuck")
 
 
+def test_stopped_inside() -> None:
+    """Where every rank has entered and the process of one is stopped, that one is named, and the others wait for it."""
+    (verdict,) = judged(rank(0, op()), rank(1, op(), process="stopped"), rank(2, op()), rank(3, op()))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "stopped", [1], [0, 2, 3])
+    assert "rank 1 has entered, and its process is stopped" in verdict.says
+
+
 @pytest.mark.parametrize(
     "ranks",
     [
@@ -314,6 +321,14 @@ def test_straggler_beside_a_checkpoint() -> None:
     found = made.late(61 * 100_000_000)
     assert found is not None
     assert (found.rank, found.late_in) == (1, 60)
+
+
+def test_straggler_of_a_moment() -> None:
+    """What has been so for less than 3 s is no straggler yet: at the start of an even job a rank may be last a hundred times."""
+    assert window(*[(2, 5 * MS)] * 290, every_ns=10 * MS).late(NOW) is None
+    late = window(*[(2, 5 * MS)] * 302, every_ns=10 * MS).late(NOW)
+    assert late is not None
+    assert late.rank == 2
 
 
 def test_straggler_of_the_past() -> None:

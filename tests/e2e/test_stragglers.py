@@ -25,7 +25,7 @@ def straggler(running: RunningAgent, rank: int) -> dict[str, Any] | None:
 def test_straggler(tmp_path: Path, ranks: int, culprit: int) -> None:
     """A rank that sleeps 50 ms before each collective is the straggler, its lateness right within 20 %; then the next."""
     with agent(tmp_path) as running:
-        job = Job(tmp_path, "late", "late", culprit, 100, ranks=ranks)
+        job = Job(tmp_path, "late", "late", culprit, 200, ranks=ranks)
         try:
             for rank in (culprit, (culprit + 1) % ranks):
                 verdict = wait_for(partial(straggler, running, rank), f"rank {rank} to be named")

@@ -13,7 +13,7 @@ def test_top_of_a_real_job(tmp_path: Path) -> None:
     """It shows the job as it runs, names and marks the rank that is late, and that it was killed."""
     with agent(tmp_path), terminal("top", "--dir", str(tmp_path), cells=120) as shown:
         wait_for(lambda: "no job yet" in shown.text(), "the empty agent on the screen")
-        job = Job(tmp_path, "late", "late", 1, 100, ranks=2)
+        job = Job(tmp_path, "late", "late", 1, 200, ranks=2)
         try:
             wait_for(lambda: "STRAGGLER rank 1: " in shown.text(), "the straggler in words")
             marked = [line.split()[:3] for line in shown.screen() if line.startswith("!")]

@@ -32,6 +32,7 @@ class Trouble(NamedTuple):
 
 TROUBLES = (
     Trouble("stop", 1, "hang", "stopped", "stalled: rank 1 has not joined; its process is stopped"),
+    Trouble("stop_inside", 1, "hang", "stopped", "stalled: rank 1 has entered, and its process is stopped"),
     Trouble("die", 2, "hang", "dead", "process dead: rank 2"),
     Trouble("leave", 0, "hang", "gone", "rank gone: rank 0"),
     Trouble("hold_gil", 1, "stalled", "silent", "stalled: rank 1 has not joined; its Python does not run"),

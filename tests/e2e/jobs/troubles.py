@@ -21,6 +21,13 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def stop_inside() -> None:
+    """Stopped in the middle of a collective, which it enters first."""
+    dist.all_reduce(torch.ones(1000), async_op=True)
+    time.sleep(0.1)
+    stop()
+
+
 def die() -> None:
     """Gone without a word."""
     os._exit(0)
@@ -87,6 +94,8 @@ def main() -> None:
     try:
         if rank == culprit:
             globals()[trouble]()
+        elif trouble == "stop_inside":
+            time.sleep(1)
         while True:
             dist.all_reduce(torch.ones(1000))
             time.sleep(0.02)
