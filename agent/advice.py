@@ -24,8 +24,8 @@ LIMIT, WORTH = 0.30, 0.10
 #: A gain below this is none.
 _LEAST_GAIN = 0.01
 _MOST_MICRO_STEPS = 64
-#: Buckets that gradients are cut into so that all but the last can hide behind the backward pass.
-_BUCKETS = 8
+#: Gradients are exchanged in more bytes than this at a time; losses and metrics in fewer.
+_LEAST_GRADIENTS = 16 << 10
 #: In a bucket this large the latency is a tenth of the time: 9 parts of bytes to one of messages.
 _PER_LATENCY = 9
 #: Labels of groups that do not carry gradients.
@@ -89,13 +89,14 @@ class Kind(NamedTuple):
 
     @property
     def transport_s(self) -> float:
-        """What fewer bytes would shorten, at most: neither latency nor waiting for late ranks."""
-        return max(0.0, self.seconds - self.waiting_s - (self.latency_s or 0.0))
+        """What fewer bytes would shorten, at most: all but the latency."""
+        return max(0.0, self.seconds - (self.latency_s or 0.0))
 
     @property
     def gradients(self) -> bool:
         """Whether these look like the exchange of gradients: a large reduction of a group that is not for model parallelism."""
-        return self.op in _GRADIENT_OPS and not _NOT_GRADIENTS.search(self.group)
+        large = self.size_bytes >= _LEAST_GRADIENTS
+        return large and self.op in _GRADIENT_OPS and not _NOT_GRADIENTS.search(self.group)
 
     def named(self) -> str:
         return f"{self.op} of group {self.group}"
@@ -116,6 +117,8 @@ class Facts(NamedTuple):
     bubble: float | None
     findings: list[Finding]
     network: Network = Network()
+    #: The share of a step that waiting for late ranks took and that is left out of all of the above.
+    left_out: float = 0.0
 
     @property
     def visible(self) -> float:
@@ -126,6 +129,25 @@ class Facts(NamedTuple):
     def gradients(self) -> Kind | None:
         """The exchange of gradients: the largest of its like."""
         return max((kind for kind in self.kinds if kind.gradients), key=lambda kind: kind.seconds, default=None)
+
+    @property
+    def waiting(self) -> float:
+        """The share of a step spent waiting for late ranks, as far as it is known."""
+        return min(self.comm, sum(kind.waiting_s for kind in self.kinds) / self.step_s)
+
+    def without_waiting(self) -> Facts:
+        """The same job as it would be if no rank came late: its steps and its communication are shorter by the waiting."""
+        waiting = self.waiting
+        rest = 1 - waiting
+        if waiting < _LEAST_GAIN or rest < _LEAST_GAIN:
+            return self
+        return self._replace(
+            step_s=self.step_s * rest,
+            comm=(self.comm - waiting) / rest,
+            exposed=None if self.exposed is None else max(0.0, self.exposed - waiting) / rest,
+            kinds=[kind._replace(seconds=kind.seconds - kind.waiting_s, waiting_s=0.0) for kind in self.kinds],
+            left_out=waiting,
+        )
 
     def saves(self, seconds: float) -> float:
         """The share of a step saved by so many seconds less of communication, if hidden and exposed parts shrink alike."""
@@ -164,8 +186,9 @@ def _mib(size: float) -> str:
 def _about(facts: Facts, kind: Kind) -> list[str]:
     share = percent(kind.seconds / facts.step_s)
     exposed = "not known" if facts.exposed is None else percent(facts.exposed)
+    left_out = f", without waiting for late ranks, which takes {percent(facts.left_out)}" if facts.left_out else ""
     return [
-        f"communication is {percent(facts.comm)} of a step (exposed: {exposed})",
+        f"communication is {percent(facts.comm)} of a step (exposed: {exposed}){left_out}",
         f"{kind.named()}: {share} of a step, {kind.per_step:.3g} a step of {_mib(kind.size_bytes)}",
     ]
 
@@ -213,21 +236,11 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
         yield Found(because, gain, saves)
 
 
-def _exposed_in_one(facts: Facts) -> Iterator[Found]:
-    kind = facts.gradients
-    if kind is not None and kind.per_step < 3 and facts.visible > 0.7 and facts.comm > WORTH:
-        hidden = min(kind.seconds / facts.step_s * (1 - 1 / _BUCKETS), 1 - facts.comm) * facts.visible
-        gain = f"in {_BUCKETS} buckets all but the last can hide: up to {percent(hidden)} of a step"
-        yield Found(_about(facts, kind), gain, hidden)
-
-
 def _overlap(facts: Facts) -> Iterator[Found]:
     exposed = facts.exposed
     if exposed is None or facts.visible <= 0.7 or facts.comm <= WORTH or not facts.kinds:
         return
     kind = max(facts.kinds, key=lambda kind: kind.seconds)
-    if facts.gradients is not None and facts.gradients.per_step < 3:
-        return  # there is nothing to overlap it with: smaller buckets come first
     saves = min(exposed, 1 - facts.comm)
     yield Found(_about(facts, kind), f"hidden behind compute it would save up to {percent(saves)} of a step", saves)
 
@@ -362,8 +375,6 @@ RULES = (
          "them once (DDP: `no_sync()`; FSDP2: `set_requires_gradient_sync(False)`); adapt the learning rate to the larger batch.", _accumulate),
     Rule("larger_buckets", "operations are too small", "Put more into one operation: a larger `bucket_cap_mb` of DDP, larger FSDP "
          "units, coalesced collectives.", _larger_buckets),
-    Rule("smaller_buckets", "everything is exchanged at once", "Cut gradients into buckets, so that the exchange of one runs while the "
-         "next are computed: DDP with `bucket_cap_mb` of about an eighth of the gradients.", _exposed_in_one),
     Rule("overlap", "communication does not run beside compute", "Start operations early and wait for them late: `async_op=True`, DDP's or "
          "FSDP's own overlap (`backward_prefetch`, `forward_prefetch`), fewer host synchronisations before collectives.", _overlap),
     Rule("below_the_link", "slower than the link", "Look for the wrong transport or interface: `commwatch explain` on the job's NCCL log, "
@@ -387,11 +398,18 @@ RULES = (
 
 
 def advice(facts: Facts) -> list[Advice]:
-    """Everything worth trying, the largest gain first; what cannot be told in advance last."""
+    """Everything worth trying: a late rank first, then the largest gain; what cannot be told in advance last.
+
+    Only what remains without the waiting for late ranks is a matter of gradients or the network.
+    """
+    rest = facts.without_waiting()
     found = [
         Advice(rule.name, one.title or rule.title, one.because, one.do or rule.do, one.gain, one.saves_share)
         for rule in RULES
-        for one in rule.check(facts)
+        for one in rule.check(facts if rule.check is _straggler else rest)
         if one.saves_share is None or one.saves_share >= _LEAST_GAIN
     ]
-    return sorted(found, key=lambda each: -(each.saves_share if each.saves_share is not None else -1.0))
+    first = RULES[0].name
+    return sorted(
+        found, key=lambda each: (each.rule != first, -(-1.0 if each.saves_share is None else each.saves_share))
+    )

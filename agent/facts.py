@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from commwatch.shares import LEAST_STEPS, comm_share, exposed_share
 from commwatch.summary import Row
 from commwatch.views import GroupView, JobView, StepView
 
+#: Of fewer steps than this, and of a shorter time, nothing follows.
+_LEAST_STEPS, _LEAST_S = 20, 30.0
 #: The latest operations looked at for their dtypes.
 _MOST_OPERATIONS = 1_000
 
@@ -38,7 +41,7 @@ def facts(
     host: HostView | None = None,
     gpus: Mapping[int, str] | None = None,
 ) -> Facts | None:
-    """What is known of a job; ``None`` where it has no steps to speak of.
+    """What is known of a job; ``None`` where no rank has made 20 steps or 30 s of them.
 
     Args:
         steps: of all ranks, without the long ones.
@@ -46,7 +49,8 @@ def facts(
         gpus: PCI addresses of the GPUs of the ranks of this node, as far as they are known.
     """
     total = sum(step.duration_s for step in steps)
-    if not total:
+    by_rank = Counter(step.rank for step in steps)
+    if not total or (max(by_rank.values()) < _LEAST_STEPS and total / len(by_rank) < _LEAST_S):
         return None
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
     return Facts(

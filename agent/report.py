@@ -24,6 +24,8 @@ from commwatch.views import JobView, RankView, StepView
 
 MOST_STEPS = 100_000
 _MOST_ADVICE = 5
+#: A part of a step spent waiting that is worth a word.
+_LEAST_WAITING = 0.01
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Report:
     #: Of the steps but for the long ones, by which nothing can be said of training.
     comm_share: float | None
     exposed_share: float | None
+    #: The part of the communication that is waiting for late ranks, as a share of the same steps; ``None``: not known.
+    wait_share: float | None
     #: The part of each group's operations, by label: they may overlap.
     group_shares: dict[str, float]
     #: The part in which a thread stood waiting for sends and receives; ``None``: there were none.
@@ -120,6 +124,9 @@ def build(
     group_shares = _group_shares([step for step in usual if step.comm_s is not None])
     known = facts(agent, job, usual, Counts(operations, by_rank, group_shares), findings, host, gpus)
     lines = [_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks]
+    waited = None
+    if _have_times([row for row in operations if row.by["op"] in SYMMETRIC]):
+        waited = total([line.wait_s for line in lines if line.wait_s is not None])
     return Report(
         job=job,
         hosts=sorted({rank.host for rank in ranks}),
@@ -130,14 +137,13 @@ def build(
         step_p95_s=durations[ceil(0.95 * len(durations)) - 1] if durations else None,
         comm_share=comm_share(usual),
         exposed_share=exposed_share(usual),
+        wait_share=None if known is None or waited is None else known.waiting,
         group_shares=group_shares,
         p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
         long_steps=_long([step for step in steps if step.long]),
         rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
         exposed_hours=_hours(total([step.exposed_s for step in steps])),
-        wait_hours=_hours(total([line.wait_s for line in lines if line.wait_s is not None]))
-        if _have_times([row for row in operations if row.by["op"] in SYMMETRIC])
-        else None,
+        wait_hours=_hours(waited),
         ranks=lines,
         operations=operations,
         records=job.records,
@@ -336,8 +342,12 @@ def _share(report: Report) -> str:
         untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
         why = "have no times; docs/hooks.md says why (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
         return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
-    why = bottleneck(report.comm_share, report.exposed_share)
-    return f"{percent(report.comm_share)} of step time{': ' if why else ''}{why}"
+    why = bottleneck(report.comm_share, report.exposed_share, report.wait_share)
+    split = ""
+    if report.wait_share is not None and report.wait_share >= _LEAST_WAITING:
+        rest = percent(report.comm_share - report.wait_share)
+        split = f", {percent(report.wait_share)} waiting for late ranks and {rest} transfer"
+    return f"{percent(report.comm_share)} of step time{split}{': ' if why else ''}{why}"
 
 
 def _cost(report: Report) -> str:
@@ -354,12 +364,18 @@ def _rank_time(hours: float) -> str:
     return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
-def bottleneck(comm: float | None, exposed: float | None) -> str:
-    """What to say of a communication share: whether it is above the 30 % line, and hurts; empty where it is below, or not known."""
+def bottleneck(comm: float | None, exposed: float | None, waiting: float | None = None) -> str:
+    """What to say of a communication share: whether it is above the 30 % line, and hurts; empty where it is below, or not known.
+
+    Args:
+        waiting: the part of it that is waiting for late ranks; ``None``: not known.
+    """
     if comm is None or comm <= LIMIT:
         return ""
     if exposed is not None and exposed < WORTH:
         return "above 30 %, but hidden behind compute"
+    if waiting is not None and 2 * waiting > comm:
+        return "above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network"
     return "above 30 %, communication is the bottleneck"
 
 

@@ -57,9 +57,12 @@ def test_not_what_is_slow_or_down(host: HostView) -> None:
     assert for_traffic([]) == []
 
 
-@pytest.mark.parametrize(("steps", "step_ms", "late"), [(2, 100, False), (3, 100, True), (3, 30, False)])
+@pytest.mark.parametrize(
+    ("steps", "step_ms", "late"),
+    [(19, 100, False), (20, 100, True), (20, 5, False), (2, 15_000, False), (3, 15_000, False)],
+)
 def test_late_rank_of_few_steps(tmp_path: Path, steps: int, step_ms: int, late: bool) -> None:
-    """Of fewer than three steps, and of steps shorter than what was waited in all, nothing follows about who is late."""
+    """Of fewer than 20 steps, and of steps shorter than what was waited in all, nothing follows about who is late."""
     watch = Watch(tmp_path)
     for rank in (0, 1):
         records = [mark(0, MS)]
@@ -102,7 +105,7 @@ def test_report_of_few_steps(tmp_path: Path, steps: int, said: str) -> None:
 def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     """A job whose groups cross nodes is told of the slot that holds its NIC back, and of the rank that crosses NUMA."""
     records = [mark(0, 1 * MS)]
-    for n in range(10):
+    for n in range(20):
         at = (1 + 100 * n) * MS
         records += [
             operation(start_ns=at + 10 * MS, end_ns=at + 60 * MS, seq=n, size=1_000_000),
@@ -124,3 +127,19 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     alone = facts(watch.agent, job, steps, counts, ())
     assert alone is not None
     assert not alone.network.complaints
+
+
+@pytest.mark.parametrize(
+    ("comm", "exposed", "waiting", "says"),
+    [
+        (0.3, 0.3, None, ""),
+        (None, None, None, ""),
+        (0.52, 0.5, None, "above 30 %, communication is the bottleneck"),
+        (0.52, 0.5, 0.2, "above 30 %, communication is the bottleneck"),
+        (0.52, 0.05, 0.44, "above 30 %, but hidden behind compute"),
+        (0.52, 0.5, 0.44, "above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network"),
+    ],
+)
+def test_bottleneck(comm: float | None, exposed: float | None, waiting: float | None, says: str) -> None:
+    """Above 30 % communication is the bottleneck, unless it is hidden or is mostly waiting for late ranks."""
+    assert report.bottleneck(comm, exposed, waiting) == says
