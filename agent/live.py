@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 from commwatch import endings, sight
 from commwatch.aggregate import Job
@@ -154,7 +154,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
         comm=shares[0],
         exposed=shares[1],
-        says=bottleneck(*shares),
+        says=bottleneck(shares[0], shares[1], _waiting(books, now_ns)),
         ending="" if running(job) else endings.says(sight.endings(job)),
         slots=_slots(books, now_ns),
         ranks=[
@@ -212,6 +212,13 @@ def _covered_s(books: list[RankBook], now_ns: int) -> float:
     """Seconds that the cells of the last minute are of, whether or not there is something in each: whole slots, and the one that has begun."""
     begin_ns = min(-(-(now_ns + book.offset_ns - LAST_NS) // SLOT_NS) * SLOT_NS - book.offset_ns for book in books)
     return max(1e-3, (now_ns - max(begin_ns, min(map(_started_ns, books)))) / 1e9)
+
+
+def _waiting(books: list[RankBook], now_ns: int) -> float | None:
+    """The share of time that the ranks wait for late ones: their mean; ``None``: not known."""
+    cells = {book.rank: [cell for _, _, cell in book.lately(now_ns) if cell.joined] for book in books}
+    waits = [sum(cell.wait_ns for cell in of_rank) / 1e9 for of_rank in cells.values() if of_rank]
+    return mean(waits) / _covered_s(books, now_ns) if waits else None
 
 
 def _waited(book: RankBook, now_ns: int) -> float | None:

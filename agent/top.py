@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 from commwatch.advice import LIMIT, WORTH
 from commwatch.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
@@ -118,13 +118,19 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
     comm, exposed = comm_share(usual), exposed_share(usual)
     lines: list[Line] = [(Span("steps    ", "dim"), Span(said))]
     if comm is not None:
-        why = bottleneck(comm, exposed)
+        why = bottleneck(comm, exposed, _waiting(shown, _covered_s(answers, shown)))
         hidden = exposed is not None and exposed < WORTH
         style = "good" if comm <= LIMIT or hidden else "bad"
         lines.append(_bar("comm", comm, style, f": {why}" if why else "", cells))
     if exposed is not None:
         lines.append(_bar("exposed", exposed, "good" if exposed <= WORTH else "warn", "", cells))
     return lines
+
+
+def _waiting(shown: OfJob, covered_s: float | None) -> float | None:
+    """The share of time that the ranks wait for late ones: their mean; ``None``: not known."""
+    waits = [row.wait_s for row in shown.by_rank.rows if row.wait_s is not None]
+    return mean(waits) / covered_s if waits and covered_s else None
 
 
 def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:

@@ -62,6 +62,21 @@ def books(shown: Job) -> list[RankBook]:
     return list(shown.books.values())
 
 
+def test_waiting_for_late_ranks() -> None:
+    """Where more than half of the communication is waiting for a late rank, the page does not blame the network."""
+    ranks = []
+    for begins_ms in (10, 75):  # of 100; both end at 90
+        records = [mark(0, 0, exposed_ns=0)]
+        for n in range(STEPS):
+            at = n * 100 * MS
+            records.append(operation(start_ns=at + begins_ms * MS, end_ns=at + 90 * MS, seq=n, size=4_000_000))
+            records.append(mark(n + 1, at + 100 * MS, exposed_ns=15 * MS))
+        ranks.append(records)
+    found = now(job(*ranks))
+    assert found.comm == pytest.approx((80 + 15) / 200)
+    assert found.says == "above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network"
+
+
 def test_shares_and_steps() -> None:
     """Shares are communication over step time of all ranks here, the pace that of one rank, and the 30 % line speaks."""
     found = now(job(steps(0), steps(1)))

@@ -125,6 +125,17 @@ def test_golden() -> None:
     ]
 
 
+def test_waiting_for_late_ranks() -> None:
+    """Where more than half of the communication is waiting for late ranks (here 5 s of 10), the network is not blamed."""
+    waits = Summary(
+        NOW - 10, NOW, ["rank"], [row({"rank": 0}, ranks=1, wait_s=5.0), row({"rank": 1}, ranks=1, wait_s=0.5)]
+    )
+    line = text(of_job(by_rank=waits), cells=160).splitlines()[2]
+    assert line.endswith(
+        "40 %: above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network"
+    )
+
+
 def test_room_is_used() -> None:
     """On 200 cells both tables stand side by side, with more columns; on 80 they are below one another."""
     lines = text(of_job(), 200).splitlines()

@@ -87,6 +87,10 @@ def rank_info(**more: str) -> Series:
 
 def _shares() -> list[Case]:
     found = []
+    # One of two ranks waits 3 s in two groups of each 15 s.
+    waits = counter("collective_wait_seconds_total", 3, group="dp", **RANK)
+    waits |= counter("collective_wait_seconds_total", 3, group="tp", **RANK)
+    waits |= counter("collective_wait_seconds_total", 0, group="dp", job_id="j", rank="1")
     for alert, limit, for_s, loud in (
         ("CommShareHigh", 0.3, 300, WARNING),
         ("CommShareCritical", 0.5, 600, CRITICAL),
@@ -96,6 +100,16 @@ def _shares() -> list[Case]:
         found += [
             Case(alert, "exposed as much as is told", share(over, 0.1), loud, for_s, JOB, over, known),
             Case(alert, "exposed share not known", share(over), loud, for_s, JOB, over),
+            Case(
+                alert,
+                "hidden, and ranks come late",
+                share(over, 0.05) | waits,
+                INFO,
+                for_s,
+                JOB,
+                over,
+                {"exposed": 0.05, "waiting": 0.2},
+            ),
             Case(alert, "hidden behind compute", share(over, 0.0999), INFO, for_s, JOB, over, quiet),
             Case(alert, "at the threshold, exposed", share(limit, 0.2)),
             Case(alert, "at the threshold, hidden", share(limit, 0.05)),
