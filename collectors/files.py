@@ -36,6 +36,12 @@ def number(path: str, base: int = 10) -> int | None:
         return None
 
 
+def of_process(pid: int, proc: str = "/proc") -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the state on; empty if it cannot be read."""
+    words = text(f"{proc}/{pid}/stat") or ""  # its name is any bytes: the kernel cuts it anywhere
+    return words.rpartition(")")[2].split()
+
+
 def names(path: str) -> list[str]:
     """What lies in a folder, in order; nothing where there is none."""
     try:

@@ -234,5 +234,5 @@ def boot_id() -> str:
 
 
 def _start_ticks(pid: int) -> str:
-    fields = (files.text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    fields = files.of_process(pid)
     return fields[19] if len(fields) > 19 else ""

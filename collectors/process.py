@@ -15,16 +15,10 @@ _EXITING = 0x4
 
 def state(pid: int, proc: Path = Path("/proc")) -> str | None:
     """``running``, ``sleeping``, ``disk`` (waits for it), ``stopped`` or ``zombie``; ``None``: not known, or not there."""
-    return STATES.get("".join(_fields(pid, proc)[:1]))
+    return STATES.get("".join(files.of_process(pid, str(proc))[:1]))
 
 
 def is_exiting(pid: int, proc: Path = Path("/proc")) -> bool:
     """Whether it runs no more, and the kernel is only clearing up after it; False where that is not known."""
-    fields = _fields(pid, proc)
+    fields = files.of_process(pid, str(proc))
     return len(fields) > 6 and fields[6].isdecimal() and bool(int(fields[6]) & _EXITING)
-
-
-def _fields(pid: int, proc: Path) -> list[str]:
-    """The fields of ``/proc/PID/stat`` from the state on; empty if it cannot be read."""
-    text = files.text(str(proc / str(pid) / "stat")) or ""  # its name is any bytes: the kernel cuts it anywhere
-    return text.rpartition(")")[2].split()
