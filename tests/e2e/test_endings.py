@@ -21,7 +21,11 @@ from tests.helpers import PATIENCE_S, agent, clean_env, wait_for
 )
 def test_first_rank_is_named(tmp_path: Path, how: tuple[str, ...], says: str) -> None:
     """Around a job and beside it: the rank that failed first is named with how and when, and around it the exit code."""
-    job = torchrun("ops.py", 2, "500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how)
+    python, module, launcher, *arguments = torchrun(
+        "ops.py", 2, "500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how
+    )
+    # The launcher kills the other rank when it sees this one dead: by default within 0.1 s, in which a busy machine may show both at once.
+    job = [python, module, launcher, "--monitor-interval", "2", *arguments]
     command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", *job]
     done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
     assert done.returncode == 1, done.stderr[-3000:]
