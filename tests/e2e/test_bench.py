@@ -221,4 +221,4 @@ def test_known_link(hosts: list[Host], tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["references"]
-    assert 0.6 * RATE < found["fits"]["all_reduce"]["bandwidth"] < 1.15 * RATE
+    assert 0.4 * RATE < found["fits"]["all_reduce"]["bandwidth"] < 1.15 * RATE
