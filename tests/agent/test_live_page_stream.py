@@ -173,7 +173,7 @@ def test_focus_and_selection_stay(chromium: Chromium, node: RunningAgent) -> Non
             expect(page.locator("#advice summary").first).to_be_visible()
             expect(page.get_by_label("Job")).to_be_visible()
             order = []
-            for _ in range(12):
+            for _ in range(8):
                 page.keyboard.press("Tab")
                 order.append(
                     page.evaluate(

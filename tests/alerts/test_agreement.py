@@ -133,7 +133,7 @@ ABOUT = {
     "commwatch_network_bytes_total": 700.0,
     "commwatch_collective_bus_bytes_total": 6e8,
     "commwatch_collective_seconds_total": 0.6,
-    "commwatch_rank_lateness_seconds_total": 0.05,
+    "commwatch_rank_lateness_seconds_total": 0.1,
     "commwatch_network_errors_total": 0.03,
     "commwatch_infiniband_events_total": 0.1,
     "commwatch_network_link_downs_total": 0.002,
