@@ -117,7 +117,7 @@ class Facts(NamedTuple):
     bubble: float | None
     findings: list[Finding]
     network: Network = Network()
-    #: The share of a step that waiting for late ranks took and that is left out of all of the above.
+    #: The share of a step that waiting for late ranks took, where ``without_waiting`` has left it out of steps and communication.
     left_out: float = 0.0
 
     @property
@@ -406,10 +406,9 @@ def advice(facts: Facts) -> list[Advice]:
     found = [
         Advice(rule.name, one.title or rule.title, one.because, one.do or rule.do, one.gain, one.saves_share)
         for rule in RULES
-        for one in rule.check(facts if rule.check is _straggler else rest)
+        for one in rule.check(rest)
         if one.saves_share is None or one.saves_share >= _LEAST_GAIN
     ]
-    first = RULES[0].name
     return sorted(
-        found, key=lambda each: (each.rule != first, -(-1.0 if each.saves_share is None else each.saves_share))
+        found, key=lambda each: (each.rule != "straggler", each.saves_share is None, -(each.saves_share or 0.0))
     )

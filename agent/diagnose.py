@@ -177,6 +177,7 @@ def conclude(seen: Seen) -> list[Verdict]:
     """The verdicts on what all agents see."""
     found = verdicts(seen.ranks, seen.groups)
     groups = _merged(seen.groups)
+    # Agents send at most the latest 1,024 collectives of a group: of a fast job these are less than a second.
     late = [
         (groups.get((job, group_id)), window.late(0, least_ns=0)) for job, group_id, window in put_together(seen.parts)
     ]

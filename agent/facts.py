@@ -16,8 +16,8 @@ from commwatch.shares import LEAST_STEPS, comm_share, exposed_share
 from commwatch.summary import Row
 from commwatch.views import GroupView, JobView, StepView
 
-#: Of fewer steps than this, and of a shorter time, nothing follows.
-_LEAST_STEPS, _LEAST_S = 20, 30.0
+#: Advice needs so many steps of a rank, or so many seconds of them.
+_ENOUGH_STEPS, _ENOUGH_S = 20, 30.0
 #: The latest operations looked at for their dtypes.
 _MOST_OPERATIONS = 1_000
 
@@ -50,7 +50,7 @@ def facts(
     """
     total = sum(step.duration_s for step in steps)
     by_rank = Counter(step.rank for step in steps)
-    if not total or (max(by_rank.values()) < _LEAST_STEPS and total / len(by_rank) < _LEAST_S):
+    if not total or (max(by_rank.values()) < _ENOUGH_STEPS and total / len(by_rank) < _ENOUGH_S):
         return None
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
     return Facts(

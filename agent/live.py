@@ -216,8 +216,9 @@ def _covered_s(books: list[RankBook], now_ns: int) -> float:
 
 def _waiting(books: list[RankBook], now_ns: int) -> float | None:
     """The share of time that the ranks wait for late ones: their mean; ``None``: not known."""
-    cells = {book.rank: [cell for _, _, cell in book.lately(now_ns) if cell.joined] for book in books}
-    waits = [sum(cell.wait_ns for cell in of_rank) / 1e9 for of_rank in cells.values() if of_rank]
+    full = [book for book in books if book.mode == FULL]  # waits in what is only counted are not known
+    of_ranks = [[cell.wait_ns for _, _, cell in book.lately(now_ns) if cell.joined] for book in full]
+    waits = [sum(waits_ns) / 1e9 for waits_ns in of_ranks if waits_ns]
     return mean(waits) / _covered_s(books, now_ns) if waits else None
 
 

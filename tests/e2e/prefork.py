@@ -47,7 +47,7 @@ def command(script: Path, *arguments: str, ranks: int = 0) -> list[str]:
 @cache
 def _server() -> Path:
     """Socket of the server, which is started with the first job and ends with the tests."""
-    from tests.helpers import clean_env
+    from tests.helpers import clean_env  # not at the top: clients and server run this file without the tests' packages
 
     folder = tempfile.TemporaryDirectory(prefix="commwatch-prefork-")
     path = Path(folder.name, "socket")

@@ -205,8 +205,9 @@ def test_import(tmp_path: Path) -> None:
 RATE = 200e6 / 8 * 0.95
 
 
+@pytest.mark.by_the_clock
 def test_known_link(hosts: list[Host], tmp_path: Path) -> None:
-    """The curve through a sweep between two hosts has the bandwidth of the link: not 15 % more, nor less than what a busy machine leaves of it."""
+    """The curve through a sweep between two hosts has the bandwidth of the link within 15 %."""
     script = tmp_path / "launch"
     command = [f"#!/bin/sh\nexport MASTER_ADDR={hosts[0].address} MASTER_PORT=29711 WORLD_SIZE=2"]
     for rank, host in enumerate(hosts):
@@ -221,4 +222,4 @@ def test_known_link(hosts: list[Host], tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["references"]
-    assert 0.4 * RATE < found["fits"]["all_reduce"]["bandwidth"] < 1.15 * RATE
+    assert found["fits"]["all_reduce"]["bandwidth"] == pytest.approx(RATE, rel=0.15)

@@ -147,23 +147,25 @@ def test_late_rank_is_named(tmp_path: Path) -> None:
     assert lateness[1] > 3 * max(lateness[0], lateness[2])
 
 
+@pytest.mark.by_the_clock
 def test_exposed_when_standing(tmp_path: Path) -> None:
     """A DDP rank that stands still while the other is 300 ms late shows that time as exposed."""
     run_job(tmp_path, "exposed.py", "stand")
     agent, _ = digest(tmp_path)
     waiting, late = (agent.steps(0, ANY_TIME, None, rank, 100) for rank in (0, 1))
     assert len(waiting) == len(late) == 4
-    # A busy machine takes the core from a thread that computes or is about to wait, so what is said holds of most steps.
-    assert median(step.exposed_s or 0 for step in waiting) > 0.25
+    assert all((step.exposed_s or 0) > 0.25 for step in waiting)
+    # On a busy machine a thread that computes can lose its core in single steps, so the late rank is judged by the median.
     assert median(step.exposed_s for step in late if step.exposed_s is not None) < 0.1
 
 
+@pytest.mark.by_the_clock
 def test_not_exposed_when_computing(tmp_path: Path) -> None:
     """The same wait behind compute is communication time, and of it only what the thread did not compute is exposed."""
     standing = results(run_job(tmp_path, "exposed.py", "compute"))[0]
     agent, _ = digest(tmp_path)
     steps = agent.steps(0, ANY_TIME, None, 0, 100)
-    assert median(step.comm_s or 0 for step in steps) > 0.25
+    assert all(step.comm_s is not None and step.comm_s > 0.25 for step in steps)
     exposed, comm = (sum(getattr(step, name) or 0 for step in steps) for name in ("exposed_s", "comm_s"))
     # What the job's own clocks say it stood still: next to nothing, unless others use the machine's cores.
     assert exposed < sum(standing) + 0.1 * comm

@@ -10,7 +10,11 @@ from commwatch.model import Curve
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import digest, results, run_on
 
-pytestmark = [pytest.mark.usefixtures("hook"), pytest.mark.parametrize("hook", ["native"], indirect=True)]
+pytestmark = [
+    pytest.mark.usefixtures("hook"),
+    pytest.mark.by_the_clock,
+    pytest.mark.parametrize("hook", ["native"], indirect=True),
+]
 #: What TCP leaves of 200 Mbit/s, measured from outside: 23.0 to 23.3 MB/s.
 BANDWIDTH, WITHIN = 23.2e6, 0.15
 

@@ -76,16 +76,13 @@ def profiled(directory: Path, *flags: str, code: int = 0) -> dict[int, dict[str,
     return {rank["rank"]: rank for profile in json.loads(done.stdout)["profiles"] for rank in profile["ranks"]}
 
 
+@pytest.mark.by_the_clock
 @pytest.mark.usefixtures("hook")
 def test_profile(tmp_path: Path) -> None:
     """Shares by trace and by records agree, the trace is there to be opened, and the training goes on to the same results."""
     with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:
         wait_for(lambda: steps(running) > 10, "steps")
-        for _ in range(4):  # on a busy machine threads may wait long for a core in between
-            ranks = profiled(tmp_path / "run", "--steps", "50")
-            shares = [(rank["profile"]["comm_share"], rank["continuous"]["comm_share"]) for rank in ranks.values()]
-            if all(abs(by_trace - by_records) < POINTS for by_trace, by_records in shares):
-                break
+        ranks = profiled(tmp_path / "run", "--steps", "50")
         assert sorted(ranks) == [0, 1]
         for number, rank in ranks.items():
             assert (rank["state"], rank["error"], rank["steps"]) == ("done", None, 50)

@@ -95,7 +95,7 @@ def main() -> None:
         if rank == culprit:
             globals()[trouble]()
         elif trouble == "stop_inside":
-            time.sleep(1)
+            time.sleep(1)  # the culprit is inside first
         while True:
             dist.all_reduce(torch.ones(1000))
             time.sleep(0.02)
