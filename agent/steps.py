@@ -13,6 +13,9 @@ from commwatch.cycles import MOST_HELD, Cycle, EachPass, Mark, find
 EXPLICIT = -1
 #: Marks of several optimizers that must have come as a rule foresees, before it is believed; how many, once so much time is over.
 _LEAST, _SOON, _SOON_NS = 8, 4, 2_000_000_000
+#: With one optimizer alone, another one may still come (a discriminator is called several times before its generator): no step is
+#: given before so many marks, or so much time.
+_ALONE, _ALONE_NS = 8, 10_000_000_000
 #: Where a rule did not hold for long, the next one needs twice as many; at most so many.
 _MOST_LEAST = 512
 #: After so many marks without a rule there is none to be found soon; from so many on they are looked at only now and then.
@@ -82,7 +85,7 @@ class StepTracker:
         if number > _MANY and number % _NOW_AND_THEN:
             return 0
         if not self._changed and self._alone():
-            return 1
+            return 1 if number > _ALONE or waited >= _ALONE_NS else 0
         return _SOON if not self._changed and waited >= _SOON_NS else self._least
 
     def _alone(self) -> bool:

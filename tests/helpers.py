@@ -34,6 +34,7 @@ from commwatch.evidence import Evidence
 from commwatch.history import History
 from commwatch.intake import Intake
 from commwatch.references import References
+from commwatch.steps import EXPLICIT
 from commwatch.store import RingRow, begin
 from commwatch.summary import Row
 from commwatch.worker import Worker
@@ -81,11 +82,11 @@ def mark(
     end_ns: int,
     *,
     began_ns: int | None = None,
-    optimizer: int = 0,
+    optimizer: int = EXPLICIT,
     exposed_ns: int | None = None,
     in_flight: int = 0,
 ) -> tuple[int, ...]:
-    """The fields of a step mark, without the stamps."""
+    """The fields of a step mark, by default of ``commwatch.step()``; without the stamps."""
     began = end_ns if began_ns is None else began_ns
     flags = 0 if exposed_ns is None else ev.EXPOSED
     return (ev.STEP_MARK, 0, 0, optimizer, 0, exposed_ns or 0, began, seq, 0, began, end_ns, flags, 0, in_flight)

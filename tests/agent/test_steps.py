@@ -58,17 +58,39 @@ def spans(steps: Iterable[Step]) -> list[Span]:
 
 def test_single_optimizer() -> None:
     """With one optimizer each call ends a step, and the first call only starts the clock."""
-    steps = fed(*marks((0, at) for at in (100, 200, 310, 400)))
-    assert spans(steps) == [(100, 200), (200, 310), (310, 400)]
-    assert [step.seq for step in steps] == [1, 2, 3]
+    ends_ms = (100, 200, 310, 400, 500, 600, 700, 800, 900)
+    steps = fed(*marks((0, at) for at in ends_ms))
+    assert spans(steps) == list(pairwise(ends_ms))
+    assert [step.seq for step in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_step_is_told_at_once() -> None:
-    """With one optimizer a step is told at its own mark, not at the one after."""
+def test_steps_of_one_optimizer() -> None:
+    """The steps of one optimizer come after nine calls, as another may be called until then; from then on each at its own mark."""
     tracker = StepTracker()
-    first, second = marks([(0, 100), (0, 200)])
-    assert tracker.feed(first) == []
-    assert spans(tracker.feed(second)) == [(100, 200)]
+    counts = [len(tracker.feed(mark)) for mark in marks((0, 100 * n) for n in range(1, 13))]
+    assert counts == [0] * 8 + [8, 1, 1, 1]
+
+
+def test_long_steps_of_one_optimizer() -> None:
+    """Steps of several seconds come after 10 s."""
+    tracker = StepTracker()
+    counts = [len(tracker.feed(mark)) for mark in marks((0, 4000 * n) for n in range(1, 7))]
+    assert counts == [0, 0, 0, 3, 1, 1]
+
+
+def test_few_steps_of_one_optimizer() -> None:
+    """A training of fewer steps than that has them at its end."""
+    tracker = StepTracker()
+    assert fed(*marks([(0, 100), (0, 200), (0, 350)]), tracker=tracker) == []
+    assert spans(tracker.end()) == [(100, 200), (200, 350)]
+
+
+@pytest.mark.parametrize("discriminators", [1, 2, 3, 6])
+def test_generator_comes_late(discriminators: int) -> None:
+    """Calls of the first optimizer before the second one is called for the first time are no steps of their own."""
+    tracker = StepTracker()
+    number = len(ends(("A" * discriminators + "B") * 20, tracker))
+    assert number == 19
 
 
 def test_first_mark_starts_the_clock() -> None:
@@ -80,12 +102,8 @@ def test_first_mark_starts_the_clock() -> None:
 def test_gradient_accumulation() -> None:
     """However many backward passes come before it, one optimizer call is one step."""
     # Four micro-batches of 25 ms between two calls; the last accumulation of the epoch is shorter.
-    assert spans(fed(*marks((0, at) for at in (100, 200, 300, 350, 450)))) == [
-        (100, 200),
-        (200, 300),
-        (300, 350),
-        (350, 450),
-    ]
+    ends_ms = (100, 200, 300, 350, 450, 550, 650, 700, 800)
+    assert spans(fed(*marks((0, at) for at in ends_ms))) == list(pairwise(ends_ms))
 
 
 @pytest.mark.parametrize("pause_ms", [3, 20, 60_000])
@@ -102,7 +120,7 @@ def test_parameter_groups(calls: int, gap_ms: int) -> None:
     tracker = StepTracker()
     given = loop(("A" + "a" * (calls - 1)) * 30, [100, *[gap_ms] * (calls - 1)] * 30)
     told = [(mark.seq, step.seq) for mark in given for step in tracker.feed(mark)]
-    assert told[-27:] == [(n * calls - 1, n * calls - 1) for n in range(4, 31)]
+    assert told[-26:] == [(n * calls - 1, n * calls - 1) for n in range(5, 31)]
     assert len(told) == 29
     assert tracker.unavailable is None
 
@@ -355,9 +373,9 @@ def test_repeats() -> None:
 def test_explicit_marks_win() -> None:
     """From the first ``commwatch.step()`` on only explicit marks count; that one only starts the clock anew."""
     tracker = StepTracker()
-    before = marks([(0, 100), (0, 200)])
+    before = marks((0, 20 * n) for n in range(1, 11))
     after = marks([(EXPLICIT, 250), (0, 300), (EXPLICIT, 350), (0, 400), (1, 410), (EXPLICIT, 450)])
-    assert spans(fed(*before, tracker=tracker)) == [(100, 200)]
+    assert len(fed(*before, tracker=tracker)) == 9
     assert spans(fed(*after, tracker=tracker)) == [(250, 350), (350, 450)]
     assert tracker.end() == []
 

@@ -50,8 +50,6 @@ class Workload:
     ranks: int = 2
     #: Jobs that it is seen as.
     jobs: int = 1
-    #: Steps too many: before the second optimizer is called, each call of the first is a step.
-    at_start: int = 0
 
 
 WORKLOADS = [
@@ -63,7 +61,7 @@ WORKLOADS = [
         Workload(f"lightning-{kind}", python("with_lightning.py", kind))
         for kind in ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp2")
     ),
-    Workload("lightning-gan", python("with_lightning.py", "gan"), at_start=1),
+    Workload("lightning-gan", python("with_lightning.py", "gan")),
     Workload("transformers-gpt2", by_torchrun(2, "with_transformers.py", "gpt2", "1")),
     Workload("transformers-llama-accumulate", by_torchrun(2, "with_transformers.py", "llama", "2")),
     *(
