@@ -7,14 +7,16 @@ steps would save. It is an upper bound where communication is hidden behind comp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
+from types import MappingProxyType
 from typing import NamedTuple
 
 from commwatch.bandwidth import bus_factor
 from commwatch.collectors.nccl.findings import Finding
+from commwatch.collectors.spans import spans
 from commwatch.efficiency import BELOW_THE_LINK
 from commwatch.model import Curve, messages
 from commwatch.network_advice import Network, Said, complaints, far_from_nic
@@ -23,6 +25,8 @@ from commwatch.network_advice import Network, Said, complaints, far_from_nic
 LIMIT, WORTH = 0.30, 0.10
 #: A gain below this is none.
 _LEAST_GAIN = 0.01
+#: The others wait so much of a step for a late rank.
+_LEAST_WAITING = 0.05
 _MOST_MICRO_STEPS = 64
 #: Gradients are exchanged in more bytes than this at a time; losses and metrics in fewer.
 _LEAST_GRADIENTS = 16 << 10
@@ -111,12 +115,14 @@ class Facts(NamedTuple):
     comm: float
     exposed: float | None
     kinds: list[Kind]
-    #: Part of its steps that each rank waited for late ranks, where all are in sight, and of enough steps to say.
+    #: Part of its steps that each rank waited for late ranks and messages, where all are in sight, and of enough steps to say.
     waits: Mapping[int, float]
     #: Part of the steps spent in waits for messages; ``None``: there are none.
     bubble: float | None
     findings: list[Finding]
     network: Network = Network()
+    #: The stragglers right now, by rank: the part of the time that the others wait for each.
+    late: Mapping[int, float] = MappingProxyType({})
     #: The share of a step that waiting for late ranks took, where ``without_waiting`` has left it out of steps and communication.
     left_out: float = 0.0
 
@@ -327,18 +333,34 @@ def _below_the_link(facts: Facts) -> Iterator[Found]:
 
 
 def _straggler(facts: Facts) -> Iterator[Found]:
+    if facts.late:
+        cost = max(facts.late.values())
+        because = [
+            f"the others wait {percent(share)} of the time for rank {rank}"
+            for rank, share in sorted(facts.late.items())
+        ]
+        yield Found(because, f"up to {percent(cost)} of a step", cost, title=_are_late(sorted(facts.late)))
+        return
     if len(facts.waits) < 2:
         return
-    least = min(facts.waits, key=lambda rank: facts.waits[rank])
-    others = median(wait for rank, wait in facts.waits.items() if rank != least)
-    cost = others - facts.waits[least]
-    if others >= 0.05 and facts.waits[least] < 0.2 * others:
-        because = [
-            f"rank {least} waits for others {percent(facts.waits[least])} of its steps, they (median) {percent(others)}"
-        ]
-        yield Found(
-            because, f"up to {percent(cost)} of a step", cost, title=f"rank {least} is late, the others wait for it"
-        )
+    order = sorted(facts.waits, key=lambda rank: facts.waits[rank])
+    waits = [facts.waits[rank] for rank in order]
+    number = max(range(1, len(order) // 2 + 1), key=lambda n: waits[n] - waits[n - 1])
+    theirs, others = waits[number - 1], median(waits[number:])
+    # Stages of a pipeline always wait for messages, and are never quite even.
+    if others < _LEAST_WAITING or theirs >= (0.3 if facts.bubble is None else 0.5) * others:
+        return
+    late, cost = sorted(order[:number]), others - median(waits[:number])
+    because = [
+        f"rank {spans(late)} waits for others {percent(median(waits[:number]))} of its steps, they (median) {percent(others)}"
+    ]
+    yield Found(because, f"up to {percent(cost)} of a step", cost, title=_are_late(late))
+
+
+def _are_late(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} is late, the others wait for it"
+    return f"ranks {spans(ranks)} are late, the others wait for them"
 
 
 def _bubble(facts: Facts) -> Iterator[Found]:

@@ -15,7 +15,7 @@ from commwatch.pipelines import Pipeline, pipelines
 from commwatch.problems import ERRORS
 from commwatch.query import AgentOf, HostOf, JobFilter, LogsOf, Span, WorkerOf, answered, sound_parameters
 from commwatch.questions import Efficiencies, job_exists, text_of
-from commwatch.verdicts import Verdict, verdicts
+from commwatch.verdicts import Verdict, together, verdicts
 from commwatch.witness_api import WitnessesOf
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
@@ -40,7 +40,7 @@ def job_verdicts(agent: AgentOf, witnesses: WitnessesOf, job: JobFilter = None) 
     groups = agent.groups(job)
     with agent.live(job) as (jobs, now_ns):
         told = sight.told(jobs, groups, now_ns)
-    return verdicts(agent.ranks(job), groups) + told + witnesses.ras.verdicts(job)
+    return together(verdicts(agent.ranks(job), groups), told, witnesses.ras.verdicts(job))
 
 
 @router.get("/parts")
@@ -77,4 +77,6 @@ def job_advice(agent: AgentOf, worker: WorkerOf, logs: LogsOf, host: HostOf, job
     if not known:
         return answered(text_of([]))
     findings = [finding for view in logs.topology(known[0]) for finding in view.findings]
-    return answered(worker.text("advice", job=known[0], findings=findings, host=host.view(known[0])))
+    with agent.live(known[0]) as (jobs, now_ns):
+        late = sight.late_now(jobs, now_ns)
+    return answered(worker.text("advice", job=known[0], findings=findings, host=host.view(known[0]), late=late))

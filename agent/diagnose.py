@@ -178,16 +178,18 @@ def conclude(seen: Seen) -> list[Verdict]:
     found = verdicts(seen.ranks, seen.groups)
     groups = _merged(seen.groups)
     # Agents send at most the latest 1,024 collectives of a group: of a fast job these are less than a second.
-    late = [
-        (groups.get((job, group_id)), window.late(0, least_ns=0)) for job, group_id, window in put_together(seen.parts)
+    across = [
+        lateness(late, groups[job, group_id])
+        for job, group_id, window in put_together(seen.parts)
+        if (job, group_id) in groups
+        for late in window.late(0, least_ns=0)
     ]
-    across = [lateness(who, group) for group, who in late if who is not None and group is not None]
     known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
     told: dict[tuple[object, ...], Verdict] = {}
     for verdict in (*seen.told, *across):  # once, though an agent was asked by two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
         if at not in known:
-            told.setdefault((*at, verdict.group, verdict.seq), verdict)
+            told.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
     return found + list(told.values())
 
 

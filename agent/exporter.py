@@ -206,6 +206,8 @@ class Exporter(Collector):
                 if compared is not None and compared.count:
                     families.count("symmetric_collectives_total", labels, compared.count)
                     families.count("symmetric_collective_seconds_total", labels, compared.duration_ns / 1e9)
+                    if compared.own_ns:
+                        families.count("between_symmetric_collectives_seconds_total", labels, compared.own_ns / 1e9)
                 if small_id in book.last_seq:
                     families.add("collective_last_seq", labels, book.last_seq[small_id])
 
@@ -277,5 +279,9 @@ def _verdicts(families: Families, found: list[Verdict]) -> None:
         about = (verdict.job_id, verdict.group, verdict.group_id, verdict.kind)
         for rank in [str(rank) for rank in verdict.ranks[:MOST_CULPRITS]] or [""]:
             ages.setdefault((*about, rank), verdict.since_s)
+            if verdict.cost_share is not None:
+                families.add(
+                    "straggler_wait_ratio", (verdict.job_id, verdict.group, verdict.group_id, rank), verdict.cost_share
+                )
     for labels, age_s in ages.items():
         families.add("verdict_seconds", labels, age_s)

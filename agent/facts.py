@@ -40,6 +40,7 @@ def facts(
     findings: Iterable[Finding],
     host: HostView | None = None,
     gpus: Mapping[int, str] | None = None,
+    late: Mapping[int, float] | None = None,
 ) -> Facts | None:
     """What is known of a job; ``None`` where no rank has made 20 steps or 30 s of them.
 
@@ -47,6 +48,7 @@ def facts(
         steps: of all ranks, without the long ones.
         host: the node, if somebody watches it right now.
         gpus: PCI addresses of the GPUs of the ranks of this node, as far as they are known.
+        late: the stragglers right now, by rank, with the part of the time that the others wait for each.
     """
     total = sum(step.duration_s for step in steps)
     by_rank = Counter(step.rank for step in steps)
@@ -63,11 +65,12 @@ def facts(
         bubble=sum(bubble) / total if bubble else None,
         findings=list(findings),
         network=Network() if host is None else Network(places(gpus or {}, host), host.complaints),
+        late=late or {},
     )
 
 
 def _waits(by_rank: Iterable[Row], steps: Iterable[StepView]) -> dict[int, float]:
-    """The part of its steps that each rank waited for late ranks.
+    """The part of its steps that each rank waited for late ranks and for messages.
 
     Left out are ranks of too few steps, and those that waited longer than all of theirs: then waiting outside of them is in it.
     """
@@ -75,12 +78,12 @@ def _waits(by_rank: Iterable[Row], steps: Iterable[StepView]) -> dict[int, float
     for step in steps:
         took.setdefault(step.rank, []).append(step.duration_s)
     return {
-        int(rank): row.wait_s / steps_s
+        int(rank): waited_s / steps_s
         for row in by_rank
         if (rank := row.by["rank"]) is not None
         and len(of_rank := took.get(rank, [])) >= LEAST_STEPS
-        and row.wait_s is not None
-        and row.wait_s <= (steps_s := sum(of_rank))
+        and (row.wait_s is not None or row.p2p_wait_s is not None)
+        and (waited_s := (row.wait_s or 0.0) + (row.p2p_wait_s or 0.0)) <= (steps_s := sum(of_rank))
     }
 
 

@@ -6,18 +6,20 @@ has, and whoever asks all of them puts those together: by (``group_id``, ``seq``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from commwatch.aggregate import Job
 from commwatch.collectors import events as ev
 from commwatch.joins import MOST_PENDING, NOT_KNOWN_NS, Part, split
-from commwatch.rank_book import told
-from commwatch.stragglers import WINDOW_NS, Late, LateWindow
+from commwatch.rank_book import RankBook, told
+from commwatch.stragglers import Late, LateWindow, waiting_least
 
 #: Most parts in one answer, over all its groups and ranks.
 MOST_PARTS = 16_384
+#: Of the time up to now, the parts in an answer.
+WINDOW_NS = 30_000_000_000
 #: Longer times than that (30 years) nobody has measured.
 _MOST_S = 1e9
 
@@ -64,10 +66,39 @@ class RankParts:
 
 
 def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
-    """Job, ``group_id`` and the straggler of each group that has one; only of groups whose ranks are all on this node."""
-    alive = [job for job in jobs if any(book.alive for book in job.books.values())]
-    found = [(job.id, group_id, join.window.late(now_ns)) for job in alive for group_id, join in job.joins.items()]
-    return [(job_id, group_id, late) for job_id, group_id, late in found if late is not None]
+    """Job, ``group_id`` and straggler, of the groups whose ranks are all on this node; each rank of a job once."""
+    found: dict[tuple[str, int], tuple[str, str, Late]] = {}
+    for job in jobs:
+        books = {book.rank: book for book in job.books.values() if book.alive}
+        late = [
+            (group_id, each)
+            for group_id, join in job.joins.items()
+            for each in join.window.late(now_ns, _steps(books, join.window.ranks))
+        ]
+        for group_id, each in (*late, *_late_senders(books, now_ns)):
+            found.setdefault((job.id, each.rank), (job.id, group_id, each))
+    return list(found.values())
+
+
+def _late_senders(books: Mapping[int, RankBook], now_ns: int) -> Iterator[tuple[str, Late]]:
+    """``group_id`` and straggler, of the groups whose ranks send messages to each other."""
+    groups: dict[str, set[int]] = {}
+    for rank, book in books.items():
+        for info in {book.group(group) for group, _, _ in book.messages}:
+            if info.ranks is not None and books.keys() >= set(info.ranks):
+                groups.setdefault(info.group_id, set()).add(rank)
+    for group_id, ranks in groups.items():
+        bins: dict[int, dict[int, int]] = {}
+        for rank in ranks:
+            for at, waited_ns in books[rank].stood_ns.items():
+                bins.setdefault(at, {})[rank] = waited_ns
+        yield from ((group_id, late) for late in waiting_least(bins, ranks, now_ns, _steps(books, ranks)))
+
+
+def _steps(books: Mapping[int, RankBook], ranks: Collection[int]) -> list[int]:
+    """When the latest steps of one of these ranks ended, on the clock of this node."""
+    steps = (books[rank].steps.totals.recent for rank in ranks if rank in books)
+    return [step.end_ns for step in max(steps, key=len, default=())]
 
 
 def disagreements(jobs: Iterable[Job], now_ns: int) -> Iterator[Disagreement]:
@@ -148,8 +179,7 @@ def _join(ranks: list[RankParts]) -> LateWindow:
     for collective in collectives.values():
         ops = {part.op for part in collective}
         if len(collective) == len(ranks) and len(ops) == 1 and ops <= _SYMMETRIC:
-            joined = split(collective)
-            window.add(collective[0].end_ns, joined.late.rank, joined.blame_ns, joined.transfer_ns)
+            window.add(collective[0].end_ns, split(collective).own_lateness())
     return window
 
 

@@ -7,8 +7,8 @@ took is the pure transfer. Clocks of different ranks are compared only to tell t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from statistics import median
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median, median_low
 from typing import Any, NamedTuple
 
 from commwatch.stragglers import LateWindow
@@ -32,7 +32,8 @@ class Part(NamedTuple):
     book: Any
     size: int = 0
     dtype: str | None = None
-    #: Time from the end of the operation that the rank stood in before, of whatever group, to this launch: by no more is it late itself.
+    #: Time from the end of the symmetric operation that the rank stood in before, of whatever group, to this launch, less the waits
+    #: for messages and operations with a root in between.
     own_ns: int = NOT_KNOWN_NS
 
 
@@ -46,10 +47,22 @@ class Waits(NamedTuple):
     late: Part
     lateness_ns: int
 
-    @property
-    def blame_ns(self) -> int:
-        """The part of it that is that rank's own: who comes late out of another operation is late by no fault of its own."""
-        return min(self.lateness_ns, self.late.own_ns)
+    def own_lateness(self) -> dict[int, int]:
+        """How late each rank came through its own fault, in ns.
+
+        That is at most what it took longer than the others (their lower median) from the operation before. A rank that came late out of
+        another operation was late through no fault of its own, and ranks leave a collective on a slow link one after the other.
+        Where no rank knows what it took, all of the lateness is its own; where only this one does not, none.
+        """
+        known = [part.own_ns for part, _ in self.waits if part.own_ns != NOT_KNOWN_NS]
+        most = max(wait for _, wait in self.waits)
+        if not known:
+            return {part.rank: most - wait for part, wait in self.waits}
+        usual = median_low(known)
+        return {
+            part.rank: max(0, min(most - wait, part.own_ns - usual)) if part.own_ns != NOT_KNOWN_NS else 0
+            for part, wait in self.waits
+        }
 
 
 def split(parts: list[Part]) -> Waits:
@@ -58,6 +71,34 @@ def split(parts: list[Part]) -> Waits:
     waits = [(part, part.duration_ns - late.duration_ns) for part in parts]
     others = [wait for part, wait in waits if part is not late]
     return Waits(late.duration_ns, waits, late, int(median(others)) if others else 0)
+
+
+def waits_at_root(parts: Mapping[int, Part], root: int, to_root: bool) -> dict[int, int]:
+    """How long each rank waited in an operation with a root for the side that it needs, in ns; all on one clock."""
+    others = [rank for rank in parts if rank != root]
+    last = max((parts[rank].launch_ns for rank in others), default=0) if to_root else parts[root].launch_ns
+    waiting = [root] if to_root else others
+    return {
+        rank: max(0, min(part.duration_ns, last - part.launch_ns)) if rank in waiting else 0
+        for rank, part in parts.items()
+    }
+
+
+def own_lateness_at_root(parts: Mapping[int, Part], root: int, to_root: bool) -> dict[int, int]:
+    """How late each rank came to an operation with a root through its own fault, in ns; all on one clock.
+
+    Only the root waits for the others (``to_root``), or only they wait for it. They do not end together, so launches are compared.
+    """
+    late = dict.fromkeys(parts, 0)
+    others = [rank for rank in parts if rank != root]
+    waiting, awaited = ([root], others) if to_root else (others, [root])
+    known = [part.own_ns for part in parts.values()]
+    if not others or NOT_KNOWN_NS in known:
+        return late
+    first, usual = median_low(parts[rank].launch_ns for rank in waiting), median_low(known)
+    for rank in awaited:
+        late[rank] = max(0, min(parts[rank].launch_ns - first, parts[rank].own_ns - usual))
+    return late
 
 
 class _Pending:
@@ -89,6 +130,8 @@ class GroupJoin:
         self.unjoined = 0
         #: The latest ones whose ranks were in different operations, or passed different data; numbers, and their parts.
         self.odd: deque[tuple[int, list[Part]]] = deque(maxlen=_MOST_ODD)
+        #: Operations with a root, some of whose ranks are here.
+        self._rooted: dict[int, dict[int, Part]] = {}
         #: Who was late in those that came together.
         self.window = LateWindow()
 
@@ -97,6 +140,19 @@ class GroupJoin:
         for seq, pending in reversed(self._pending.items()):
             if pending.same_op:
                 yield seq, list(pending.parts.values())
+
+    def add_rooted(self, seq: int, part: Part, root: int) -> dict[int, Part] | None:
+        """Take one rank's part in an operation with a root; returns all parts, by rank, once they are there."""
+        parts = self._rooted.setdefault(seq, {})
+        if part.rank in parts or (parts and next(iter(parts.values())).op != part.op):
+            parts.clear()  # of an earlier run of the same name
+        parts[part.rank] = part
+        if len(self._rooted) > MOST_PENDING:
+            del self._rooted[next(iter(self._rooted))]
+        if len(parts) < self.size or root not in parts:
+            return None
+        del self._rooted[seq]
+        return parts
 
     def add(self, seq: int, part: Part) -> Waits | None:
         """Take one rank's part; returns the collective once it is complete."""

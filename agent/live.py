@@ -16,7 +16,7 @@ from commwatch.shares import LEAST_STEPS, shares_of, stands_still
 from commwatch.slots import Slot, slot_of
 from commwatch.standing import culprits, shedding, state
 from commwatch.summary import Row, summarise
-from commwatch.verdicts import Verdict, verdicts
+from commwatch.verdicts import Verdict, together, verdicts, waited_for
 from commwatch.views import RankView
 from commwatch.waits import age
 
@@ -135,7 +135,8 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
     """
     books = sorted(sight.of_this_run(job), key=lambda book: book.rank)
     views = [sight.rank(job.id, book, now_ns) for book in books]
-    found = [*verdicts(views, sight.groups([job])), *told]
+    found = together(verdicts(views, sight.groups([job])), told)
+    waiting, messages = _waiting(books, now_ns)
     recent = {book.rank: _recent(book, now_ns) for book in books}
     steps = [step for of_rank in recent.values() for step in of_rank]
     shares = shares_of(steps) or (None, None)
@@ -154,7 +155,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
         comm=shares[0],
         exposed=shares[1],
-        says=bottleneck(shares[0], shares[1], _waiting(books, now_ns)),
+        says=bottleneck(shares[0], shares[1], waited_for(found, waiting), messages),
         ending="" if running(job) else endings.says(sight.endings(job)),
         slots=_slots(books, now_ns),
         ranks=[
@@ -214,12 +215,14 @@ def _covered_s(books: list[RankBook], now_ns: int) -> float:
     return max(1e-3, (now_ns - max(begin_ns, min(map(_started_ns, books)))) / 1e9)
 
 
-def _waiting(books: list[RankBook], now_ns: int) -> float | None:
-    """The share of time that the ranks wait for late ones: their mean; ``None``: not known."""
+def _waiting(books: list[RankBook], now_ns: int) -> tuple[float | None, float | None]:
+    """The shares of time that the ranks wait for late ones and for messages: their means; ``None``: not known, or there are none."""
     full = [book for book in books if book.mode == FULL]  # waits in what is only counted are not known
-    of_ranks = [[cell.wait_ns for _, _, cell in book.lately(now_ns) if cell.joined] for book in full]
-    waits = [sum(waits_ns) / 1e9 for waits_ns in of_ranks if waits_ns]
-    return mean(waits) / _covered_s(books, now_ns) if waits else None
+    cells = [[cell for _, _, cell in book.lately(now_ns)] for book in full]
+    late = [sum(cell.wait_ns for cell in of_rank) for of_rank in cells if any(cell.joined for cell in of_rank)]
+    messages = [sum(cell.p2p_wait_ns for cell in of_rank) for of_rank in cells]
+    covered_ns = 1e9 * _covered_s(books, now_ns)
+    return mean(late) / covered_ns if late else None, mean(messages) / covered_ns if any(messages) else None
 
 
 def _waited(book: RankBook, now_ns: int) -> float | None:

@@ -147,7 +147,10 @@ class Look:
 
     def _tell(self, job_id: str) -> bytes:
         findings = [finding for view in self._watchers.logs.topology(job_id) for finding in view.findings]
-        advice = self._worker.find("advice", job=job_id, findings=findings, host=self._watchers.host.view(job_id))
+        with self._agent.live(job_id) as (jobs, now_ns):
+            late = sight.late_now(jobs, now_ns)
+        host = self._watchers.host.view(job_id)
+        advice = self._worker.find("advice", job=job_id, findings=findings, host=host, late=late)
         return _json(Told, Told(job_id, findings, advice))
 
     def _told(self, job: Job, now_ns: int) -> list[Verdict]:

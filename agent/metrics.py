@@ -87,7 +87,7 @@ METRICS = {
         Spec(
             "commwatch_collective_wait_seconds_total",
             "counter",
-            "Time this rank spent in symmetric operations waiting for the last rank to begin.",
+            "Time this rank spent in collectives waiting for late ranks.",
             _RANK_GROUP,
         ),
         Spec(
@@ -121,6 +121,12 @@ METRICS = {
             _GROUP_ID,
         ),
         Spec("commwatch_symmetric_collective_seconds_total", "counter", "Their durations.", _GROUP_ID),
+        Spec(
+            "commwatch_between_symmetric_collectives_seconds_total",
+            "counter",
+            "What the rank took before each, from the end of the symmetric operation before it; waits for other operations are not in it.",
+            _GROUP_ID,
+        ),
         Spec("commwatch_collective_in_flight_seconds", "gauge", "Age of the oldest operation in flight.", _GROUP_ID),
         Spec("commwatch_collective_last_seq", "gauge", "Sequence number of the latest finished collective.", _GROUP_ID),
         Spec("commwatch_steps_total", "counter", "Training steps, from one step mark to the next.", _RANK),
@@ -169,6 +175,12 @@ METRICS = {
             "gauge",
             "For how long a verdict has stood: what is wrong now, one series per culprit; of a straggler, the time judged.",
             ("job_id", "group", "group_id", "kind", "rank"),
+        ),
+        Spec(
+            "commwatch_straggler_wait_ratio",
+            "gauge",
+            "Share of the time that the other ranks wait for a straggler; absent while there is none.",
+            ("job_id", "group", "group_id", "rank"),
         ),
         Spec(
             "commwatch_rank_up",

@@ -204,9 +204,9 @@ def efficiency(agent: Agent, from_ns: int, until_ns: int, job: str | None) -> Ef
     return Efficiencies(*agent.efficiency(from_ns, until_ns, job))
 
 
-def advice(agent: Agent, job: str, findings: list[Finding], host: HostView) -> list[Advice]:
-    """What to try in a job."""
-    report = build(agent, job, agent.path, "", findings, host)
+def advice(agent: Agent, job: str, findings: list[Finding], host: HostView, late: dict[int, float]) -> list[Advice]:
+    """What to try in a job, whose stragglers right now are ``late``."""
+    report = build(agent, job, agent.path, "", findings, host, late)
     return [] if report is None else report.advice
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import log
 from typing import Any
 
@@ -34,11 +34,11 @@ from commwatch.collectors.governor import FULL
 from commwatch.collectors.ring import number_of
 from commwatch.endings import Ending
 from commwatch.intervals import Intervals
-from commwatch.joins import NOT_KNOWN_NS, GroupJoin, Part, Waits
+from commwatch.joins import NOT_KNOWN_NS, GroupJoin, Part, Waits, own_lateness_at_root, waits_at_root
 from commwatch.names import Names
 from commwatch.shares import StepBook
 from commwatch.sketch import BINS_PER_E, merge, quantile
-from commwatch.stragglers import LateWindow
+from commwatch.stragglers import BIN_NS, MOST_BINS, LateWindow
 
 _MOST_FAILURES = 16
 #: Of groups, those that are forgotten among them.
@@ -48,6 +48,7 @@ _TAIL_BYTES = 256 * ev.RECORD_SIZE
 #: What ``lately`` is about.
 LAST_NS = 60_000_000_000
 NO_GROUP = ev.NO_GROUP
+_JOINABLE = ev.SYMMETRIC | ev.TO_ROOT | ev.FROM_ROOT
 _UNMEASURED = ev.FAILED | ev.UNTIMED
 #: Its caller went on: asked for a handle, or put it on a stream.
 _NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
@@ -56,12 +57,13 @@ _NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
 class _Books:
     """A live cell with what one look-up should bring along."""
 
-    __slots__ = ("bins", "busy", "cell", "compared", "factor", "join", "key", "live", "owner", "p2p")
+    __slots__ = ("bins", "busy", "cell", "compared", "factor", "join", "key", "live", "op", "owner", "p2p", "symmetric")
 
     def __init__(
-        self, owner: RankBook, key: CellKey, factor: float, join: GroupJoin | None, p2p: Intervals | None
+        self, owner: RankBook, key: CellKey, op: str, factor: float, join: GroupJoin | None, p2p: Intervals | None
     ) -> None:
-        self.owner, self.key, self.factor, self.join, self.p2p = owner, key, factor, join, p2p
+        self.owner, self.key, self.op, self.factor, self.join, self.p2p = owner, key, op, factor, join, p2p
+        self.symmetric = op in ev.SYMMETRIC
         self.busy = owner.steps.busy(owner.group(key.group).label)
         self.cell, self.compared = Cell(), owner.compared.setdefault(key.group, Compared())
         #: The cell's own, while it is live.
@@ -110,6 +112,8 @@ class RankBook(Names):
         self.failures: deque[ev.Record] = deque(maxlen=_MOST_FAILURES)
         #: The latest records as they came, whole ones.
         self.tail = b""
+        #: Of a rank with messages: how long it stood in waits, for messages and for late ranks, by ``stragglers.BIN_NS`` of time.
+        self.stood_ns: dict[int, int] = {}
         #: By group: launch of the collective with that number; number of the latest whose end was not seen, or that was only counted.
         self.launched_ns: dict[int, int] = {}
         self.unseen: dict[int, int] = {}
@@ -193,7 +197,8 @@ class RankBook(Names):
             cell.durations[bisect_left(bounds, duration)] += 1
             came_out = self._came_out_ns
             if waited_us or not (p2p is not None or flags & _NOT_STOOD_IN):
-                self._came_out_ns = end
+                # What ends when one side is through takes nothing from what the rank took before.
+                self._came_out_ns = end if books.symmetric else came_out and came_out + (waited_us * 1000 or duration)
             if p2p is not None:
                 cell.busy_ns += p2p.add(start, end)
                 cell.p2p_wait_ns += waited_us * 1000
@@ -203,9 +208,9 @@ class RankBook(Names):
             books.busy.add(start, end)
             # An end seen when the caller came to wait for it says nothing about when the ranks finished.
             if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
-                own = launch - came_out if launch >= came_out else NOT_KNOWN_NS
+                own = launch - came_out if launch >= came_out > 0 and not flags & ev.ON_DEVICE else NOT_KNOWN_NS
                 part = Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype), own)
-                _compare(books, books.join, seq, part)
+                _compare(books, books.join, seq, part, peer)
         self.steps.trim(self._p2p_busy.values())
 
     def _take_other(self, record: ev.Record, until_n: int | None) -> None:
@@ -243,7 +248,15 @@ class RankBook(Names):
             waited_ns = max(start_ns, end_ns - waited_us * 1000)
             books.busy.add(waited_ns, end_ns)
             self.steps.messages().add(waited_ns, end_ns)
+            self.stood(end_ns, end_ns - waited_ns)
         self._messages_with(books.key.group, books.key.op, peer).add(size, waited_us)
+
+    def stood(self, end_ns: int, waited_ns: int) -> None:
+        """Add up how long the rank waited until ``end_ns``."""
+        at = end_ns // BIN_NS
+        self.stood_ns[at] = self.stood_ns.get(at, 0) + waited_ns
+        if len(self.stood_ns) > MOST_BINS:
+            del self.stood_ns[next(iter(self.stood_ns))]
 
     def _messages_with(self, group: int, op: int, peer: int) -> Messages:
         whom = group, op, peer
@@ -273,10 +286,10 @@ class RankBook(Names):
         if key not in self.totals and len(self.totals) + len(self._live) >= MOST_KINDS and key != OTHER_KIND:
             return self._live.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0)
         name, info = self.op_name(op), self.group(group)
-        joinable = name in ev.SYMMETRIC and info.aligned and info.size > 1
+        joinable = name in _JOINABLE and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, _same)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
-        books = _Books(self, key, bus_factor(name, info.size) or 0.0, join, p2p)
+        books = _Books(self, key, name, bus_factor(name, info.size) or 0.0, join, p2p)
         self._live[key.place] = books
         return books
 
@@ -368,26 +381,40 @@ def _number(stamp: int, until_n: int | None) -> int:
     return number_of(stamp, until_n if until_n is not None else stamp + 1)
 
 
-def _compare(books: _Books, join: GroupJoin, seq: int, part: Part) -> None:
+def _compare(books: _Books, join: GroupJoin, seq: int, part: Part, root: int) -> None:
     """Put a rank's part beside those of the others."""
+    if not books.symmetric:
+        parts, to_root = join.add_rooted(seq, part, root), books.op in ev.TO_ROOT
+        if parts is not None:
+            _write(zip(parts.values(), waits_at_root(parts, root, to_root).values(), strict=True))
+            join.window.add(part.end_ns, own_lateness_at_root(parts, root, to_root))
+        return
     books.compared.count += 1
     books.compared.duration_ns += part.duration_ns
+    if part.own_ns != NOT_KNOWN_NS:
+        books.compared.own_ns += part.own_ns
     joined = join.add(seq, part)
     if joined is not None:
         _settle(joined, join.window)
 
 
 def _settle(joined: Waits, window: LateWindow) -> None:
-    """Write the waits of a complete collective into the books of its ranks."""
-    for part, wait in joined.waits:
+    """Write a complete collective into the books of its ranks."""
+    _write(joined.waits)
+    late: _Books = joined.late.book
+    lateness = late.owner.lateness_ns
+    lateness[late.key.group] = lateness.get(late.key.group, 0) + joined.lateness_ns
+    window.add(joined.late.end_ns, joined.own_lateness())
+
+
+def _write(waits: Iterable[tuple[Part, int]]) -> None:
+    for part, wait in waits:
         books: _Books = part.book
         cell = books.cell if books.live else books.owner.cell(books.key)
         cell.wait_ns += wait
         cell.joined += 1
-    late: _Books = joined.late.book
-    lateness = late.owner.lateness_ns
-    lateness[late.key.group] = lateness.get(late.key.group, 0) + joined.lateness_ns
-    window.add(joined.late.end_ns, joined.late.rank, joined.blame_ns, joined.transfer_ns)
+        if books.owner.messages:
+            books.owner.stood(part.end_ns, wait)
 
 
 def told(part: Part) -> tuple[str, int, str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
@@ -38,7 +38,7 @@ class RankLine:
     step_p50_s: float | None
     comm_share: float | None
     exposed_share: float | None
-    #: Waiting for late ranks in symmetric operations; ``None``: not joined.
+    #: Waiting for late ranks in collectives; ``None``: not joined.
     wait_s: float | None
     p2p_wait_s: float | None
 
@@ -103,11 +103,13 @@ def build(
     command: str,
     findings: Iterable[Finding] = (),
     host: HostView | None = None,
+    late: Mapping[int, float] | None = None,
 ) -> Report | None:
     """Put the report of a job together; ``None`` if the history does not know it.
 
     Args:
         host: the node, if somebody watches it right now.
+        late: the stragglers right now, by rank, with the part of the time that the others wait for each.
     """
     job = next((job for job in agent.jobs() if job.job_id == job_id), None)
     if job is None:
@@ -122,7 +124,7 @@ def build(
     waits = {row.by["rank"]: row for row in by_rank}
     gpus = {rank.rank: rank.gpu_bus_id for rank in ranks if rank.gpu_bus_id is not None}
     group_shares = _group_shares([step for step in usual if step.comm_s is not None])
-    known = facts(agent, job, usual, Counts(operations, by_rank, group_shares), findings, host, gpus)
+    known = facts(agent, job, usual, Counts(operations, by_rank, group_shares), findings, host, gpus, late)
     lines = [_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks]
     waited = None
     if _have_times([row for row in operations if row.by["op"] in SYMMETRIC]):
@@ -253,9 +255,7 @@ def percent(value: float | None) -> str:
 # -- tables -----------------------------------------------------------------------------------
 
 OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
-LEGEND = (
-    "Count, bytes, wait: sums over ranks. Wait: for late ranks in symmetric operations, for the peer in send and recv."
-)
+LEGEND = "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv."
 _REFERENCES = {"bench": "bench", "nccl_tests": "nccl-tests", "catalogue": "link", "own_best": "own best"}
 RANK_HEAD = ("rank", "state", "steps", "step p50", "comm", "exposed", "wait", "p2p wait")
 
@@ -342,7 +342,7 @@ def _share(report: Report) -> str:
         untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
         why = "have no times; docs/hooks.md says why (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
         return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
-    why = bottleneck(report.comm_share, report.exposed_share, report.wait_share)
+    why = bottleneck(report.comm_share, report.exposed_share, report.wait_share, report.p2p_wait_share)
     split = ""
     if report.wait_share is not None and report.wait_share >= _LEAST_WAITING:
         rest = percent(report.comm_share - report.wait_share)
@@ -364,11 +364,14 @@ def _rank_time(hours: float) -> str:
     return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
-def bottleneck(comm: float | None, exposed: float | None, waiting: float | None = None) -> str:
+def bottleneck(
+    comm: float | None, exposed: float | None, waiting: float | None = None, messages: float | None = None
+) -> str:
     """What to say of a communication share: whether it is above the 30 % line, and hurts; empty where it is below, or not known.
 
     Args:
         waiting: the part of it that is waiting for late ranks; ``None``: not known.
+        messages: the part of it that is waiting for messages; ``None``: not known, or there are none.
     """
     if comm is None or comm <= LIMIT:
         return ""
@@ -376,6 +379,8 @@ def bottleneck(comm: float | None, exposed: float | None, waiting: float | None 
         return "above 30 %, but hidden behind compute"
     if waiting is not None and 2 * waiting > comm:
         return "above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network"
+    if 2 * ((waiting or 0.0) + (messages or 0.0)) > comm:
+        return "above 30 %, most of it waiting for messages: uneven stages or a late rank, before the network"
     return "above 30 %, communication is the bottleneck"
 
 

@@ -1,88 +1,215 @@
-"""Who is late most of the time: a rolling window over the joined collectives of one group. Pure.
+"""Which ranks make the others of a group wait, step after step. Pure.
 
-By medians, never by standard deviations: among n ranks one cannot be further than (n-1)/sqrt(n) of them from the mean, 1.2 of
-three, so "three sigma" would never fire on a node.
+Each rank has a series: how late it came into the collectives of each period, through its own fault. A period is a training step where
+steps are marked. A straggler is a rank whose series is above that of each rank that is none: on average by 5 % of the time, in nearly
+all parts of the window, and by more than chance allows. Ranks that are late in turn, or whose work is uneven, have series that cross.
+What happens in less than one of five periods, as a checkpoint does, does not count.
+
+"Three sigma" over ranks would never find one: among n, a rank cannot be further than (n-1)/sqrt(n) standard deviations from the mean,
+1.2 of three.
 """
 
 from __future__ import annotations
 
-import struct
-from collections import deque
-from statistics import median
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
+from math import ceil, sqrt
 from typing import NamedTuple
 
-WINDOW_NS = 30_000_000_000
-#: Fewer collectives than this say nothing; more than that are not kept.
-LEAST, MOST = 5, 4096
-#: What has been so for less than this may be chance: the start of a job, one checkpoint.
-LEAST_NS = 3_000_000_000
-#: A straggler is late in so much of a window's collectives, and costs the others so much of its time.
-LATE_IN, COSTS = 0.6, 0.05
-#: By less than this, or than the transfer itself takes, nobody is called late.
-LEAST_LATE_NS = 1_000_000
-#: A joined collective: its end, how late the last rank was, what the transfer took (all in ns), and which rank that was. Packed it takes a
-#: third of the memory of a tuple, and a busy node keeps tens of thousands.
-_JOINED = struct.Struct("<qqqi")
+#: Lateness is added up in bins of this length; so many are kept.
+BIN_NS, MOST_BINS = 100_000_000, 600
+#: The latest so many ns are judged, or more until there are enough periods. Where they name no rank, the next window is judged.
+WINDOWS_NS = (10_000_000_000, 15_000_000_000, 30_000_000_000)
+#: A shorter window, or one of fewer periods, names no rank: the start of a job, or chance.
+LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5
+#: Where steps are not marked, a period has so many bins with collectives at most; fewer where there are not so many periods.
+_BINS_OF_PERIOD, _PERIODS = 5, 20
+#: A straggler costs the others so much of the time.
+COSTS = 0.05
+#: It makes each of them wait so many times as long as they make it wait.
+_TIMES = 3
+#: Its mean lead has so many standard errors, and so many more divided by the number of periods.
+_ERRORS, _ERRORS_OF_FEW = 4, 60
+#: Leads are cut off at what this part of them does not exceed.
+_USUAL = 0.8
+#: The window has so many parts; in so many of them the lead is at least half of what it has to be.
+_PARTS, _PARTS_WITH = 5, 4
+#: A suspect is compared with so many others at most, the latest ones.
+_MOST_COMPARED = 8
+#: Nothing is concluded so long after the latest period, or so many times its length.
+_STILL_NS, _STILL_PERIODS = 30_000_000_000, 3
 
 
 class Late(NamedTuple):
-    """The rank that was late in a window, and what it cost."""
+    """A straggler, and what it cost."""
 
     rank: int
-    collectives: int
-    late_in: int
-    #: Median over the collectives in which it was late.
-    lateness_ns: int
-    #: What the others (their median) waited for it, in all.
+    #: By how much it was later than the others (their lower median) in the window: the time that they waited for it.
     cost_ns: int
     window_ns: int
+    #: Training steps in the window; ``None``: they are not marked.
+    steps: int | None
+
+
+class Period(NamedTuple):
+    """A part of the time: when it begins and ends, its steps, and the lateness of each rank in it; 0 where it is not there."""
+
+    start_ns: int
+    end_ns: int
+    steps: int | None
+    late_ns: Mapping[int, int]
 
 
 class LateWindow:
-    """The latest joined collectives of a group whose ranks are all in sight."""
+    """The own lateness of a group's ranks in its latest collectives."""
 
     def __init__(self) -> None:
-        self._joined: deque[bytes] = deque()
-        #: Lateness of all of them.
-        self._sum_ns = 0
+        self._bins: dict[int, dict[int, int]] = {}
+        #: Their sums.
+        self._total: dict[int, int] = {}
+        #: The ranks of the group; empty before its first collective.
+        self.ranks: frozenset[int] = frozenset()
 
-    def add(self, end_ns: int, rank: int, lateness_ns: int, transfer_ns: int) -> None:
-        """A collective ended: who was last, how long the others waited by its own fault, what the transfer took."""
-        self._joined.append(_JOINED.pack(end_ns, lateness_ns, transfer_ns, rank))
-        self._sum_ns += lateness_ns
-        if len(self._joined) > MOST:
-            self._drop()
+    def add(self, end_ns: int, late_ns: Mapping[int, int]) -> None:
+        """Take in a collective that ended: how late each rank came through its own fault."""
+        if len(late_ns) > len(self.ranks):
+            self.ranks = frozenset(late_ns)
+        of_bin = self._bins.setdefault(end_ns // BIN_NS, {})
+        if len(self._bins) > MOST_BINS:
+            for rank, late in self._bins.pop(next(iter(self._bins))).items():
+                self._total[rank] -= late
+        for rank, late in late_ns.items():
+            if late:
+                of_bin[rank] = of_bin.get(rank, 0) + late
+                self._total[rank] = self._total.get(rank, 0) + late
 
-    def late(self, now_ns: int, least_ns: int = LEAST_NS) -> Late | None:
-        """The straggler of the window up to now, if there is one.
+    def late(self, now_ns: int, steps: Sequence[int] = (), least_ns: int = LEAST_NS) -> list[Late]:
+        """The stragglers up to now, by rank.
 
         Args:
-            least_ns: a window that is shorter names none.
+            steps: when the latest steps ended, in order, in ns of the same clock; empty: they are not marked.
+            least_ns: a shorter window names no rank.
         """
-        while self._joined and _end_ns(self._joined[0]) <= now_ns - WINDOW_NS:
-            self._drop()
-        joined = self._joined
-        # Nobody can have cost more than all together: nearly always this is all that has to be looked at.
-        if len(joined) < LEAST or self._sum_ns < COSTS * (_end_ns(joined[-1]) - _end_ns(joined[0])):
-            return None
-        window = [each for each in map(_JOINED.unpack, joined) if each[0] > now_ns - WINDOW_NS]
-        by_rank: dict[int, list[int]] = {}
-        for _, lateness, _, rank in window:
-            by_rank.setdefault(rank, []).append(lateness)
-        rank = max(by_rank, key=lambda rank: len(by_rank[rank]))
-        late, ends = by_rank[rank], [end for end, *_ in window]
-        span = max(ends) - min(ends)
-        if len(window) < LEAST or len(late) < LATE_IN * len(window) or span < max(1, least_ns):
-            return None
-        usual, cost = int(median(late)), sum(late)
-        if usual < max(LEAST_LATE_NS, median(transfer for _, _, transfer, _ in window)) or cost < COSTS * span:
-            return None
-        return Late(rank, len(window), len(late), usual, cost, span)
-
-    def _drop(self) -> None:
-        _, lateness_ns, _, _ = _JOINED.unpack(self._joined.popleft())
-        self._sum_ns -= lateness_ns
+        # Nearly always this is all that has to be looked at: what is kept is more than a window.
+        span_ns = len(self._bins) * BIN_NS
+        if max(self._total.values(), default=0) < COSTS * min(WINDOWS_NS[0], span_ns):
+            return []
+        return _stragglers(_periods(self._bins, steps), self.ranks, now_ns, least_ns)
 
 
-def _end_ns(joined: bytes) -> int:
-    return int(_JOINED.unpack(joined)[0])
+def waiting_least(
+    bins: Mapping[int, Mapping[int, int]], ranks: Collection[int], now_ns: int, steps: Sequence[int]
+) -> list[Late]:
+    """The stragglers among ranks that send messages to each other, as the stages of a pipeline do.
+
+    Of a message it is not known who was late for whom. But a step takes all ranks the same time, and the rank that works longest is
+    the one that waits least. It must wait less than half as long as the others: stages are never quite even.
+
+    Args:
+        bins: how long each rank waited in operations, in ns, by bin of time.
+        steps: as for ``LateWindow.late``.
+    """
+    periods = [
+        period._replace(late_ns={rank: -waited for rank, waited in period.late_ns.items()})
+        for period in _periods(bins, steps)
+    ]
+    return _stragglers(periods, ranks, now_ns, LEAST_NS, own_counts=2)
+
+
+def _periods(bins: Mapping[int, Mapping[int, int]], steps: Sequence[int]) -> list[Period]:
+    """The bins put together, in order: by steps, or without steps by bursts of collectives."""
+    numbers = sorted(bins)
+    if steps:
+        steps = steps[max(0, min(len(steps) - LEAST_PERIODS - 1, bisect_left(steps, steps[-1] - WINDOWS_NS[-1]))) :]
+    ends = _ends_of_steps(numbers, steps) if steps else _ends_of_bursts(numbers)
+    return [
+        Period(
+            (before + 1) * BIN_NS,
+            (at + 1) * BIN_NS,
+            count or None,
+            _sum(bins[number] for number in numbers[bisect_right(numbers, before) : bisect_right(numbers, at)]),
+        )
+        for (before, _), (at, count) in pairwise(ends)
+    ]
+
+
+def _ends_of_steps(numbers: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int]]:
+    """The bins in which steps ended, of those there are, and how many did."""
+    ends = groupby(end // BIN_NS for end in steps)
+    return [(at, len(list(each))) for at, each in ends if numbers and numbers[0] <= at <= numbers[-1]]
+
+
+def _ends_of_bursts(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """The last bins of runs without a gap, which are cut where they are long; without a number of steps."""
+    most = max(1, min(_BINS_OF_PERIOD, (numbers[-1] - numbers[0]) // _PERIODS)) if numbers else 1
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1 and len(runs[-1]) < most:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [(run[-1], 0) for run in runs]
+
+
+def _sum(late_ns: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    total: dict[int, int] = {}
+    for each in late_ns:
+        for rank, late in each.items():
+            total[rank] = total.get(rank, 0) + late
+    return total
+
+
+def _stragglers(
+    periods: Sequence[Period], ranks: Iterable[int], now_ns: int, least_ns: int, own_counts: int = 1
+) -> list[Late]:
+    """The stragglers in the latest of these periods, which are in order; by rank."""
+    for window_ns in WINDOWS_NS:
+        since = (
+            bisect_left(periods, periods[-1].end_ns - window_ns, key=lambda period: period.start_ns) if periods else 0
+        )
+        window = periods[max(0, min(since, len(periods) - LEAST_PERIODS)) :]
+        if len(window) < LEAST_PERIODS:
+            return []
+        start_ns, end_ns = window[0].start_ns, window[-1].end_ns
+        span = end_ns - start_ns
+        if span < least_ns or now_ns - end_ns > max(_STILL_NS, _STILL_PERIODS * span // len(window)):
+            return []
+        late = {rank: [period.late_ns.get(rank, 0) for period in window] for rank in ranks}
+        culprits = _culprits(late, COSTS * span, own_counts)
+        if culprits:
+            total = sorted(map(sum, late.values()))
+            usual = total[(len(total) - 1) // 2]
+            steps = sum(period.steps or 0 for period in window) or None
+            return [Late(rank, sum(late[rank]) - usual, span, steps) for rank in culprits]
+    return []
+
+
+def _culprits(late: Mapping[int, Sequence[int]], least: float, own_counts: int) -> list[int]:
+    """Who is above all others: as many as are followed by the largest gap, and no more than half of the ranks."""
+    total = {rank: sum(series) for rank, series in late.items()}
+    order = sorted(late, key=lambda rank: -total[rank])
+    if len(order) < 2:
+        return []
+    number = max(range(1, max(1, len(order) // 2) + 1), key=lambda n: total[order[n - 1]] - total[order[n]])
+    culprits, others = order[:number], order[number : number + _MOST_COMPARED]
+    leads = all(
+        _leads([own_counts * each for each in late[rank]], late[other], least) for rank in culprits for other in others
+    )
+    return sorted(culprits) if leads else []
+
+
+def _leads(late: Sequence[int], other: Sequence[int], least: float) -> bool:
+    """Whether one rank was late by ``least`` more than another in the window, and not by chance."""
+    leads = [mine - theirs for mine, theirs in zip(late, other, strict=True)]
+    number = len(leads)
+    limit = sorted(map(abs, leads))[ceil(_USUAL * number) - 1]
+    leads = [max(-limit, min(limit, lead)) for lead in leads]
+    total, behind = sum(leads), -sum(lead for lead in leads if lead < 0)
+    if total < least or total + behind < _TIMES * behind:
+        return False
+    mean = total / number
+    error = sqrt(sum((lead - mean) ** 2 for lead in leads) / (number - 1) / number)
+    parts = [leads[number * n // _PARTS : number * (n + 1) // _PARTS] for n in range(_PARTS)]
+    lasting = sum(sum(part) >= least / _PARTS / 2 for part in parts)
+    return mean >= (_ERRORS + _ERRORS_OF_FEW / number) * error and lasting >= _PARTS_WITH

@@ -15,6 +15,7 @@ from commwatch.shares import comm_share, exposed_share, stands_still
 from commwatch.standing import culprits, oldest, shedding, state
 from commwatch.summary import Row
 from commwatch.top_answers import WINDOW_S, Answers, OfJob
+from commwatch.verdicts import waited_for
 from commwatch.views import InFlight, RankView, StepView
 
 #: Answers older than this are called old.
@@ -118,7 +119,8 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
     comm, exposed = comm_share(usual), exposed_share(usual)
     lines: list[Line] = [(Span("steps    ", "dim"), Span(said))]
     if comm is not None:
-        why = bottleneck(comm, exposed, _waiting(shown, _covered_s(answers, shown)))
+        waiting, messages = _waiting(shown, _covered_s(answers, shown))
+        why = bottleneck(comm, exposed, waited_for(shown.verdicts, waiting), messages)
         hidden = exposed is not None and exposed < WORTH
         style = "good" if comm <= LIMIT or hidden else "bad"
         lines.append(_bar("comm", comm, style, f": {why}" if why else "", cells))
@@ -127,10 +129,13 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
     return lines
 
 
-def _waiting(shown: OfJob, covered_s: float | None) -> float | None:
-    """The share of time that the ranks wait for late ones: their mean; ``None``: not known."""
-    waits = [row.wait_s for row in shown.by_rank.rows if row.wait_s is not None]
-    return mean(waits) / covered_s if waits and covered_s else None
+def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float | None]:
+    """The shares of time that the ranks wait for late ones and for messages: their means; ``None``: not known, or there are none."""
+    late = [row.wait_s for row in shown.by_rank.rows if row.wait_s is not None]
+    messages = [row.p2p_wait_s for row in shown.by_rank.rows if row.p2p_wait_s is not None]
+    if not covered_s:
+        return None, None
+    return mean(late) / covered_s if late else None, mean(messages) / covered_s if messages else None
 
 
 def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:

@@ -52,6 +52,8 @@ class Verdict:
     says: str
     #: Who tells it: ``probe``, ``ras`` (NCCL's) or ``flight_recorder`` (PyTorch's).
     source: str = "probe"
+    #: Of a straggler: the part of the time that the others waited for it.
+    cost_share: float | None = None
 
 
 def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
@@ -80,6 +82,22 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
             continue
         found += [(wait, verdict) for wait in waits(group, here, known) for verdict in _judge(wait, known)]
     return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
+
+
+def together(*found: Iterable[Verdict]) -> list[Verdict]:
+    """Verdicts of several sources. A rank that hangs is no straggler, whatever it was before."""
+    every = [verdict for each in found for verdict in each]
+    hang = {(verdict.job_id, rank) for verdict in every if verdict.kind != "straggler" for rank in verdict.ranks}
+    return [
+        verdict
+        for verdict in every
+        if verdict.kind != "straggler" or not any((verdict.job_id, rank) in hang for rank in verdict.ranks)
+    ]
+
+
+def waited_for(found: Iterable[Verdict], waiting: float | None) -> float | None:
+    """The share of time that ranks wait for late ones: what is known of it, or what the costliest straggler costs if that is more."""
+    return max((share for share in (waiting, *(each.cost_share for each in found)) if share is not None), default=None)
 
 
 def _latest(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
@@ -161,15 +179,19 @@ def _odd(what: dict[int, str]) -> list[int]:
 def lateness(late: Late, group: GroupView) -> Verdict:
     """The verdict on a straggler."""
     waiting = sorted(set(group.members or group.ranks) - {late.rank})
-    share, window_s = late.cost_ns / late.window_ns, late.window_ns / 1e9
+    window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
     window = f"{window_s:.{0 if window_s >= 10 else 1}f} s"
+    by = (
+        f"late by {late.cost_ns / 1e6 / late.steps:.1f} ms a step (mean of {late.steps} steps)"
+        if late.steps
+        else "late"
+    )
     says = (
-        f"straggler: rank {late.rank} is late by {late.lateness_ns / 1e6:.1f} ms (median) in {late.late_in} of "
-        f"{late.collectives} collectives of group {group.group} in {window}; the others waited "
-        f"{late.cost_ns / 1e9:.2f} s for it, {share:.0%} of the time"
+        f"straggler: rank {late.rank} is {by} in group {group.group}; "
+        f"in {window} the others waited {cost_s:.2f} s for it, {cost_s / window_s:.0%} of the time"
     )
     about = (group.job_id, group.group_id, group.group, None, "")
-    return Verdict("straggler", "late", *about, [late.rank], waiting, window_s, says)
+    return Verdict("straggler", "late", *about, [late.rank], waiting, window_s, says, cost_share=cost_s / window_s)
 
 
 # -- who is behind ------------------------------------------------------------------------------

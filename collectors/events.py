@@ -34,6 +34,8 @@ FIRST_UNKNOWN_OP = 32
 LAST_UNKNOWN_OP = 254
 #: Ops all of whose ranks finish together; only these have wait and lateness.
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+#: Ops with a root that only one side waits in: the root for all others, or all others for the root.
+TO_ROOT, FROM_ROOT = frozenset({"reduce", "gather"}), frozenset({"broadcast", "scatter"})
 P2P = frozenset({"send", "recv"})
 #: Ops whose ranks all pass the same size.
 SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})

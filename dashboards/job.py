@@ -240,7 +240,7 @@ def _rank_maps() -> list[Panel]:
         ),
         rank_map(
             "Waiting by rank",
-            "Share of time that a rank waited in symmetric operations for the last one to begin. Of groups whose ranks are all "
+            "Share of time that a rank waited in collectives for late ranks. Of groups whose ranks are all "
             "on one node.",
             "percentunit",
             _rate("collective_wait_seconds_total", _GROUP),

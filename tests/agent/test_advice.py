@@ -272,6 +272,30 @@ def test_what_remains_without_waiting() -> None:
     assert facts(kind(waiting_s=0.0)).without_waiting() == facts(kind(waiting_s=0.0))
 
 
+def test_two_late_ranks() -> None:
+    """Two ranks that hardly wait, where all others do, are late together."""
+    found = given("straggler", facts(waits={0: 0.3, 1: 0.01, 2: 0.3, 3: 0.03}))
+    assert found is not None
+    assert found.title == "ranks 1, 3 are late, the others wait for them"
+    assert found.saves_share == pytest.approx(0.28)
+
+
+def test_stragglers_of_now() -> None:
+    """A straggler that is named right now is the first advice, whatever the means of the whole job say."""
+    found = advice(facts(waits={0: 0.2, 1: 0.2}, late={1: 0.42}))
+    assert (found[0].rule, found[0].title) == ("straggler", "rank 1 is late, the others wait for it")
+    assert found[0].because == ["the others wait 42 % of the time for rank 1"]
+    assert found[0].saves_share == 0.42
+
+
+def test_uneven_stages() -> None:
+    """Of the stages of a pipeline, which all wait, one is late that waits less than half as long as the others."""
+    found = given("straggler", facts(waits={0: 0.6, 1: 0.25, 2: 0.6}, bubble=0.5))
+    assert found is not None
+    assert found.title == "rank 1 is late, the others wait for it"
+    assert given("straggler", facts(waits={0: 0.6, 1: 0.35, 2: 0.6}, bubble=0.5)) is None
+
+
 def test_late_rank_first() -> None:
     """A late rank is the first advice, whatever others promise: nothing else is worth trying before."""
     found = advice(facts(waits={0: 0.06, 1: 0.01, 2: 0.06}))

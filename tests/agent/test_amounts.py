@@ -70,7 +70,18 @@ def test_steps_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "MOST_RECENT", 16)
     book = StepBook()
     for n in range(1000):
-        book.mark(ev.Record._make((n + 1, *mark(n, n + 1, ), n + 1)))
+        book.mark(
+            ev.Record._make(
+                (
+                    n + 1,
+                    *mark(
+                        n,
+                        n + 1,
+                    ),
+                    n + 1,
+                )
+            )
+        )
     assert (len(book.totals.recent), book.totals.count) == (16, 999)
 
 
@@ -82,7 +93,18 @@ def test_moments_that_no_step_claims() -> None:
     held = vars(book)
     assert held["_untimed"] == sorted(held["_untimed"])
     for n in range(1, 6):
-        book.mark(ev.Record._make((n, *mark(n, n * S + S // 2, ), n)))
+        book.mark(
+            ev.Record._make(
+                (
+                    n,
+                    *mark(
+                        n,
+                        n * S + S // 2,
+                    ),
+                    n,
+                )
+            )
+        )
     assert [step.comm_ns is None for step in book.take()] == [False, True, False, False]
     assert held["_untimed"] == [1 << 60, 1 << 61]
 
@@ -91,10 +113,32 @@ def test_labels_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Communication of more group labels than are measured each for itself is measured together."""
     monkeypatch.setattr(shares, "MOST_LABELS", 4)
     book = StepBook()
-    book.mark(ev.Record._make((1, *mark(0, S, ), 1)))
+    book.mark(
+        ev.Record._make(
+            (
+                1,
+                *mark(
+                    0,
+                    S,
+                ),
+                1,
+            )
+        )
+    )
     for n in range(10):
         book.busy(f"group {n}").add(S + n, S + n + 1)
-    book.mark(ev.Record._make((2, *mark(1, 2 * S, ), 2)))
+    book.mark(
+        ev.Record._make(
+            (
+                2,
+                *mark(
+                    1,
+                    2 * S,
+                ),
+                2,
+            )
+        )
+    )
     (step,) = book.take()
     assert (step.comm_ns, dict(step.groups)) == (10, {**{f"group {n}": 1 for n in range(4)}, OTHER: 6})
 

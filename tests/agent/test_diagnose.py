@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -145,7 +146,7 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
                 [3],
                 [0, 1, 2],
             )
-            assert "late by 30.0 ms (median) in 100 of 100 collectives of group world in 5.0 s" in verdict.says
+            assert re.search(r"rank 3 is late in group world; in 4\.\d s .* (59|60|61)% of the time$", verdict.says)
         done = commwatch("diagnose", a.url, b.url, "--json")
         assert (done.returncode, done.stderr) == (1, "")
         assert [each["ranks"] for each in json.loads(done.stdout)["verdicts"]] == [[3]]
@@ -158,10 +159,10 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
 
 def test_told_verdicts_count_once(tmp_path: Path) -> None:
     """An agent that is asked by two names tells of a straggler once."""
-    names, begin = [group_entry(0, (0, 1), "world", group_id="w")], time.monotonic_ns() - 6_000 * MS
+    names, begin = [group_entry(0, (0, 1), "world", group_id="w")], time.monotonic_ns() - 9_000 * MS
     writers = []
     for rank in range(2):
-        ends = [begin + seq * 50 * MS for seq in range(100)]
+        ends = [begin + seq * 50 * MS for seq in range(160)]
         made = [operation(start_ns=end - (5 + 30 * rank) * MS, end_ns=end, seq=seq) for seq, end in enumerate(ends)]
         writers.append(write_ring(rings_of(tmp_path), made, names, rank=rank, wall_offset_ns=0))
     with agent(tmp_path) as running:

@@ -10,10 +10,10 @@ import pytest
 
 from commwatch.aggregate import Aggregate
 from commwatch.collectors import events as ev
-from commwatch.joined import MOST_PARTS, RankParts, parts, put_together, stragglers
+from commwatch.joined import MOST_PARTS, WINDOW_NS, RankParts, parts, put_together, stragglers
 from commwatch.joins import MOST_PENDING
 from commwatch.rank_book import RankBook
-from commwatch.stragglers import WINDOW_NS, Late
+from commwatch.stragglers import Late
 from tests.helpers import MS, group_entry, identity, operation, packed
 
 #: A collective every 100 ms; the first ends at 100 ms.
@@ -51,9 +51,9 @@ def told(*aggregates: Aggregate, now_ns: int = 51 * EVERY, limit: int = MOST_PEN
     ]
 
 
-def named(columns: Iterable[RankParts]) -> list[Late | None]:
-    """Who is late in each group that is whole."""
-    return [window.late(0, least_ns=0) for _, _, window in put_together(columns)]
+def named(columns: Iterable[RankParts]) -> list[Late]:
+    """Who is late in the groups that are whole."""
+    return [late for _, _, window in put_together(columns) for late in window.late(0, least_ns=0)]
 
 
 def test_agent_with_some_ranks_blames_nobody() -> None:
@@ -72,31 +72,30 @@ def test_agent_with_some_ranks_blames_nobody() -> None:
 
 def test_whole_group() -> None:
     """A group all of whose ranks are here is judged here, and not told."""
-    here = node(range(4), late=2)
-    assert parts(here.jobs.values(), 51 * EVERY)[1] == []
-    ((job, group_id, late),) = stragglers(here.jobs.values(), 51 * EVERY)
+    here = node(range(4), late=2, seqs=range(80))
+    assert parts(here.jobs.values(), 81 * EVERY)[1] == []
+    ((job, group_id, late),) = stragglers(here.jobs.values(), 81 * EVERY)
     assert (job, group_id, late.rank) == ("job", "w", 2)
 
 
 @pytest.mark.parametrize("late", range(4))
 def test_put_together(late: int) -> None:
-    """Two agents' parts name the late rank, by how much and in how many, though they were told a second apart."""
+    """Two agents' parts name the late rank, and what it cost, though they were told a second apart."""
     (who,) = named(told(node((0, 1), late), node((2, 3), late)))
-    assert who is not None
-    assert (who.rank, who.collectives, who.late_in, who.lateness_ns) == (late, 50, 50, LATE_MS * MS)
-    assert who.window_ns == 49 * EVERY  # no second in it that is none
+    assert who.rank == late
+    assert who.window_ns == 48 * EVERY  # no second in it that is none, and without the first period: it began before
+    assert who.cost_ns == 48 * LATE_MS * MS
 
 
 def test_one_rank_a_node() -> None:
     """Agents with one rank each: the whole difference is the lateness."""
     (who,) = named(told(node([0], 1, size=2), node([1], 1, size=2)))
-    assert who is not None
-    assert (who.rank, who.lateness_ns) == (1, LATE_MS * MS)
+    assert (who.rank, who.cost_ns) == (1, 48 * LATE_MS * MS)
 
 
 def test_nobody_is_late() -> None:
     """Where all are slow nobody is late; and where a node's parts are missing nothing is said."""
-    assert named(told(node((0, 1), None), node((2, 3), None))) == [None]
+    assert named(told(node((0, 1), None), node((2, 3), None))) == []
     assert named(told(node((0, 1), 1))) == []
 
 
@@ -104,19 +103,17 @@ def test_told_twice() -> None:
     """An agent that was asked by two names counts once."""
     here, there = node((0, 1), 3), node((2, 3), 3)
     (who,) = named(told(here, there, here))
-    assert who is not None
-    assert (who.rank, who.collectives) == (3, 50)
+    assert (who.rank, who.cost_ns) == (3, 48 * LATE_MS * MS)
 
 
 def test_only_complete_ones() -> None:
     """Only collectives that all ranks tell of count, and only those in which all were in the same symmetric operation."""
     here, there = node((0, 1), 3, seqs=range(40)), node((2, 3), 3, seqs=range(20, 60))
     (who,) = named(told(here, there, now_ns=61 * EVERY))
-    assert who is not None
-    assert (who.rank, who.collectives) == (3, 20)
+    assert (who.rank, who.cost_ns) == (3, 19 * LATE_MS * MS)
     columns = told(node((0, 1), 3), node((2, 3), 3))
-    assert named([replace(columns[0], op=["barrier"] * 50), *columns[1:]]) == [None]
-    assert named([replace(column, op=["broadcast"] * 50) for column in columns]) == [None]
+    assert named([replace(columns[0], op=["barrier"] * 50), *columns[1:]]) == []
+    assert named([replace(column, op=["broadcast"] * 50) for column in columns]) == []
 
 
 def test_rooted_and_unobserved_operations_are_not_told() -> None:
@@ -159,7 +156,7 @@ def test_bounds() -> None:
 
 def test_late_out_of_another_operation() -> None:
     """A rank that comes late out of another group's operation is late by no fault of its own; its peer that idles is."""
-    for idles, culprit in ((0, None), (30, 1)):
+    for idles, culprits in ((0, []), (30, [1])):
         here = [node((), None), node((), None)]
         for rank, aggregate in enumerate(here):
             book = add(aggregate, rank, 2)
@@ -175,8 +172,7 @@ def test_late_out_of_another_operation() -> None:
             book.ingest(packed(*records))
         columns = [column for column in told(*here, now_ns=21 * EVERY) if column.group_id == "w"]
         assert {own for column in columns for own in column.own_s} == {0.0, *([idles / 1e3] if idles else [])}
-        (who,) = named(columns)
-        assert (who and who.rank, who and who.lateness_ns) == (culprit, idles * MS if culprit else None)
+        assert [who.rank for who in named(columns)] == culprits
 
 
 def test_damaged_columns() -> None:

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.collectors.events import OP_CODE
-from commwatch.joins import MOST_PENDING, GroupJoin, Part, Waits, split
+from commwatch.joins import (
+    MOST_PENDING,
+    NOT_KNOWN_NS,
+    GroupJoin,
+    Part,
+    Waits,
+    own_lateness_at_root,
+    split,
+    waits_at_root,
+)
 from tests.helpers import examples
 
 ALL_REDUCE, BARRIER = OP_CODE["all_reduce"], OP_CODE["barrier"]
@@ -49,6 +58,76 @@ def test_split(durations: list[int]) -> None:
     assert [wait for _, wait in joined.waits] == [took - min(durations) for took in durations]
     others = [wait for each, wait in joined.waits if each.rank != joined.late.rank]
     assert joined.lateness_ns == (int(median(others)) if others else 0)
+
+
+def test_own_lateness() -> None:
+    """What a rank took longer than the others before it came is its own; what it came late out of another operation is not."""
+
+    def own(*ranks: tuple[int, int]) -> list[int]:
+        parts = [
+            part(rank, took, end=10_000)._replace(own_ns=took_before) for rank, (took, took_before) in enumerate(ranks)
+        ]
+        return list(split(parts).own_lateness().values())
+
+    assert own((900, 50), (900, 60), (100, 855), (880, 70)) == [0, 0, 795, 10]  # computed for longer
+    assert own((900, 50), (900, 60), (100, 45), (880, 70)) == [0, 0, 0, 20]  # was held up elsewhere
+    assert own((900, 50), (100, 850), (100, 860), (880, 70)) == [0, 780, 790, 0]  # two
+    assert own((900, 50), (100, 850)) == [0, 800]
+    assert own((900, NOT_KNOWN_NS), (900, 60), (100, 855)) == [0, 0, 795]
+    assert own((900, 50), (100, NOT_KNOWN_NS)) == [0, 0]
+    assert own((900, NOT_KNOWN_NS), (100, NOT_KNOWN_NS)) == [0, 800]  # nothing is known but this
+
+
+@pytest.mark.parametrize(
+    ("to_root", "launched", "own", "late"),
+    [
+        (False, [500, 100, 120], [430, 30, 40], [390, 0, 0]),  # a root that is late makes all others wait
+        (False, [100, 500, 120], [30, 430, 40], [0, 0, 0]),  # for anybody else nobody waits
+        (False, [500, 100, 120], [30, 30, 40], [0, 0, 0]),  # it was held up elsewhere
+        (True, [100, 500, 120], [30, 430, 40], [0, 390, 0]),
+        (True, [500, 100, 120], [430, 30, 40], [0, 0, 0]),
+        (True, [100, 500, 120], [30, NOT_KNOWN_NS, 40], [0, 0, 0]),
+    ],
+)
+def test_own_lateness_at_root(to_root: bool, launched: list[int], own: list[int], late: list[int]) -> None:
+    """Of an operation with a root only the other side of it waits."""
+    join = GroupJoin(3)
+    parts = [
+        part(rank, 10)._replace(launch_ns=at, own_ns=mine)
+        for rank, (at, mine) in enumerate(zip(launched, own, strict=True))
+    ]
+    assert [join.add_rooted(5, each, 0) for each in parts[:2]] == [None, None]
+    assert join.add_rooted(5, parts[2], 0) == dict(enumerate(parts))
+    assert own_lateness_at_root(dict(enumerate(parts)), 0, to_root) == dict(enumerate(late))
+
+
+@pytest.mark.parametrize(
+    ("to_root", "took", "waits"),
+    [(False, [5, 420, 395], [0, 400, 380]), (True, [20, 5, 5], [0, 0, 0]), (False, [5, 30, 40], [0, 30, 40])],
+)
+def test_waits_at_root(to_root: bool, took: list[int], waits: list[int]) -> None:
+    """Who needs the other side waits until it comes, and no longer than the operation took it."""
+    launched = [500, 100, 120]
+    parts = {
+        rank: part(rank, each)._replace(launch_ns=at)
+        for rank, (each, at) in enumerate(zip(took, launched, strict=True))
+    }
+    assert waits_at_root(parts, 0, to_root) == dict(enumerate(waits))
+    late = {rank: each._replace(launch_ns=600 - each.launch_ns) for rank, each in parts.items()}  # the root comes first
+    assert waits_at_root(late, 0, to_root) == ({0: min(took[0], 400), 1: 0, 2: 0} if to_root else {0: 0, 1: 0, 2: 0})
+
+
+def test_rooted_of_another_life() -> None:
+    """Parts of one number that are of different operations, or of one rank, are never put together."""
+    join = GroupJoin(2)
+    assert join.add_rooted(5, part(0, 10), 0) is None
+    assert join.add_rooted(5, part(0, 10), 0) is None
+    assert join.add_rooted(5, part(1, 10, op=BARRIER), 0) is None
+    assert join.add_rooted(5, part(1, 10), 0) is None
+    assert join.add_rooted(5, part(0, 10), 0) is not None
+    for number in range(3 * MOST_PENDING):
+        join.add_rooted(number, part(0, 10), 0)
+    assert len(join._rooted) == MOST_PENDING
 
 
 @examples(60)

@@ -18,7 +18,7 @@ from commwatch.rank_book import RankBook
 from commwatch.shares import StepTotals
 from commwatch.sketch import bin_of
 from commwatch.store import Writer
-from commwatch.stragglers import MOST, LateWindow
+from commwatch.stragglers import MOST_BINS, LateWindow
 from tests.helpers import EPOCH_NS, MS, Watch, group_entry, identity, operation, packed, write_ring
 
 ALWAYS = (0, 1 << 62)
@@ -45,15 +45,15 @@ def memory(work: Callable[[], object]) -> tuple[int, int]:
 
 
 def test_late_window() -> None:
-    """Who was late in the latest collectives takes 100 bytes a collective at most: a busy node keeps 4,096 for each of its groups."""
+    """Who was late in the last minute takes 800 bytes for each tenth of a second, however many collectives there were."""
 
     def window() -> LateWindow:
         made = LateWindow()
-        for n in range(2 * MOST):
-            made.add(EPOCH_NS + n * MS, n % 8, MS + n, 50_000 + n)
+        for n in range(100_000):
+            made.add(EPOCH_NS + n * MS, {rank: MS + n if rank == n % 8 else 0 for rank in range(8)})
         return made
 
-    assert memory(window)[0] < 100 * MOST
+    assert memory(window)[0] < 800 * MOST_BINS
 
 
 def test_cells_of_the_last_minute() -> None:

@@ -130,16 +130,31 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("comm", "exposed", "waiting", "says"),
+    ("comm", "exposed", "waiting", "messages", "says"),
     [
-        (0.3, 0.3, None, ""),
-        (None, None, None, ""),
-        (0.52, 0.5, None, "above 30 %, communication is the bottleneck"),
-        (0.52, 0.5, 0.2, "above 30 %, communication is the bottleneck"),
-        (0.52, 0.05, 0.44, "above 30 %, but hidden behind compute"),
-        (0.52, 0.5, 0.44, "above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network"),
+        (0.3, 0.3, None, None, ""),
+        (None, None, None, None, ""),
+        (0.52, 0.5, None, None, "above 30 %, communication is the bottleneck"),
+        (0.52, 0.5, 0.2, 0.05, "above 30 %, communication is the bottleneck"),
+        (0.52, 0.05, 0.44, None, "above 30 %, but hidden behind compute"),
+        (
+            0.52,
+            0.5,
+            0.44,
+            None,
+            "above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network",
+        ),
+        (
+            0.52,
+            0.5,
+            0.1,
+            0.3,
+            "above 30 %, most of it waiting for messages: uneven stages or a late rank, before the network",
+        ),
     ],
 )
-def test_bottleneck(comm: float | None, exposed: float | None, waiting: float | None, says: str) -> None:
+def test_bottleneck(
+    comm: float | None, exposed: float | None, waiting: float | None, messages: float | None, says: str
+) -> None:
     """Above 30 % communication is the bottleneck, unless it is hidden or is mostly waiting for late ranks."""
-    assert report.bottleneck(comm, exposed, waiting) == says
+    assert report.bottleneck(comm, exposed, waiting, messages) == says

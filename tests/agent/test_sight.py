@@ -96,6 +96,7 @@ def test_straggler() -> None:
         made = [operation(start_ns=end - took_ms * MS, end_ns=end, seq=seq + 90) for seq, end in ends]
         rank(aggregate, number).ingest(b"".join(ev.RECORD.pack(n + 1, *m, n + 1) for n, m in enumerate(made)))
     assert list(scraped(aggregate, "verdict_seconds")) == [("job", "world", "w", "straggler", "1")]
+    assert scraped(aggregate, "straggler_wait_ratio") == {("job", "world", "w", "1"): pytest.approx(0.5)}
 
 
 def verdict(since_s: float, ranks: list[int], group_id: str = "w") -> Verdict:

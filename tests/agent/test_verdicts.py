@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from commwatch.joined import Disagreement
-from commwatch.stragglers import LateWindow
-from commwatch.verdicts import Verdict, disagreement, lateness, verdicts
+from commwatch.stragglers import Late
+from commwatch.verdicts import Verdict, disagreement, lateness, together, verdicts, waited_for
 from commwatch.views import Failed, GroupView, InFlight, RankView
 from commwatch.waits import HANG_S
 
@@ -271,75 +271,32 @@ def test_ended_disagreement() -> None:
 # -- stragglers
 
 
-NOW = 100 * 100_000_000
+@pytest.mark.parametrize("steps", [100, None])
+def test_straggler(steps: int | None) -> None:
+    """The verdict names the rank, how late it is in a step where steps are marked, and what that costs."""
+    verdict = lateness(Late(2, 4_500_000_000, 10_000_000_000, steps), WORLD)
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("straggler", "late", [2], [0, 1, 3])
+    by = "late by 45.0 ms a step (mean of 100 steps)" if steps else "late"
+    assert verdict.says == (
+        f"straggler: rank 2 is {by} in group world; in 10 s the others waited 4.50 s for it, 45% of the time"
+    )
 
 
-def window(*late: tuple[int, int], transfer_ns: int = 1_000_000, every_ns: int = 100_000_000) -> LateWindow:
-    """Collectives one after another: who was late, and by how much."""
-    made = LateWindow()
-    for number, (who, by_ns) in enumerate(late):
-        made.add(number * every_ns, who, by_ns, transfer_ns)
-    return made
-
-
-MS = 1_000_000
-
-
-def test_straggler() -> None:
-    """The rank that is late most of the time, by how much, and what it costs."""
-    late = window(*[(2, 50 * MS)] * 90, *[(0, MS)] * 10).late(NOW)
-    assert late is not None
-    assert (late.rank, late.collectives, late.late_in, late.lateness_ns) == (2, 100, 90, 50 * MS)
-    assert late.cost_ns == 90 * 50 * MS
-    verdict = lateness(late, WORLD)
-    assert (verdict.kind, verdict.ranks, verdict.waiting) == ("straggler", [2], [0, 1, 3])
-    assert "rank 2 is late by 50.0 ms (median) in 90 of 100 collectives" in verdict.says
-    assert "45%" in verdict.says
+def test_hanging_rank_is_no_straggler() -> None:
+    """Of a rank that hangs nothing is said of how late it was before; of other ranks and jobs it is."""
+    late = [
+        replace(lateness(Late(rank, S, 10 * S, None), WORLD), job_id=job) for job in ("job", "other") for rank in (1, 2)
+    ]
+    hang = replace(late[0], kind="hang", cause="stopped")
+    assert together([hang], late) == [hang, *late[1:]]
+    assert together([], late) == late
 
 
 @pytest.mark.parametrize(
-    "made",
-    [
-        window(),
-        window(*[(2, 50 * MS)] * 4),
-        window(*[(n % 3, 50 * MS) for n in range(99)]),
-        window(*[(2, MS // 2)] * 99, transfer_ns=10),
-        window(*[(2, 50 * MS)] * 99, transfer_ns=80 * MS),
-        window(*[(2, 2 * MS)] * 99),
-        window((2, 5000 * MS), *[(n % 3, MS) for n in range(99)]),
-    ],
-    ids=["nothing", "too few", "everybody in turn", "hardly", "less than the transfer", "costs little", "once"],
+    ("costs", "waiting", "share"),
+    [([], None, None), ([], 0.2, 0.2), ([0.4], 0.2, 0.4), ([0.1, None], 0.2, 0.2), ([0.4], None, 0.4)],
 )
-def test_no_straggler(made: LateWindow) -> None:
-    """Chance, small change and slow links are no straggler."""
-    assert made.late(NOW) is None
-
-
-def test_straggler_beside_a_checkpoint() -> None:
-    """One checkpoint of rank 0 does not hide rank 1, which is late most of the time."""
-    made = window(*[(1, 20_000_000)] * 30, (0, 3_000_000_000), *[(1, 20_000_000)] * 30)
-    found = made.late(61 * 100_000_000)
-    assert found is not None
-    assert (found.rank, found.late_in) == (1, 60)
-
-
-def test_straggler_of_a_moment() -> None:
-    """What has been so for less than 3 s is no straggler yet: at the start of an even job a rank may be last a hundred times."""
-    assert window(*[(2, 5 * MS)] * 290, every_ns=10 * MS).late(NOW) is None
-    late = window(*[(2, 5 * MS)] * 302, every_ns=10 * MS).late(NOW)
-    assert late is not None
-    assert late.rank == 2
-
-
-def test_straggler_of_the_past() -> None:
-    """When nothing has come together for 30 s there is no straggler any more."""
-    made = window(*[(2, 50 * MS)] * 100)
-    assert made.late(NOW) is not None
-    assert made.late(NOW + 31_000 * MS) is None
-
-
-def test_window_moves() -> None:
-    """What was more than 30 s ago does not count: another rank that is late now is the straggler."""
-    late = window(*[(2, 50 * MS)] * 400, *[(0, 50 * MS)] * 310).late(709 * 100 * MS)
-    assert late is not None
-    assert (late.rank, late.late_in) == (0, 300)
+def test_waited_for(costs: list[float | None], waiting: float | None, share: float | None) -> None:
+    """What ranks wait for late ones is at least what a straggler costs: a pipeline's waits for messages may be for it."""
+    found = [replace(lateness(Late(1, S, 10 * S, None), WORLD), cost_share=cost) for cost in costs]
+    assert waited_for(found, waiting) == share

@@ -229,19 +229,17 @@ def inside(*seconds: float, agents: str = "ab", size: int = 2) -> Series:
 
 
 def _verdicts() -> list[Case]:
-    late = counter("rank_lateness_seconds_total", 0.9, group="dp", **RANK)
-    cheap = counter("rank_lateness_seconds_total", 0.75, group="dp", **RANK)
-    restarted = series("commwatch_rank_lateness_seconds_total", f"0+0.75x39 0+0.75x{MANY}", group="dp", **RANK)
+    late = later(gauge("straggler_wait_ratio", 0.06, **RANK, group="dp", group_id="d"))
+    cheap = gauge("straggler_wait_ratio", 0.05, **RANK, group="dp", group_id="d")
     culprit, across = {**RANK, "group": "dp"}, {"job_id": "j", "rank": "1", "group": "dp", "group_id": "d"}
     nobody = gauge("verdict_seconds", 31, job_id="j", rank="", group="dp", group_id="d", kind="hang")
     group, stuck, stalled = {"job_id": "j", "group": "dp", "group_id": "d"}, "CollectiveStuck", "CollectiveStalled"
     straggler, apart = "StragglerRank", "StragglerAcrossNodes"
     waits, half = 601.0, {"share": 0.5}
     return [
-        Case(straggler, "late", late | later(verdict("straggler", 30)), WARNING, 720, culprit, 0.06),
-        Case(straggler, "at the threshold", cheap | verdict("straggler", 30)),
-        Case(straggler, "at the threshold, over a restart of the agent", restarted | verdict("straggler", 30)),
-        Case(straggler, "late, but not in most operations", late | verdict("stalled", 30)),
+        Case(straggler, "late", late, WARNING, 720, culprit, 0.06),
+        Case(straggler, "at the threshold", cheap),
+        Case(straggler, "another verdict", verdict("stalled", 30)),
         Case(apart, "late", pair(60, 10), WARNING, 720, across, 0.05, half),
         Case(apart, "as late as the other", pair(60, 60)),
         Case("CollectiveHang", "above", verdict("hang", 31), CRITICAL, 30, culprit, 31),

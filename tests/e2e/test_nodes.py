@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -104,15 +103,13 @@ def nodes(hosts: list[Host], directory: Path, per_node: int, *arguments: int) ->
 
 @pytest.mark.parametrize(("per_node", "culprit"), [(2, 2), (1, 1)])
 def test_late_rank_on_another_node(hosts: list[Host], tmp_path: Path, per_node: int, culprit: int) -> None:
-    """No agent blames a rank; `diagnose` over both and the rules of Prometheus name the late one, by how much within 20 %."""
+    """No agent blames a rank; `diagnose` over both and the rules of Prometheus name the late one, the rules by how much within 20 %."""
     with nodes(hosts, tmp_path, per_node, culprit, 1000) as running:
         wait_for(lambda: running.joined() > ENOUGH, "collectives")
         (verdict,) = wait_for(running.diagnose, "the verdict")
         assert (verdict["kind"], verdict["cause"], verdict["group"]) == ("straggler", "late", "default_pg")
         assert (verdict["ranks"], len(verdict["waiting"])) == ([culprit], 2 * per_node - 1)
-        found = re.search(r"late by ([0-9.]+) ms", verdict["says"])
-        assert found is not None
-        assert 0.8 * LATE_S < float(found[1]) / 1e3 < 1.2 * LATE_S
+        assert 0.7 < verdict["cost_share"] < 1
         named = wait_for(running.stragglers, "the straggler in Prometheus")
         assert named == [(culprit, "default_pg")]
         assert 0.8 * LATE_S < running.lateness()[culprit] < 1.2 * LATE_S

@@ -1,21 +1,24 @@
 """Runs the fault matrix and prints a table: what was concluded of each job, how soon, and how steadily (``make faults``).
 
-Arguments: words; only scenarios whose name has all of them are run.
+Arguments: words; only scenarios whose name has all of them are run. ``AT_ONCE`` in the environment: so many at a time.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
-from tests.faults.scenarios import SCENARIOS, Scenario
-from tests.helpers import RunningAgent, agent, clean_env, free_port
+from tests.faults.scenarios import LATE, SCENARIOS, Scenario
+from tests.helpers import RunningAgent, agent, clean_env, commwatch, free_port
 
 TRAIN = Path(__file__).parent / "jobs" / "train.py"
 #: Seconds between two polls; for how long a job is watched from the fault on, and how long its start may take.
@@ -32,7 +35,7 @@ class Outcome(NamedTuple):
     after_s: float | None
     #: Part of the polls from then on that had it.
     steady: float
-    #: Wrong verdicts, as kind, cause and ranks; each once.
+    #: Wrong verdicts, as kind, cause and ranks; each once. And what is wrong in the report.
     wrong: tuple[str, ...]
 
     @property
@@ -69,17 +72,35 @@ def job(scenario: Scenario, directory: Path) -> Iterator[list[subprocess.Popen[s
             rank.communicate()
 
 
-def watch(scenario: Scenario) -> Outcome:
-    """Run a scenario and poll the verdicts on it."""
+def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
+    """Run a scenario and poll the verdicts on it for so long from the fault on."""
     with tempfile.TemporaryDirectory() as made, agent(Path(made)) as running, job(scenario, Path(made)) as ranks:
         told = ranks[scenario.ranks[0]].stdout
         assert told is not None
         began = float(told.readline())
         polls = []
-        while time.time() < began + WATCHED_S:
+        while time.time() < began + watched_s:
             polls.append((time.time() - began, verdicts(running)))
             time.sleep(POLL_S)
-    return judge(scenario, polls)
+        advice = [(each["rule"], each["title"]) for each in running.get("/api/v1/advice")]
+        shown = commwatch("top", "--once", "--port", str(urlsplit(running.url).port)).stdout
+        headline = next((line for line in shown.splitlines() if line.startswith("comm ")), "")
+    found = judge(scenario, polls)
+    return found._replace(wrong=(*found.wrong, *reported(scenario, advice, headline)))
+
+
+def reported(scenario: Scenario, advice: list[tuple[str, str]], headline: str) -> list[str]:
+    """What is wrong in the first advice and in the line on communication: a straggler comes first there, and no rank in an even job."""
+    late = [title for rule, title in advice if rule == "straggler"]
+    if scenario.kinds != LATE:
+        return [f"advice: {title}" for title in late if not scenario.kinds]
+    expected = " ".join(("rank" + "s" * (len(scenario.ranks) > 1), ", ".join(map(str, scenario.ranks)), ""))
+    wrong = []
+    if headline and not (advice and advice[0][1].startswith(expected)):
+        wrong.append(f"first advice: {advice[0][1] if advice else 'none'}")
+    if "communication is the bottleneck" in headline:
+        wrong.append("headline: communication is the bottleneck")
+    return wrong
 
 
 def verdicts(running: RunningAgent) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -123,10 +144,11 @@ def main() -> None:
     print(
         "| job, fault, ranks at fault | expected | conclusion | after | steady | also said |\n|---|---|---|---|---|---|"
     )
-    outcomes = []
-    for scenario in chosen:
-        outcomes.append(watch(scenario))
-        print(line(outcomes[-1]), flush=True)
+    outcomes = list[Outcome]()
+    with ThreadPoolExecutor(int(os.environ.get("AT_ONCE", "1"))) as pool:
+        for outcome in pool.map(watch, chosen):
+            outcomes.append(outcome)
+            print(line(outcome), flush=True)
     right = sum(outcome.right for outcome in outcomes)
     print(f"\n{right} of {len(outcomes)} right")
     sys.exit(right < len(outcomes))

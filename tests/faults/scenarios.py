@@ -28,20 +28,27 @@ class Scenario:
         return " ".join((f"{self.shape}x{self.size}", self.fault, ranks, *self.options))
 
 
-_LATE = frozenset({"straggler"})
+LATE = frozenset({"straggler"})
 #: A rank that hangs and lives is stalled at first.
 _HANGS = frozenset({"hang", "stalled"})
 _QUARREL = frozenset({"desync"})
 
 STRAGGLERS = [
-    *(Scenario(shape, "late", (2,), _LATE) for shape in ("plain", "ddp1", "ddp4", "ddp8", "fsdp", "grid")),
-    *(Scenario(shape, "late", (1,), _LATE, size=2) for shape in ("plain", "ddp4", "fsdp")),
-    *(Scenario(shape, "late", (0,), _LATE, size=3) for shape in ("ddp8", "fsdp")),
-    *(Scenario(shape, "late_now_and_then", (3,), _LATE) for shape in ("ddp4", "fsdp")),
-    *(Scenario(shape, "very_late", (1,), _LATE) for shape in ("plain", "ddp4", "grid")),
-    *(Scenario(shape, "late", (1, 3), _LATE) for shape in ("ddp1", "ddp8")),
-    Scenario("ddp4", "late", (2,), _LATE, options=("--after", "0")),
-    Scenario("ddp4", "late", (2,), _LATE, options=("--work", "0.3", "--after", "12")),
+    *(Scenario(shape, "late", (2,), LATE) for shape in ("plain", "ddp1", "ddp4", "ddp8", "fsdp", "grid")),
+    *(Scenario(shape, "late", (1,), LATE, size=2) for shape in ("plain", "ddp4", "fsdp")),
+    *(Scenario(shape, "late", (0,), LATE, size=3) for shape in ("ddp8", "fsdp")),
+    *(Scenario(shape, "late_now_and_then", (3,), LATE) for shape in ("ddp4", "fsdp")),
+    Scenario("ddp4", "late_in_four", (3,), LATE),
+    *(Scenario("pipe", fault, (stage,), LATE) for fault in ("late", "slow") for stage in (0, 1, 3)),
+    Scenario("pipe", "slow", (1,), LATE, size=2),
+    *(Scenario(shape, "slow", (2,), LATE) for shape in ("plain", "overlap")),
+    *(Scenario("loader", "late", (rank,), LATE) for rank in (0, 2)),
+    Scenario("unmarked", "late", (1,), LATE),
+    *(Scenario(shape, "starved", (1,), LATE, size=2, options=("--busy",)) for shape in ("ddp4", "fsdp")),
+    *(Scenario(shape, "very_late", (1,), LATE) for shape in ("plain", "ddp4", "grid")),
+    *(Scenario(shape, "late", (1, 3), LATE) for shape in ("ddp1", "ddp8")),
+    Scenario("ddp4", "late", (2,), LATE, options=("--after", "0")),
+    Scenario("ddp4", "late", (2,), LATE, options=("--work", "0.3", "--after", "12")),
 ]
 HANGS = [
     *(Scenario(shape, "stop", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4", "grid")),
@@ -53,7 +60,12 @@ HANGS = [
     Scenario("plain", "other_size", (1,), _QUARREL, within_s=12),
 ]
 HEALTHY = [
-    *(Scenario(shape, "nothing", (0,)) for shape in ("plain", "ddp1", "ddp8", "fsdp", "grid")),
+    *(
+        Scenario(shape, "nothing", (0,))
+        for shape in ("plain", "ddp1", "ddp8", "overlap", "fsdp", "grid", "pipe", "loader", "unmarked")
+    ),
+    *(Scenario(shape, "nothing", (0,), options=("--busy",)) for shape in ("ddp4", "overlap", "pipe")),
+    *(Scenario(shape, "uneven", (0, 1, 2, 3)) for shape in ("fsdp", "grid", "pipe", "unmarked")),
     *(Scenario(shape, "checkpoint", (0,)) for shape in ("ddp4", "fsdp")),
     *(Scenario(shape, "in_turn", (0, 1, 2, 3)) for shape in ("ddp4", "grid")),
     Scenario("ddp4", "all_slow", (0, 1, 2, 3)),

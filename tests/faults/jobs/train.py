@@ -8,6 +8,7 @@ import ctypes
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,29 @@ import commwatch
 FOREVER_S = 600
 #: What a step computes without a fault, and by how much a rank at fault is late.
 WORK_S, LATE_S = 0.03, 0.06
+#: How many times as long as without a fault a rank at fault takes, and what a micro-batch or a layer computes.
+SLOW_TIMES, PIECE_S = 3.0, 0.004
+
+
+class Pace:
+    """How this rank computes: asleep or busy, and how many times as long as without a fault."""
+
+    busy = False
+    times = 1.0
+
+
+def compute(seconds: float) -> None:
+    """Take so long; busy, so much time of a core."""
+    if not Pace.busy:
+        time.sleep(Pace.times * seconds)
+        return
+    end = time.thread_time() + Pace.times * seconds
+    while time.thread_time() < end:
+        pass
+
+
+#: Keeps a core busy for as long as its parent lives.
+BURN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(1000000))"
 
 
 def network(layers: int) -> nn.Sequential:
@@ -36,6 +60,14 @@ def ddp(layers: int) -> Callable[[], None]:
     """Gradients in as many buckets as there are layers."""
     model = nn.parallel.DistributedDataParallel(network(layers), bucket_cap_mb=0.1)
     return trained(model)
+
+
+def overlap() -> Callable[[], None]:
+    """Buckets of gradients that are sent while the backward pass goes on: each layer takes its time."""
+    model = network(8)
+    for layer in model:
+        layer.register_full_backward_hook(lambda *_: compute(PIECE_S))
+    return trained(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.1))
 
 
 def fsdp() -> Callable[[], None]:
@@ -74,6 +106,48 @@ def grid() -> Callable[[], None]:
     return step
 
 
+def pipe() -> Callable[[], None]:
+    """A pipeline: each rank is a stage, four micro-batches forward and then back."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    data = torch.ones(1000)
+
+    def through(before: int, after: int) -> None:
+        for _ in range(4):
+            if 0 <= before <= last:
+                dist.recv(data, before)
+            compute(PIECE_S)
+            if 0 <= after <= last:
+                dist.send(data, after)
+
+    def step() -> None:
+        through(rank - 1, rank + 1)
+        through(rank + 1, rank - 1)
+        commwatch.step()
+
+    return step
+
+
+def loader() -> Callable[[], None]:
+    """Rank 0 has the data and hands it to the others; then the gradients."""
+
+    def step() -> None:
+        dist.broadcast(torch.ones(1000), src=0)
+        compute(PIECE_S)
+        dist.all_reduce(torch.ones(50_000))
+        commwatch.step()
+
+    return step
+
+
+def unmarked() -> Callable[[], None]:
+    """Collectives without steps, as inference has."""
+
+    def step() -> None:
+        dist.all_reduce(torch.ones(50_000))
+
+    return step
+
+
 def plain() -> Callable[[], None]:
     """One all_reduce a step, and a barrier of metrics."""
 
@@ -90,8 +164,12 @@ SHAPES: dict[str, Callable[[], Callable[[], None]]] = {
     "ddp1": lambda: ddp(1),
     "ddp4": lambda: ddp(4),
     "ddp8": lambda: ddp(8),
+    "overlap": overlap,
     "fsdp": fsdp,
     "grid": grid,
+    "pipe": pipe,
+    "loader": loader,
+    "unmarked": unmarked,
 }
 
 # -- faults: each is called in every step of a rank at fault, from its begin on ---------------------
@@ -104,6 +182,23 @@ def late(step: int) -> None:
 def late_now_and_then(step: int) -> None:
     if step % 2:
         time.sleep(2 * LATE_S)
+
+
+def late_in_four(step: int) -> None:
+    if step % 4 == 0:
+        time.sleep(4 * LATE_S)
+
+
+def slow(step: int) -> None:
+    Pace.times = SLOW_TIMES
+
+
+def starved(step: int) -> None:
+    """Four other processes want this rank's core."""
+    if step == 0:
+        os.sched_setaffinity(0, {0})
+        for _ in range(4):
+            subprocess.Popen([sys.executable, "-Sc", BURN, str(os.getpid())], stdout=subprocess.DEVNULL)
 
 
 def very_late(step: int) -> None:
@@ -174,7 +269,21 @@ def compiles(step: int) -> None:
 FAULTS = {
     fault.__name__: fault
     for fault in (
-        *(late, late_now_and_then, very_late, in_turn, all_slow, uneven, checkpoint, evaluation, compiles, nothing),
+        *(
+            late,
+            late_now_and_then,
+            late_in_four,
+            very_late,
+            slow,
+            starved,
+            in_turn,
+            all_slow,
+            uneven,
+            checkpoint,
+            evaluation,
+            compiles,
+            nothing,
+        ),
         *(stop, die, hold_gil, asleep, spin, other_operation, other_size),
     )
 }
@@ -187,7 +296,9 @@ def main() -> None:
     parser.add_argument("ranks", help="at fault, with commas between them")
     parser.add_argument("--after", type=float, default=8.0, help="seconds of steps before the fault")
     parser.add_argument("--work", type=float, default=WORK_S, help="seconds that a step computes")
+    parser.add_argument("--busy", action="store_true", help="it takes a core's time, and not only time")
     arguments = parser.parse_args()
+    Pace.busy = arguments.busy
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -196,7 +307,7 @@ def main() -> None:
     step, fault = SHAPES[arguments.shape](), FAULTS[arguments.fault]
     began, faulty = time.monotonic(), 0
     while True:
-        time.sleep(arguments.work)
+        compute(arguments.work)
         if rank in at_fault and time.monotonic() - began >= arguments.after:
             if not faulty and rank == at_fault[0]:
                 print(time.time(), flush=True)
