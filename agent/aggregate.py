@@ -36,6 +36,9 @@ class Aggregate:
         job_id = str(identity["job"])
         job = self.jobs.get(job_id) or Job(job_id)
         book = RankBook(identity, job.joins)
+        if any(other.rank == book.rank for other in job.books.values()):
+            for join in job.joins.values():
+                join.restart()
         self.jobs[job_id] = job
         job.books[uid] = book
         job.ended_ns = None

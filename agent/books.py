@@ -168,12 +168,10 @@ def counted(job: str, rank: int, group: GroupInfo, op: str, key: CellKey, cell: 
 class Compared:
     """Symmetric operations of one rank and group whose durations compare with those of the group's other ranks."""
 
-    __slots__ = ("count", "duration_ns", "own_ns")
+    __slots__ = ("count", "duration_ns")
 
     def __init__(self) -> None:
         self.count = self.duration_ns = 0
-        #: What the rank took before them, as ``joins.Part`` has it; 0 where that is not known of any.
-        self.own_ns = 0
 
 
 class Messages:

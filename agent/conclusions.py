@@ -15,7 +15,7 @@ from commwatch.pipelines import Pipeline, pipelines
 from commwatch.problems import ERRORS
 from commwatch.query import AgentOf, HostOf, JobFilter, LogsOf, Span, WorkerOf, answered, sound_parameters
 from commwatch.questions import Efficiencies, job_exists, text_of
-from commwatch.verdicts import Verdict, together, verdicts
+from commwatch.verdicts import Verdict, combined, verdicts
 from commwatch.witness_api import WitnessesOf
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
@@ -40,7 +40,7 @@ def job_verdicts(agent: AgentOf, witnesses: WitnessesOf, job: JobFilter = None) 
     groups = agent.groups(job)
     with agent.live(job) as (jobs, now_ns):
         told = sight.told(jobs, groups, now_ns)
-    return together(verdicts(agent.ranks(job), groups), told, witnesses.ras.verdicts(job))
+    return combined(verdicts(agent.ranks(job), groups), told, witnesses.ras.verdicts(job))
 
 
 @router.get("/parts")

@@ -18,7 +18,7 @@ from commwatch.joined import RankParts, put_together
 from commwatch.joins import MOST_PENDING
 from commwatch.standing import shedding
 from commwatch.trainers import Evidence
-from commwatch.verdicts import Verdict, lateness, verdicts
+from commwatch.verdicts import Verdict, combined, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
 
 #: Most parts of collectives of groups across nodes that all agents are asked for together; at least so many of each group.
@@ -190,7 +190,7 @@ def conclude(seen: Seen) -> list[Verdict]:
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
         if at not in known:
             told.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
-    return found + list(told.values())
+    return combined(found, told.values())
 
 
 def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:

@@ -206,8 +206,6 @@ class Exporter(Collector):
                 if compared is not None and compared.count:
                     families.count("symmetric_collectives_total", labels, compared.count)
                     families.count("symmetric_collective_seconds_total", labels, compared.duration_ns / 1e9)
-                    if compared.own_ns:
-                        families.count("between_symmetric_collectives_seconds_total", labels, compared.own_ns / 1e9)
                 if small_id in book.last_seq:
                     families.add("collective_last_seq", labels, book.last_seq[small_id])
 

@@ -127,7 +127,9 @@ class History:
         # TOTAL, not SUM, which fails where integers grow too large for it.
         rows = self._db.execute(
             "SELECT end_ns / ?1 * ?1, COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN end_ns - start_ns END),"
-            " TOTAL(comm_ns), COUNT(exposed_ns), TOTAL(exposed_ns) FROM step"
+            " TOTAL(comm_ns), COUNT(CASE WHEN comm_ns NOT NULL THEN exposed_ns END),"
+            " TOTAL(CASE WHEN comm_ns NOT NULL AND exposed_ns NOT NULL THEN end_ns - start_ns END),"
+            " TOTAL(CASE WHEN comm_ns NOT NULL THEN exposed_ns END) FROM step"
             " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
             (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
         )

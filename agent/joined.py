@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from itertools import islice
 
 from commwatch.aggregate import Job
+from commwatch.books import GroupInfo
 from commwatch.collectors import events as ev
-from commwatch.joins import MOST_PENDING, NOT_KNOWN_NS, Part, split
+from commwatch.collectors.governor import FULL
+from commwatch.joins import MOST_PENDING, NOT_KNOWN_NS, OwnLateness, Part, split
 from commwatch.rank_book import RankBook, told
-from commwatch.stragglers import Late, LateWindow, waiting_least
+from commwatch.stragglers import WINDOWS_NS, Late, LateWindow, waiting_least
 
 #: Most parts in one answer, over all its groups and ranks.
 MOST_PARTS = 16_384
-#: Of the time up to now, the parts in an answer.
-WINDOW_NS = 30_000_000_000
+#: An answer has the parts of so much time up to now.
+WINDOW_NS = WINDOWS_NS[-1]
 #: Longer times than that (30 years) nobody has measured.
 _MOST_S = 1e9
 
@@ -70,6 +72,8 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
     found: dict[tuple[str, int], tuple[str, str, Late]] = {}
     for job in jobs:
         books = {book.rank: book for book in job.books.values() if book.alive}
+        if not books:
+            continue
         late = [
             (group_id, each)
             for group_id, join in job.joins.items()
@@ -81,18 +85,36 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
 
 
 def _late_senders(books: Mapping[int, RankBook], now_ns: int) -> Iterator[tuple[str, Late]]:
-    """``group_id`` and straggler, of the groups whose ranks send messages to each other."""
-    groups: dict[str, set[int]] = {}
+    """``group_id`` and straggler, of the groups all of whose ranks send to each other and receive."""
+    for group_id, ranks in _senders(books).items():
+        of_group = [books[rank] for rank in ranks]
+        if all(_waits_are_known(book, books, now_ns) for book in of_group):
+            bins: dict[int, dict[int, int]] = {}
+            for book in of_group:
+                for at, waited_ns in book.stood_ns.items():
+                    bins.setdefault(at, {})[book.rank] = waited_ns
+            yield from ((group_id, late) for late in waiting_least(bins, ranks, now_ns, _steps(books, ranks)))
+
+
+def _senders(books: Mapping[int, RankBook]) -> dict[str, tuple[int, ...]]:
+    """The ranks of such groups, by ``group_id``. One that only sends waits for none, however well it does."""
+    both: dict[GroupInfo, set[int]] = {}
     for rank, book in books.items():
-        for info in {book.group(group) for group, _, _ in book.messages}:
-            if info.ranks is not None and books.keys() >= set(info.ranks):
-                groups.setdefault(info.group_id, set()).add(rank)
-    for group_id, ranks in groups.items():
-        bins: dict[int, dict[int, int]] = {}
-        for rank in ranks:
-            for at, waited_ns in books[rank].stood_ns.items():
-                bins.setdefault(at, {})[rank] = waited_ns
-        yield from ((group_id, late) for late in waiting_least(bins, ranks, now_ns, _steps(books, ranks)))
+        ops = {(group, book.op_name(op)) for group, op, _ in book.messages}
+        for group in {group for group, _ in ops}:
+            if {(group, "send"), (group, "recv")} <= ops:
+                both.setdefault(book.group(group), set()).add(rank)
+    return {info.group_id: info.ranks for info, ranks in both.items() if info.ranks and set(info.ranks) == ranks}
+
+
+def _waits_are_known(book: RankBook, books: Mapping[int, RankBook], now_ns: int) -> bool:
+    """Whether all that a rank waited lately is known. Otherwise it would seem to wait least.
+
+    It is not while the rank records only some operations, on a GPU, and in collectives with ranks of other nodes.
+    """
+    shed = book.mode != FULL or (book.mode_since_ns and book.mode_since_ns > now_ns - WINDOWS_NS[-1])
+    here = all(info.ranks is not None and books.keys() >= set(info.ranks) for info in book.groups.values())
+    return not shed and not book.on_device and here
 
 
 def _steps(books: Mapping[int, RankBook], ranks: Collection[int]) -> list[int]:
@@ -175,11 +197,11 @@ def _join(ranks: list[RankParts]) -> LateWindow:
             own = NOT_KNOWN_NS if own_s is None else _ns(own_s)
             part = Part(column.rank, ev.OP_CODE.get(op, 0), 0, -_ns(age_s), _ns(duration_s), None, own_ns=own)
             collectives.setdefault(seq, []).append(part)
-    window = LateWindow()
+    window, own_lateness = LateWindow(), OwnLateness()
     for collective in collectives.values():
         ops = {part.op for part in collective}
         if len(collective) == len(ranks) and len(ops) == 1 and ops <= _SYMMETRIC:
-            window.add(collective[0].end_ns, split(collective).own_lateness())
+            window.add(collective[0].end_ns, own_lateness.of(split(collective)))
     return window
 
 

@@ -35,6 +35,8 @@ class Part(NamedTuple):
     #: Time from the end of the symmetric operation that the rank stood in before, of whatever group, to this launch, less the waits
     #: for messages and operations with a root in between.
     own_ns: int = NOT_KNOWN_NS
+    #: The same for the operations of one rank that ran while it went on; ``None``: the rank stood in it, or that is not known.
+    run: int | None = None
 
 
 class Waits(NamedTuple):
@@ -47,22 +49,41 @@ class Waits(NamedTuple):
     late: Part
     lateness_ns: int
 
-    def own_lateness(self) -> dict[int, int]:
-        """How late each rank came through its own fault, in ns.
 
-        That is at most what it took longer than the others (their lower median) from the operation before. A rank that came late out of
-        another operation was late through no fault of its own, and ranks leave a collective on a slow link one after the other.
-        Where no rank knows what it took, all of the lateness is its own; where only this one does not, none.
-        """
-        known = [part.own_ns for part, _ in self.waits if part.own_ns != NOT_KNOWN_NS]
-        most = max(wait for _, wait in self.waits)
-        if not known:
-            return {part.rank: most - wait for part, wait in self.waits}
-        usual = median_low(known)
-        return {
-            part.rank: max(0, min(most - wait, part.own_ns - usual)) if part.own_ns != NOT_KNOWN_NS else 0
-            for part, wait in self.waits
-        }
+class OwnLateness:
+    """How late the ranks of a group come to its collectives through their own fault.
+
+    That is at most what a rank took longer than the others (their lower median) from the operation before. A rank that came late out of
+    another operation was late through no fault of its own, and ranks leave a collective on a slow link one after the other.
+    Where no rank knows what it took, all of the lateness is its own; where only this one does not, none.
+
+    One delay makes a rank late to all operations that run beside its computation until it next stands in one. It counts once.
+    """
+
+    def __init__(self) -> None:
+        #: By rank: its latest run of such operations, its lateness in them, and how much of that counted as its own.
+        self._runs: dict[int, tuple[int, int, int]] = {}
+
+    def of(self, joined: Waits) -> dict[int, int]:
+        """Of the group's next collective, by rank, in ns."""
+        known = [part.own_ns for part, _ in joined.waits if part.own_ns != NOT_KNOWN_NS]
+        usual, most = median_low(known) if known else 0, max(wait for _, wait in joined.waits)
+        late = {}
+        for part, wait in joined.waits:
+            lateness = most - wait
+            run, before, counted = self._runs.get(part.rank, (None, 0, 0))
+            if part.run is None or part.run != run:
+                before = counted = 0
+            if not known:
+                own = lateness
+            elif part.own_ns == NOT_KNOWN_NS:
+                own = 0
+            else:
+                own = max(0, min(before + lateness, part.own_ns - usual))
+            late[part.rank] = max(0, own - counted)
+            if part.run is not None:
+                self._runs[part.rank] = part.run, before + lateness, max(own, counted)
+        return late
 
 
 def split(parts: list[Part]) -> Waits:
@@ -133,7 +154,12 @@ class GroupJoin:
         #: Operations with a root, some of whose ranks are here.
         self._rooted: dict[int, dict[int, Part]] = {}
         #: Who was late in those that came together.
-        self.window = LateWindow()
+        self.window, self.own_lateness = LateWindow(), OwnLateness()
+
+    def restart(self) -> None:
+        """Another life of the job begins: who was late in the one before does not count, and its parts join no others."""
+        self.window, self.own_lateness = LateWindow(), OwnLateness()
+        self._rooted.clear()
 
     def waiting(self) -> Iterator[tuple[int, list[Part]]]:
         """The collectives that are not complete and may never be here, the latest begun first: number and parts."""

@@ -16,7 +16,7 @@ from commwatch.shares import LEAST_STEPS, shares_of, stands_still
 from commwatch.slots import Slot, slot_of
 from commwatch.standing import culprits, shedding, state
 from commwatch.summary import Row, summarise
-from commwatch.verdicts import Verdict, together, verdicts, waited_for
+from commwatch.verdicts import Verdict, combined, verdicts, waited_for
 from commwatch.views import RankView
 from commwatch.waits import age
 
@@ -135,7 +135,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
     """
     books = sorted(sight.of_this_run(job), key=lambda book: book.rank)
     views = [sight.rank(job.id, book, now_ns) for book in books]
-    found = together(verdicts(views, sight.groups([job])), told)
+    found = combined(verdicts(views, sight.groups([job])), told)
     waiting, messages = _waiting(books, now_ns)
     recent = {book.rank: _recent(book, now_ns) for book in books}
     steps = [step for of_rank in recent.values() for step in of_rank]

@@ -121,12 +121,6 @@ METRICS = {
             _GROUP_ID,
         ),
         Spec("commwatch_symmetric_collective_seconds_total", "counter", "Their durations.", _GROUP_ID),
-        Spec(
-            "commwatch_between_symmetric_collectives_seconds_total",
-            "counter",
-            "What the rank took before each, from the end of the symmetric operation before it; waits for other operations are not in it.",
-            _GROUP_ID,
-        ),
         Spec("commwatch_collective_in_flight_seconds", "gauge", "Age of the oldest operation in flight.", _GROUP_ID),
         Spec("commwatch_collective_last_seq", "gauge", "Sequence number of the latest finished collective.", _GROUP_ID),
         Spec("commwatch_steps_total", "counter", "Training steps, from one step mark to the next.", _RANK),

@@ -38,7 +38,7 @@ from commwatch.joins import NOT_KNOWN_NS, GroupJoin, Part, Waits, own_lateness_a
 from commwatch.names import Names
 from commwatch.shares import StepBook
 from commwatch.sketch import BINS_PER_E, merge, quantile
-from commwatch.stragglers import BIN_NS, MOST_BINS, LateWindow
+from commwatch.stragglers import BIN_NS, MOST_BINS
 
 _MOST_FAILURES = 16
 #: Of groups, those that are forgotten among them.
@@ -134,8 +134,13 @@ class RankBook(Names):
         self.mode_since_ns = 0
         #: When operations were last found to have had no room in the table of those in flight.
         self.overflow_ns: int | None = None
-        #: End of the latest operation that a thread of this rank stood in.
-        self._came_out_ns = 0
+        #: End of the latest operation that a thread of this rank stood in, and of the latest collective of all; 0: not known.
+        self._came_out_ns = self._ended_ns = 0
+        #: The latest two step marks, and the run of operations that no thread stands in: its number, and the end before its first one.
+        self._marks_ns = 0, 0
+        self._run_ns, self._before_run_ns = -1, 0
+        #: Messages on a GPU: who stood still for them is not known.
+        self.on_device = False
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}
         self._live: dict[int, _Books] = {}
         #: Cells closed within the last minute.
@@ -208,16 +213,38 @@ class RankBook(Names):
             books.busy.add(start, end)
             # An end seen when the caller came to wait for it says nothing about when the ranks finished.
             if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
-                own = launch - came_out if launch >= came_out > 0 and not flags & ev.ON_DEVICE else NOT_KNOWN_NS
-                part = Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype), own)
+                own = self._own(launch, end, came_out, flags)
+                part = Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype), *own)
                 _compare(books, books.join, seq, part, peer)
         self.steps.trim(self._p2p_busy.values())
+
+    def _own(self, launch_ns: int, end_ns: int, came_out_ns: int, flags: int) -> tuple[int, int | None]:
+        """What the rank took before an operation, and the operation's run, as ``Part`` has them."""
+        if not flags & _NOT_STOOD_IN:
+            since, run = came_out_ns, None
+        else:
+            since, run = self._before_run(launch_ns, came_out_ns)
+            if flags & ev.ON_DEVICE:  # the trainer's clock says nothing about when the GPU was ready
+                since = 0
+        self._ended_ns = max(self._ended_ns, end_ns)
+        return launch_ns - since if launch_ns >= since > 0 else NOT_KNOWN_NS, run
+
+    def _before_run(self, launch_ns: int, came_out_ns: int) -> tuple[int, int]:
+        """The end of what came before a run, and its number: a run goes on until a thread stands in an operation, or a step ends."""
+        before, latest = self._marks_ns
+        run = max(came_out_ns, latest if latest <= launch_ns else before)
+        if run != self._run_ns:
+            known = came_out_ns <= self._ended_ns <= launch_ns
+            self._run_ns, self._before_run_ns = run, self._ended_ns if known else came_out_ns
+        return self._before_run_ns, run
 
     def _take_other(self, record: ev.Record, until_n: int | None) -> None:
         """Take in a step mark, or operations of one kind and size class that were only counted."""
         if record.op == ev.STEP_MARK:
             self.steps.mark(record)
+            self._marks_ns = self._marks_ns[1], record.end_ns
             return
+        self._came_out_ns = self._ended_ns = 0  # where its ranks stood meanwhile is not known
         self.roll(record.end_ns + self.offset_ns)
         number, group = max(1, record.waited_us), record.group
         each = -(-record.size_bytes // number)
@@ -243,6 +270,7 @@ class RankBook(Names):
         stood still for that is not known.
         """
         if flags & ev.ON_DEVICE:
+            self.on_device = True
             books.busy.add(start_ns, end_ns)
         else:
             waited_ns = max(start_ns, end_ns - waited_us * 1000)
@@ -271,6 +299,8 @@ class RankBook(Names):
     def _note(self, record: tuple[int, ...], flags: int) -> None:
         """Remember an operation that raised; of one without an end, when it was launched."""
         noted = ev.Record._make(record)
+        if not flags & _NOT_STOOD_IN:
+            self._came_out_ns = self._ended_ns = 0  # when it came out is not known
         if flags & ev.FAILED:
             self.failures.append(noted)
             return
@@ -391,20 +421,18 @@ def _compare(books: _Books, join: GroupJoin, seq: int, part: Part, root: int) ->
         return
     books.compared.count += 1
     books.compared.duration_ns += part.duration_ns
-    if part.own_ns != NOT_KNOWN_NS:
-        books.compared.own_ns += part.own_ns
     joined = join.add(seq, part)
     if joined is not None:
-        _settle(joined, join.window)
+        _settle(joined, join)
 
 
-def _settle(joined: Waits, window: LateWindow) -> None:
+def _settle(joined: Waits, join: GroupJoin) -> None:
     """Write a complete collective into the books of its ranks."""
     _write(joined.waits)
     late: _Books = joined.late.book
     lateness = late.owner.lateness_ns
     lateness[late.key.group] = lateness.get(late.key.group, 0) + joined.lateness_ns
-    window.add(joined.late.end_ns, joined.own_lateness())
+    join.window.add(joined.late.end_ns, join.own_lateness.of(joined))
 
 
 def _write(waits: Iterable[tuple[Part, int]]) -> None:
@@ -413,7 +441,7 @@ def _write(waits: Iterable[tuple[Part, int]]) -> None:
         cell = books.cell if books.live else books.owner.cell(books.key)
         cell.wait_ns += wait
         cell.joined += 1
-        if books.owner.messages:
+        if books.owner.messages and part.run is None:
             books.owner.stood(part.end_ns, wait)
 
 

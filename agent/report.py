@@ -18,7 +18,7 @@ from commwatch.collectors.events import SYMMETRIC
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.facts import Counts, facts
 from commwatch.host_views import HostView
-from commwatch.shares import LEAST_STEPS, comm_share, exposed_share, part_of, total
+from commwatch.shares import LEAST_STEPS, comm_share, exposed_share, of_known, part_of, total
 from commwatch.summary import Row
 from commwatch.views import JobView, RankView, StepView
 
@@ -70,6 +70,9 @@ class Report:
     #: Of the steps but for the long ones, by which nothing can be said of training.
     comm_share: float | None
     exposed_share: float | None
+    #: Of how many ranks these are known.
+    comm_ranks: int
+    exposed_ranks: int
     #: The part of the communication that is waiting for late ranks, as a share of the same steps; ``None``: not known.
     wait_share: float | None
     #: The part of each group's operations, by label: they may overlap.
@@ -121,6 +124,7 @@ def build(
     _, operations = agent.summary(0, until, ["group", "op"], {"job_id": job_id})
     usual = [step for rank in ranks for step in _usual([s for s in steps if s.rank == rank.rank])]
     durations = sorted(step.duration_s for step in usual)
+    (comm, comm_ranks), (exposed, exposed_ranks) = of_known(usual, comm_share), of_known(usual, exposed_share)
     waits = {row.by["rank"]: row for row in by_rank}
     gpus = {rank.rank: rank.gpu_bus_id for rank in ranks if rank.gpu_bus_id is not None}
     group_shares = _group_shares([step for step in usual if step.comm_s is not None])
@@ -137,8 +141,10 @@ def build(
         steps=max((len([s for s in steps if s.rank == rank.rank]) for rank in ranks), default=0),
         step_p50_s=median(durations) if durations else None,
         step_p95_s=durations[ceil(0.95 * len(durations)) - 1] if durations else None,
-        comm_share=comm_share(usual),
-        exposed_share=exposed_share(usual),
+        comm_share=comm,
+        exposed_share=exposed,
+        comm_ranks=comm_ranks,
+        exposed_ranks=exposed_ranks,
         wait_share=None if known is None or waited is None else known.waiting,
         group_shares=group_shares,
         p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
@@ -311,7 +317,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
         exposed = (
             "not known"
             if report.exposed_share is None
-            else f"{percent(report.exposed_share)} of step time (at most: wall minus CPU time of the training thread)"
+            else f"{percent(report.exposed_share)} of step time{_part(report, report.exposed_ranks)} (at most: wall minus CPU time of the training thread)"
         )
         facts.append(("exposed", exposed))
     else:
@@ -347,7 +353,15 @@ def _share(report: Report) -> str:
     if report.wait_share is not None and report.wait_share >= _LEAST_WAITING:
         rest = percent(report.comm_share - report.wait_share)
         split = f", {percent(report.wait_share)} waiting for late ranks and {rest} transfer"
-    return f"{percent(report.comm_share)} of step time{split}{': ' if why else ''}{why}"
+    return (
+        f"{percent(report.comm_share)} of step time{_part(report, report.comm_ranks)}{split}{': ' if why else ''}{why}"
+    )
+
+
+def _part(report: Report, ranks: int) -> str:
+    """Of how many ranks a share is, where it is not of all that made steps."""
+    of_all = sum(line.steps > 0 for line in report.ranks)
+    return f" ({ranks} of {of_all} ranks)" if ranks < of_all else ""
 
 
 def _cost(report: Report) -> str:
@@ -380,7 +394,8 @@ def bottleneck(
     if waiting is not None and 2 * waiting > comm:
         return "above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network"
     if 2 * ((waiting or 0.0) + (messages or 0.0)) > comm:
-        return "above 30 %, most of it waiting for messages: uneven stages or a late rank, before the network"
+        what = "messages" if 2 * (messages or 0.0) > comm else "late ranks and messages"
+        return f"above 30 %, most of it waiting for {what}: uneven stages or a late rank are likelier than the network"
     return "above 30 %, communication is the bottleneck"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from statistics import median
 from typing import NamedTuple
 
@@ -111,19 +111,20 @@ class StepSums(NamedTuple):
     #: Of those of which it is, in whatever unit.
     duration: float
     comm: float
-    #: Of how many exposed communication is known, too.
+    #: Those of which exposed communication is known, too: how many, how long they are, and how much of it there is.
     exposed_known: int
+    exposed_duration: float
     exposed: float
 
     def shares(self) -> tuple[float, float | None] | None:
-        """Comm share and exposed share of the steps together, the second only where it is known of each.
+        """Comm share and exposed share of the steps together.
 
-        Steps whose communication is not known are left out. ``None``: there are no others, or more than one in ten is such a one.
+        Steps of which a share is not known are left out of it. ``None``: there are no others, or more than one in ten is such a one.
         """
         if not self.duration or 10 * (self.steps - self.known) > self.steps:
             return None
-        exposed = self.exposed / self.duration if self.exposed_known == self.known else None
-        return self.comm / self.duration, exposed
+        enough = self.exposed_duration and 10 * (self.known - self.exposed_known) <= self.known
+        return self.comm / self.duration, self.exposed / self.exposed_duration if enough else None
 
 
 def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | None:
@@ -134,15 +135,16 @@ def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | Non
 def _shares(steps: Collection[tuple[float, float | None, float | None]]) -> tuple[float, float | None] | None:
     """The same of steps as (duration, communication, exposed)."""
     known = [(duration, comm, exposed) for duration, comm, exposed in steps if comm is not None]
-    exposed = [exposed for _, _, exposed in known if exposed is not None]
+    exposed = [(duration, exposed) for duration, _, exposed in known if exposed is not None]
     duration, comm = sum(duration for duration, _, _ in known), sum(comm for _, comm, _ in known)
-    return StepSums(len(steps), len(known), duration, comm, len(exposed), sum(exposed)).shares()
+    of_exposed = sum(duration for duration, _ in exposed), sum(each for _, each in exposed)
+    return StepSums(len(steps), len(known), duration, comm, len(exposed), *of_exposed).shares()
 
 
 def total(parts: Collection[float | None]) -> float | None:
-    """Their sum; ``None``: there are none, or one of them is not known."""
+    """Their sum; ``None``: there are none, or more than one in a hundred is not known."""
     known = [part for part in parts if part is not None]
-    return sum(known) if known and len(known) == len(parts) else None
+    return sum(known) if known and 100 * (len(parts) - len(known)) <= len(parts) else None
 
 
 def part_of(parts: Collection[float | None], steps: Collection[StepView]) -> float | None:
@@ -159,6 +161,17 @@ def comm_share(steps: Collection[StepView]) -> float | None:
 def exposed_share(steps: Collection[StepView]) -> float | None:
     """Of steps together, as ``StepSums`` has it."""
     return (_of_views(steps) or (None, None))[1]
+
+
+def of_known(
+    steps: Collection[StepView], share: Callable[[Collection[StepView]], float | None]
+) -> tuple[float | None, int]:
+    """A share of the steps of those ranks of which it is known, and how many ranks these are."""
+    by_rank: dict[int, list[StepView]] = {}
+    for step in steps:
+        by_rank.setdefault(step.rank, []).append(step)
+    known = [of_rank for of_rank in by_rank.values() if share(of_rank) is not None]
+    return share([step for of_rank in known for step in of_rank]), len(known)
 
 
 def _of_views(steps: Collection[StepView]) -> tuple[float, float | None] | None:

@@ -12,7 +12,7 @@ from commwatch.collectors import events as ev
 from commwatch.collectors.governor import FULL, MODES
 from commwatch.endings import Ending
 from commwatch.rank_book import RankBook
-from commwatch.verdicts import Verdict, disagreement, lateness, together, verdicts
+from commwatch.verdicts import Verdict, combined, disagreement, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
 
 
@@ -129,7 +129,7 @@ def conclude(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:
     """What is wrong right now, from nothing but the books; ``jobs`` as above."""
     held = list(jobs)
     seen = groups(held)
-    return together(verdicts(ranks(held, now_ns), seen), told(held, seen, now_ns))
+    return combined(verdicts(ranks(held, now_ns), seen), told(held, seen, now_ns))
 
 
 def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:

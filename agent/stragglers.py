@@ -95,7 +95,7 @@ class LateWindow:
         span_ns = len(self._bins) * BIN_NS
         if max(self._total.values(), default=0) < COSTS * min(WINDOWS_NS[0], span_ns):
             return []
-        return _stragglers(_periods(self._bins, steps), self.ranks, now_ns, least_ns)
+        return _stragglers(_periods(_until(self._bins, now_ns), steps), self.ranks, now_ns, least_ns)
 
 
 def waiting_least(
@@ -103,8 +103,8 @@ def waiting_least(
 ) -> list[Late]:
     """The stragglers among ranks that send messages to each other, as the stages of a pipeline do.
 
-    Of a message it is not known who was late for whom. But a step takes all ranks the same time, and the rank that works longest is
-    the one that waits least. It must wait less than half as long as the others: stages are never quite even.
+    Messages do not show which rank was late for which. But a step takes all ranks the same time, so the rank that works longest
+    waits least. It must wait less than half as long as the others: stages are never quite even.
 
     Args:
         bins: how long each rank waited in operations, in ns, by bin of time.
@@ -112,9 +112,14 @@ def waiting_least(
     """
     periods = [
         period._replace(late_ns={rank: -waited for rank, waited in period.late_ns.items()})
-        for period in _periods(bins, steps)
+        for period in _periods(_until(bins, now_ns), steps)
     ]
     return _stragglers(periods, ranks, now_ns, LEAST_NS, own_counts=2)
+
+
+def _until(bins: Mapping[int, Mapping[int, int]], now_ns: int) -> dict[int, Mapping[int, int]]:
+    """Those up to now: an end of the far future, which some trainer wrote, is no time."""
+    return {at: each for at, each in bins.items() if at <= now_ns // BIN_NS}
 
 
 def _periods(bins: Mapping[int, Mapping[int, int]], steps: Sequence[int]) -> list[Period]:

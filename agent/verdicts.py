@@ -84,7 +84,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
     return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
 
 
-def together(*found: Iterable[Verdict]) -> list[Verdict]:
+def combined(*found: Iterable[Verdict]) -> list[Verdict]:
     """Verdicts of several sources. A rank that hangs is no straggler, whatever it was before."""
     every = [verdict for each in found for verdict in each]
     hang = {(verdict.job_id, rank) for verdict in every if verdict.kind != "straggler" for rank in verdict.ranks}
@@ -96,7 +96,7 @@ def together(*found: Iterable[Verdict]) -> list[Verdict]:
 
 
 def waited_for(found: Iterable[Verdict], waiting: float | None) -> float | None:
-    """The share of time that ranks wait for late ones: what is known of it, or what the costliest straggler costs if that is more."""
+    """The larger of the mean share of time that ranks wait and the cost of the costliest straggler; ``None``: neither is known."""
     return max((share for share in (waiting, *(each.cost_share for each in found)) if share is not None), default=None)
 
 

@@ -10,12 +10,14 @@ import pytest
 
 from commwatch.aggregate import Aggregate
 from commwatch.collectors import events as ev
+from commwatch.collectors.governor import COUNTERS
 from commwatch.joined import MOST_PARTS, WINDOW_NS, RankParts, parts, put_together, stragglers
 from commwatch.joins import MOST_PENDING
 from commwatch.rank_book import RankBook
 from commwatch.stragglers import Late
-from tests.helpers import MS, group_entry, identity, operation, packed
+from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
+S = 1000 * MS
 #: A collective every 100 ms; the first ends at 100 ms.
 EVERY = 100 * MS
 LATE_MS, TOOK_MS = 50, 10
@@ -173,6 +175,94 @@ def test_late_out_of_another_operation() -> None:
         columns = [column for column in told(*here, now_ns=21 * EVERY) if column.group_id == "w"]
         assert {own for column in columns for own in column.own_s} == {0.0, *([idles / 1e3] if idles else [])}
         assert [who.rank for who in named(columns)] == culprits
+
+
+def pipeline(slow: int, size: int = 3) -> Aggregate:
+    """The books of stages that send and receive in each step of 100 ms; the slow one waits 5 ms for it, the others 50."""
+    aggregate = Aggregate()
+    for rank in range(size):
+        waited_us = 5_000 if rank == slow else 50_000
+        steps = [
+            record
+            for step in range(120)
+            for at in [step * EVERY]
+            for record in (
+                operation("send", start_ns=at, end_ns=at + MS, seq=step, peer=(rank - 1) % size),
+                operation(
+                    "recv", start_ns=at, end_ns=at + 60 * MS, seq=step, peer=(rank + 1) % size, waited_us=waited_us
+                ),
+                mark(step, at + 90 * MS),
+            )
+        ]
+        add(aggregate, rank, size).ingest(packed(*steps))
+    return aggregate
+
+
+@pytest.mark.parametrize("slow", range(3))
+def test_slow_stage(slow: int) -> None:
+    """Of ranks that wait for each other's messages the one that waits least is the straggler."""
+    ((_, group_id, late),) = stragglers(pipeline(slow).jobs.values(), 120 * EVERY)
+    assert (group_id, late.rank) == ("w", slow)
+    assert late.steps is not None
+    assert late.cost_ns / late.steps == pytest.approx(45 * MS, rel=0.02)
+
+
+def test_slow_stage_is_not_known() -> None:
+    """No rank is named where not all waits of one are known, which would then seem to wait least."""
+    shed, back, alone, gpu, across = (pipeline(slow=1) for _ in range(5))
+    next(shed.books()).mode = COUNTERS
+    next(back.books()).mode_since_ns = 110 * EVERY
+    next(alone.books()).alive = False
+    next(gpu.books()).on_device = True
+    next(across.books()).learn([group_entry(1, (0, 1, 2, 3), "world", group_id="all")])
+    for each in (shed, back, alone, gpu, across):
+        assert stragglers(each.jobs.values(), 120 * EVERY) == []
+
+
+def test_one_way() -> None:
+    """Of ranks that only send and ranks that only receive none is a straggler: who receives always waits."""
+    aggregate = Aggregate()
+    for rank, op in enumerate(("send", "recv")):
+        made = [
+            operation(op, start_ns=at, end_ns=at + 90 * MS, seq=at // EVERY, peer=1 - rank, waited_us=rank * 80_000)
+            for at in range(0, 120 * EVERY, EVERY)
+        ]
+        add(aggregate, rank, 2).ingest(packed(*made))
+    assert stragglers(aggregate.jobs.values(), 120 * EVERY) == []
+
+
+def test_ended_job() -> None:
+    """A job that has ended has no straggler, nor has its next life one of the life before."""
+    ended = node(range(4), late=2, seqs=range(80))
+    for book in ended.books():
+        book.alive = False
+    assert stragglers(ended.jobs.values(), 81 * EVERY) == []
+    (job,) = ended.jobs.values()
+    again = ended.open("again", identity(rank=0, world_size=4))
+    again.learn([group_entry(0, (0, 1, 2, 3), "world", group_id="w")])
+    assert stragglers([job], 81 * EVERY) == []
+
+
+def test_buckets_beside_computation() -> None:
+    """A rank that is 10 ms late to all eight buckets of a step of 1 s is late by 10 ms, 1 %, and no straggler; one by 80 ms is."""
+    for late_ms, expected in ((10, []), (80, [2])):
+        aggregate = Aggregate()
+        for rank in range(4):
+            records = []
+            for step in range(20):
+                for bucket in range(8):
+                    first = step * 1000 + 500 + 50 * bucket
+                    launch, end = first + late_ms * (rank == 2), first + late_ms + 1
+                    records.append(
+                        operation(start_ns=launch * MS, end_ns=end * MS, seq=8 * step + bucket, flags=ev.ASYNC)
+                    )
+                records.append(mark(step, (step + 1) * S - MS))
+            add(aggregate, rank, 4).ingest(packed(*records))
+        found = stragglers(aggregate.jobs.values(), 20 * S)
+        assert [late.rank for _, _, late in found] == expected
+        for _, _, late in found:
+            assert late.steps is not None
+            assert late.cost_ns / late.steps == pytest.approx(80 * MS, rel=0.02)
 
 
 def test_damaged_columns() -> None:

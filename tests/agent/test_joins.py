@@ -14,6 +14,7 @@ from commwatch.joins import (
     MOST_PENDING,
     NOT_KNOWN_NS,
     GroupJoin,
+    OwnLateness,
     Part,
     Waits,
     own_lateness_at_root,
@@ -67,7 +68,7 @@ def test_own_lateness() -> None:
         parts = [
             part(rank, took, end=10_000)._replace(own_ns=took_before) for rank, (took, took_before) in enumerate(ranks)
         ]
-        return list(split(parts).own_lateness().values())
+        return list(OwnLateness().of(split(parts)).values())
 
     assert own((900, 50), (900, 60), (100, 855), (880, 70)) == [0, 0, 795, 10]  # computed for longer
     assert own((900, 50), (900, 60), (100, 45), (880, 70)) == [0, 0, 0, 20]  # was held up elsewhere
@@ -78,11 +79,38 @@ def test_own_lateness() -> None:
     assert own((900, NOT_KNOWN_NS), (100, NOT_KNOWN_NS)) == [0, 800]  # nothing is known but this
 
 
+def run_of(delays_ms: list[int], runs: list[int | None]) -> list[int]:
+    """What counts as rank 1's own lateness in collectives to which it is so late, of such runs; each takes 1 ms more."""
+    own = OwnLateness()
+    found = []
+    for delay, run in zip(delays_ms, runs, strict=True):
+        early = part(0, delay + 1, end=10_000)._replace(own_ns=100, run=run)
+        late = part(1, 1, end=10_000)._replace(own_ns=100 + delay, run=run)
+        found.append(own.of(split([early, late]))[1])
+    return found
+
+
+def test_one_delay_counts_once() -> None:
+    """A delay before a run of operations makes the rank late to all of them, and counts once; in the next run it counts again."""
+    assert run_of([10, 10, 10, 12, 10, 10], [7, 7, 7, 7, 8, 8]) == [10, 0, 0, 2, 10, 0]
+    assert run_of([10, 10, 10], [None, None, None]) == [10, 10, 10]
+
+
+def test_slow_computation_beside_operations() -> None:
+    """A rank that falls behind in a run, by 5 more each time, is late by all that the others waited for it."""
+    own, found = OwnLateness(), []
+    for number, waited in enumerate([5, 5, 5, 5]):
+        early = part(0, waited + 1, end=10_000)._replace(own_ns=10 * number, run=7)
+        late = part(1, 1, end=10_000)._replace(own_ns=10 * number + 5 * (number + 1), run=7)
+        found.append(own.of(split([early, late]))[1])
+    assert found == [5, 5, 5, 5]
+
+
 @pytest.mark.parametrize(
     ("to_root", "launched", "own", "late"),
     [
         (False, [500, 100, 120], [430, 30, 40], [390, 0, 0]),  # a root that is late makes all others wait
-        (False, [100, 500, 120], [30, 430, 40], [0, 0, 0]),  # for anybody else nobody waits
+        (False, [100, 500, 120], [30, 430, 40], [0, 0, 0]),  # no rank waits for any other
         (False, [500, 100, 120], [30, 30, 40], [0, 0, 0]),  # it was held up elsewhere
         (True, [100, 500, 120], [30, 430, 40], [0, 390, 0]),
         (True, [500, 100, 120], [430, 30, 40], [0, 0, 0]),

@@ -149,7 +149,14 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
             0.5,
             0.1,
             0.3,
-            "above 30 %, most of it waiting for messages: uneven stages or a late rank, before the network",
+            "above 30 %, most of it waiting for messages: uneven stages or a late rank are likelier than the network",
+        ),
+        (
+            0.41,
+            0.4,
+            0.2,
+            0.01,
+            "above 30 %, most of it waiting for late ranks and messages: uneven stages or a late rank are likelier than the network",
         ),
     ],
 )

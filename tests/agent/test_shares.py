@@ -17,7 +17,7 @@ from commwatch.exporter import Exporter
 from commwatch.history import History
 from commwatch.opening import StoreError, connect
 from commwatch.schema import SCHEMA_VERSION, UPGRADES
-from commwatch.shares import LEAST_NEIGHBOURS, StepBook, comm_share, exposed_share, total
+from commwatch.shares import LEAST_NEIGHBOURS, StepBook, comm_share, exposed_share, of_known, total
 from commwatch.store import Writer
 from commwatch.views import StepView
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation, write_ring
@@ -137,10 +137,22 @@ def test_parts_of_steps() -> None:
     step = StepView("job", 0, 1, 0.0, 2.0, 2.0, 0.0, None, None, None, {}, None, long=False)
     other = replace(step, duration_s=6.0, comm_s=2.0, exposed_s=1.0)
     assert (total([0.0, 2.0]), total([0.0]), total([]), total([1.0, None])) == (2.0, 0.0, None, None)
+    assert (total([1.0] * 99 + [None]), total([1.0] * 98 + [None])) == (99.0, None)
     assert (comm_share([step, other]), comm_share([step]), comm_share([])) == (0.25, 0.0, None)
     assert exposed_share([step, other]) is None
     assert exposed_share([other]) == 1 / 6
+    assert exposed_share([*[other] * 9, replace(step, comm_s=0.5)]) == 1 / 6  # one in ten is not known
+    assert exposed_share([*[other] * 8, replace(step, comm_s=0.5)]) is None
     assert comm_share([replace(other, duration_s=0.0)]) is None
+
+
+def test_share_of_some_ranks() -> None:
+    """Where one rank's share is not known, it is that of the others, and how many these are."""
+    known = StepView("job", 0, 1, 0.0, 2.0, 2.0, 0.5, 0.5, 0.25, 0.25, {}, None, long=False)
+    steps = [known, replace(known, rank=1), replace(known, rank=2, exposed_s=None, exposed_share=None)]
+    assert of_known(steps, comm_share) == (0.25, 3)
+    assert of_known(steps, exposed_share) == (0.125, 2)
+    assert of_known([], comm_share) == (None, 0)
 
 
 def _forget_the_fourth(db: sqlite3.Connection) -> None:

@@ -101,7 +101,7 @@ def ranks(found: Sequence[Late]) -> list[int]:
     ],
 )
 def test_straggler(size: int, work_ms: float, delay: Delay, buckets: int, marked: bool) -> None:
-    """After 12 s of its fault the culprit is named, and from then on always; before it, and once it is well again, nobody."""
+    """After 12 s of its fault the culprit is named, and from then on always; before it, and once it is well again, no rank is."""
     culprits = [rank for rank in range(size) if any(delay(rank, step, random.Random()) for step in range(4))]
     loop = Loop(size, work_ms, buckets=buckets)
     loop.run(12)
@@ -142,7 +142,7 @@ def test_straggler(size: int, work_ms: float, delay: Delay, buckets: int, marked
     ],
 )
 def test_no_straggler(size: int, work_ms: float, delay: Delay, seed: int, marked: bool) -> None:
-    """Chance, turns, checkpoints, small change and a rank that is early name nobody, at no time of 40 s."""
+    """Chance, turns, checkpoints, small change and a rank that is early name no rank, at no time of 40 s."""
     loop = Loop(size, work_ms, delay, seed=seed)
     for _ in range(40):
         loop.run(1)
@@ -181,6 +181,14 @@ def test_still() -> None:
     assert loop.window.late(loop.now_ns + 31 * S, loop.steps) == []
 
 
+def test_end_of_the_far_future() -> None:
+    """An end that some trainer dated into the far future hides no straggler."""
+    loop = Loop(delay=late(2))
+    loop.run(20)
+    loop.window.add(1 << 61, dict.fromkeys(range(4), 0))
+    assert ranks(loop.named()) == [2]
+
+
 def test_what_is_kept_is_bounded() -> None:
     """A minute is kept, however long the job runs and whatever clock the ends are of."""
     window = LateWindow()
@@ -210,7 +218,7 @@ def test_slow_stage(slow: int) -> None:
     "waited_ms", [[30] * 4, [27, 35, 35, 42], [1, 2, 1, 3], [20, 60]], ids=["even", "not quite", "hardly", "pair"]
 )
 def test_no_slow_stage(waited_ms: list[float]) -> None:
-    """Stages that are not quite even, and those that hardly wait, name nobody; nor does a pair one of which waits a lot more."""
+    """Stages that are not quite even, and those that hardly wait, name no rank; but a pair one of which waits a lot more does."""
     found = stages(waited_ms)
     assert (found == []) == (waited_ms != [20, 60])
     assert COSTS == 0.05

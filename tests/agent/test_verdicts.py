@@ -9,7 +9,7 @@ import pytest
 
 from commwatch.joined import Disagreement
 from commwatch.stragglers import Late
-from commwatch.verdicts import Verdict, disagreement, lateness, together, verdicts, waited_for
+from commwatch.verdicts import Verdict, combined, disagreement, lateness, verdicts, waited_for
 from commwatch.views import Failed, GroupView, InFlight, RankView
 from commwatch.waits import HANG_S
 
@@ -288,8 +288,8 @@ def test_hanging_rank_is_no_straggler() -> None:
         replace(lateness(Late(rank, S, 10 * S, None), WORLD), job_id=job) for job in ("job", "other") for rank in (1, 2)
     ]
     hang = replace(late[0], kind="hang", cause="stopped")
-    assert together([hang], late) == [hang, *late[1:]]
-    assert together([], late) == late
+    assert combined([hang], late) == [hang, *late[1:]]
+    assert combined([], late) == late
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,6 @@ class Rank(NamedTuple):
     first: int = 0
     last: int = MINUTES
     agent: str = ""
-    #: What it takes itself before each; ``None``: not known.
-    own_ms: float | None = None
 
     def series(self) -> Series:
         """Three series in promtool's notation."""
@@ -41,10 +39,7 @@ class Rank(NamedTuple):
         count, seconds = self.per_minute, self.per_minute * self.took_ms / 1e3
         before, minutes = "_ " * self.first, self.last - self.first
         stale = " stale" if self.last < MINUTES else ""
-        between = f"commwatch_between_symmetric_collectives_seconds_total{{{labels}}}"
-        own = self.per_minute * (self.own_ms or 0) / 1e3
         return {
-            **({between: f"{before}7+{own:.9f}x{minutes}{stale}"} if self.own_ms is not None else {}),
             f"commwatch_symmetric_collectives_total{{{labels}}}": f"{before}7+{count}x{minutes}{stale}",
             f"commwatch_symmetric_collective_seconds_total{{{labels}}}": f"{before}7+{seconds:.9f}x{minutes}{stale}",
             f'commwatch_group_info{{{labels},group_size="{self.size}"}}': f"{before}1x{minutes}{stale}",
@@ -102,25 +97,6 @@ def test_late_rank(tmp_path: Path, late: int) -> None:
 def test_one_rank_a_node(tmp_path: Path) -> None:
     """Of two ranks the late one is named, with the whole difference: the median of both would halve it."""
     evaluated(tmp_path, together(*node(60.0, 10.0, size=2)), "straggler", {(1, "d"): 50_000})
-
-
-def test_many_operations_a_step(tmp_path: Path) -> None:
-    """Of many operations a step only the first waits: the late rank takes 7 ms longer before each on average, less than they take."""
-    ranks = [rank._replace(own_ms=17 if rank.rank == 2 else 10) for rank in node(25.0, 25.0, 18.0, 25.0)]
-    evaluated(tmp_path, together(*ranks), "straggler", {(2, "d"): 7_000})
-
-
-def test_two_late_ranks(tmp_path: Path) -> None:
-    """Two of four can be late together."""
-    ranks = [rank._replace(own_ms=70 if rank.rank % 2 else 10) for rank in node(65.0, 5.0, 65.0, 5.0)]
-    evaluated(tmp_path, together(*ranks), "straggler", {(1, "d"): 60_000, (3, "d"): 60_000})
-
-
-@pytest.mark.parametrize("own_ms", [(10, 10, 10, 10), (70, 10, 10, 10), (10, 10, 10, 13)])
-def test_late_through_others(tmp_path: Path, own_ms: tuple[float, ...]) -> None:
-    """A rank that comes late out of another group's operation takes no longer itself, and is no straggler."""
-    ranks = [rank._replace(own_ms=own) for rank, own in zip(node(65.0, 65.0, 65.0, 5.0), own_ms, strict=True)]
-    evaluated(tmp_path, together(*ranks), "straggler", {})
 
 
 @pytest.mark.parametrize("took_ms", [0.02, 50.0, 5000.0])

@@ -14,7 +14,7 @@ WATCHED_S = 20.0
 
 @pytest.mark.parametrize("name", NAMES)
 def test_conclusion(name: str) -> None:
-    """The culprit is named and nobody else, first in the advice, too; an uneven job names none."""
+    """The culprit is named and no other rank, first in the advice, too; an uneven job names none."""
     (scenario,) = [each for each in SCENARIOS if each.name == name]
     outcome = watch(scenario, WATCHED_S)
     assert outcome.right, line(outcome)
