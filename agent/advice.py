@@ -25,7 +25,7 @@ from commwatch.network_advice import Network, Said, complaints, far_from_nic
 LIMIT, WORTH = 0.30, 0.10
 #: A gain below this is none.
 _LEAST_GAIN = 0.01
-#: The others wait so much of a step for a late rank.
+#: The least share of a step that the others wait for a late rank.
 _LEAST_WAITING = 0.05
 _MOST_MICRO_STEPS = 64
 #: Gradients are exchanged in more bytes than this at a time; losses and metrics in fewer.

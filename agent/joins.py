@@ -57,7 +57,8 @@ class OwnLateness:
     another operation was late through no fault of its own, and ranks leave a collective on a slow link one after the other.
     Where no rank knows what it took, all of the lateness is its own; where only this one does not, none.
 
-    One delay makes a rank late to all operations that run beside its computation until it next stands in one. It counts once.
+    Operations that run beside the computation form a run, which ends when the rank blocks in an operation or ends a step. One delay
+    makes a rank late to all later operations of a run, and is counted once.
     """
 
     def __init__(self) -> None:

@@ -136,7 +136,7 @@ class RankBook(Names):
         self.overflow_ns: int | None = None
         #: End of the latest operation that a thread of this rank stood in, and of the latest collective of all; 0: not known.
         self._came_out_ns = self._ended_ns = 0
-        #: The latest two step marks, and the run of operations that no thread stands in: its number, and the end before its first one.
+        #: The latest two step marks; the key of the current run (``joins.OwnLateness``), and when the communication before it ended.
         self._marks_ns = 0, 0
         self._run_ns, self._before_run_ns = -1, 0
         #: Messages on a GPU: who stood still for them is not known.
@@ -230,7 +230,7 @@ class RankBook(Names):
         return launch_ns - since if launch_ns >= since > 0 else NOT_KNOWN_NS, run
 
     def _before_run(self, launch_ns: int, came_out_ns: int) -> tuple[int, int]:
-        """The end of what came before a run, and its number: a run goes on until a thread stands in an operation, or a step ends."""
+        """Return when the communication before an operation's run ended, in ns, and the key of the run."""
         before, latest = self._marks_ns
         run = max(came_out_ns, latest if latest <= launch_ns else before)
         if run != self._run_ns:

@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from math import ceil, sqrt
+from statistics import median_low
 from typing import NamedTuple
 
 #: Lateness is added up in bins of this length; so many are kept.
@@ -118,7 +119,7 @@ def waiting_least(
 
 
 def _until(bins: Mapping[int, Mapping[int, int]], now_ns: int) -> dict[int, Mapping[int, int]]:
-    """Those up to now: an end of the far future, which some trainer wrote, is no time."""
+    """Return the bins up to now. Later ones come from wrong end times that a trainer wrote."""
     return {at: each for at, each in bins.items() if at <= now_ns // BIN_NS}
 
 
@@ -183,8 +184,7 @@ def _stragglers(
         late = {rank: [period.late_ns.get(rank, 0) for period in window] for rank in ranks}
         culprits = _culprits(late, COSTS * span, own_counts)
         if culprits:
-            total = sorted(map(sum, late.values()))
-            usual = total[(len(total) - 1) // 2]
+            usual = median_low(map(sum, late.values()))
             steps = sum(period.steps or 0 for period in window) or None
             return [Late(rank, sum(late[rank]) - usual, span, steps) for rank in culprits]
     return []
@@ -196,7 +196,7 @@ def _culprits(late: Mapping[int, Sequence[int]], least: float, own_counts: int) 
     order = sorted(late, key=lambda rank: -total[rank])
     if len(order) < 2:
         return []
-    number = max(range(1, max(1, len(order) // 2) + 1), key=lambda n: total[order[n - 1]] - total[order[n]])
+    number = max(range(1, len(order) // 2 + 1), key=lambda n: total[order[n - 1]] - total[order[n]])
     culprits, others = order[:number], order[number : number + _MOST_COMPARED]
     leads = all(
         _leads([own_counts * each for each in late[rank]], late[other], least) for rank in culprits for other in others

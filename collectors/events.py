@@ -32,9 +32,9 @@ OP_CODE = {name: code for code, name in enumerate(OPS, start=1)}
 #: Ops that are not in the table are counted under their own name, interned from this code on.
 FIRST_UNKNOWN_OP = 32
 LAST_UNKNOWN_OP = 254
-#: Ops all of whose ranks finish together; only these have wait and lateness.
+#: Ops all of whose ranks finish together; only these have transfer and lateness.
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-#: Ops with a root that only one side waits in: the root for all others, or all others for the root.
+#: Ops in which the root waits for all other ranks, and ops in which all other ranks wait for the root.
 TO_ROOT, FROM_ROOT = frozenset({"reduce", "gather"}), frozenset({"broadcast", "scatter"})
 P2P = frozenset({"send", "recv"})
 #: Ops whose ranks all pass the same size.

@@ -283,7 +283,7 @@ def test_straggler(steps: int | None) -> None:
 
 
 def test_hanging_rank_is_no_straggler() -> None:
-    """Of a rank that hangs nothing is said of how late it was before; of other ranks and jobs it is."""
+    """The straggler verdict on a rank that hangs is dropped. Verdicts on other ranks and other jobs are kept."""
     late = [
         replace(lateness(Late(rank, S, 10 * S, None), WORLD), job_id=job) for job in ("job", "other") for rank in (1, 2)
     ]

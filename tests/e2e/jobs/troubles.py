@@ -88,6 +88,7 @@ def main() -> None:
             if rank == (culprit + (number >= good)) % size:
                 time.sleep(0.05)
             dist.all_reduce(torch.ones(1000))
+            commwatch.step()
     for _ in range(good):
         dist.all_reduce(torch.ones(1000))
     say("begins")
