@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds faults
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds faults faults-nodes advice pictures
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -60,6 +60,15 @@ frameworks: .stamps/frameworks  ## run jobs of Lightning, transformers, DeepSpee
 
 faults: sync  ## run small jobs with one fault each, and print what is concluded of them (WORDS="fsdp late": only these)
 	$(BIN)/python -m tests.faults.run $(WORDS)
+
+faults-nodes: sync  ## the same jobs on two hosts (network namespaces, as root): whom the rules of a Prometheus name
+	$(BIN)/python -m tests.faults.nodes $(WORDS)
+
+advice: sync  ## follow each piece of advice in a real job, and compare its gain with the promised one (as root)
+	$(BIN)/python -m tests.advice.run $(WORDS)
+
+pictures: sync  ## make the pictures of a job with a late rank in docs/images (7 min)
+	$(BIN)/python -m tests.faults.pictures docs/images
 
 TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 torch-builds: sync  ## build the native hook with the headers of many versions of torch (downloads 9 GB)

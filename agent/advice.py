@@ -6,14 +6,14 @@ steps would save. It is an upper bound where communication is hidden behind comp
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from statistics import median
+from statistics import mean, median
 from types import MappingProxyType
 from typing import NamedTuple
 
+from commwatch import knobs
 from commwatch.bandwidth import bus_factor
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
@@ -27,17 +27,11 @@ LIMIT, WORTH = 0.30, 0.10
 _LEAST_GAIN = 0.01
 #: The least share of a step that the others wait for a late rank.
 _LEAST_WAITING = 0.05
+#: Ranks are late in turn if none waits less than this part of what they wait (median).
+_ALIKE = 0.6
 _MOST_MICRO_STEPS = 64
-#: Gradients are exchanged in more bytes than this at a time; losses and metrics in fewer.
-_LEAST_GRADIENTS = 16 << 10
 #: In a bucket this large the latency is a tenth of the time: 9 parts of bytes to one of messages.
 _PER_LATENCY = 9
-#: Labels of groups that do not carry gradients.
-_NOT_GRADIENTS = re.compile(
-    r"tensor|\btp|_tp|pipe|\bpp|_pp|expert|\bep|_ep|context|\bcp|_cp|sequence|\bsp|_sp|model", re.I
-)
-_TENSOR = re.compile(r"tensor|\btp|_tp|model", re.I)
-_GRADIENT_OPS = ("all_reduce", "reduce_scatter")
 _WIDE = {"float32": 4, "float64": 8}
 
 
@@ -78,6 +72,8 @@ class Kind(NamedTuple):
     dtype: str | None = None
     #: The part of ``seconds`` spent waiting for late ranks, where it is known.
     waiting_s: float = 0.0
+    #: A data parallel group of the job has all_gathers and reduce_scatters.
+    sharded: bool = False
 
     @property
     def spans_nodes(self) -> bool:
@@ -99,8 +95,16 @@ class Kind(NamedTuple):
     @property
     def gradients(self) -> bool:
         """Whether these look like the exchange of gradients: a large reduction of a group that is not for model parallelism."""
-        large = self.size_bytes >= _LEAST_GRADIENTS
-        return large and self.op in _GRADIENT_OPS and not _NOT_GRADIENTS.search(self.group)
+        return self.role in (knobs.REPLICATED, knobs.SHARDED) and self.op != "all_gather"
+
+    @property
+    def role(self) -> str:
+        """What they are for: one of those in ``knobs``."""
+        return knobs.role(self.group, self.op, self.size_bytes, self.sharded)
+
+    def knob(self, rule: str) -> str:
+        """What to do about them; empty: what the rule has to say in general."""
+        return knobs.KNOBS[rule].get(self.role, "")
 
     def named(self) -> str:
         return f"{self.op} of group {self.group}"
@@ -218,7 +222,12 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
     saves = exchange * (1 - 1 / steps) * facts.visible
     enough = "brings" if share <= LIMIT + 1e-9 else "is not enough, but brings"
     gain = f"accumulating over {steps} steps {enough} communication from {percent(facts.comm)} to {percent(share)}"
-    yield Found(_about(facts, kind), f"{gain}; up to {percent(saves)} less time a sample", saves)
+    yield Found(
+        _about(facts, kind),
+        f"{gain}; up to {percent(saves)} less time a sample",
+        saves,
+        kind.knob("accumulate_gradients"),
+    )
 
 
 def _larger_buckets(facts: Facts) -> Iterator[Found]:
@@ -239,7 +248,7 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
         ]
         saves = facts.saves(saved)
         gain = f"{count} a step of {_mib(total / count)} would save up to {percent(saves)} of a step"
-        yield Found(because, gain, saves)
+        yield Found(because, gain, saves, kind.knob("larger_buckets"))
 
 
 def _overlap(facts: Facts) -> Iterator[Found]:
@@ -247,15 +256,21 @@ def _overlap(facts: Facts) -> Iterator[Found]:
     if exposed is None or facts.visible <= 0.7 or facts.comm <= WORTH or not facts.kinds:
         return
     kind = max(facts.kinds, key=lambda kind: kind.seconds)
-    saves = min(exposed, 1 - facts.comm)
-    yield Found(_about(facts, kind), f"hidden behind compute it would save up to {percent(saves)} of a step", saves)
+    # Nothing is left to compute beside the last operation of a step.
+    saves = min(exposed, 1 - facts.comm) * (1 - 1 / max(1.0, kind.per_step))
+    yield Found(
+        _about(facts, kind),
+        f"hidden behind compute it would save up to {percent(saves)} of a step",
+        saves,
+        kind.knob("overlap"),
+    )
 
 
 def _tensor_in_node(facts: Facts) -> Iterator[Found]:
     ranks_here = max((kind.local for kind in facts.kinds), default=0)
     for kind in facts.kinds:
         share = kind.seconds / facts.step_s
-        if not _TENSOR.search(kind.group) or not kind.spans_nodes or share < WORTH or kind.group_size > ranks_here:
+        if not knobs.is_tensor(kind.group) or not kind.spans_nodes or share < WORTH or kind.group_size > ranks_here:
             continue
         near = next((other.curve for other in facts.kinds if other.curve is not None and not other.spans_nodes), None)
         time = None if near is None else near.time_s(kind.op, kind.group_size, kind.size_bytes)
@@ -266,30 +281,6 @@ def _tensor_in_node(facts: Facts) -> Iterator[Found]:
         saves = facts.saves(max(0.0, kind.seconds - kind.per_step * time))
         if saves >= _LEAST_GAIN:
             yield Found(because, f"at the speed of the node's own links up to {percent(saves)} of a step", saves)
-
-
-def _hierarchical(facts: Facts) -> Iterator[Found]:
-    kind = facts.gradients
-    if (
-        kind is None
-        or kind.op != "all_reduce"
-        or not kind.spans_nodes
-        or kind.local < 2
-        or kind.seconds < WORTH * facts.step_s
-    ):
-        return
-    nodes = kind.group_size / kind.local
-    because = [
-        *_about(facts, kind),
-        f"{kind.group_size} ranks on about {nodes:.0f} nodes, {kind.local} of them on this one",
-    ]
-    if kind.latency_s is None:
-        yield Found(because, "not known: no reference for this group", None)
-        return
-    # The ring over the nodes alone has so many messages fewer; those within a node are taken for free.
-    saves = facts.saves(kind.latency_s * (1 - (nodes - 1) / (kind.group_size - 1)))
-    if saves >= _LEAST_GAIN:
-        yield Found(because, f"messages between nodes only: up to {percent(saves)} of a step", saves)
 
 
 def _compression(facts: Facts) -> Iterator[Found]:
@@ -306,7 +297,7 @@ def _compression(facts: Facts) -> Iterator[Found]:
     if worth:
         gain = ", ".join(f"{name} {percent(saves)}" for name, saves in worth.items())
         because = [*_about(facts, kind), f"gradients travel as {kind.dtype}"]
-        yield Found(because, f"up to, of a step: {gain}", max(worth.values()))
+        yield Found(because, f"up to, of a step: {gain}", max(worth.values()), kind.knob("compression"))
 
 
 def _faster_network(facts: Facts) -> Iterator[Found]:
@@ -341,20 +332,39 @@ def _straggler(facts: Facts) -> Iterator[Found]:
         ]
         yield Found(because, f"up to {percent(cost)} of a step", cost, title=_are_late(sorted(facts.late)))
         return
-    if len(facts.waits) < 2:
+    found = _late_by_waits(facts)
+    if found is None:
         return
+    late, theirs, others = found
+    because = [f"rank {spans(late)} waits for others {percent(theirs)} of its steps, they (median) {percent(others)}"]
+    cost = others - theirs
+    yield Found(because, f"up to {percent(cost)} of a step", cost, title=_are_late(late))
+
+
+def _late_by_waits(facts: Facts) -> tuple[list[int], float, float] | None:
+    """The ranks that wait least, if they wait far less than the others; how much they do, and how much the others do."""
+    if len(facts.waits) < 2:
+        return None
     order = sorted(facts.waits, key=lambda rank: facts.waits[rank])
     waits = [facts.waits[rank] for rank in order]
     number = max(range(1, len(order) // 2 + 1), key=lambda n: waits[n] - waits[n - 1])
     theirs, others = waits[number - 1], median(waits[number:])
     # Stages of a pipeline always wait for messages, and are never quite even.
     if others < _LEAST_WAITING or theirs >= (0.3 if facts.bubble is None else 0.5) * others:
+        return None
+    return sorted(order[:number]), median(waits[:number]), others
+
+
+def _uneven_work(facts: Facts) -> Iterator[Found]:
+    waits = facts.waits.values()
+    # Nothing exposed is left without the waiting: then some of that is hidden, too.
+    hidden = facts.exposed == 0.0
+    if hidden or facts.late or facts.bubble is not None or len(waits) < 2 or _late_by_waits(facts) is not None:
         return
-    late, cost = sorted(order[:number]), others - median(waits[:number])
-    because = [
-        f"rank {spans(late)} waits for others {percent(median(waits[:number]))} of its steps, they (median) {percent(others)}"
-    ]
-    yield Found(because, f"up to {percent(cost)} of a step", cost, title=_are_late(late))
+    waiting = mean(waits) * facts.visible
+    if waiting >= WORTH and min(waits) >= _ALIKE * median(waits):
+        because = [f"each rank waits for others, {percent(min(waits))} to {percent(max(waits))} of its steps"]
+        yield Found(because, f"up to {percent(waiting)} of a step", waiting)
 
 
 def _are_late(ranks: Sequence[int]) -> str:
@@ -371,7 +381,7 @@ def _bubble(facts: Facts) -> Iterator[Found]:
     after = bubble / (2 - bubble)
     saves = 1 - (1 - bubble) / (1 - after)
     gain = f"twice the micro-batches: bubble {percent(after)}, {percent(saves)} less time a sample"
-    yield Found([f"ranks stand {percent(bubble)} of a step in waits for sends and receives"], gain, saves)
+    yield Found([f"ranks spend {percent(bubble)} of a step in waits for sends and receives"], gain, saves)
 
 
 def _network(check: Callable[[Network], Iterable[Said]]) -> Callable[[Facts], Iterator[Found]]:
@@ -393,6 +403,8 @@ def _transport(facts: Facts) -> Iterator[Found]:
 RULES = (
     Rule("straggler", "a rank is late", "Look at what it does before its collectives (data loading, clocks, other processes, "
          "an uneven batch): `commwatch diagnose`, `/api/v1/verdicts`.", _straggler),
+    Rule("uneven_work", "the ranks are late in turn", "Give all ranks alike work in each step: batches of like length (bucketing, packing), even "
+         "loading; nothing that one rank does alone between collectives.", _uneven_work),
     Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches and exchange "
          "them once (DDP: `no_sync()`; FSDP2: `set_requires_gradient_sync(False)`); adapt the learning rate to the larger batch.", _accumulate),
     Rule("larger_buckets", "operations are too small", "Put more into one operation: a larger `bucket_cap_mb` of DDP, larger FSDP "
@@ -402,13 +414,11 @@ RULES = (
     Rule("below_the_link", "slower than the link", "Look for the wrong transport or interface: `commwatch explain` on the job's NCCL log, "
          "`/api/v1/topology`, link errors, other traffic on it.", _below_the_link),
     Rule("tensor_parallel_in_node", "tensor parallelism crosses nodes", "Order the ranks so that each tensor-parallel group lies within one "
-         "node: its operations stand in every layer, on the critical path.", _tensor_in_node),
-    Rule("hierarchical_all_reduce", "one ring over all ranks of all nodes", "Reduce within the node first, then between nodes: HSDP, "
-         "NCCL's own trees (`NCCL_ALGO` unset), a hierarchical all-reduce where the backend has none.", _hierarchical),
+         "node: its operations are in every layer, on the critical path.", _tensor_in_node),
     Rule("compression", "gradients can be smaller", "DDP's `fp16_compress_hook` or `bf16_compress_hook`, PowerSGD, an int8 or top-k hook: "
          "check that training still converges.", _compression),
     Rule("faster_network", "the network limits", "A faster link, or more of them (rails, bonding).", _faster_network),
-    Rule("micro_batches", "the pipeline stands idle", "More micro-batches a step, an interleaved or zero-bubble schedule, more equal stages.", _bubble),
+    Rule("micro_batches", "the pipeline is idle", "More micro-batches a step, an interleaved or zero-bubble schedule, more equal stages.", _bubble),
     Rule("gpu_far_from_nic", "a rank crosses NUMA to its NIC", "Put ranks that talk to other nodes on GPUs of the NIC's socket, or give "
          "each socket a NIC.", _network(far_from_nic)),
     Rule("nic_below_its_rate", "a NIC runs at less than it can", "Look at slot, cable and switch port: `commwatch doctor`.",
@@ -419,11 +429,13 @@ RULES = (
 )  # fmt: skip
 
 
-def advice(facts: Facts) -> list[Advice]:
-    """Everything worth trying: a late rank first, then the largest gain; what cannot be told in advance last.
+def advice_on(facts: Facts | None) -> list[Advice]:
+    """Everything worth trying, a late rank first, then the largest gain, then what cannot be known in advance; none where nothing is known.
 
     Only what remains without the waiting for late ranks is a matter of gradients or the network.
     """
+    if facts is None:
+        return []
     rest = facts.without_waiting()
     found = [
         Advice(rule.name, one.title or rule.title, one.because, one.do or rule.do, one.gain, one.saves_share)

@@ -236,6 +236,11 @@ class Agent:
         views = [_rank(ring, live.get(ring.uid), *kept[_process(ring)]) for ring in latest.values()]
         return sorted(views, key=lambda view: (view.job_id, view.rank))
 
+    def begun_at(self, job: str) -> float:
+        """Unix time when the latest rank of a job began; a run before under the same name is over by then."""
+        with History(self.path, self._damaged) as history:
+            return max((ring.started_ns for ring in history.rings(job)), default=0) / 1e9
+
     def live_ranks(self) -> dict[str, RankView]:
         """The ranks in sight by the name of their ring, as far as the books go."""
         with self._lock:

@@ -9,7 +9,7 @@ from pathlib import Path
 from commwatch import shown
 from commwatch.bandwidth import algbw, busbw
 from commwatch.references import Measured, References
-from commwatch.report import percent, rate, seconds, size
+from commwatch.units import percent, rate, seconds, size
 
 #: Operations that add up, and those with a root.
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")

@@ -27,6 +27,7 @@ from commwatch import (
     settings_cli,
     top_cli,
 )
+from commwatch.ages import LAST, parse_age, parse_last
 from commwatch.config import Config, ConfigError, UsageError, load, settings_file
 from commwatch.debugging import LEVELS
 from commwatch.shown import OneLine, complain, guard_output, line
@@ -63,6 +64,14 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _last(text: str) -> float | None:
+    """A part of a job, as an argument."""
+    try:
+        return parse_last(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _settings(arguments: argparse.Namespace) -> Config:
@@ -151,6 +160,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Report on a job out of the history.",
     )
     report.add_argument("job", nargs="?", help="job id (default: the latest)")
+    report.add_argument(
+        "--last",
+        type=_last,
+        default=LAST,
+        metavar="AGE",
+        help="how much of the job's end the advice is about, such as 90s or 2h; all: the whole job (default: %(default)s)",
+    )
     form = report.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="for programs")
     form.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
@@ -320,6 +336,11 @@ def _again(arguments: argparse.Namespace) -> str:
     return shlex.join(["commwatch", "report", *(str(part) for flag in flags for part in flag)])
 
 
+def _other_last(last_s: float | None) -> str:
+    """The flag for a part of a job; empty for the default."""
+    return "" if last_s == parse_age(LAST) else " --last all" if last_s is None else f" --last {last_s:g}s"
+
+
 def _agent(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.daemon import Daemon
     from commwatch.serving import CannotStart
@@ -356,7 +377,8 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         job = arguments.job or jobs[0]
         said = kept(config.state, job)
         findings = [] if said is None else said.findings
-        built = report.build(agent, job, config.history, f"{_again(arguments)} {job}", findings)
+        again = f"{_again(arguments)}{_other_last(arguments.last)} {job}"
+        built = report.build(agent, job, config.history, again, findings, arguments.last)
     except (StoreError, sqlite3.Error) as error:
         raise UsageError(f"report: {_whose(error, config)}") from None
     if built is None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch import joined, sight
 from commwatch.advice import Advice
+from commwatch.ages import LAST, parse_last
 from commwatch.joined import RankParts
 from commwatch.joins import MOST_PENDING
 from commwatch.pipelines import Pipeline, pipelines
 from commwatch.problems import ERRORS
 from commwatch.query import AgentOf, HostOf, JobFilter, LogsOf, Span, WorkerOf, answered, sound_parameters
-from commwatch.questions import Efficiencies, job_exists, text_of
+from commwatch.questions import Efficiencies, Problem, job_exists, text_of
 from commwatch.verdicts import Verdict, combined, verdicts
 from commwatch.witness_api import WitnessesOf
 
@@ -70,8 +72,21 @@ def job_pipelines(agent: AgentOf, job: JobFilter = None) -> list[Pipeline]:
 
 
 @router.get("/advice", response_model=list[Advice])
-def job_advice(agent: AgentOf, worker: WorkerOf, logs: LogsOf, host: HostOf, job: JobFilter = None) -> Response:
+def job_advice(
+    agent: AgentOf,
+    worker: WorkerOf,
+    logs: LogsOf,
+    host: HostOf,
+    job: JobFilter = None,
+    last: Annotated[
+        str, Query(description="How much of the job's end it is about, such as 90s, 5m or 2h; all: the whole job.")
+    ] = LAST,
+) -> Response:
     """What to try in a job (the latest by default), what it should bring, and the numbers that led to it."""
+    try:
+        last_s = parse_last(last)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"last={error}") from None
     job_exists(agent, job)
     known = [each.job_id for each in agent.jobs()] if job is None else [job]
     if not known:
@@ -79,4 +94,5 @@ def job_advice(agent: AgentOf, worker: WorkerOf, logs: LogsOf, host: HostOf, job
     findings = [finding for view in logs.topology(known[0]) for finding in view.findings]
     with agent.live(known[0]) as (jobs, now_ns):
         late = sight.late_now(jobs, now_ns)
-    return answered(worker.text("advice", job=known[0], findings=findings, host=host.view(known[0]), late=late))
+    host_view = host.view(known[0])
+    return answered(worker.text("advice", job=known[0], findings=findings, host=host_view, late=late, last_s=last_s))

@@ -115,7 +115,6 @@ class Daemon:
             room_for_rings(raised_limit()),
             self._alive,
         )
-        self._processes = Processes(self._aggregate, self._lock)
         self._stop = threading.Event()
         self._last_alive_ns, self._told_ns = time.monotonic_ns(), 0
         self._trouble: str | None = None
@@ -129,6 +128,7 @@ class Daemon:
         self._ras = Ras(addresses(config.ras) or () if config.ras else (), self._aggregate, self._lock)
         self._references = references = References(directory(config.state), config.links)
         self._gpus = Gpus(config.gpus)
+        self._processes = Processes(self._aggregate, self._lock, self._gpus.held_back)
         collectors = Collectors()
         self._host = HostWatch(self._aggregate, self._lock, time.monotonic_ns)
         self._exporter = Exporter(

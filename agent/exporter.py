@@ -242,7 +242,12 @@ def _operations(families: Families, job: str, sums: _Sums) -> None:
 
 
 def _steps(families: Families, job: str, book: RankBook, label: Callable[[str], str], now_ns: int) -> None:
-    steps, labels = book.steps.totals, (job, str(book.rank))
+    steps, periods, labels = book.steps.totals, book.steps.periods, (job, str(book.rank))
+    if periods.count:
+        families.count("periods_total", labels, periods.count)
+        families.count("period_seconds_total", labels, periods.duration_ns / 1e9)
+        families.count("period_comm_seconds_total", labels, periods.comm_ns / 1e9)
+        families.count("period_comm_square_seconds_total", labels, periods.comm_squares)
     if not steps.count:
         return
     families.count("steps_total", labels, steps.count)

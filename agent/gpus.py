@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from commwatch.aggregate import Job
 from commwatch.collectors.gpu import (
+    ALARMING,
     Driver,
     DriverTrouble,
     Gpu,
@@ -249,6 +250,14 @@ class Gpus:
         """The card a rank computes on; ``None``: not known, or not in sight of this agent."""
         with self._lock:
             return None if where is None else find(where, self._known)
+
+    def held_back(self, where: GpuPlace | None) -> list[str]:
+        """Why a card keeps its clock down that should not have to; empty: it does not, or that is not known."""
+        with self._lock:
+            if where is None or self._snapshot is None or self._state().state != "up":
+                return []
+            gpu = find(where, self._snapshot.gpus)
+        return [] if gpu is None else [reason for reason in ALARMING if gpu.measured.throttled.get(reason)]
 
     def label(self, where: GpuPlace | None) -> str:
         """The same for the label ``gpu`` in ``/metrics``; empty where it is not known."""

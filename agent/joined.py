@@ -41,7 +41,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class RankParts:
-    """The latest symmetric operations of one rank in a group that has ranks elsewhere; five columns, newest first."""
+    """The latest symmetric operations of one rank in a group that has ranks elsewhere; six columns, newest first."""
 
     job_id: str
     group_id: str
@@ -55,9 +55,12 @@ class RankParts:
     age_s: list[float]
     #: Seconds from the end of what the rank stood in before to the launch; ``None``: not known.
     own_s: list[float | None]
+    #: The same number for the operations of one run (``joins.OwnLateness``); ``None``: the rank stood in it.
+    run: list[int | None]
 
     def __post_init__(self) -> None:
-        if len({len(column) for column in (self.seq, self.op, self.duration_s, self.age_s, self.own_s)}) > 1:
+        columns = (self.seq, self.op, self.duration_s, self.age_s, self.own_s, self.run)
+        if len({len(column) for column in columns}) > 1:
             raise ValueError("columns of different lengths")
         times_s = (*self.duration_s, *self.age_s, *(own for own in self.own_s if own is not None))
         if not (0 <= self.rank < 1 << 31 and all(0 <= time_s < _MOST_S for time_s in times_s)):
@@ -146,7 +149,7 @@ def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[
     found = []
     for job, group_id, ranks in across:
         join = job.joins[group_id]
-        columns = {rank: RankParts(job.id, group_id, join.size, rank, [], [], [], [], []) for rank in ranks}
+        columns = {rank: RankParts(job.id, group_id, join.size, rank, [], [], [], [], [], []) for rank in ranks}
         _fill(columns, islice(join.waiting(), limit), now_ns)
         found += [column for column in columns.values() if column.seq]
     return limit, found
@@ -171,6 +174,7 @@ def _fill(columns: dict[int, RankParts], waiting: Iterable[tuple[int, list[Part]
                 column.op.append(told(part)[0])
                 column.duration_s.append(round(part.duration_ns / 1e9, 7))
                 column.own_s.append(round(part.own_ns / 1e9, 7) if part.own_ns < NOT_KNOWN_NS else None)
+                column.run.append(part.run)
                 column.age_s.append(round(max(0, now_ns - part.end_ns) / 1e9, 6))
 
 
@@ -192,13 +196,13 @@ def _join(ranks: list[RankParts]) -> LateWindow:
     """The complete ones. All ends are the first rank's: ages that two agents told are from two moments."""
     collectives: dict[int, list[Part]] = {}
     for column in ranks:
-        rows = zip(column.seq, column.op, column.duration_s, column.age_s, column.own_s, strict=True)
-        for seq, op, duration_s, age_s, own_s in rows:
+        rows = zip(column.seq, column.op, column.duration_s, column.age_s, column.own_s, column.run, strict=True)
+        for seq, op, duration_s, age_s, own_s, run in rows:
             own = NOT_KNOWN_NS if own_s is None else _ns(own_s)
-            part = Part(column.rank, ev.OP_CODE.get(op, 0), 0, -_ns(age_s), _ns(duration_s), None, own_ns=own)
+            part = Part(column.rank, ev.OP_CODE.get(op, 0), 0, -_ns(age_s), _ns(duration_s), None, own_ns=own, run=run)
             collectives.setdefault(seq, []).append(part)
     window, own_lateness = LateWindow(), OwnLateness()
-    for collective in collectives.values():
+    for _, collective in sorted(collectives.items()):  # a run is counted from its first operation on
         ops = {part.op for part in collective}
         if len(collective) == len(ranks) and len(ops) == 1 and ops <= _SYMMETRIC:
             window.add(collective[0].end_ns, own_lateness.of(split(collective)))

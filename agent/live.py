@@ -10,13 +10,13 @@ from commwatch import endings, sight
 from commwatch.aggregate import Job
 from commwatch.books import SLOT_NS, StepRecord
 from commwatch.collectors.governor import FULL
+from commwatch.headline import bottleneck, of_some, split
 from commwatch.rank_book import LAST_NS, RankBook
-from commwatch.report import bottleneck
-from commwatch.shares import LEAST_STEPS, shares_of, stands_still
+from commwatch.shares import LEAST_STEPS, of_known, shares_of, stands_still
 from commwatch.slots import Slot, slot_of
 from commwatch.standing import culprits, shedding, state
 from commwatch.summary import Row, summarise
-from commwatch.verdicts import Verdict, combined, verdicts, waited_for
+from commwatch.verdicts import Verdict, combined, for_others, late_ranks, verdicts, waited_for
 from commwatch.views import RankView
 from commwatch.waits import age
 
@@ -86,6 +86,11 @@ class JobNow:
     steps_unavailable: str | None
     comm: float | None
     exposed: float | None
+    #: Of how many ranks these are known, where that is not all: ``(3 of 4 ranks)``; else empty.
+    comm_of: str
+    exposed_of: str
+    #: What the first is made of, such as ``8 % transfer, 44 % waiting for rank 2``; empty: no part of it is known to be waiting.
+    split: str
     #: Whose operations are not all recorded; ``None``: nobody's.
     sheds: str | None
     #: What the shares mean; empty: nothing bad.
@@ -136,10 +141,14 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
     books = sorted(sight.of_this_run(job), key=lambda book: book.rank)
     views = [sight.rank(job.id, book, now_ns) for book in books]
     found = combined(verdicts(views, sight.groups([job])), told)
-    waiting, messages = _waiting(books, now_ns)
+    measured, messages = _waiting(books, now_ns)
     recent = {book.rank: _recent(book, now_ns) for book in books}
-    steps = [step for of_rank in recent.values() for step in of_rank]
-    shares = shares_of(steps) or (None, None)
+    of_ranks = [of_rank for of_rank in recent.values() if of_rank]
+    steps = [step for of_rank in of_ranks for step in of_rank]
+    comm, comm_ranks = of_known(of_ranks, lambda steps: (shares_of(steps) or (None, None))[0])
+    exposed, exposed_ranks = of_known(of_ranks, lambda steps: (shares_of(steps) or (None, None))[1])
+    waiting = waited_for(found, measured, len(books))
+    messages = for_others(messages, waiting, measured)
     paces = [pace for of_rank in recent.values() if (pace := _pace(of_rank, now_ns)) is not None]
     in_flight = sorted(_in_flight(views), key=lambda line: -line.age_s)
     latest = max(books, key=lambda book: int(book.identity["restart"]))
@@ -153,9 +162,12 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         step_s=median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else None,
         steps_unavailable=next((book.steps.unavailable for book in books if book.steps.unavailable), None),
         sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
-        comm=shares[0],
-        exposed=shares[1],
-        says=bottleneck(shares[0], shares[1], waited_for(found, waiting), messages),
+        comm=comm,
+        exposed=exposed,
+        comm_of=of_some(comm_ranks, len(of_ranks)).strip(),
+        exposed_of=of_some(exposed_ranks, len(of_ranks)).strip(),
+        split=split(comm, waiting, messages, late_ranks(found, waiting)),
+        says=bottleneck(comm, exposed, waiting, messages),
         ending="" if running(job) else endings.says(sight.endings(job)),
         slots=_slots(books, now_ns),
         ranks=[
@@ -216,13 +228,18 @@ def _covered_s(books: list[RankBook], now_ns: int) -> float:
 
 
 def _waiting(books: list[RankBook], now_ns: int) -> tuple[float | None, float | None]:
-    """The shares of time that the ranks wait for late ones and for messages: their means; ``None``: not known, or there are none."""
-    full = [book for book in books if book.mode == FULL]  # waits in what is only counted are not known
-    cells = [[cell for _, _, cell in book.lately(now_ns)] for book in full]
-    late = [sum(cell.wait_ns for cell in of_rank) for of_rank in cells if any(cell.joined for cell in of_rank)]
-    messages = [sum(cell.p2p_wait_ns for cell in of_rank) for of_rank in cells]
-    covered_ns = 1e9 * _covered_s(books, now_ns)
-    return mean(late) / covered_ns if late else None, mean(messages) / covered_ns if any(messages) else None
+    """The shares of the latest 10 to 20 s that the ranks wait for late ones and for messages: their means; ``None``: not known, or there are none."""
+    late, messages = [], []
+    for book in books:
+        if book.mode != FULL:  # waits in what is only counted are not known
+            continue
+        begun_ns = (now_ns + book.offset_ns) // SLOT_NS * SLOT_NS - SLOT_NS
+        cells = [cell for slot_ns, _, cell in book.lately(now_ns) if slot_ns >= begun_ns]
+        covered_ns = max(1, now_ns - max(begun_ns - book.offset_ns, _started_ns(book)))
+        if any(cell.joined for cell in cells):
+            late.append(sum(cell.wait_ns for cell in cells) / covered_ns)
+        messages.append(sum(cell.p2p_wait_ns for cell in cells) / covered_ns)
+    return mean(late) if late else None, mean(messages) if any(messages) else None
 
 
 def _waited(book: RankBook, now_ns: int) -> float | None:

@@ -19,6 +19,7 @@ from commwatch.aggregate import Job
 from commwatch.alert_api import AlertView, view_of
 from commwatch.answers import Agent
 from commwatch.collectors.nccl.findings import Finding
+from commwatch.facts import LAST_S
 from commwatch.live import Card, JobNow, Operations, job_now, operations, pick, running
 from commwatch.slots import Slot
 from commwatch.timeline import Timeline, timeline
@@ -130,7 +131,7 @@ class Look:
         return _json(Past, Past(job_id, slots))
 
     def told(self, wanted: str | None) -> bytes:
-        """A ``Told``; not a new one each time, for advice reads the whole history of the job."""
+        """A ``Told``; not a new one each time, for advice reads much of the job's history."""
         job_id = self._job_id(wanted)
         if job_id is None:
             return _json(Told, Told(None, [], []))
@@ -150,7 +151,7 @@ class Look:
         with self._agent.live(job_id) as (jobs, now_ns):
             late = sight.late_now(jobs, now_ns)
         host = self._watchers.host.view(job_id)
-        advice = self._worker.find("advice", job=job_id, findings=findings, host=host, late=late)
+        advice = self._worker.find("advice", job=job_id, findings=findings, host=host, late=late, last_s=LAST_S)
         return _json(Told, Told(job_id, findings, advice))
 
     def _told(self, job: Job, now_ns: int) -> list[Verdict]:

@@ -153,6 +153,20 @@ METRICS = {
             "commwatch_long_steps_total", "counter", "Steps that took over three times as long as those before.", _RANK
         ),
         Spec(
+            "commwatch_periods_total",
+            "counter",
+            "Periods whose communication is known: steps added up to at least 250 ms, or seconds where none are marked.",
+            _RANK,
+        ),
+        Spec("commwatch_period_seconds_total", "counter", "Their duration.", _RANK),
+        Spec("commwatch_period_comm_seconds_total", "counter", "Communication time in them.", _RANK),
+        Spec(
+            "commwatch_period_comm_square_seconds_total",
+            "counter",
+            "Sum of the squares of the communication time of each, in square seconds: for its spread.",
+            _RANK,
+        ),
+        Spec(
             "commwatch_comm_share_ratio",
             "gauge",
             "Communication time over step time, steps of the last 60 s (at least 5) but for the long ones.",

@@ -12,11 +12,12 @@ from commwatch.advice import LIMIT
 from commwatch.answers import Agent
 from commwatch.bandwidth import bus_factor
 from commwatch.collectors.spans import spans
+from commwatch.facts import MOST_STEPS
 from commwatch.model import Curve
 from commwatch.plots import COLOURS, Axis, Point, Series, even_axis, heat, legend, log_axis, plot
-from commwatch.report import MOST_STEPS, percent, rate, seconds, size
 from commwatch.shares import comm_share, exposed_share
 from commwatch.summary import Row
+from commwatch.units import percent, rate, seconds, size
 from commwatch.views import GroupView, StepView, WaitView
 
 #: Pieces of the job's time, operations, groups in one plot, and ranks in the matrix, at most.

@@ -12,7 +12,8 @@ from typing import Any
 from commwatch import shown
 from commwatch.asking import NO_KEYS, Keys, detail, get, post
 from commwatch.collectors.spans import spans
-from commwatch.report import columns, percent, seconds
+from commwatch.report import columns
+from commwatch.units import percent, seconds
 
 #: After the time that was given for the steps: for writing and reading the traces.
 _MORE_S = 90.0

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from commwatch import report
+from commwatch import units
 from commwatch.answers import Agent
 from commwatch.opening import StoreError
 from commwatch.shares import comm_share
@@ -49,8 +49,10 @@ class Progress:
         if not steps and not self._rows:
             return
         if steps:
-            each = report.seconds(sum(step.duration_s for step in steps) / len(steps))
-            said = f"step {max(step.seq for step in steps)}, {each} each, communication {report.percent(comm_share(steps))}"
+            each = units.seconds(sum(step.duration_s for step in steps) / len(steps))
+            said = (
+                f"step {max(step.seq for step in steps)}, {each} each, communication {units.percent(comm_share(steps))}"
+            )
         else:
             said = "no step has ended in the last 10 s"
         columns, rows = shutil.get_terminal_size()

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fastapi import Depends, Query, Request, Response
 
+from commwatch.ages import parse_age
 from commwatch.answers import Agent
 from commwatch.host import HostWatch
 from commwatch.nccl import NcclLogs
@@ -24,14 +26,12 @@ MOST_ROWS = 10_000
 #: Characters of one value; the longest sound one is a list of dimensions, or the name of a job.
 MOST_CHARACTERS = 4096
 _T = TypeVar("_T")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_time(text: str, now_s: float) -> float:
     """Unix seconds, an ISO 8601 time, or an age such as ``15m``; raises ``ValueError``."""
-    age = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text)
-    if age:
-        return now_s - float(age[1]) * _SECONDS[age[2]]
+    with suppress(ValueError):
+        return now_s - parse_age(text)
     if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
         return float(text)
     moment = datetime.fromisoformat(text.replace("Z", "+00:00"))

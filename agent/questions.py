@@ -19,7 +19,7 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.efficiency import Efficiency, Line
 from commwatch.host_views import HostView
 from commwatch.operations import Operation, Place
-from commwatch.report import build
+from commwatch.report import lately
 from commwatch.summary import Row
 from commwatch.views import StepView
 
@@ -204,10 +204,12 @@ def efficiency(agent: Agent, from_ns: int, until_ns: int, job: str | None) -> Ef
     return Efficiencies(*agent.efficiency(from_ns, until_ns, job))
 
 
-def advice(agent: Agent, job: str, findings: list[Finding], host: HostView, late: dict[int, float]) -> list[Advice]:
-    """What to try in a job, whose stragglers right now are ``late``."""
-    report = build(agent, job, agent.path, "", findings, host, late)
-    return [] if report is None else report.advice
+def advice(
+    agent: Agent, job: str, findings: list[Finding], host: HostView, late: dict[int, float], last_s: float | None
+) -> list[Advice]:
+    """What to try in a job, by its last so many seconds or all of it; its stragglers right now are ``late``."""
+    known = next((each for each in agent.jobs() if each.job_id == job), None)
+    return [] if known is None else lately(agent, known, findings, last_s, host, late)
 
 
 #: Each gets the agent and the arguments of the question.

@@ -39,6 +39,7 @@ from commwatch.names import Names
 from commwatch.shares import StepBook
 from commwatch.sketch import BINS_PER_E, merge, quantile
 from commwatch.stragglers import BIN_NS, MOST_BINS
+from commwatch.why_late import MOST_SAMPLES, Sample
 
 _MOST_FAILURES = 16
 #: Of groups, those that are forgotten among them.
@@ -124,6 +125,8 @@ class RankBook(Names):
         self.pid: int | None = None
         #: A pid that it had, and the state of that process at the latest look, as ``collectors.process`` has it.
         self.process: tuple[int, str | None] | None = None
+        #: The latest looks at its process and card.
+        self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.closed_properly = False
         #: How it ended, where it has.
         self.ending: Ending | None = None
@@ -132,6 +135,8 @@ class RankBook(Names):
         #: How much the probe records (``governor.MODES``), and since when.
         self.mode = FULL
         self.mode_since_ns = 0
+        #: Records lost by the latest tick, and when that was found: what was communicated before is not all known.
+        self._lost_before = self._known_from_ns = 0
         #: When operations were last found to have had no room in the table of those in flight.
         self.overflow_ns: int | None = None
         #: End of the latest operation that a thread of this rank stood in, and of the latest collective of all; 0: not known.
@@ -335,6 +340,11 @@ class RankBook(Names):
             self._lately.clear()
             self._slot_end = 0
         self.roll(wall_ns)
+        now_ns = wall_ns - self.offset_ns
+        if self.lost != self._lost_before:
+            self._lost_before, self._known_from_ns = self.lost, now_ns
+        known_from_ns = max(self.mode_since_ns, self._known_from_ns) if self.mode == FULL else ev.NONSENSE
+        self.steps.tick(min((record.launch_ns for record in self.pending()), default=now_ns), known_from_ns)
 
     def roll(self, wall_ns: int) -> None:
         """Close the cells of the slot that has ended by ``wall_ns``."""

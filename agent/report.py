@@ -12,20 +12,19 @@ from pathlib import Path
 from statistics import median
 
 from commwatch import shown
-from commwatch.advice import LIMIT, WORTH, Advice, advice
+from commwatch.advice import Advice, advice_on
 from commwatch.answers import Agent
 from commwatch.collectors.events import SYMMETRIC
 from commwatch.collectors.nccl.findings import Finding
-from commwatch.facts import Counts, facts
+from commwatch.facts import LAST_S, count, count_last, facts, sums, usual_steps
+from commwatch.headline import bottleneck, of_some, split
 from commwatch.host_views import HostView
-from commwatch.shares import LEAST_STEPS, comm_share, exposed_share, of_known, part_of, total
+from commwatch.shares import comm_share, exposed_share, of_known, part_of, total
 from commwatch.summary import Row
+from commwatch.units import percent, rate, seconds, size
 from commwatch.views import JobView, RankView, StepView
 
-MOST_STEPS = 100_000
 _MOST_ADVICE = 5
-#: A part of a step spent waiting that is worth a word.
-_LEAST_WAITING = 0.01
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,9 @@ class Report:
     history: str
     #: What opens this report again.
     command: str
-    #: The largest gain first.
+    #: The largest gain first; by so many seconds at the job's end (``None``: by all of it).
     advice: list[Advice]
+    advice_last_s: float | None
     #: In NCCL's logs, the worst first.
     findings: list[Finding]
 
@@ -105,31 +105,27 @@ def build(
     history: Path,
     command: str,
     findings: Iterable[Finding] = (),
-    host: HostView | None = None,
-    late: Mapping[int, float] | None = None,
+    last_s: float | None = LAST_S,
 ) -> Report | None:
     """Put the report of a job together; ``None`` if the history does not know it.
 
     Args:
-        host: the node, if somebody watches it right now.
-        late: the stragglers right now, by rank, with the part of the time that the others wait for each.
+        last_s: the advice is about so many seconds at its end; ``None``: the whole job.
     """
     job = next((job for job in agent.jobs() if job.job_id == job_id), None)
     if job is None:
         return None
-    until, findings = time.time_ns(), list(findings)
-    steps = agent.steps(0, until, job_id, None, MOST_STEPS)
-    ranks = agent.ranks(job_id)
-    _, by_rank = agent.summary(0, until, ["rank"], {"job_id": job_id})
-    _, operations = agent.summary(0, until, ["group", "op"], {"job_id": job_id})
-    usual = [step for rank in ranks for step in _usual([s for s in steps if s.rank == rank.rank])]
+    findings, ranks, counts = list(findings), agent.ranks(job_id), count(agent, job_id)
+    steps, usual = counts.steps, counts.usual
     durations = sorted(step.duration_s for step in usual)
-    (comm, comm_ranks), (exposed, exposed_ranks) = of_known(usual, comm_share), of_known(usual, exposed_share)
+    of_ranks = list(counts.usual_of.values())
+    (comm, comm_ranks), (exposed, exposed_ranks) = of_known(of_ranks, comm_share), of_known(of_ranks, exposed_share)
+    # Where not all steps can be read, the sums are of the whole job all the same.
+    operations, by_rank = sums(agent, job_id) if counts.since_ns else (counts.operations, counts.by_rank)
     waits = {row.by["rank"]: row for row in by_rank}
-    gpus = {rank.rank: rank.gpu_bus_id for rank in ranks if rank.gpu_bus_id is not None}
-    group_shares = _group_shares([step for step in usual if step.comm_s is not None])
-    known = facts(agent, job, usual, Counts(operations, by_rank, group_shares), findings, host, gpus, late)
-    lines = [_rank_line(rank, [s for s in steps if s.rank == rank.rank], waits.get(rank.rank)) for rank in ranks]
+    latest, known = count_last(agent, job_id, last_s), facts(agent, job, counts, findings)
+    shorter = latest.since_ns / 1e9 > job.started_at
+    lines = [_rank_line(rank, counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks]
     waited = None
     if _have_times([row for row in operations if row.by["op"] in SYMMETRIC]):
         waited = total([line.wait_s for line in lines if line.wait_s is not None])
@@ -138,7 +134,7 @@ def build(
         hosts=sorted({rank.host for rank in ranks}),
         hooks=sorted({rank.hook for rank in ranks}),
         duration_s=job.last_seen_at - job.started_at,
-        steps=max((len([s for s in steps if s.rank == rank.rank]) for rank in ranks), default=0),
+        steps=max((line.steps for line in lines), default=0),
         step_p50_s=median(durations) if durations else None,
         step_p95_s=durations[ceil(0.95 * len(durations)) - 1] if durations else None,
         comm_share=comm,
@@ -146,7 +142,7 @@ def build(
         comm_ranks=comm_ranks,
         exposed_ranks=exposed_ranks,
         wait_share=None if known is None or waited is None else known.waiting,
-        group_shares=group_shares,
+        group_shares=dict(counts.group_shares),
         p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
         long_steps=_long([step for step in steps if step.long]),
         rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
@@ -158,30 +154,33 @@ def build(
         lost=job.lost,
         history=str(history),
         command=command,
-        advice=[] if known is None else advice(known),
+        advice=advice_on(facts(agent, job, latest, findings) if shorter else known),
+        advice_last_s=job.last_seen_at - latest.since_ns / 1e9 if shorter else None,
         findings=findings,
     )
+
+
+def lately(
+    agent: Agent,
+    job: JobView,
+    findings: Iterable[Finding],
+    last_s: float | None,
+    host: HostView | None = None,
+    late: Mapping[int, float] | None = None,
+) -> list[Advice]:
+    """What to try in a job, by its last so many seconds, or by all of it.
+
+    Args:
+        host: the node, if somebody watches it right now.
+        late: the stragglers right now, by rank, with the part of the time that the others wait for each.
+    """
+    gpus = {rank.rank: rank.gpu_bus_id for rank in agent.ranks(job.job_id) if rank.gpu_bus_id is not None}
+    return advice_on(facts(agent, job, count_last(agent, job.job_id, last_s), findings, host, gpus, late))
 
 
 def _have_times(rows: list[Row]) -> bool:
     """All but one operation in ten, as of steps."""
     return 10 * sum(row.untimed for row in rows) <= sum(row.count for row in rows)
-
-
-def _group_shares(steps: list[StepView]) -> dict[str, float]:
-    """The largest first."""
-    sums: dict[str, float] = {}
-    for step in steps:
-        for label, share in step.group_shares.items():
-            sums[label] = sums.get(label, 0.0) + share * step.duration_s
-    duration = sum(step.duration_s for step in steps)
-    return {label: part / duration for label, part in sorted(sums.items(), key=lambda item: -item[1])}
-
-
-def _usual(steps: list[StepView]) -> list[StepView]:
-    """The steps of a rank that say something about training: those that were not long, if there are enough."""
-    usual = [step for step in steps if not step.long]
-    return usual if len(usual) >= LEAST_STEPS else []
 
 
 def _long(steps: list[StepView]) -> LongSteps | None:
@@ -196,7 +195,7 @@ def _long(steps: list[StepView]) -> LongSteps | None:
 
 
 def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> RankLine:
-    usual = _usual(steps)
+    usual = usual_steps(steps)
     return RankLine(
         rank=rank.rank,
         state=rank.state,
@@ -211,51 +210,6 @@ def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> Rank
 
 def _hours(spent_s: float | None) -> float | None:
     return None if spent_s is None else spent_s / 3600
-
-
-# -- numbers for people -----------------------------------------------------------------------
-
-
-def seconds(value: float | None) -> str:
-    """A duration with a fitting unit."""
-    if value is None:
-        return "–"
-    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms")):
-        if value < limit:
-            return f"{value * factor:.3g} {unit}" if value * factor < 100 else f"{value * factor:.0f} {unit}"
-    if value < 120:
-        return f"{value:.2f} s"
-    return (
-        f"{int(value // 3600)}h{int(value % 3600 // 60):02d}m"
-        if value >= 3600
-        else f"{int(value // 60)}m{int(value % 60):02d}s"
-    )
-
-
-def size(value: float | None) -> str:
-    """A number of bytes with a fitting unit."""
-    if value is None:
-        return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
-def rate(value: float | None) -> str:
-    """A bandwidth in powers of ten: GB/s, MB/s, kB/s."""
-    if value is None:
-        return "–"
-    for limit, unit in ((1e9, "GB/s"), (1e6, "MB/s")):
-        if value >= limit:
-            return f"{value / limit:.3g} {unit}" if value < 100 * limit else f"{value / limit:.0f} {unit}"
-    return f"{value / 1e3:.3g} kB/s"
-
-
-def percent(value: float | None) -> str:
-    """A share."""
-    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 # -- tables -----------------------------------------------------------------------------------
@@ -314,12 +268,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
             facts.append(("by group", f"{shares} (they may overlap)"))
         if report.p2p_wait_share is not None:
             facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time in waits for them"))
-        exposed = (
-            "not known"
-            if report.exposed_share is None
-            else f"{percent(report.exposed_share)} of step time{_part(report, report.exposed_ranks)} (at most: wall minus CPU time of the training thread)"
-        )
-        facts.append(("exposed", exposed))
+        facts.append(("exposed", _exposed(report)))
     else:
         facts.append(
             (
@@ -348,20 +297,24 @@ def _share(report: Report) -> str:
         untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
         why = "have no times; docs/hooks.md says why (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
         return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
+    made_of = split(report.comm_share, report.wait_share, report.p2p_wait_share)
     why = bottleneck(report.comm_share, report.exposed_share, report.wait_share, report.p2p_wait_share)
-    split = ""
-    if report.wait_share is not None and report.wait_share >= _LEAST_WAITING:
-        rest = percent(report.comm_share - report.wait_share)
-        split = f", {percent(report.wait_share)} waiting for late ranks and {rest} transfer"
+    of_ranks = of_some(report.comm_ranks, _with_steps(report))
+    return ": ".join(filter(None, (f"{percent(report.comm_share)} of step time{of_ranks}", made_of, why)))
+
+
+def _exposed(report: Report) -> str:
+    if report.exposed_share is None:
+        return "not known"
+    of_ranks = of_some(report.exposed_ranks, _with_steps(report))
     return (
-        f"{percent(report.comm_share)} of step time{_part(report, report.comm_ranks)}{split}{': ' if why else ''}{why}"
+        f"{percent(report.exposed_share)} of step time{of_ranks} (at most: wall minus CPU time of the training thread)"
     )
 
 
-def _part(report: Report, ranks: int) -> str:
-    """Of how many ranks a share is, where it is not of all that made steps."""
-    of_all = sum(line.steps > 0 for line in report.ranks)
-    return f" ({ranks} of {of_all} ranks)" if ranks < of_all else ""
+def _with_steps(report: Report) -> int:
+    """How many ranks made steps."""
+    return sum(line.steps > 0 for line in report.ranks)
 
 
 def _cost(report: Report) -> str:
@@ -378,27 +331,6 @@ def _rank_time(hours: float) -> str:
     return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
 
 
-def bottleneck(
-    comm: float | None, exposed: float | None, waiting: float | None = None, messages: float | None = None
-) -> str:
-    """What to say of a communication share: whether it is above the 30 % line, and hurts; empty where it is below, or not known.
-
-    Args:
-        waiting: the part of it that is waiting for late ranks; ``None``: not known.
-        messages: the part of it that is waiting for messages; ``None``: not known, or there are none.
-    """
-    if comm is None or comm <= LIMIT:
-        return ""
-    if exposed is not None and exposed < WORTH:
-        return "above 30 %, but hidden behind compute"
-    if waiting is not None and 2 * waiting > comm:
-        return "above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network"
-    if 2 * ((waiting or 0.0) + (messages or 0.0)) > comm:
-        what = "messages" if 2 * (messages or 0.0) > comm else "late ranks and messages"
-        return f"above 30 %, most of it waiting for {what}: uneven stages or a late rank are likelier than the network"
-    return "above 30 %, communication is the bottleneck"
-
-
 def text(report: Report) -> str:
     """For a terminal."""
     width = max(len(name) for name, _ in headlines(report))
@@ -412,7 +344,7 @@ def text(report: Report) -> str:
     )
     lines += ["", f"  {LEGEND}", ""]
     if report.advice:
-        lines += ["  what to try (gains are upper bounds)", ""]
+        lines += [f"  what to try, {about(report.advice_last_s)} (gains are upper bounds)", ""]
     for each in report.advice[:_MOST_ADVICE]:
         lines += [
             f"  * {each.title}: {each.gain}",
@@ -421,6 +353,11 @@ def text(report: Report) -> str:
         lines += ["    because " + "; ".join(each.because), ""]
     lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
     return shown.lines(lines)
+
+
+def about(last_s: float | None) -> str:
+    """Which part of a job advice is about."""
+    return "by the whole job" if last_s is None else f"by the job's last {seconds(last_s)}"
 
 
 def columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:

@@ -12,7 +12,7 @@ from commwatch.collectors.spans import spans
 from commwatch.nccl import Topology
 from commwatch.pictures import Material, figures
 from commwatch.plots import STYLE
-from commwatch.report import LEGEND, OPERATION_HEAD, RANK_HEAD, Report, headlines, operation_cells, rank_cells
+from commwatch.report import LEGEND, OPERATION_HEAD, RANK_HEAD, Report, about, headlines, operation_cells, rank_cells
 from commwatch.views import GroupView
 
 
@@ -24,7 +24,8 @@ def html(report: Report, material: Material, said: Topology | None = None) -> st
     """
     body = [pages.table((), headlines(report))]
     if report.advice:
-        body += ["<h2>What to try</h2><p>Gains are upper bounds.</p>", *map(_advice, report.advice)]
+        basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds.</p>"
+        body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
     body += ["<h2>What NCCL's logs say</h2>", *map(_finding, report.findings)] if report.findings else []
     body.append(figures(material))
     if said is not None and said.communicators:

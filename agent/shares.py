@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from commwatch.books import OTHER, SHARE_WINDOW_NS, StepRecord
 from commwatch.collectors import events as ev
 from commwatch.cycles import Mark
 from commwatch.intervals import Intervals, covered
+from commwatch.periods import Periods
 from commwatch.steps import Step, StepTracker
 from commwatch.views import StepView
 
+#: A step of whatever form.
+_Step = TypeVar("_Step")
 #: Pieces of communication kept while no step ends (inference, a long evaluation): of one label, and of all together.
 MOST_PIECES, _MOST_TOGETHER = 65_536, 8 * 65_536
 #: Group labels whose communication is measured each for itself; the rest share one.
@@ -164,13 +167,14 @@ def exposed_share(steps: Collection[StepView]) -> float | None:
 
 
 def of_known(
-    steps: Collection[StepView], share: Callable[[Collection[StepView]], float | None]
+    ranks: Iterable[Collection[_Step]], share: Callable[[Collection[_Step]], float | None]
 ) -> tuple[float | None, int]:
-    """A share of the steps of those ranks of which it is known, and how many ranks these are."""
-    by_rank: dict[int, list[StepView]] = {}
-    for step in steps:
-        by_rank.setdefault(step.rank, []).append(step)
-    known = [of_rank for of_rank in by_rank.values() if share(of_rank) is not None]
+    """A share of the steps of those ranks of which it is known, and how many ranks these are.
+
+    Args:
+        ranks: the steps of each.
+    """
+    known = [of_rank for of_rank in ranks if share(of_rank) is not None]
     return share([step for of_rank in known for step in of_rank]), len(known)
 
 
@@ -186,17 +190,18 @@ def trim(unions: Collection[Intervals]) -> None:
             pieces.forget(pieces.ends[-most - 1])
 
 
-def _any_in(moments: list[int], step: Step) -> bool:
-    """Whether one of the moments, which are in order, lies in the step."""
-    at = bisect_left(moments, step.start_ns)
-    return at < len(moments) and moments[at] < step.end_ns
+def _any_in(moments: list[int], start_ns: int, end_ns: int) -> bool:
+    """Whether one of the moments, which are in order, lies between the two."""
+    at = bisect_left(moments, start_ns)
+    return at < len(moments) and moments[at] < end_ns
 
 
 class StepBook:
     """The steps of one rank: from marks, and from the intervals in which it communicated."""
 
     def __init__(self) -> None:
-        self.totals = StepTotals()
+        self.totals, self.periods = StepTotals(), Periods()
+        self._marked = False
         self._tracker = StepTracker()
         self._waiting: list[Step] = []
         self._fresh: list[StepRecord] = []
@@ -239,6 +244,7 @@ class StepBook:
 
     def mark(self, record: ev.Record) -> None:
         """Take in a step mark."""
+        self._marked = True
         exposed = record.size_bytes if record.flags & ev.EXPOSED else None
         if record.flags & ev.UNTIMED:
             insort(self._counted, record.end_ns - 1)
@@ -249,6 +255,23 @@ class StepBook:
             self._waiting.append(step)
             if not step.in_flight:
                 self.finish()
+
+    def tick(self, until_ns: int, known_from_ns: int = 0) -> None:
+        """Measure the seconds that are over, where no steps are marked, or none can be told.
+
+        Args:
+            until_ns: now, or the launch of the oldest operation in flight; by the clock of the records.
+            known_from_ns: of what ran before, some is not recorded.
+        """
+        if not self._marked or self.unavailable:
+            self.periods.add_seconds(
+                self._busy.values(),
+                until_ns,
+                lambda start, end: start >= known_from_ns and self._is_known(start, end),
+            )
+
+    def _is_known(self, start_ns: int, end_ns: int) -> bool:
+        return not (_any_in(self._counted, start_ns, end_ns) or _any_in(self._untimed, start_ns, end_ns))
 
     def finish(self) -> None:
         """Measure the steps whose operations have ended."""
@@ -269,9 +292,9 @@ class StepBook:
         self._untimed, self._counted = [], []
 
     def _measured(self, step: Step) -> StepRecord:
-        counted = _any_in(self._counted, step)
+        counted = _any_in(self._counted, step.start_ns, step.end_ns)
         waited = None if counted or self._messages is None else self._messages.measure(step.start_ns, step.end_ns)
-        if counted or _any_in(self._untimed, step):
+        if counted or _any_in(self._untimed, step.start_ns, step.end_ns):
             return StepRecord(step.seq, step.start_ns, step.end_ns, None, None, (), waited)
         groups = tuple(
             (label, comm) for label, busy in self._busy.items() if (comm := busy.measure(step.start_ns, step.end_ns))
@@ -296,6 +319,7 @@ class StepBook:
         self._durations.append(duration)
         self.totals.add(step)
         self._fresh.append(step)
+        self.periods.add_step(duration, step.comm_ns)
         if self._first is not None:
             self._first.append(step)
             if len(self._first) > LEAST_NEIGHBOURS:

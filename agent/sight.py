@@ -14,6 +14,7 @@ from commwatch.endings import Ending
 from commwatch.rank_book import RankBook
 from commwatch.verdicts import Verdict, combined, disagreement, lateness, verdicts
 from commwatch.views import Failed, GroupView, InFlight, RankView
+from commwatch.why_late import reason
 
 
 def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
@@ -145,8 +146,13 @@ def told(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdic
         for what in joined.disagreements(jobs, now_ns)
         if (what.job_id, what.group_id) in by_id
     ]
+    samples = {job.id: {book.rank: book.samples for book in job.books.values() if book.alive} for job in jobs}
     late = [
-        lateness(who, by_id[job_id, group_id])
+        lateness(
+            who,
+            by_id[job_id, group_id],
+            reason(who.rank, who.cost_ns / who.window_ns, samples[job_id], now_ns - who.window_ns),
+        )
         for job_id, group_id, who in joined.stragglers(jobs, now_ns)
         if (job_id, group_id) in by_id
     ]

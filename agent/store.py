@@ -29,8 +29,8 @@ from commwatch.soundness import SOUND, is_malformed, mark, seal, set_aside
 
 log = logging.getLogger("commwatch")
 #: Roll-ups older than an hour are merged to five minutes.
-_COARSE_NS = 300_000_000_000
-_COARSEN_AFTER_NS = 3600_000_000_000
+COARSE_NS = 300_000_000_000
+COARSEN_AFTER_NS = 3600_000_000_000
 _GONE = "the file is gone, or another in its place; put it back, or start the agent again"
 
 
@@ -250,7 +250,7 @@ class Writer:
         try:
             with Transaction(self._db):
                 self._trim_raw(raw_bytes)
-                self._coarsen(now_ns - _COARSEN_AFTER_NS)
+                self._coarsen(now_ns - COARSEN_AFTER_NS)
                 for table, column in (("rollup", "slot_ns"), ("step", "end_ns"), ("chunk", "until_ns")):
                     self._db.execute(f"DELETE FROM {table} WHERE {column} < ?", (now_ns - keep_ns,))
                 self._forget_rings(now_ns - keep_ns)
@@ -281,10 +281,10 @@ class Writer:
             total -= oldest[1]
 
     def _coarsen(self, before_ns: int) -> None:
-        before_ns -= before_ns % _COARSE_NS
+        before_ns -= before_ns % COARSE_NS
         merged: dict[tuple[int, int, CellKey], Cell] = {}
         for row in rollups(self._db, "coarse = 0 AND slot_ns < ?", (before_ns,)):
-            merged.setdefault((row.slot_ns - row.slot_ns % _COARSE_NS, row.ring, row.key), Cell()).add(row.cell)
+            merged.setdefault((row.slot_ns - row.slot_ns % COARSE_NS, row.ring, row.key), Cell()).add(row.cell)
         self._db.execute("DELETE FROM rollup WHERE coarse = 0 AND slot_ns < ?", (before_ns,))
         for (slot_ns, ring, key), cell in merged.items():
             self._db.execute(*_rollup_row(slot_ns, 1, ring, key, cell))
@@ -322,7 +322,7 @@ def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iter
         cell.durations, cell.bins = json.loads(durations), sketch.Packed(bins)
         for field, value in zip(CELL_SUMS, sums, strict=True):
             setattr(cell, field, value)
-        yield Rollup(slot, _COARSE_NS if coarse else SLOT_NS, ring, CellKey(group, op, size), cell)
+        yield Rollup(slot, COARSE_NS if coarse else SLOT_NS, ring, CellKey(group, op, size), cell)
 
 
 def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> Statement:

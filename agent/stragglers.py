@@ -28,10 +28,14 @@ LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5
 _BINS_OF_PERIOD, _PERIODS = 5, 20
 #: A straggler costs the others so much of the time.
 COSTS = 0.05
+#: Of ranks that send messages, each waits so many times as long as the straggler.
+_WAITS = 1.5
 #: It makes each of them wait so many times as long as they make it wait.
 _TIMES = 3
 #: Its mean lead has so many standard errors, and so many more divided by the number of periods.
 _ERRORS, _ERRORS_OF_FEW = 4, 60
+#: Who was a straggler so long ago remains one while it goes on.
+_HELD_NS = tuple(range(1_000_000_000, 5_000_000_001, 1_000_000_000))
 #: Leads are cut off at what this part of them does not exceed.
 _USUAL = 0.8
 #: The window has so many parts; in so many of them the lead is at least half of what it has to be.
@@ -105,7 +109,8 @@ def waiting_least(
     """The stragglers among ranks that send messages to each other, as the stages of a pipeline do.
 
     Messages do not show which rank was late for which. But a step takes all ranks the same time, so the rank that works longest
-    waits least. It must wait less than half as long as the others: stages are never quite even.
+    waits least. It must wait less than two thirds as long as the others, as stages are never quite even. Even the slowest stage waits while
+    a step's first and last messages pass through the others.
 
     Args:
         bins: how long each rank waited in operations, in ns, by bin of time.
@@ -115,7 +120,7 @@ def waiting_least(
         period._replace(late_ns={rank: -waited for rank, waited in period.late_ns.items()})
         for period in _periods(_until(bins, now_ns), steps)
     ]
-    return _stragglers(periods, ranks, now_ns, LEAST_NS, own_counts=2)
+    return _stragglers(periods, ranks, now_ns, LEAST_NS, _WAITS)
 
 
 def _until(bins: Mapping[int, Mapping[int, int]], now_ns: int) -> dict[int, Mapping[int, int]]:
@@ -167,30 +172,70 @@ def _sum(late_ns: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def _stragglers(
-    periods: Sequence[Period], ranks: Iterable[int], now_ns: int, least_ns: int, own_counts: int = 1
+    periods: Sequence[Period], ranks: Iterable[int], now_ns: int, least_ns: int, own_counts: float = 1
 ) -> list[Late]:
-    """The stragglers in the latest of these periods, which are in order; by rank."""
+    """The stragglers in the latest of these periods, which are in order; by rank.
+
+    Those of some seconds ago remain while they still cost as much: a verdict does not come and go with the scatter of the steps.
+    """
+    ranks = list(ranks)
+    culprits, window = _judged(periods, ranks, now_ns, least_ns, own_counts)
+    for ago_ns in _HELD_NS if periods and not culprits else ():
+        until = bisect_right(periods, periods[-1].end_ns - ago_ns, key=lambda period: period.end_ns)
+        before, _ = _judged(periods[:until], ranks, now_ns - ago_ns, least_ns, own_counts)
+        window = _latest(periods, WINDOWS_NS[0])
+        if before and _go_on(before, window, ranks, own_counts):
+            culprits = before
+            break
+    if not culprits:
+        return []
+    late = {rank: sum(period.late_ns.get(rank, 0) for period in window) for rank in ranks}
+    usual, span = median_low(late.values()), window[-1].end_ns - window[0].start_ns
+    steps = sum(period.steps or 0 for period in window) or None
+    return [Late(rank, max(0, late[rank] - usual), span, steps) for rank in culprits]
+
+
+def _latest(periods: Sequence[Period], window_ns: int) -> Sequence[Period]:
+    """Those of the latest so many ns, or more until there are enough."""
+    since = bisect_left(periods, periods[-1].end_ns - window_ns, key=lambda period: period.start_ns) if periods else 0
+    return periods[max(0, min(since, len(periods) - LEAST_PERIODS)) :]
+
+
+def _judged(
+    periods: Sequence[Period], ranks: Sequence[int], now_ns: int, least_ns: int, own_counts: float
+) -> tuple[list[int], Sequence[Period]]:
+    """The stragglers, and the window in which they are some; none where too little is known."""
+    window: Sequence[Period] = []
     for window_ns in WINDOWS_NS:
-        since = (
-            bisect_left(periods, periods[-1].end_ns - window_ns, key=lambda period: period.start_ns) if periods else 0
-        )
-        window = periods[max(0, min(since, len(periods) - LEAST_PERIODS)) :]
+        window = _latest(periods, window_ns)
         if len(window) < LEAST_PERIODS:
-            return []
-        start_ns, end_ns = window[0].start_ns, window[-1].end_ns
-        span = end_ns - start_ns
+            return [], window
+        end_ns = window[-1].end_ns
+        span = end_ns - window[0].start_ns
         if span < least_ns or now_ns - end_ns > max(_STILL_NS, _STILL_PERIODS * span // len(window)):
-            return []
-        late = {rank: [period.late_ns.get(rank, 0) for period in window] for rank in ranks}
-        culprits = _culprits(late, COSTS * span, own_counts)
+            return [], window
+        culprits = _culprits(_series(window, ranks), COSTS * span, own_counts)
         if culprits:
-            usual = median_low(map(sum, late.values()))
-            steps = sum(period.steps or 0 for period in window) or None
-            return [Late(rank, sum(late[rank]) - usual, span, steps) for rank in culprits]
-    return []
+            return culprits, window
+    return [], window
 
 
-def _culprits(late: Mapping[int, Sequence[int]], least: float, own_counts: int) -> list[int]:
+def _series(window: Sequence[Period], ranks: Sequence[int]) -> dict[int, list[int]]:
+    return {rank: [period.late_ns.get(rank, 0) for period in window] for rank in ranks}
+
+
+def _go_on(culprits: Sequence[int], window: Sequence[Period], ranks: Sequence[int], own_counts: float) -> bool:
+    """Whether ranks cost the others as much as a straggler in this window, and in its last part."""
+    late, least = _series(window, ranks), COSTS * (window[-1].end_ns - window[0].start_ns)
+    for rank in culprits:
+        for other in set(ranks).difference(culprits):
+            leads = _leads([own_counts * each for each in late[rank]], late[other])
+            if sum(leads) < least or sum(_parts(leads)[-1]) < least / _PARTS / 2:
+                return False
+    return True
+
+
+def _culprits(late: Mapping[int, Sequence[int]], least: float, own_counts: float) -> list[int]:
     """Who is above all others: as many as are followed by the largest gap, and no more than half of the ranks."""
     total = {rank: sum(series) for rank, series in late.items()}
     order = sorted(late, key=lambda rank: -total[rank])
@@ -198,23 +243,32 @@ def _culprits(late: Mapping[int, Sequence[int]], least: float, own_counts: int) 
         return []
     number = max(range(1, len(order) // 2 + 1), key=lambda n: total[order[n - 1]] - total[order[n]])
     culprits, others = order[:number], order[number : number + _MOST_COMPARED]
-    leads = all(
-        _leads([own_counts * each for each in late[rank]], late[other], least) for rank in culprits for other in others
+    ahead = all(
+        _is_ahead(_leads([own_counts * each for each in late[rank]], late[other]), least)
+        for rank in culprits
+        for other in others
     )
-    return sorted(culprits) if leads else []
+    return sorted(culprits) if ahead else []
 
 
-def _leads(late: Sequence[int], other: Sequence[int], least: float) -> bool:
-    """Whether one rank was late by ``least`` more than another in the window, and not by chance."""
+def _leads(late: Sequence[float], other: Sequence[float]) -> list[float]:
+    """By how much one rank was later than another in each period; what is unusual is cut off."""
     leads = [mine - theirs for mine, theirs in zip(late, other, strict=True)]
+    limit = sorted(map(abs, leads))[ceil(_USUAL * len(leads)) - 1]
+    return [max(-limit, min(limit, lead)) for lead in leads]
+
+
+def _parts(leads: Sequence[float]) -> list[Sequence[float]]:
     number = len(leads)
-    limit = sorted(map(abs, leads))[ceil(_USUAL * number) - 1]
-    leads = [max(-limit, min(limit, lead)) for lead in leads]
-    total, behind = sum(leads), -sum(lead for lead in leads if lead < 0)
+    return [leads[number * n // _PARTS : number * (n + 1) // _PARTS] for n in range(_PARTS)]
+
+
+def _is_ahead(leads: Sequence[float], least: float) -> bool:
+    """Whether one rank was late by ``least`` more than another in the window, and not by chance."""
+    number, total, behind = len(leads), sum(leads), -sum(lead for lead in leads if lead < 0)
     if total < least or total + behind < _TIMES * behind:
         return False
     mean = total / number
     error = sqrt(sum((lead - mean) ** 2 for lead in leads) / (number - 1) / number)
-    parts = [leads[number * n // _PARTS : number * (n + 1) // _PARTS] for n in range(_PARTS)]
-    lasting = sum(sum(part) >= least / _PARTS / 2 for part in parts)
+    lasting = sum(sum(part) >= least / _PARTS / 2 for part in _parts(leads))
     return mean >= (_ERRORS + _ERRORS_OF_FEW / number) * error and lasting >= _PARTS_WITH

@@ -10,12 +10,15 @@ from statistics import mean, median
 from commwatch.advice import LIMIT, WORTH
 from commwatch.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
 from commwatch.collectors.spans import spans
-from commwatch.report import bottleneck, percent, rate, seconds, stands
-from commwatch.shares import comm_share, exposed_share, stands_still
+from commwatch.headline import bottleneck, of_some, split
+from commwatch.questions import Summary
+from commwatch.report import stands
+from commwatch.shares import comm_share, exposed_share, of_known, stands_still
 from commwatch.standing import culprits, oldest, shedding, state
 from commwatch.summary import Row
 from commwatch.top_answers import WINDOW_S, Answers, OfJob
-from commwatch.verdicts import waited_for
+from commwatch.units import percent, rate, seconds
+from commwatch.verdicts import for_others, late_ranks, waited_for
 from commwatch.views import InFlight, RankView, StepView
 
 #: Answers older than this are called old.
@@ -116,16 +119,21 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
     p95 = durations[int(0.95 * (len(durations) - 1))]
     last = max(step.seq for step in shown.steps)
     said = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
-    comm, exposed = comm_share(usual), exposed_share(usual)
+    ranks = _by_rank(shown).values()
+    (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
     lines: list[Line] = [(Span("steps    ", "dim"), Span(said))]
     if comm is not None:
-        waiting, messages = _waiting(shown, _covered_s(answers, shown))
-        why = bottleneck(comm, exposed, waited_for(shown.verdicts, waiting), messages)
+        measured, messages = _waiting(shown, _covered_s(answers, shown, shown.by_rank))
+        waiting = waited_for(shown.verdicts, measured, len(shown.ranks))
+        messages = for_others(messages, waiting, measured)
+        made_of = split(comm, waiting, messages, late_ranks(shown.verdicts, waiting))
+        why = bottleneck(comm, exposed, waiting, messages)
         hidden = exposed is not None and exposed < WORTH
         style = "good" if comm <= LIMIT or hidden else "bad"
-        lines.append(_bar("comm", comm, style, f": {why}" if why else "", cells))
+        lines += _bar("comm", comm, style, of_some(comm_ranks, len(ranks)), [made_of, why], cells)
     if exposed is not None:
-        lines.append(_bar("exposed", exposed, "good" if exposed <= WORTH else "warn", "", cells))
+        style = "good" if exposed <= WORTH else "warn"
+        lines += _bar("exposed", exposed, style, of_some(exposed_ranks, len(ranks)), [], cells)
     return lines
 
 
@@ -149,11 +157,16 @@ def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
     return f"{len(shown.steps) / sum(step.duration_s for step in shown.steps):.3g}/s, "
 
 
-def _bar(name: str, share: float, style: str, why: str, cells: int) -> Line:
+def _bar(name: str, share: float, style: str, of_ranks: str, words: list[str], cells: int) -> list[Line]:
+    """A share as a bar; in words behind it, or below where there is no room."""
     length = max(10, min(_MOST_BAR, cells // 3))
     full, limit = round(min(1.0, share) * length), round(LIMIT * length)
     drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
-    return (Span(f"{name:<9}", "dim"), Span(drawn, style), Span(f" {percent(share):>5}", "bold"), Span(why))
+    line: Line = (Span(f"{name:<9}", "dim"), Span(drawn, style), Span(f" {percent(share):>5}", "bold"), Span(of_ranks))
+    says = ": ".join(filter(None, words))
+    if not says or 9 + length + 6 + len(of_ranks) + 2 + len(says) <= cells:
+        return [(*line, Span(f": {says}"))] if says else [line]
+    return [line, *((Span(f"{'':9}{each}"),) for each in wrap(says, cells - 9, None))]
 
 
 def _cards(answers: Answers) -> list[Line]:
@@ -180,7 +193,8 @@ def _notices(answers: Answers) -> list[Span]:
         for verdict in sorted(shown.verdicts, key=lambda verdict: _STYLES.get(verdict.kind, "warn")):
             style = _STYLES.get(verdict.kind, "warn")
             whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
-            said.append(Span(f"{verdict.kind.upper()} {whom}: {verdict.says}", style))
+            says = verdict.says.removeprefix(f"{verdict.kind}: ")
+            said.append(Span(f"{verdict.kind.upper()} {whom}: {says}", style))
     firing = [alert for alert in answers.alerts if alert.state == "firing"]
     for alert in sorted(firing, key=lambda alert: alert.severity):
         text = alert.annotations.get("summary", "")
@@ -262,9 +276,12 @@ def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:
     return found
 
 
-def _covered_s(answers: Answers, shown: OfJob) -> float | None:
-    """The time that the sums are of, up to now where nothing has come since; ``None``: there was nothing to add up."""
-    since, until = shown.by_operation.since, shown.by_operation.until
+def _covered_s(answers: Answers, shown: OfJob, sums: Summary) -> float | None:
+    """The time that these sums are of, up to now where nothing has come since; ``None``: there was nothing to add up.
+
+    Sums that were asked for one after the other may be of another number of slots.
+    """
+    since, until = sums.since, sums.until
     if since is None or until is None:
         return None
     if answers.about.at is not None and shown.job.state == "running":
@@ -293,7 +310,7 @@ def _rank_table(
 
 
 def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[list[Span]]:
-    named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(answers, shown)
+    named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(answers, shown, shown.by_rank)
     sums = {row.by["rank"]: row for row in shown.by_rank.rows}
     cards = {view.gpu.card.index: view.gpu.measured.utilization for view in answers.gpus.gpus}
     rows = []
@@ -344,7 +361,7 @@ def _operation_table(
     if not room:
         return []
     shown_rows = operations if len(operations) <= room else operations[: room - 1]
-    covered_s = _covered_s(answers, shown)
+    covered_s = _covered_s(answers, shown, shown.by_operation)
     rows = [[Span(text) for text in _operation_cells(row, covered_s)] for row in shown_rows]
     lines = table(_OPERATIONS, rows, cells)
     more = len(operations) - len(shown_rows)

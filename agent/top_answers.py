@@ -26,7 +26,7 @@ from commwatch.views import JobView, RankView, StepView
 #: How far back it looks.
 WINDOW_S = 30
 _MOST_STEPS = 2_000
-#: Advice and findings change slowly, and advice reads the whole history: they are asked for this seldom.
+#: Advice and findings change slowly, and advice reads much of the history: they are asked for this seldom.
 _SELDOM_S = 30.0
 _T = TypeVar("_T")
 

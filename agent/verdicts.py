@@ -52,8 +52,9 @@ class Verdict:
     says: str
     #: Who tells it: ``probe``, ``ras`` (NCCL's) or ``flight_recorder`` (PyTorch's).
     source: str = "probe"
-    #: Of a straggler: the part of the time that the others waited for it.
+    #: Of a straggler: the part of the time that the others waited for it, and why it is late; ``None``: not known.
     cost_share: float | None = None
+    why: str | None = None
 
 
 def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
@@ -95,9 +96,36 @@ def combined(*found: Iterable[Verdict]) -> list[Verdict]:
     ]
 
 
-def waited_for(found: Iterable[Verdict], waiting: float | None) -> float | None:
-    """The larger of the mean share of time that ranks wait and the cost of the costliest straggler; ``None``: neither is known."""
-    return max((share for share in (waiting, *(each.cost_share for each in found)) if share is not None), default=None)
+def waited_for(found: Iterable[Verdict], waiting: float | None, ranks: int) -> float | None:
+    """The part of the time that a rank waits for late ones, as a mean over all ranks; ``None``: not known.
+
+    Args:
+        waiting: the same as measured, perhaps over more time than a straggler has been late; ``None``: not known.
+        ranks: how many there are.
+    """
+    late = [each.cost_share * min(1.0, len(each.waiting) / ranks) for each in found if each.cost_share and ranks]
+    return max((share for share in (waiting, *late) if share is not None), default=None)
+
+
+def for_others(messages: float | None, waiting: float | None, measured: float | None) -> float | None:
+    """The part of the waiting for messages that is not for a straggler; ``None``: not known, or there are no messages.
+
+    Args:
+        messages: all of it.
+        waiting: what ``waited_for`` returns, given what is ``measured`` in collectives: the difference is for a straggler among senders.
+    """
+    return None if messages is None else max(0.0, messages - max(0.0, (waiting or 0.0) - (measured or 0.0)))
+
+
+def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
+    """The stragglers, where at least half of the waiting is for them; else none.
+
+    Args:
+        waiting: the part of the time that a rank waits, as ``waited_for`` returns it.
+    """
+    late = [each for each in found if each.kind == "straggler"]
+    cost = max((each.cost_share or 0.0 for each in late), default=0.0)
+    return sorted({rank for each in late for rank in each.ranks}) if 2 * cost >= (waiting or 0.0) else []
 
 
 def _latest(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
@@ -176,8 +204,12 @@ def _odd(what: dict[int, str]) -> list[int]:
     return sorted(rank for rank in what if tie or what[rank] != counts[0][0])
 
 
-def lateness(late: Late, group: GroupView) -> Verdict:
-    """The verdict on a straggler."""
+def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
+    """The verdict on a straggler.
+
+    Args:
+        why: it is late; ``None``: not known.
+    """
     waiting = sorted(set(group.members or group.ranks) - {late.rank})
     window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
     window = f"{window_s:.{0 if window_s >= 10 else 1}f} s"
@@ -189,9 +221,12 @@ def lateness(late: Late, group: GroupView) -> Verdict:
     says = (
         f"straggler: rank {late.rank} is {by} in group {group.group}; "
         f"in {window} the others waited {cost_s:.2f} s for it, {cost_s / window_s:.0%} of the time"
+        + (f"; {why}" if why else "")
     )
     about = (group.job_id, group.group_id, group.group, None, "")
-    return Verdict("straggler", "late", *about, [late.rank], waiting, window_s, says, cost_share=cost_s / window_s)
+    return Verdict(
+        "straggler", "late", *about, [late.rank], waiting, window_s, says, cost_share=cost_s / window_s, why=why
+    )
 
 
 # -- who is behind ------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ LATE, STOPPED_NODE = 27, -1
 PATIENCE_S = 420.0
 #: What is drawn; Grafana asks for a point each interval.
 LOOK_S = 1800
-STRAGGLER = "job_rank_group:commwatch_symmetric_collective_seconds:straggler"
+STRAGGLER = "job_rank:commwatch_period_comm_share:straggler"
 
 
 class Server(NamedTuple):

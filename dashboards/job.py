@@ -229,7 +229,7 @@ def _amounts() -> list[Panel]:
 
 
 def _rank_maps() -> list[Panel]:
-    across = f"job_rank_group:commwatch_symmetric_collective_seconds:lateness_ratio{{{_GROUP}}}"
+    across = f"job_rank:commwatch_period_comm_share:lateness{{{_JOB}}}"
     return [
         rank_map(
             "Stragglers: lateness by rank",
@@ -247,7 +247,7 @@ def _rank_maps() -> list[Panel]:
         ),
         rank_map(
             "Stragglers across nodes",
-            "What the lateness of a rank costs the others, as a share of time, from means over five minutes of all agents. Needs "
+            "Share of time by which a rank communicates less than the others, who wait for it; from the counters of all agents. Needs "
             "the recording rules of `commwatch alerts export`.",
             "percentunit",
             across,

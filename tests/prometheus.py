@@ -57,19 +57,22 @@ def prometheus(
     flags: tuple[str, ...] = (),
     there: tuple[str, ...] = (),
     fetch: Fetch = fetch,
+    every_s: float = 0.5,
 ) -> Iterator[Prometheus]:
-    """A Prometheus on a free port of 127.0.0.1 that scrapes ``targets``, and looks at ``rules``, twice a second.
+    """A Prometheus on a free port of 127.0.0.1 that scrapes ``targets``, and looks at ``rules``, by default twice a second.
 
     Args:
         tells: Alertmanagers that are told of alerts.
         flags: more of its command line.
         there: what runs a command where it is to be, if not here.
         fetch: how to ask it.
+        every_s: seconds between scrapes, and between looks at the rules.
     """
     needs(shutil.which("prometheus"), "prometheus")
     addresses, managers = ([each.removeprefix("http://") for each in urls] for urls in (targets, tells))
+    every = f"{1000 * every_s:.0f}ms"
     config = {
-        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+        "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "rule_files": [str(file) for file in rules],
         "scrape_configs": [{"job_name": "commwatch", "static_configs": [{"targets": addresses}]}],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": managers}]}]},

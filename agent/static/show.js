@@ -66,8 +66,10 @@ function tiles(job) {
   meter.setAttribute("aria-valuetext", `${percent(job.comm)} of the step; the line is at 30 %`);
   meter.firstElementChild.style.width = `${100 * Math.min(1, job.comm ?? 0)}%`;
   meter.firstElementChild.className = kind === "bad" ? "bad" : "";
-  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : job.says || "of the step: below the 30 % line");
+  say(find("comm-says"), job.comm === null ? (job.steps_unavailable ?? (job.step_s === null ? "no steps lately" : job.sheds ?? "operations have no times (COMMWATCH_TIMING)")) : made([job.split, job.says || (job.split ? "below the 30 % line" : "of the step: below the 30 % line")]));
+  say(find("comm-of"), job.comm_of);
   say(find("exposed"), percent(job.exposed), job.exposed === null ? "quiet" : job.exposed > WORTH ? "warn" : "good");
+  say(find("exposed-of"), job.exposed_of);
   say(find("step"), seconds(job.step_s), job.step_s === null ? "quiet" : "");
   const last = Math.max(...job.ranks.map((rank) => rank.step ?? -1));
   say(find("pace"), job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at step ${last}`);
@@ -76,6 +78,7 @@ function tiles(job) {
   say(find("ranks-say"), Object.entries(states).map(([state, number]) => `${number} ${state}`).join(", "));
 }
 
+const made = (parts) => parts.filter(Boolean).join(": ");
 const order = ({ kind }) => ["bad", "warn", "", "quiet"].indexOf(kind);
 const tally = (names) => names.reduce((sums, name) => ({ ...sums, [name]: (sums[name] ?? 0) + 1 }), {});
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.advice import RULES, Advice, Facts, Kind, advice
+from commwatch.advice import RULES, Advice, Facts, Kind, advice_on
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.host_views import Complaint
 from commwatch.model import Curve
@@ -31,7 +31,7 @@ def facts(*kinds: Kind, **more: Any) -> Facts:
 
 def given(rule: str, about: Facts) -> Advice | None:
     """What one rule has to say."""
-    found = [each for each in advice(about) if each.rule == rule]
+    found = [each for each in advice_on(about) if each.rule == rule]
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -71,7 +71,7 @@ SPEAKS: dict[str, list[Facts]] = {
         facts(kind(group="tensor", group_size=4, local=2), kind(seconds=0.001, curve=CURVE)),
         facts(kind(group="mesh_tp", group_size=2, local=1), kind(seconds=0.001)),
     ],
-    "hierarchical_all_reduce": [facts(kind(group_size=16, curve=CURVE)), facts(kind(group_size=16))],
+    "uneven_work": [facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3})],
     "compression": [facts(kind(dtype="float32")), facts(kind(dtype="bfloat16"))],
     "faster_network": [facts(kind(curve=CURVE))],
     "micro_batches": [facts(bubble=0.3)],
@@ -105,7 +105,7 @@ SILENT: dict[str, list[Facts]] = {
         facts(kind(per_step=100, size_bytes=1e4, curve=Curve(1e-3, 0.0))),
         facts(kind(op="barrier", size_bytes=0, curve=CURVE)),
     ],
-    "overlap": [facts(exposed=None), facts(exposed=0.1), facts(comm=0.08, exposed=0.08)],
+    "overlap": [facts(kind(per_step=1)), facts(exposed=None), facts(exposed=0.1), facts(comm=0.08, exposed=0.08)],
     "below_the_link": [
         facts(kind(efficiency=0.3, reference="own_best")),
         facts(kind(efficiency=0.8, reference="bench")),
@@ -117,10 +117,12 @@ SILENT: dict[str, list[Facts]] = {
         facts(kind(local=2)),
         facts(kind(group="tensor", local=2, seconds=0.005)),
     ],
-    "hierarchical_all_reduce": [
-        facts(),
-        facts(kind(group_size=16, local=1)),
-        facts(kind(group_size=16, seconds=0.005)),
+    "uneven_work": [
+        facts(waits={0: 0.2, 1: 0.01, 2: 0.3}),  # one rank is late
+        facts(waits={0: 0.2, 1: 0.15, 2: 0.3}, late={1: 0.1}),
+        facts(waits={0: 0.08, 1: 0.05, 2: 0.1}),
+        facts(waits={0: 0.2, 1: 0.15, 2: 0.3}, bubble=0.2),
+        facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3}, exposed=0.1),  # hidden behind compute
     ],
     "compression": [
         facts(kind()),
@@ -234,14 +236,22 @@ def test_tensor_parallel_by_the_nodes_own_curve() -> None:
     about = SPEAKS["tensor_parallel_in_node"][0]
     assert gain("tensor_parallel_in_node", about) == pytest.approx((0.04 - 0.018) / 0.1)
     (unknown,) = [
-        each for each in advice(SPEAKS["tensor_parallel_in_node"][1]) if each.rule == "tensor_parallel_in_node"
+        each for each in advice_on(SPEAKS["tensor_parallel_in_node"][1]) if each.rule == "tensor_parallel_in_node"
     ]
     assert unknown.saves_share is None
 
 
-def test_hierarchy_saves_messages() -> None:
-    """Of 16 ranks on 4 nodes a ring has 30 messages one after another, one over the nodes 6: of 15 ms of latency 12 go."""
-    assert gain("hierarchical_all_reduce", facts(kind(group_size=16, curve=CURVE))) == pytest.approx(0.12)
+def test_last_operation_is_not_hidden() -> None:
+    """Of ten operations a step, nine can run beside compute: of 40 % exposed, 36 % can be hidden."""
+    assert gain("overlap", facts()) == pytest.approx(0.36)
+
+
+def test_late_in_turn() -> None:
+    """Where each rank waits for others, alike work would save what they wait on average."""
+    found = given("uneven_work", facts(waits={0: 0.2, 1: 0.15, 2: 0.3}))
+    assert found is not None
+    assert found.saves_share == pytest.approx(0.65 / 3)
+    assert found.because == ["each rank waits for others, 15 % to 30 % of its steps"]
 
 
 def test_bubble_of_twice_the_micro_batches() -> None:
@@ -263,7 +273,7 @@ def test_what_remains_without_waiting() -> None:
     rest = about.without_waiting()
     assert (rest.step_s, rest.comm, rest.exposed) == pytest.approx((0.08, 0.25, 0.25))
     assert [each.seconds for each in rest.kinds] == pytest.approx([0.02])
-    straggler, overlap = advice(about)
+    straggler, overlap = advice_on(about)
     assert (straggler.rule, overlap.rule) == ("straggler", "overlap")
     assert (
         overlap.because[0]
@@ -282,7 +292,7 @@ def test_two_late_ranks() -> None:
 
 def test_stragglers_of_now() -> None:
     """A straggler that is named right now is the first advice, whatever the means of the whole job say."""
-    found = advice(facts(waits={0: 0.2, 1: 0.2}, late={1: 0.42}))
+    found = advice_on(facts(waits={0: 0.2, 1: 0.2}, late={1: 0.42}))
     assert (found[0].rule, found[0].title) == ("straggler", "rank 1 is late, the others wait for it")
     assert found[0].because == ["the others wait 42 % of the time for rank 1"]
     assert found[0].saves_share == 0.42
@@ -298,7 +308,7 @@ def test_uneven_stages() -> None:
 
 def test_late_rank_first() -> None:
     """A late rank is the first advice, whatever others promise: nothing else is worth trying before."""
-    found = advice(facts(waits={0: 0.06, 1: 0.01, 2: 0.06}))
+    found = advice_on(facts(waits={0: 0.06, 1: 0.01, 2: 0.06}))
     assert found[0].rule == "straggler"
     assert found[0].saves_share is not None
     assert max(each.saves_share or 0.0 for each in found[1:]) > found[0].saves_share
@@ -334,7 +344,7 @@ def test_trouble_of_a_device() -> None:
 def test_the_largest_gain_first() -> None:
     """Advice comes by gain; what cannot be told in advance comes last."""
     about = facts(kind(curve=CURVE, dtype="float32"), bubble=0.3, findings=[finding("error")])
-    found = advice(about)
+    found = advice_on(about)
     shares = [each.saves_share for each in found]
     known = [share for share in shares if share is not None]
     assert known == sorted(known, reverse=True)
@@ -343,4 +353,4 @@ def test_the_largest_gain_first() -> None:
 
 def test_nothing_to_say() -> None:
     """A job that communicates little gets no advice."""
-    assert advice(facts(kind(seconds=0.002), comm=0.02, exposed=0.01)) == []
+    assert advice_on(facts(kind(seconds=0.002), comm=0.02, exposed=0.01)) == []

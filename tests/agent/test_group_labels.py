@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from commwatch.advice import _TENSOR
 from commwatch.group_labels import label
+from commwatch.knobs import is_tensor
 from commwatch.names import Names
 from tests.helpers import group_entry
 
@@ -61,6 +61,6 @@ def test_from_the_names_file() -> None:
 def test_roles_are_still_seen() -> None:
     """Advice that goes by a group's role finds it in the short names, and none in members."""
     roles = ["TENSOR_MODEL_PARALLEL_GROUP", "MODEL_PARALLEL_GROUP", "TENSOR_AND_CONTEXT_PARALLEL_GROUP"]
-    assert all(_TENSOR.search(label("1", role, (0, 1), 2)) for role in roles)
-    assert not _TENSOR.search(label("1", "DATA_PARALLEL_GROUP", (0, 1), 2))
-    assert not _TENSOR.search(label("1", "undefined", (0, 2, 4), 3))
+    assert all(is_tensor(label("1", role, (0, 1), 2)) for role in roles)
+    assert not is_tensor(label("1", "DATA_PARALLEL_GROUP", (0, 1), 2))
+    assert not is_tensor(label("1", "undefined", (0, 2, 4), 3))

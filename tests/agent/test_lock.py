@@ -55,7 +55,7 @@ def test_processes(watch: Watch) -> None:
 
     (view,) = watch.agent.ranks(None)
     assert view.process is None
-    Processes(watch.aggregate, lock, state).tick()
+    Processes(watch.aggregate, lock, state=state).tick()
     assert pids == [view.visible_pid] != [os.getpid()]
     assert [view.process for view in watch.agent.ranks(None)] == ["stopped"]
     (book,) = watch.aggregate.books()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from commwatch import report
-from commwatch.facts import Counts, facts
+from commwatch.facts import LAST_S, count, facts
+from commwatch.headline import bottleneck, of_some, split
 from commwatch.host_views import HostView
 from commwatch.near import for_traffic, places
 from commwatch.traffic import GroupTraffic
 from tests.agent.test_host import Watched
-from tests.helpers import MS, Watch, end_rank, group_entry, mark, operation, write_ring
+from tests.helpers import EPOCH_NS, MS, Watch, end_rank, group_entry, mark, operation, write_ring
 
 GPUS = {0: "00000000:19:00.0", 1: "00000000:49:00.0", 2: "00000000:99:00.0"}
 
@@ -82,6 +85,77 @@ def test_late_rank_of_few_steps(tmp_path: Path, steps: int, step_ms: int, late: 
     ] * late
 
 
+def test_late_onset(tmp_path: Path) -> None:
+    """A rank that is late only at the end of a long job is named by the last five minutes, and not by the whole job."""
+    watch, steps, from_step = Watch(tmp_path), 700, 600
+    rings = []
+    for rank in (0, 1):
+        records = [mark(0, MS)]
+        for n in range(steps):
+            at = (1 + 1000 * n) * MS
+            begins = at + (400 if rank == 1 and n >= from_step else 100) * MS
+            records += [operation(start_ns=begins, end_ns=at + 500 * MS, seq=n, size=4), mark(n + 1, at + 1000 * MS)]
+        group = group_entry(0, (0, 1), "data")
+        rings.append(write_ring(watch.rings, records, [group], slots=4096, rank=rank, world_size=2))
+    watch.tick(steps * 1000 * MS)
+    for ring in rings:
+        ring.close(steps * 1000 * MS)
+        ring.release()
+    watch.tick((steps + 1) * 1000 * MS)
+    now_ns = time.time_ns()
+    watch.store.tidy(now_ns, 1 << 40, now_ns)  # the history is old, and keeps 5 minutes together
+    for last_s, late in ((None, []), (LAST_S, ["rank 1 is late, the others wait for it"])):
+        built = report.build(watch.agent, "job", watch.path, "", (), last_s)
+        assert built is not None
+        assert [each.title for each in built.advice if each.rule == "straggler"] == late
+        assert built.advice_last_s == (None if last_s is None else pytest.approx(last_s, abs=301))
+        assert (f"what to try, {report.about(built.advice_last_s)}" in report.text(built)) == bool(built.advice)
+
+
+def test_more_steps_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job of more steps than are read, advice is about the steps and sums of the same time; the tables are of the whole job."""
+    monkeypatch.setattr("commwatch.facts.MOST_STEPS", 60)
+    monkeypatch.setattr("commwatch.facts.time", SimpleNamespace(time_ns=lambda: EPOCH_NS + 200_000 * MS))
+    watch, group = Watch(tmp_path), group_entry(0, (0, 1), "data")
+    rings = [write_ring(watch.rings, [mark(0, MS)], [group], rank=rank, world_size=2) for rank in (0, 1)]
+    for n in range(100):
+        at = (1 + 1000 * n) * MS
+        for rank, ring in enumerate(rings):
+            begins = at + (400 if rank == 1 and n >= 50 else 100) * MS
+            ring.write(*operation(start_ns=begins, end_ns=at + 500 * MS, seq=n, size=4))
+            ring.write(*mark(n + 1, at + 1000 * MS))
+        watch.tick(at + 1000 * MS)
+    for ring in rings:
+        ring.close(101_000 * MS)
+        ring.release()
+    watch.tick(102_000 * MS)
+    built = report.build(watch.agent, "job", watch.path, "", (), None)
+    assert built is not None
+    assert [row.count for row in built.operations] == [200]
+    assert built.ranks[0].wait_s == pytest.approx(50 * 0.3)
+    (late,) = [each for each in built.advice if each.rule == "straggler"]
+    assert late.saves_share == pytest.approx(0.3, abs=0.05)
+
+
+def test_checkpoint_names_no_rank(tmp_path: Path) -> None:
+    """The ranks that wait while one writes a checkpoint do not make it a straggler: what they wait in a long step does not count."""
+    watch = Watch(tmp_path)
+    for rank in (0, 1):
+        records, at = [mark(0, MS)], 1
+        for n in range(60):
+            pause = 30_000 if n == 40 else 0
+            begins = at + (pause if rank == 0 else 0) + 50
+            at += 1000 + pause
+            records += [operation(start_ns=begins * MS, end_ns=(at - 850) * MS, seq=n, size=4), mark(n + 1, at * MS)]
+        end_rank(write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=rank, world_size=2))
+    watch.tick()
+    built = report.build(watch.agent, "job", watch.path, "")
+    assert built is not None
+    assert built.long_steps is not None
+    assert (built.ranks[1].wait_s or 0) > 29  # it did wait
+    assert [each.title for each in built.advice if each.rule in ("straggler", "uneven_work")] == []
+
+
 @pytest.mark.parametrize(
     ("steps", "said"), [(1, "1, too few for figures"), (2, "2, too few"), (3, "3, median 100 ms, p95 170 ms")]
 )
@@ -114,17 +188,14 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     watch = Watch(tmp_path)
     end_rank(write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=0))
     watch.tick()
-    built = report.build(watch.agent, "job", watch.path, "", (), host)
-    assert built is not None
-    (slow,) = [each for each in built.advice if each.rule == "nic_below_its_rate"]
-    assert slow.because[1].startswith("mlx5_1:1: 400 Gbit/s behind")
     (job,) = watch.agent.jobs()
-    steps = watch.agent.steps(0, 1 << 62, "job", None, 100)
-    counts = Counts(built.operations, [], built.group_shares)
-    known = facts(watch.agent, job, steps, counts, (), carried_by(host, "mlx5_0:1"), {0: GPUS[2]})
+    (slow,) = [each for each in report.lately(watch.agent, job, (), None, host) if each.rule == "nic_below_its_rate"]
+    assert slow.because[1].startswith("mlx5_1:1: 400 Gbit/s behind")
+    counts = count(watch.agent, "job")
+    known = facts(watch.agent, job, counts, (), carried_by(host, "mlx5_0:1"), {0: GPUS[2]})
     assert known is not None
     assert [(each.rank, each.distance) for each in known.network.places] == [(0, "SYS")]
-    alone = facts(watch.agent, job, steps, counts, ())
+    alone = facts(watch.agent, job, counts, ())
     assert alone is not None
     assert not alone.network.complaints
 
@@ -134,29 +205,29 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     [
         (0.3, 0.3, None, None, ""),
         (None, None, None, None, ""),
-        (0.52, 0.5, None, None, "above 30 %, communication is the bottleneck"),
-        (0.52, 0.5, 0.2, 0.05, "above 30 %, communication is the bottleneck"),
+        (0.52, 0.5, None, None, "above 30 %: communication is the bottleneck"),
+        (0.52, 0.5, 0.2, 0.05, "above 30 %: communication is the bottleneck"),
         (0.52, 0.05, 0.44, None, "above 30 %, but hidden behind compute"),
         (
             0.52,
             0.5,
             0.44,
             None,
-            "above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network",
+            "above 30 %: late ranks are the bottleneck, not the network",
         ),
         (
             0.52,
             0.5,
             0.1,
             0.3,
-            "above 30 %, most of it waiting for messages: uneven stages or a late rank are likelier than the network",
+            "above 30 %: uneven stages or a late rank are likelier than the network",
         ),
         (
             0.41,
             0.4,
             0.2,
             0.01,
-            "above 30 %, most of it waiting for late ranks and messages: uneven stages or a late rank are likelier than the network",
+            "above 30 %: uneven stages or a late rank are likelier than the network",
         ),
     ],
 )
@@ -164,4 +235,15 @@ def test_bottleneck(
     comm: float | None, exposed: float | None, waiting: float | None, messages: float | None, says: str
 ) -> None:
     """Above 30 % communication is the bottleneck, unless it is hidden or is mostly waiting for late ranks."""
-    assert report.bottleneck(comm, exposed, waiting, messages) == says
+    assert bottleneck(comm, exposed, waiting, messages) == says
+
+
+def test_split() -> None:
+    """A share is split into transfer and waiting, as far as that is known, and names the stragglers; of some ranks, their number is shown."""
+    assert split(0.52, 0.44, None, [2]) == "8 % transfer, 44 % waiting for rank 2"
+    assert split(0.52, 0.44, None, [1, 3]) == "8 % transfer, 44 % waiting for ranks 1, 3"
+    assert split(0.52, 0.1, 0.3) == "12 % transfer, 10 % waiting for late ranks, 30 % waiting for messages"
+    assert split(0.52, 0.55) == "0 % transfer, 52 % waiting for late ranks"
+    assert split(0.08, 0.3) == split(0.08, None, 0.3) == ""  # not of the same time
+    assert split(0.52, 0.004) == split(0.52, None) == split(None, 0.4) == ""
+    assert (of_some(3, 4), of_some(4, 4), of_some(0, 4)) == (" (3 of 4 ranks)", "", "")

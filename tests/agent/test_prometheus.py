@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors import events as ev
 from tests.alerts.promtool import exported
-from tests.alerts.test_rules import SECONDS
-from tests.helpers import MS, agent, end_rank, group_entry, operation, wait_for, write_ring
+from tests.alerts.test_rules import SHARE
+from tests.helpers import MS, agent, end_rank, group_entry, mark, operation, wait_for, write_ring
 from tests.prometheus import Prometheus, prometheus
 
 
@@ -63,8 +62,8 @@ def _ask(prom: Prometheus, train: Callable[[int], None], per_batch: int) -> None
 
 
 def test_straggler_over_two_agents(tmp_path: Path) -> None:
-    """A Prometheus with our rules that scrapes two agents, each with two ranks of four, names the late one and nobody else."""
-    names = [group_entry(0, (0, 1, 2, 3), "data", group_id="d"), group_entry(1, (0, 1), "local", group_id="l")]
+    """A Prometheus with our rules that scrapes two agents, each with two ranks of four, names the late one and no other."""
+    names = [group_entry(0, (0, 1, 2, 3), "data", group_id="d")]
     per_batch, writers = 50, []
     for rank in range(4):
         (tmp_path / "ab"[rank // 2]).mkdir(mode=0o700, exist_ok=True)
@@ -75,11 +74,7 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
             for rank, writer in enumerate(writers):
                 took = (20 if rank == 2 else 520 + rank) * MS
                 writer.write(*operation(start_ns=seq * 600 * MS, end_ns=seq * 600 * MS + took, seq=seq))
-                # Without an end that compares: counted, and in no mean.
-                untimed = operation(start_ns=seq, end_ns=seq, seq=seq + 1000, flags=ev.UNTIMED, timing=ev.BY_NONE)
-                writer.write(*untimed)
-                if rank < 2:
-                    writer.write(*operation(start_ns=seq, end_ns=seq + MS, seq=seq, group=1))
+                writer.write(*mark(seq, (seq + 1) * 600 * MS))
 
     train(0)
     with (
@@ -87,17 +82,14 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
         agent(tmp_path / "b") as b,
         prometheus(tmp_path, [a.url, b.url], (exported(tmp_path),)) as prom,
     ):
-        count = "sum(commwatch_symmetric_collectives_total{group='data'})"
-        wait_for(lambda: prom.value(count) == 4 * per_batch, "the first batch")
+        count = "sum(commwatch_periods_total)"
+        wait_for(lambda: (prom.value(count) or 0) >= 4 * (per_batch - 2), "the first batch")
         train(1)
-        wait_for(lambda: prom.query(f"{SECONDS}straggler"), "the straggler")
-        ((labels, lateness),) = prom.query(f"{SECONDS}straggler")
-        assert (labels["job_id"], labels["rank"], labels["group"], labels["group_id"]) == ("job", "2", "data", "d")
-        assert lateness == pytest.approx(0.501)  # the others: 520, 521 and 523 ms
-        means = {(each["group"], each["rank"]): value for each, value in prom.query(f"{SECONDS}mean")}
-        assert means == pytest.approx(
-            {("data", "0"): 0.52, ("data", "1"): 0.521, ("data", "2"): 0.02, ("data", "3"): 0.523}
-            | {("local", "0"): 0.001, ("local", "1"): 0.001}
-        )
+        wait_for(lambda: prom.query(f"{SHARE}straggler"), "the straggler")
+        ((labels, lateness),) = prom.query(f"{SHARE}straggler")
+        assert (labels["job_id"], labels["rank"]) == ("job", "2")
+        assert lateness == pytest.approx(501 / 600)  # the others: 520, 521 and 523 ms of each step
+        shares = {labels["rank"]: value for labels, value in prom.query(f"{SHARE}rate")}
+        assert shares == pytest.approx({"0": 520 / 600, "1": 521 / 600, "2": 20 / 600, "3": 523 / 600})
     for writer in writers:
         end_rank(writer)

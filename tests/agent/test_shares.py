@@ -149,7 +149,7 @@ def test_parts_of_steps() -> None:
 def test_share_of_some_ranks() -> None:
     """If the share of one rank is unknown, the share of the other ranks and their number are returned."""
     known = StepView("job", 0, 1, 0.0, 2.0, 2.0, 0.5, 0.5, 0.25, 0.25, {}, None, long=False)
-    steps = [known, replace(known, rank=1), replace(known, rank=2, exposed_s=None, exposed_share=None)]
+    steps = [[known], [replace(known, rank=1)], [replace(known, rank=2, exposed_s=None, exposed_share=None)]]
     assert of_known(steps, comm_share) == (0.25, 3)
     assert of_known(steps, exposed_share) == (0.125, 2)
     assert of_known([], comm_share) == (None, 0)

@@ -163,6 +163,20 @@ def test_cost() -> None:
     assert unmarked.cost_ns / unmarked.window_ns == pytest.approx(60 / 92, rel=0.02)
 
 
+def test_steady() -> None:
+    """A straggler whose delays scatter stays named while it costs as much, and no longer than some seconds after it does not."""
+    loop = Loop(2, work_ms=250, delay=lambda rank, step, chance: 700 * rank * chance.random() ** 2)
+    loop.run(12)
+    named = list[list[int]]()
+    while len(named) < 60:
+        loop.run(0.5)
+        named.append(ranks(loop.named()))
+    first = named.index([1])
+    assert named[first:].count([1]) >= 0.9 * len(named[first:])
+    loop.run(10, nothing)
+    assert loop.named() == []
+
+
 def test_start() -> None:
     """A job is not judged before it has run for 5 s: at its start a rank may be last a hundred times."""
     loop = Loop(delay=late(2), noise_ms=0.1)
@@ -214,8 +228,16 @@ def test_slow_stage(slow: int) -> None:
     assert found.cost_ns / found.window_ns == pytest.approx(0.5, rel=0.05)
 
 
+def test_late_first_stage() -> None:
+    """A stage that is late is named although it waits for the messages to come back from the others, too."""
+    (found,) = stages([28, 60, 59, 62], noise_ms=8)
+    assert found.rank == 0
+
+
 @pytest.mark.parametrize(
-    "waited_ms", [[30] * 4, [27, 35, 35, 42], [1, 2, 1, 3], [20, 60]], ids=["even", "not quite", "hardly", "pair"]
+    "waited_ms",
+    [[30] * 4, [27, 35, 35, 42], [30, 45, 44, 50], [1, 2, 1, 3], [20, 60]],
+    ids=["even", "not quite", "uneven", "hardly", "pair"],
 )
 def test_no_slow_stage(waited_ms: list[float]) -> None:
     """Stages that are not quite even, and those that hardly wait, name no rank; but a pair one of which waits a lot more does."""

@@ -113,7 +113,9 @@ def test_golden() -> None:
     assert text(of_job()).splitlines() == [
         "commwatch top: train, running, 2 of 2 ranks                              q quits",
         "steps    10/s, median 100 ms, p95 100 ms, number 7",
-        "comm     ████████│█················  40 %: above 30 %, communication is the bot…",
+        "comm     ████████│█················  40 %",
+        "         27 % transfer, 12 % waiting for late ranks: above 30 %: communication",
+        "         is the bottleneck",
         "exposed  ████████│·················  30 %",
         "",
         "rank  state    step  step p50  comm  exposed  wait  in flight         age  host",
@@ -130,10 +132,21 @@ def test_waiting_for_late_ranks() -> None:
     waits = Summary(
         NOW - 10, NOW, ["rank"], [row({"rank": 0}, ranks=1, wait_s=5.0), row({"rank": 1}, ranks=1, wait_s=0.5)]
     )
-    line = text(of_job(by_rank=waits), cells=160).splitlines()[2]
+    line = text(of_job(by_rank=waits), cells=200).splitlines()[2]
     assert line.endswith(
-        "40 %: above 30 %, most of it waiting for late ranks: they are the bottleneck, not the network"
+        "40 %: 12 % transfer, 28 % waiting for late ranks: above 30 %: late ranks are the bottleneck, not the network"
     )
+
+
+def test_sums_of_other_times() -> None:
+    """What the ranks waited is divided by the time of their own sums: a slot began after those of the operations had been asked for."""
+    waits = Summary(
+        NOW - 20, NOW, ["rank"], [row({"rank": 0}, ranks=1, wait_s=5.0), row({"rank": 1}, ranks=1, wait_s=3.0)]
+    )
+    lines = text(of_job(by_rank=waits), cells=200).splitlines()
+    assert "20 % transfer, 20 % waiting for late ranks" in lines[2]
+    waited = [line.split()[9] for line in lines if line.startswith("   ") and " running " in line]
+    assert waited == ["25", "15"]
 
 
 def test_room_is_used() -> None:
@@ -176,7 +189,7 @@ def test_words_on_top() -> None:
         gpus=GpuViews("up", None, None, NOW, [lost], []),
         others=["eval"],
     ).splitlines()
-    assert said[4:11] == [
+    assert said[6:13] == [
         "agent: disk full",
         "ALERT CommShareHigh: 40 % of steps",
         "GPU 3: has fallen off the bus",
@@ -197,7 +210,7 @@ def test_part_is_recorded() -> None:
 def test_too_many_words() -> None:
     """Words never push out the tables: how many more there are is said."""
     said = text(of_job(verdicts=[verdict("hang", n, says="word " * 60) for n in range(30)]))
-    assert "and 24 more: commwatch diagnose" in said
+    assert "and 25 more: commwatch diagnose" in said
     assert "1.5 GB/s" in said
     assert len(said.splitlines()) <= 24
 
@@ -233,12 +246,13 @@ def test_many_ranks() -> None:
 
 
 def test_unknown_is_absent() -> None:
-    """Without exposed shares there is no bar and no column for them; without steps it is said why."""
-    assert not [
+    """A share that some ranks know has their number; one that no rank knows has neither bar nor column. Without steps the reason is there."""
+    (exposed,) = [
         line
         for line in text(of_job(steps=[step(0, exposed_s=None), step(1)])).splitlines()
         if line.startswith("exposed")
     ]
+    assert exposed.endswith(" 30 % (1 of 2 ranks)")
     assert "exposed" not in text(of_job(steps=[step(0, exposed_s=None), step(1, exposed_s=None)]))
     job = replace(of_job().job, steps_unavailable="two optimizers alternate")
     assert "steps    two optimizers alternate" in text(of_job(steps=[], job=job))
@@ -250,9 +264,9 @@ def test_unknown_is_absent() -> None:
 def test_hidden_communication_is_no_alarm() -> None:
     """Above 30 % but hidden behind compute is said so, and is not red."""
     lines = coloured(frame(Seen(answers(of_job(steps=[step(0, exposed_s=0.005)])), 0.5, None), 120, 24))
-    (comm,) = [line for line in lines if "comm  " in line and "│" in line]
-    assert "hidden behind compute" in comm
-    assert "\x1b[32m" in comm
+    (at,) = [n for n, line in enumerate(lines) if "comm  " in line and "│" in line]
+    assert "\x1b[32m" in lines[at]
+    assert lines[at + 1].endswith("above 30 %, but hidden behind compute")
 
 
 def test_oldest_wait_is_shown() -> None:

@@ -61,7 +61,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "collective": {"group_id": "world", "seq": 3},
     "steps": {**ALWAYS, "job": "job", "rank": None, "limit": 50},
     "efficiency": {**ALWAYS, "job": "job"},
-    "advice": {"job": "job", "findings": [], "host": None, "late": {}},
+    "advice": {"job": "job", "findings": [], "host": None, "late": {}, "last_s": None},
 }
 
 

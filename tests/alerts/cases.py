@@ -91,6 +91,8 @@ def _shares() -> list[Case]:
     waits = counter("collective_wait_seconds_total", 3, group="dp", **RANK)
     waits |= counter("collective_wait_seconds_total", 3, group="tp", **RANK)
     waits |= counter("collective_wait_seconds_total", 0, group="dp", job_id="j", rank="1")
+    late = gauge("straggler_wait_ratio", 0.4, **RANK, group="dp", group_id="d")
+    late |= gauge("straggler_wait_ratio", 0.2, job_id="j", rank="1", group="dp", group_id="d")
     for alert, limit, for_s, loud in (
         ("CommShareHigh", 0.3, 300, WARNING),
         ("CommShareCritical", 0.5, 600, CRITICAL),
@@ -102,15 +104,35 @@ def _shares() -> list[Case]:
             Case(alert, "exposed share not known", share(over), loud, for_s, JOB, over),
             Case(
                 alert,
-                "hidden, and ranks come late",
-                share(over, 0.05) | waits,
+                "exposed, and ranks come late",
+                share(over, 0.15) | waits,
+                loud,
+                for_s,
+                JOB,
+                over,
+                {"exposed": 0.15, "waiting": 0.2},
+            ),
+            Case(alert, "hidden behind compute", share(over, 0.0999), INFO, for_s, JOB, over, quiet),
+            Case(
+                alert,
+                "mostly waiting for a rank",
+                share(over, 0.2) | late,
                 INFO,
                 for_s,
                 JOB,
                 over,
-                {"exposed": 0.05, "waiting": 0.2},
+                {"exposed": 0.2, "late": 0.4},
             ),
-            Case(alert, "hidden behind compute", share(over, 0.0999), INFO, for_s, JOB, over, quiet),
+            Case(
+                alert,
+                "waiting for a rank, but not mostly",
+                share(0.81, 0.2) | late,
+                loud,
+                for_s,
+                JOB,
+                0.81,
+                {"exposed": 0.2},
+            ),
             Case(alert, "at the threshold, exposed", share(limit, 0.2)),
             Case(alert, "at the threshold, hidden", share(limit, 0.05)),
             Case(
@@ -208,13 +230,16 @@ def verdict(kind: str, seconds: float) -> Series:
 
 
 def pair(first_ms: float, second_ms: float, agents: str = "ab") -> Series:
-    """Two ranks of a group, by what an operation takes them, ten a second."""
+    """Two ranks of a job, by how much of its steps of 100 ms each communicates."""
     found: Series = {}
-    for rank, (took_ms, agent) in enumerate(zip((first_ms, second_ms), agents, strict=True)):
-        about = {"instance": agent, "job_id": "j", "rank": str(rank), "group": "dp", "group_id": "d"}
-        found |= counter("symmetric_collectives_total", 150, **about)
-        found |= counter("symmetric_collective_seconds_total", 0.15 * took_ms, **about)
-        found |= later(gauge("group_info", 1, **about, group_size="2"))
+    for rank, (comm_ms, agent) in enumerate(zip((first_ms, second_ms), agents, strict=True)):
+        about = {"instance": agent, "job_id": "j", "rank": str(rank)}
+        found |= counter("periods_total", 150, **about)
+        found |= counter("period_seconds_total", 15, **about)
+        found |= counter("period_comm_seconds_total", 0.15 * comm_ms, **about)
+        found |= counter("period_comm_square_seconds_total", 150 * (comm_ms / 1e3) ** 2, **about)
+        found |= later(gauge("rank_info", 1, **about))
+        found |= gauge("job_info", 1, instance=agent, job_id="j", world_size="2")
     return found
 
 
@@ -231,16 +256,16 @@ def inside(*seconds: float, agents: str = "ab", size: int = 2) -> Series:
 def _verdicts() -> list[Case]:
     late = later(gauge("straggler_wait_ratio", 0.06, **RANK, group="dp", group_id="d"))
     cheap = gauge("straggler_wait_ratio", 0.05, **RANK, group="dp", group_id="d")
-    culprit, across = {**RANK, "group": "dp"}, {"job_id": "j", "rank": "1", "group": "dp", "group_id": "d"}
+    culprit, across = {**RANK, "group": "dp"}, {"job_id": "j", "rank": "1"}
     nobody = gauge("verdict_seconds", 31, job_id="j", rank="", group="dp", group_id="d", kind="hang")
     group, stuck, stalled = {"job_id": "j", "group": "dp", "group_id": "d"}, "CollectiveStuck", "CollectiveStalled"
     straggler, apart = "StragglerRank", "StragglerAcrossNodes"
-    waits, half = 601.0, {"share": 0.5}
+    waits = 601.0
     return [
         Case(straggler, "late", late, WARNING, 720, culprit, 0.06),
         Case(straggler, "at the threshold", cheap),
         Case(straggler, "another verdict", verdict("stalled", 30)),
-        Case(apart, "late", pair(60, 10), WARNING, 720, across, 0.05, half),
+        Case(apart, "late", pair(60, 10), WARNING, 720, across, 0.5),
         Case(apart, "as late as the other", pair(60, 60)),
         Case("CollectiveHang", "above", verdict("hang", 31), CRITICAL, 30, culprit, 31),
         Case("CollectiveHang", "nobody to blame", nobody, CRITICAL, 30, {"job_id": "j", "group": "dp"}, 31),

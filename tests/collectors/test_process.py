@@ -6,8 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 from commwatch.collectors import identity, process
 from tests.helpers import wait_for
@@ -62,3 +66,39 @@ def test_killed() -> None:
         wait_for(lambda: process.state(pid) == "zombie", "its end")
         assert process.is_exiting(pid)
     assert not process.is_exiting(pid)
+
+
+def test_usage_of_a_process_that_computes() -> None:
+    """The main thread's time on a core grows by what the process takes."""
+    before = process.usage(os.getpid())
+    assert before is not None
+    begin = time.thread_time_ns()
+    while time.thread_time_ns() - begin < 50_000_000:
+        pass
+    after = process.usage(os.getpid())
+    assert after is not None
+    assert after.ran_ns - before.ran_ns >= 49_000_000
+    assert after.wanted_ns >= before.wanted_ns
+
+
+@pytest.mark.parametrize(
+    ("lines", "folder", "stat", "throttled_ns"),
+    [
+        ("0::/job\n", "job", "usage_usec 5\nthrottled_usec 1500\n", 1_500_000),
+        ("4:cpu,cpuacct:/job\n0::/other\n", "cpu/job", "nr_throttled 3\nthrottled_time 1500\n", 1500),
+        ("0::/\n", ".", "usage_usec 5\n", None),
+        ("0::/gone\n", ".", "throttled_usec 1500\n", None),
+        ("", ".", "", None),
+    ],
+)
+def test_usage_of_files(tmp_path: Path, lines: str, folder: str, stat: str, throttled_ns: int | None) -> None:
+    """Times, page faults and the throttling of its cgroup, of version 1 or 2, as far as it is in sight."""
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "7").mkdir(parents=True)
+    (cgroups / folder).mkdir(parents=True)
+    (proc / "7/stat").write_text("7 (a b) R 1 1 1 0 -1 4194304 5 0 12 0 1 2 0 0 20 0 1 0 9 9 9")
+    (proc / "7/schedstat").write_text("100 20 3\n")
+    (proc / "7/cgroup").write_text(lines)
+    (cgroups / folder / "cpu.stat").write_text(stat)
+    assert process.usage(7, proc, cgroups) == process.Usage(100, 20, 12, throttled_ns)
+    assert process.usage(8, proc, cgroups) is None

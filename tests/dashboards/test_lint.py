@@ -176,7 +176,7 @@ def test_variables_are_heeded(name: str) -> None:
     """Every query of a dashboard with a variable for its job or node asks for that alone; alerts are those of the list, or of it."""
     needed = {"cluster": "alertname=~", "job": 'job_id="$job_id"', "node": 'instance="$instance"'}[name]
     for target in targets(load(name)):
-        selectors = re.findall(r"\b(?:commwatch_|job_rank_group:|ALERTS|up\b|scrape_)[\w:]*(?:\{[^}]*\})?", target.expr)
+        selectors = re.findall(r"\b(?:commwatch_|job\w*:|ALERTS|up\b|scrape_)[\w:]*(?:\{[^}]*\})?", target.expr)
         if name == "cluster":
             selectors = [each for each in selectors if each.startswith("ALERTS")]
         assert all(needed in each for each in selectors), target

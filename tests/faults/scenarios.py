@@ -20,6 +20,8 @@ class Scenario:
     within_s: float = 20.0
     #: More arguments of the job.
     options: tuple[str, ...] = field(default=())
+    #: Words of why it is late, that the last verdict must have.
+    why: str = ""
 
     @property
     def name(self) -> str:
@@ -33,8 +35,11 @@ LATE = frozenset({"straggler"})
 _HANGS = frozenset({"hang", "stalled"})
 _QUARREL = frozenset({"desync"})
 
+#: Why a rank is late that sleeps, that computes longer, and whose core others want or whose quota is too small.
+_SLEEPS, _COMPUTES, _STARVES, _THROTTLED = "neither ran nor wanted a core", "computes longer", "for a core", "CPU quota"
+
 STRAGGLERS = [
-    *(Scenario(shape, "late", (2,), LATE) for shape in ("plain", "ddp1", "ddp4", "ddp8", "fsdp", "grid")),
+    *(Scenario(shape, "late", (2,), LATE, why=_SLEEPS) for shape in ("plain", "ddp1", "ddp4", "ddp8", "fsdp", "grid")),
     *(Scenario(shape, "late", (1,), LATE, size=2) for shape in ("plain", "ddp4", "fsdp")),
     *(Scenario(shape, "late", (0,), LATE, size=3) for shape in ("ddp8", "fsdp")),
     *(Scenario(shape, "late_now_and_then", (3,), LATE) for shape in ("ddp4", "fsdp")),
@@ -43,8 +48,10 @@ STRAGGLERS = [
     Scenario("pipe", "slow", (1,), LATE, size=2),
     *(Scenario(shape, "slow", (2,), LATE) for shape in ("plain", "overlap")),
     *(Scenario("loader", "late", (rank,), LATE) for rank in (0, 2)),
-    Scenario("unmarked", "late", (1,), LATE),
-    *(Scenario(shape, "starved", (1,), LATE, size=2, options=("--busy",)) for shape in ("ddp4", "fsdp")),
+    Scenario("unmarked", "late", (1,), LATE, why=_SLEEPS),
+    Scenario("ddp4", "slow", (1,), LATE, size=2, options=("--busy",), why=_COMPUTES),
+    *(Scenario(shape, "starved", (1,), LATE, size=2, options=("--busy",), why=_STARVES) for shape in ("ddp4", "fsdp")),
+    Scenario("ddp4", "throttled", (1,), LATE, size=2, options=("--busy",), why=_THROTTLED),
     *(Scenario(shape, "very_late", (1,), LATE) for shape in ("plain", "ddp4", "grid")),
     *(Scenario(shape, "late", (1, 3), LATE) for shape in ("ddp1", "ddp8")),
     Scenario("ddp4", "late", (2,), LATE, options=("--after", "0")),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -201,6 +202,23 @@ def starved(step: int) -> None:
             subprocess.Popen([sys.executable, "-Sc", BURN, str(os.getpid())], stdout=subprocess.DEVNULL)
 
 
+def throttled(step: int) -> None:
+    """Its cgroup may use a quarter of a core."""
+    if step == 0:
+        cgroups = Path("/sys/fs/cgroup")
+        whole = (cgroups / "cgroup.controllers").exists()  # version 2
+        folder = (cgroups if whole else cgroups / "cpu") / f"commwatch-{os.getpid()}"
+        folder.mkdir()
+        for name, value in (("cpu.max", "25000 100000"),) if whole else (("cpu.cfs_quota_us", "25000"),):
+            (folder / name).write_text(value)
+        clear = (
+            "import os, sys, time\nwhile os.path.exists('/proc/' + sys.argv[1]): time.sleep(1)\nos.rmdir(sys.argv[2])"
+        )
+        os.chdir("/")
+        subprocess.Popen([sys.executable, "-Sc", clear, str(os.getpid()), str(folder)], start_new_session=True)
+        (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+
 def very_late(step: int) -> None:
     time.sleep(1.5)
 
@@ -276,6 +294,7 @@ FAULTS = {
             very_late,
             slow,
             starved,
+            throttled,
             in_turn,
             all_slow,
             uneven,

@@ -1,0 +1,187 @@
+"""A small real job that communicates in one of several ways, as advice would have it before and after it is followed.
+
+Trains for as long as is asked, and prints how many samples a second the first rank has trained on.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+import commwatch
+
+#: Steps before the clock starts: DDP arranges its buckets anew after the first.
+WARM = 5
+LAYERS, WIDTH = 8, 256
+#: What a layer, a micro-batch or a stage computes, in seconds.
+PIECE_S = 0.005
+
+
+def compute(seconds: float) -> None:
+    """Keep a core for so much of its time."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def wait(seconds: float) -> None:
+    """Leave the core to the other ranks: here four share two."""
+    time.sleep(seconds)
+
+
+def layers(sizes: list[int]) -> nn.Sequential:
+    """Layers each of which takes its time on the way back."""
+    model = nn.Sequential(*(nn.Linear(before, after, bias=False) for before, after in pairwise(sizes)))
+    for layer in model:
+        layer.register_full_backward_hook(lambda *_: compute(PIECE_S))
+    return model
+
+
+def ddp(options: argparse.Namespace) -> Callable[[], None]:
+    """Gradients in buckets, after so many micro-batches, perhaps in half the bytes."""
+    model = nn.parallel.DistributedDataParallel(layers([WIDTH] * (LAYERS + 1)), bucket_cap_mb=0.25)
+    if options.half:
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        with model.no_sync():
+            for _ in range(options.accumulate - 1):
+                model(torch.ones(4, WIDTH)).sum().backward()
+        model(torch.ones(4, WIDTH)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def values(options: argparse.Namespace) -> Callable[[], None]:
+    """Many small sums a step, each by itself or in one tensor; and two that are larger."""
+    small = [torch.ones(1000) for _ in range(60)]
+
+    def step() -> None:
+        compute(2 * PIECE_S)
+        for tensor in [torch.cat(small)] if options.together else small:
+            dist.all_reduce(tensor)
+        dist.all_reduce(torch.ones(16_000))
+        dist.all_reduce(torch.ones(160_000))
+        commwatch.step()
+
+    return step
+
+
+def by_hand(options: argparse.Namespace) -> Callable[[], None]:
+    """Gradients one after another once they are all there: nothing runs beside the backward pass."""
+    model = layers([WIDTH] * (LAYERS + 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        model(torch.ones(4, WIDTH)).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def plain(options: argparse.Namespace) -> Callable[[], None]:
+    """One all_reduce a step, behind work that may be uneven."""
+
+    def step() -> None:
+        compute(0.03 + 0.08 * (random.random() if options.uneven else 0.5))
+        dist.all_reduce(torch.ones(50_000))
+        commwatch.step()
+
+    return step
+
+
+def of_mine(pairs: list[list[int]], description: str) -> dist.ProcessGroup:
+    """The group of this rank; all ranks make all groups."""
+    groups = [dist.new_group(pair, group_desc=description) for pair in pairs]
+    mine: dist.ProcessGroup = groups[[dist.get_rank() in pair for pair in pairs].index(True)]
+    return mine
+
+
+def tensor(options: argparse.Namespace) -> Callable[[], None]:
+    """Two by two: activations among tensor parallel pairs, gradients among data parallel ones."""
+    near, far = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    pairs, others = (near, far) if options.in_node else (far, near)
+    tp, dp = of_mine(pairs, "tp"), of_mine(others, "dp")
+
+    def step() -> None:
+        for _ in range(LAYERS):
+            compute(PIECE_S)
+            dist.all_reduce(torch.ones(100_000), group=tp)
+        dist.all_reduce(torch.ones(200_000), group=dp)
+        commwatch.step()
+
+    return step
+
+
+def pipe(options: argparse.Namespace) -> Callable[[], None]:
+    """A pipeline, a stage on each rank: so many micro-batches of one batch forward, then back."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    data = torch.ones(1000)
+
+    def through(before: int, after: int) -> None:
+        for _ in range(options.micro):
+            if 0 <= before <= last:
+                dist.recv(data, before)
+            compute(PIECE_S)
+            if 0 <= after <= last:
+                dist.send(data, after)
+
+    def step() -> None:
+        through(rank - 1, rank + 1)
+        through(rank + 1, rank - 1)
+        commwatch.step()
+
+    return step
+
+
+SHAPES = {shape.__name__: shape for shape in (ddp, values, by_hand, plain, tensor, pipe)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--late", type=float, default=0.0, help="seconds that the last rank is late in each step")
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--together", action="store_true")
+    parser.add_argument("--half", action="store_true")
+    parser.add_argument("--uneven", action="store_true")
+    parser.add_argument("--in-node", action="store_true")
+    parser.add_argument("--micro", type=int, default=4)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    random.seed(dist.get_rank())
+    step, done, began = SHAPES[options.shape](options), 0, 0.0
+    # All ranks make as many steps as the first one decides.
+    more = torch.ones(1)
+    while more.item():
+        if done == WARM:
+            began = time.monotonic()
+        for _ in range(WARM):
+            if dist.get_rank() == dist.get_world_size() - 1:
+                wait(options.late)
+            step()
+            done += 1
+        more[0] = not began or time.monotonic() - began < options.seconds
+        dist.broadcast(more, src=0)
+    if dist.get_rank() == 0:
+        samples = options.accumulate * (options.micro if options.shape == "pipe" else 1)
+        print((done - WARM) * samples / (time.monotonic() - began), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The fault matrix over two hosts: whom the rules of a Prometheus name that scrapes an agent on each (``make faults-nodes``).
+
+Arguments and ``AT_ONCE``: as of ``run``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.alerts.promtool import exported
+from tests.e2e.hosts import Host, two_hosts
+from tests.faults.run import Outcome, Place, Poll, job, judge, run
+from tests.faults.scenarios import HEALTHY, STRAGGLERS, Scenario
+from tests.helpers import RunningAgent, agent
+from tests.prometheus import Prometheus, prometheus
+
+#: Seconds between scrapes and between looks; how soon a straggler must be named, and how long a job is watched from the fault on.
+EVERY_S, WITHIN_S, WATCHED_S = 5, 30.0, 60.0
+STRAGGLER = "job_rank:commwatch_period_comm_share:straggler"
+
+
+class Cluster(NamedTuple):
+    """Two hosts with an agent each, and a Prometheus that scrapes both."""
+
+    hosts: list[Host]
+    directory: Path
+    agents: list[RunningAgent]
+    prom: Prometheus
+
+    def place(self, rank: int, size: int) -> Place:
+        """The first half of the ranks is on the first host."""
+        host = self.hosts[2 * rank // size]
+        return Place(self.directory / host.address, host.there, host.address, host.device)
+
+    def watch(self, scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
+        """Run a scenario and ask Prometheus for its stragglers, for so long from the fault on."""
+        name = scenario.name.replace(" ", "-")
+        with job(scenario, [self.place(rank, scenario.size) for rank in range(scenario.size)], name) as told:
+            began, polls = float(told.readline()), list[Poll]()
+            while time.time() < began + watched_s:
+                found = self.prom.query(f'{STRAGGLER}{{job_id="{name}"}}')
+                polls.append(
+                    (time.time() - began, [("straggler", "late", (int(labels["rank"]),)) for labels, _ in found])
+                )
+                time.sleep(1)
+        return judge(replace(scenario, within_s=WITHIN_S), polls)
+
+
+@contextmanager
+def cluster(hosts: list[Host], directory: Path, every_s: float = EVERY_S) -> Iterator[Cluster]:
+    """Agents, and a Prometheus on the first host that scrapes them each ``every_s`` seconds."""
+    with ExitStack() as stack:
+        agents = []
+        for host in hosts:
+            (directory / host.address).mkdir(mode=0o700)
+            flags = (directory / host.address, "--host", host.address, "--insecure", "--quiet")
+            agents.append(stack.enter_context(agent(*flags, there=host.there, fetch=host.fetch)))
+        urls, first = [each.url for each in agents], hosts[0]
+        scraping = prometheus(
+            directory, urls, (exported(directory),), there=first.there, fetch=first.fetch, every_s=every_s
+        )
+        yield Cluster(hosts, directory, agents, stack.enter_context(scraping))
+
+
+if __name__ == "__main__":
+    with two_hosts() as made, tempfile.TemporaryDirectory() as folder, cluster(made, Path(folder)) as running:
+        run([*STRAGGLERS, *HEALTHY], running.watch)

@@ -1,0 +1,92 @@
+"""Keeps the records of a job's ranks in a small file, and plays them to an agent without threads, as fast as it can take them in.
+
+A file is JSON, compressed: of each rank its identity, its groups and its records, times in units of 10 µs from the first one on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from commwatch.collectors import events as ev
+from commwatch.collectors.ring import RingReader
+from commwatch.joined import stragglers
+from tests.helpers import Watch, identity, write_ring
+
+#: The files that tests play.
+FOLDER = Path(__file__).parent / "records"
+#: Where in a record's fields, as ``RingWriter.write`` takes them, its times are.
+_LAUNCH, _START, _END = 6, 9, 10
+UNIT_NS = 10_000
+#: An agent looks so often.
+TICK_NS = 500_000_000
+#: What identifies a rank, of all that its ring says.
+_KEPT = ("rank", "world_size")
+_GROUP = ("group", "name", "desc", "label", "group_id", "ranks", "size", "aligned", "backend")
+
+
+def file_name(scenario: str) -> str:
+    """Of the file with the records of a scenario, by its name."""
+    return f"{scenario.replace(' ', '_')}.json.gz"
+
+
+def keep(rings: Iterable[Path], path: Path, from_s: float, until_s: float) -> None:
+    """Write what the rings hold of operations that ended between two moments of Unix time to a file."""
+    readers = [RingReader(ring) for ring in rings]
+    first_ns = int(from_s * 1e9) - int(readers[0].identity["wall_offset_ns"])
+    ranks = []
+    for reader in readers:
+        drained = reader.drain()
+        records = [fields[1:-1] for fields in ev.RECORD.iter_unpack(drained.records)]
+        assert not drained.lost or records[0][_END] < first_ns, f"{reader.path}: the ring is too small"
+        within = [each for each in records if 0 <= each[_END] - first_ns < (until_s - from_s) * 1e9]
+        names = [{key: entry[key] for key in _GROUP if key in entry} for entry in reader.names() if "group" in entry]
+        about = {key: reader.identity[key] for key in _KEPT}
+        ranks.append({"identity": about, "names": names, "records": list(_packed(within, first_ns))})
+        reader.close()
+    path.write_bytes(gzip.compress(json.dumps(ranks, separators=(",", ":")).encode(), 9, mtime=0))
+
+
+def _packed(records: Iterable[tuple[int, ...]], first_ns: int) -> Iterator[list[int]]:
+    """Each with its end since the one before, and its launch and start before its end."""
+    before = first_ns
+    for each in records:
+        fields = list(each)
+        fields[_LAUNCH], fields[_START] = ((each[_END] - each[at]) // UNIT_NS for at in (_LAUNCH, _START))
+        fields[_END] = (each[_END] - before) // UNIT_NS
+        before += fields[_END] * UNIT_NS
+        yield fields
+
+
+def _unpacked(records: Iterable[list[int]]) -> Iterator[tuple[int, ...]]:
+    end_ns = 0
+    for fields in records:
+        end_ns += fields[_END] * UNIT_NS
+        fields[_LAUNCH], fields[_START] = (max(0, end_ns - fields[at] * UNIT_NS) for at in (_LAUNCH, _START))
+        fields[_END] = end_ns
+        yield tuple(fields)
+
+
+def named(path: Path, directory: Path) -> Iterator[tuple[float, set[int]]]:
+    """Play a file: seconds since its begin, and who is a straggler then, twice a second."""
+    watch, ranks = Watch(directory), json.loads(gzip.decompress(path.read_bytes()))
+    pending = []
+    for rank in ranks:
+        about: dict[str, Any] = identity(**rank["identity"])
+        ring = write_ring(watch.rings, [], rank["names"], slots=4096, **about)
+        pending.append((ring, _unpacked(rank["records"])))
+    waiting = [next(records, None) for _, records in pending]
+    now_ns = 0
+    while any(waiting):
+        now_ns += TICK_NS
+        for n, (ring, records) in enumerate(pending):
+            while (record := waiting[n]) is not None and record[_END] <= now_ns:
+                ring.write(*record)
+                waiting[n] = next(records, None)
+        watch.tick(now_ns)
+        yield now_ns / 1e9, {late.rank for _, _, late in stragglers(watch.aggregate.jobs.values(), now_ns)}
+    for ring, _ in pending:
+        ring.release()
