@@ -10,10 +10,11 @@ last one in Python, it is let go. A send or recv then has no observable end; a c
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -114,7 +115,9 @@ class Pending:
         self._finish, self._wait_begins = finish, wait_begins
         self._by_work: dict[int, Flight] = {}
         self._by_memory: dict[int, Flight] = {}
-        self._wake = threading.Event()
+        # Not an Event: a signal handler that raises or communicates in the middle of its `set` leaves or finds its lock held,
+        # and the training thread waits for ever.
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._pause = HEARTBEAT_S
         #: A blocking call has been taken in since the last look. It does not wake the thread, so that looks again soon.
         self._blocking = False
@@ -151,23 +154,24 @@ class Pending:
         if flight.queue is None:
             self._expect_wait_tensor(flight, args[0])
         self._pause = _POLL_FIRST_S
-        self._wake.set()
+        self.wake()
 
     def sleep(self, at_most_s: float = HEARTBEAT_S) -> None:
         """Until there may be something to do: a heartbeat's time, less while operations are pending."""
         pause = self._pause if self._by_work else _POLL_SLOWEST_S if self._blocking else HEARTBEAT_S
         self._blocking = False
-        if self._wake.wait(min(pause, at_most_s)):
-            self._wake.clear()
+        with suppress(Empty):
+            self._wake.get(timeout=min(pause, at_most_s))
         self._pause = min(self._pause * 2, _POLL_SLOWEST_S)
 
     def wake(self) -> None:
-        """End ``sleep`` now."""
-        self._wake.set()
+        """End ``sleep`` now, or the next one at once."""
+        if self._wake.empty():
+            self._wake.put(None)
 
     def abandon(self) -> None:
-        """In a forked child: what is pending is the parent's, and so is the lock of the event, which a thread may have held."""
-        self._wake = threading.Event()
+        """In a forked child: what is pending is the parent's, and so is the lock of the queue, which a thread may have held."""
+        self._wake = SimpleQueue()
 
     def poll(self) -> None:
         """Finish what has completed, let go of what nobody else holds."""

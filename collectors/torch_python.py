@@ -105,7 +105,7 @@ class PythonProbe(Probe):
         self._flights: list[Flight | None] = [None] * (ring.IN_FLIGHT_SLOTS + 1)
         #: Slots that no flight claimed at the latest look, and their stamps.
         self._unclaimed: dict[int, int] = {}
-        self._thread, self._stop = self._watcher(), threading.Event()
+        self._thread, self._stopped = self._watcher(), False
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class PythonProbe(Probe):
     def abandon(self) -> None:
         """In a forked child: the probe's thread is not there, and may have held the locks that it sleeps on."""
         super().abandon()
-        self._thread, self._stop = self._watcher(), threading.Event()
+        self._thread, self._stopped = self._watcher(), False
         self.pending.abandon()
 
     def _put_in(self) -> None:
@@ -129,7 +129,7 @@ class PythonProbe(Probe):
         self.pending.unwatch_waits()
         if self._library is not None:
             self._library._destroy()
-        self._stop.set()
+        self._stopped = True
         self.pending.wake()
         if self._thread.is_alive():
             self._thread.join(1.0)
@@ -162,7 +162,7 @@ class PythonProbe(Probe):
 
     def _watch(self) -> None:
         """The probe's one thread: the heartbeat, the governor, and the operations nobody reports the end of."""
-        while not self._stop.is_set() and (self.ring is not None or not self.off):
+        while not self._stopped and (self.ring is not None or not self.off):
             if self.ring is not None:
                 self._look(self.ring)
             self.pending.sleep(LOOK_S if self.devices else HEARTBEAT_S)

@@ -4,6 +4,7 @@
 half way would leave the others waiting in it, with or without us.
 """
 
+import faulthandler
 import random
 import signal
 import sys
@@ -22,6 +23,8 @@ from commwatch.collectors.ring import RingReader
 
 State = dict[str, torch.Tensor]
 PATIENCE_S = 60
+#: Then it prints where each of its threads is, and ends: less than the patience of its test.
+HANGS_AFTER_S = 240
 
 
 class Late(Exception):
@@ -84,6 +87,7 @@ def came_through_us(error: BaseException) -> bool:
 
 def main() -> None:
     kind, steps, hits = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
     begin()
     random.seed(len(kind))
     signal.signal(signal.SIGALRM, handler)
