@@ -14,14 +14,14 @@ def install() -> bool:
 
     Call it on all ranks alike, best before the first process group is made. Returns True if the probe is on.
     """
-    from commwatch.collectors import torch_collectives
+    from commwatch.collectors.probe import torch_collectives
 
     return torch_collectives.install()
 
 
 def uninstall() -> None:
     """Take the probe out of this process. What it has recorded stays readable."""
-    from commwatch.collectors import torch_collectives
+    from commwatch.collectors.probe import torch_collectives
 
     torch_collectives.uninstall()
 
@@ -33,6 +33,6 @@ def step() -> None:
     """
     import sys
 
-    probe = sys.modules.get("commwatch.collectors.torch_collectives")
+    probe = sys.modules.get("commwatch.collectors.probe.torch_collectives")
     if probe is not None:
         probe.step()

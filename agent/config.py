@@ -13,10 +13,10 @@ from socket import gethostname
 from typing import Any
 
 from commwatch.alerts.receivers import settings as receivers
-from commwatch.collectors import variables
-from commwatch.collectors.identity import run_dir
-from commwatch.links import UnknownLink, find
-from commwatch.metrics import METRICS
+from commwatch.collectors.wire import variables
+from commwatch.collectors.wire.identity import run_dir
+from commwatch.prometheus.metrics import METRICS
+from commwatch.reference.links import UnknownLink, find
 
 if sys.version_info >= (3, 11):
     import tomllib

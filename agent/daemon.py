@@ -17,44 +17,44 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
-from commwatch.aggregate import Aggregate
-from commwatch.alert_rules import plan_of
-from commwatch.alerting import Alerting, Plan
+from commwatch.alerting.alert_rules import plan_of
+from commwatch.alerting.alerting import Alerting, Plan
+from commwatch.alerting.evidence import Evidence, Sources
+from commwatch.alerting.notifications import address_of, delivery_of, readings, url_of
 from commwatch.alerts.book import Book
 from commwatch.alerts.model import Alert
 from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.alerts.receivers.settings import receivers
-from commwatch.announcement import announce
-from commwatch.answers import Agent
-from commwatch.beside import Beside, known
-from commwatch.chunks import Damaged
+from commwatch.analysis.answers import Agent
 from commwatch.collectors.registry import Collectors, Reading
 from commwatch.config import Config, ConfigError, addresses
-from commwatch.evidence import Evidence, Sources
-from commwatch.examination import Examination
-from commwatch.exporter import Exporter
-from commwatch.gpus import Gpus
-from commwatch.hangup import Hangup
-from commwatch.host import HostWatch
-from commwatch.inspector import Inspector
-from commwatch.intake import Intake, room_for_rings
-from commwatch.kept_logs import keep
-from commwatch.nccl import NcclLogs, logs_of, remove_old
-from commwatch.notifications import address_of, delivery_of, readings, url_of
-from commwatch.opening import StoreError
-from commwatch.places import lock_directory, place_of_alerts, raised_limit
-from commwatch.processes import Processes
-from commwatch.profiles import Profiles, kept_in
-from commwatch.ras import Ras
-from commwatch.references import References, directory
+from commwatch.history.chunks import Damaged
+from commwatch.history.examination import Examination
+from commwatch.history.opening import StoreError
+from commwatch.history.store import begin
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.intake import Intake, room_for_rings
+from commwatch.ingest.processes import Processes
+from commwatch.prometheus.exporter import Exporter
+from commwatch.reference.references import References, directory
 from commwatch.reload import Change, change
-from commwatch.serving import CannotStart, Server, listen
-from commwatch.store import begin
-from commwatch.supervisor import ALIVE, READY, RELOADING, STOPPING, tell
-from commwatch.watchers import Watchers
-from commwatch.web import application
-from commwatch.witness_api import Witnesses
-from commwatch.worker import Worker
+from commwatch.runtime.announcement import announce
+from commwatch.runtime.beside import Beside, known
+from commwatch.runtime.hangup import Hangup
+from commwatch.runtime.places import CannotStart, lock_directory, place_of_alerts, raised_limit
+from commwatch.runtime.supervisor import ALIVE, READY, RELOADING, STOPPING, tell
+from commwatch.server.routes.witness_api import Witnesses
+from commwatch.server.serving import Server, listen
+from commwatch.server.watchers import Watchers
+from commwatch.server.web import application
+from commwatch.server.worker import Worker
+from commwatch.watchers.gpus import Gpus
+from commwatch.watchers.host import HostWatch
+from commwatch.watchers.inspector import Inspector
+from commwatch.watchers.kept_logs import keep
+from commwatch.watchers.nccl import NcclLogs, logs_of, remove_old
+from commwatch.watchers.profiles import Profiles, kept_in
+from commwatch.watchers.ras import Ras
 
 log = logging.getLogger("commwatch")
 #: Seconds between two removals of what is too old.

@@ -31,15 +31,15 @@ from prometheus_client.exposition import choose_encoder
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from commwatch import joined, sight
-from commwatch.aggregate import Aggregate
-from commwatch.collectors import events as ev
-from commwatch.collectors.identity import boot_id
-from commwatch.collectors.infiniband import EVENTS
+from commwatch.analysis import joined, sight
+from commwatch.collectors.node.infiniband import EVENTS
 from commwatch.collectors.registry import Reading
-from commwatch.exporter import Exporter
-from commwatch.metrics import METRICS
-from commwatch.rank_book import RankBook
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.identity import boot_id
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.rank_book import RankBook
+from commwatch.prometheus.exporter import Exporter
+from commwatch.prometheus.metrics import METRICS
 
 JOB, PER_NODE, STAGES, EXPERTS = "fleet", 8, 4, 8
 STEP_NS = 1_000_000_000

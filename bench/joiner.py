@@ -16,8 +16,8 @@ from statistics import median
 sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit
-from commwatch.collectors.events import OP_CODE
-from commwatch.joins import GroupJoin, Part, Waits
+from commwatch.collectors.wire.events import OP_CODE
+from commwatch.ingest.joins import GroupJoin, Part, Waits
 
 SIZES = (8, 64, 1024)
 #: Collectives of one rank that are read before it is the next one's turn.

@@ -34,7 +34,8 @@ def install() -> None:
 
 def check() -> None:
     """The probe has seen every call."""
-    from commwatch.collectors import ring, torch_collectives
+    from commwatch.collectors.probe import torch_collectives
+    from commwatch.collectors.wire import ring
 
     path = torch_collectives.ring_file()
     assert path is not None, "the probe is off"

@@ -11,7 +11,7 @@ log = logging.getLogger("commwatch")
 
 
 class Reading(NamedTuple):
-    """One value: ``metric`` is a name of ``commwatch.metrics.METRICS``, ``labels`` the values of its labels in order."""
+    """One value: ``metric`` is a name of ``commwatch.prometheus.metrics.METRICS``, ``labels`` the values of its labels in order."""
 
     metric: str
     labels: tuple[str, ...]
@@ -27,7 +27,7 @@ class Collector(Protocol):
 
 #: Name -> ``module:Class``; a module is imported when its collector is built.
 COLLECTORS = {
-    "host": "commwatch.collectors.host:HostCollector",
+    "host": "commwatch.collectors.node.host:HostCollector",
 }
 
 

@@ -13,7 +13,8 @@ def autoload() -> None:
     try:
         import contextlib
 
-        from commwatch.collectors import identity, torch_collectives
+        from commwatch.collectors.probe import torch_collectives
+        from commwatch.collectors.wire import identity
 
         with contextlib.suppress(OSError):  # mostly nobody waits for it
             identity.mark_probe(os.environ)
@@ -22,7 +23,7 @@ def autoload() -> None:
         import sys
 
         try:
-            from commwatch.collectors.handlers import raised_by_handler
+            from commwatch.collectors.wire.handlers import raised_by_handler
 
             theirs = raised_by_handler(error)
         except ImportError:  # an incomplete installation: it may be what ``error`` is about

@@ -21,23 +21,24 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from commwatch import scrape, tokens
-from commwatch.aggregate import Aggregate
-from commwatch.alerting import Alerting, Plan
+from commwatch.alerting.alerting import Alerting, Plan
+from commwatch.alerting.evidence import Evidence
 from commwatch.alerts.book import Book
-from commwatch.answers import Agent
-from commwatch.chunks import Damaged
-from commwatch.collectors import events as ev
-from commwatch.collectors import ring
-from commwatch.collectors.ring import RingWriter
-from commwatch.evidence import Evidence
-from commwatch.history import History
-from commwatch.intake import Intake
-from commwatch.references import References
-from commwatch.steps import EXPLICIT
-from commwatch.store import RingRow, begin
-from commwatch.summary import Row
-from commwatch.worker import Worker
+from commwatch.analysis.answers import Agent
+from commwatch.analysis.summary import Row
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire import ring
+from commwatch.collectors.wire.ring import RingWriter
+from commwatch.history.chunks import Damaged
+from commwatch.history.history import History
+from commwatch.history.store import RingRow, begin
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.intake import Intake
+from commwatch.ingest.steps import EXPLICIT
+from commwatch.reference.references import References
+from commwatch.runtime import tokens
+from commwatch.server import scrape
+from commwatch.server.worker import Worker
 
 MS = 1_000_000
 #: Unix time of monotonic 0 in ``identity``.
@@ -53,7 +54,7 @@ def examples(number: int) -> settings:
 
 def identity(job: str = "job", rank: int = 0, world_size: int = 2, **more: Any) -> dict[str, Any]:
     """A ring's identity; monotonic time 0 is Unix time 1,700,000,000 unless told otherwise."""
-    from commwatch.collectors.identity import boot_id
+    from commwatch.collectors.wire.identity import boot_id
 
     base = {"job": job, "restart": 0, "rank": rank, "world_size": world_size, "local_rank": rank, "host": "host"}
     when = {"pid": 1, "boot_id": boot_id(), "wall_offset_ns": EPOCH_NS, "started_ns": 0}
@@ -164,8 +165,8 @@ class Trainer:
     _SCRIPT = """
 import json, sys
 from pathlib import Path
-from commwatch.collectors.identity import this_process
-from commwatch.collectors.ring import RingWriter
+from commwatch.collectors.wire.identity import this_process
+from commwatch.collectors.wire.ring import RingWriter
 path, who, slots = json.loads(sys.argv[1])
 writer = RingWriter(Path(path), {**who, **this_process()}, slots)
 print("ready", flush=True)
@@ -465,7 +466,9 @@ def commwatch_as_nobody(*arguments: str | Path, **kwargs: Any) -> subprocess.Com
     """Run the command line as another user; root only. What it imports is loaded before: root's Python may be private."""
     needs(os.getuid() == 0, "root, to act as another user")
     become = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); os.chdir('/')"
-    modules = "encodings.idna, os, sys, commwatch.cli, commwatch.daemon, commwatch.report, commwatch.run"
+    modules = (
+        "encodings.idna, os, sys, commwatch.cli, commwatch.daemon, commwatch.report.report, commwatch.commands.run"
+    )
     script = f"import {modules}; {become}; sys.exit(commwatch.cli.main(sys.argv[1:]))"
     kwargs.setdefault("env", clean_env())
     command = [sys.executable, "-c", script, *map(str, arguments)]

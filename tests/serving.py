@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from commwatch import tokens
 from commwatch.config import load
-from commwatch.serving import Server, listen
+from commwatch.runtime import tokens
+from commwatch.server.serving import Server, listen
 from tests.helpers import PATIENCE_S, wait_for
 
 

@@ -14,32 +14,32 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from commwatch import advice
-from commwatch.aggregate import Aggregate
-from commwatch.alert_rules import labels_by_series
+from commwatch.alerting.alert_rules import labels_by_series
 from commwatch.alerts import catalogue
 from commwatch.alerts.check import OF_A_SCRAPE, labels
 from commwatch.alerts.export import runbook
 from commwatch.alerts.model import SEVERITIES
-from commwatch.answers import Agent
-from commwatch.collectors.gpu import THROTTLE_REASONS
-from commwatch.collectors.gpu_xids import XIDS
-from commwatch.collectors.infiniband import EVENTS, HW_EVENTS
+from commwatch.analysis import advice
+from commwatch.analysis.answers import Agent
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.findings import RULES
-from commwatch.collectors.nics import LINK_DOWNED
+from commwatch.collectors.node.gpu import THROTTLE_REASONS
+from commwatch.collectors.node.gpu_xids import XIDS
+from commwatch.collectors.node.infiniband import EVENTS, HW_EVENTS
+from commwatch.collectors.node.nics import LINK_DOWNED
 from commwatch.config import OF_COMMANDS, RELOADED, Config
-from commwatch.exporter import MOST_GROUPS
-from commwatch.gpus import Gpus
-from commwatch.host import HostWatch
-from commwatch.inspector import Inspector
-from commwatch.metrics import METRICS
-from commwatch.nccl import NcclLogs
-from commwatch.profiles import Profiles
-from commwatch.ras import Ras
-from commwatch.watchers import Watchers
-from commwatch.web import application
-from commwatch.witness_api import Witnesses
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.prometheus.exporter import MOST_GROUPS
+from commwatch.prometheus.metrics import METRICS
+from commwatch.server.routes.witness_api import Witnesses
+from commwatch.server.watchers import Watchers
+from commwatch.server.web import application
+from commwatch.watchers.gpus import Gpus
+from commwatch.watchers.host import HostWatch
+from commwatch.watchers.inspector import Inspector
+from commwatch.watchers.nccl import NcclLogs
+from commwatch.watchers.profiles import Profiles
+from commwatch.watchers.ras import Ras
 from tests.helpers import commwatch, idle_worker, needs, no_alerts
 
 TREE = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.kubernetes import Site
+from commwatch.deploy.kubernetes import Site
 from tests.helpers import agent, clean_env, free_port
 from tests.test_packaging import TREE, environment, listed
 

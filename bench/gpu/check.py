@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from commwatch.collectors import events as ev
-from commwatch.collectors.gpu_nvidia import NvidiaSource
-from commwatch.collectors.ring import RingReader
+from commwatch.collectors.node.gpu_nvidia import NvidiaSource
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.ring import RingReader
 
 JOB = Path(__file__).with_name("job.py")
 GATHERS, ROUNDS = 20, 3

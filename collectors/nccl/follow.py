@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from commwatch.collectors import others
 from commwatch.collectors.nccl.lines import Lines
+from commwatch.collectors.wire import others
 
 #: Most bytes read in one tick, over all files; the rest waits for the next.
 TICK_BYTES = 512 * 1024

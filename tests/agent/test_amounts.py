@@ -14,23 +14,27 @@ from typing import Any
 
 import pytest
 
-from commwatch import chunks, cycles, flight, operations, rank_book, shares
-from commwatch.books import OTHER
-from commwatch.chunks import Damaged
-from commwatch.collectors import bounded, flight_recorder, ras, ring
-from commwatch.collectors import events as ev
+from commwatch.analysis import flight
+from commwatch.analysis.pipelines import directions
+from commwatch.collectors.nccl import ras
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.evidence import Log
 from commwatch.collectors.nccl.text import Process, parse_line
-from commwatch.collectors.ring import RingReader
-from commwatch.cycles import EachPass, Mark
-from commwatch.history import History
-from commwatch.intervals import Intervals
-from commwatch.pipelines import directions
-from commwatch.rank_book import LAST_NS, RankBook
-from commwatch.shares import StepBook
-from commwatch.sketch import Packed
-from commwatch.steps import EXPLICIT, StepTracker
+from commwatch.collectors.node import flight_recorder
+from commwatch.collectors.wire import bounded, ring
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.ring import RingReader
+from commwatch.core.books import OTHER
+from commwatch.core.intervals import Intervals
+from commwatch.core.sketch import Packed
+from commwatch.history import chunks, operations
+from commwatch.history.chunks import Damaged
+from commwatch.history.history import History
+from commwatch.ingest import cycles, rank_book, shares
+from commwatch.ingest.cycles import EachPass, Mark
+from commwatch.ingest.rank_book import LAST_NS, RankBook
+from commwatch.ingest.shares import StepBook
+from commwatch.ingest.steps import EXPLICIT, StepTracker
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring
 
 ALWAYS = (0, 1 << 62)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 
-from commwatch.alerting import Alerting, Plan
+from commwatch.alerting.alerting import Alerting, Plan
 from commwatch.alerts.book import Book
 from commwatch.alerts.model import Rule
-from commwatch.books import SLOT_NS
-from commwatch.history import History
+from commwatch.core.books import SLOT_NS
+from commwatch.history.history import History
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation
 
 HOUR_NS = 3600 * 1000 * MS

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch import cli
+from commwatch.cli import command_line
 from tests.helpers import (
     MS,
     RunningAgent,
@@ -166,7 +166,7 @@ def _leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[s
 
 def test_every_command_is_here() -> None:
     """Each command of the command line is in the table of this test."""
-    assert set(COMMANDS) == {name for name, _ in _leaves(cli._parser())}
+    assert set(COMMANDS) == {name for name, _ in _leaves(command_line._parser())}
 
 
 CASES = [(name, flags, seen) for name, cases in COMMANDS.items() for flags, seen in cases]
@@ -182,7 +182,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def run(*arguments: str) -> str:
         capsys.readouterr()
         with suppress(SystemExit):
-            cli.main(list(arguments))
+            command_line.main(list(arguments))
         gc.enable()
         return "".join(capsys.readouterr())
 
@@ -197,7 +197,9 @@ def test_commands(
     places = {"EVIL": EVIL, "nccl": str(scene.nccl), "dump": str(scene.dump)}
     filled = [flag.format(**places) for flag in flags]
     own = {"--dir": str(scene.run), "--state": str(scene.log.parent / "state")}
-    known = {option for action in dict(_leaves(cli._parser()))[name]._actions for option in action.option_strings}
+    known = {
+        option for action in dict(_leaves(command_line._parser()))[name]._actions for option in action.option_strings
+    }
     given = [word for flag, value in own.items() if flag in known and flag not in flags for word in (flag, value)]
     if name in ("run", "agent", "native"):  # what has processes and signals has a process of its own
         done = commwatch(name, *(() if name == "native" else ("--dir", tmp_path / "run")), *filled)

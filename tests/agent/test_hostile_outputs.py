@@ -24,8 +24,8 @@ from commwatch.alerts.receivers import payload
 from commwatch.alerts.receivers.hooks import slack
 from commwatch.alerts.receivers.mail import Mail
 from commwatch.alerts.text import render
-from commwatch.operations import Operation
-from commwatch.questions import csv_table
+from commwatch.history.operations import Operation
+from commwatch.server.questions import csv_table
 from tests.agent.test_hostile_names import EVIL
 from tests.helpers import RunningAgent, Trainer, agent, group_entry, identity, operation, wait_for
 from tests.receivers import NOON, alert

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.chunks import Damaged
-from commwatch.questions import Wanted, operations
-from commwatch.report import build
+from commwatch.history.chunks import Damaged
+from commwatch.report.report import build
+from commwatch.server.questions import Wanted, operations
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 JOBS, STEPS = ("mine", "theirs"), 100

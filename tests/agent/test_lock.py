@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from commwatch import profiles
 from commwatch.config import load
 from commwatch.daemon import Daemon
-from commwatch.exporter import Exporter
-from commwatch.processes import Processes
-from commwatch.references import References
+from commwatch.ingest.processes import Processes
+from commwatch.prometheus.exporter import Exporter
+from commwatch.reference.references import References
+from commwatch.watchers import profiles
 from tests.helpers import MS, PATIENCE_S, Trainer, Watch, operation, wait_for
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from commwatch import sight
-from commwatch.books import LATEST_KNOWN, MOST_APART, OTHER
-from commwatch.exporter import MOST_GROUP_IDS, Exporter
-from commwatch.history import History
+from commwatch.analysis import sight
+from commwatch.core.books import LATEST_KNOWN, MOST_APART, OTHER
+from commwatch.history.history import History
+from commwatch.prometheus.exporter import MOST_GROUP_IDS, Exporter
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, operation
 
 GROUPS, RANKS = 10_000, 2

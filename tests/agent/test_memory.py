@@ -9,16 +9,16 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from commwatch.answers import Agent
-from commwatch.books import SLOT_NS, Cell, CellKey, StepRecord
-from commwatch.collectors.ring import RingReader
-from commwatch.history import History
-from commwatch.operations import Operation
-from commwatch.rank_book import RankBook
-from commwatch.shares import StepTotals
-from commwatch.sketch import bin_of
-from commwatch.store import Writer
-from commwatch.stragglers import MOST_BINS, LateWindow
+from commwatch.analysis.answers import Agent
+from commwatch.collectors.wire.ring import RingReader
+from commwatch.core.books import SLOT_NS, Cell, CellKey, StepRecord
+from commwatch.core.sketch import bin_of
+from commwatch.history.history import History
+from commwatch.history.operations import Operation
+from commwatch.history.store import Writer
+from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.shares import StepTotals
+from commwatch.ingest.stragglers import MOST_BINS, LateWindow
 from tests.helpers import EPOCH_NS, MS, Watch, group_entry, identity, operation, packed, write_ring
 
 ALWAYS = (0, 1 << 62)

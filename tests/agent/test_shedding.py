@@ -6,13 +6,13 @@ import struct
 import time
 from pathlib import Path
 
-from commwatch import sight
-from commwatch.aggregate import Aggregate, Job
-from commwatch.collectors import events as ev
-from commwatch.collectors import ring
-from commwatch.collectors.governor import COUNTERS, FULL, SAMPLING
-from commwatch.rank_book import RankBook
-from commwatch.standing import shedding
+from commwatch.analysis import sight
+from commwatch.analysis.standing import shedding
+from commwatch.collectors.probe.governor import COUNTERS, FULL, SAMPLING
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire import ring
+from commwatch.ingest.aggregate import Aggregate, Job
+from commwatch.ingest.rank_book import RankBook
 from tests.helpers import MS, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
 
 S = 1000 * MS

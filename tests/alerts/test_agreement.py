@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.alert_rules import labels_by_series
+from commwatch.alerting.alert_rules import labels_by_series
 from commwatch.alerts.catalogue import Catalogue, read, shipped
 from commwatch.alerts.evaluator import Evaluator
 from commwatch.alerts.model import FIRING

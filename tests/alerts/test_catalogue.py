@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.alert_rules import labels_by_series
+from commwatch.alerting.alert_rules import labels_by_series
 from commwatch.alerts import catalogue
 from commwatch.alerts.catalogue import CatalogueError, read, shipped
 from commwatch.alerts.check import check

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from commwatch.alert_rules import labels_by_series
+from commwatch.alerting.alert_rules import labels_by_series
 from commwatch.alerts.catalogue import Catalogue, read, shipped
 from commwatch.alerts.check import check as check_list
 from commwatch.alerts.export import prometheus

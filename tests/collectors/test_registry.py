@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.collectors.registry import COLLECTORS, Collectors, Reading
-from commwatch.metrics import METRICS
+from commwatch.prometheus.metrics import METRICS
 
 MODULE = """
 from commwatch.collectors.registry import Reading

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
-from commwatch.aggregate import Aggregate
 from commwatch.collectors.registry import Reading
 from commwatch.dashboards.common import rank_map
-from commwatch.exporter import Exporter
-from commwatch.host import HostWatch
-from tests.agent.test_api import rings_of
-from tests.agent.test_nccl import lines
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.prometheus.exporter import Exporter
+from commwatch.watchers.host import HostWatch
+from tests.agent.server.routes.test_api import rings_of
+from tests.agent.watchers.test_nccl import lines
 from tests.alerts.promtool import exported
 from tests.dashboards.grafana import NAMES, Target, Values, choices, load, substituted, targets
 from tests.e2e.torchjob import torchrun

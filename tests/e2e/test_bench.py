@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.references import load
+from commwatch.reference.references import load
 from tests.agent.test_config import one_line
 from tests.e2e.hosts import Host
 from tests.helpers import clean_env, commwatch, free_port

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors import events as ev
-from commwatch.collectors import ring
-from commwatch.collectors.ring import RingReader
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire import ring
+from commwatch.collectors.wire.ring import RingReader
 from tests.e2e.torchjob import JOBS, RankRecords, alone, read_rings, results, torchrun
 from tests.helpers import PATIENCE_S, clean_env
 

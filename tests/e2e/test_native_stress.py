@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors import events as ev
-from commwatch.collectors import ring
-from commwatch.collectors.ring import RingReader
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire import ring
+from commwatch.collectors.wire.ring import RingReader
 from tests.e2e.torchjob import JOBS, RankRecords, alone, built_for_torch, read_rings, results, run_job, said, torchrun
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.pipelines import pipelines
+from commwatch.analysis.pipelines import pipelines
 from tests.e2e.torchjob import digest, run_job
 
 pytestmark = [pytest.mark.usefixtures("hook"), pytest.mark.parametrize("hook", ["native"], indirect=True)]

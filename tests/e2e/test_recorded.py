@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.flight_recorder import load, unpickled
-from commwatch.collectors.ring import RingReader
-from commwatch.flight import conclude, take
+from commwatch.analysis.flight import conclude, take
+from commwatch.collectors.node.flight_recorder import load, unpickled
+from commwatch.collectors.wire.ring import RingReader
 from tests.e2e.torchjob import run_job
 from tests.helpers import commwatch
 

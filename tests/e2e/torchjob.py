@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from commwatch.aggregate import Aggregate
-from commwatch.answers import Agent
-from commwatch.collectors import events as ev
-from commwatch.collectors.ring import RingReader
-from commwatch.intake import Intake
-from commwatch.store import Writer
+from commwatch.analysis.answers import Agent
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.ring import RingReader
+from commwatch.history.store import Writer
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.intake import Intake
 from tests.conftest import CACHE
 from tests.e2e import prefork
 from tests.e2e.hosts import Host

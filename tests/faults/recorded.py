@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from commwatch.collectors import events as ev
-from commwatch.collectors.ring import RingReader
-from commwatch.joined import stragglers
+from commwatch.analysis.joined import stragglers
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.ring import RingReader
 from tests.helpers import Watch, identity, write_ring
 
 #: The files that tests play.

@@ -12,8 +12,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from commwatch.collectors.native import library
-from commwatch.collectors.native.build import command_line, recipe
+from commwatch.collectors.probe.native import library
+from commwatch.collectors.probe.native.build import command_line, recipe
 
 #: The name of a function that takes a ``std::string`` of the C++11 ABI.
 TAKES_NEW_STRING = b"torchInternalAssertFailEPKcS2_jS2_RKNSt7__cxx11"

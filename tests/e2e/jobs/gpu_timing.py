@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
 
 import commwatch
-from commwatch.collectors.torch_collectives import ring_file
+from commwatch.collectors.probe.torch_collectives import ring_file
 
 MS = 1_000_000
 #: Compute before the first operation, and what operations take.

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from common import begin, end, say
 
 import commwatch
-from commwatch.collectors import ring, torch_collectives
-from commwatch.collectors.torch_probe import Probe
+from commwatch.collectors.probe import torch_collectives
+from commwatch.collectors.probe.torch_probe import Probe
+from commwatch.collectors.wire import ring
 
 OURS = str(Path(ring.__file__).parent)
 PATIENCE_S = 60

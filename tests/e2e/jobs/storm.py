@@ -18,8 +18,8 @@ from common import begin, say
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from commwatch.collectors import torch_collectives
-from commwatch.collectors.ring import RingReader
+from commwatch.collectors.probe import torch_collectives
+from commwatch.collectors.wire.ring import RingReader
 
 State = dict[str, torch.Tensor]
 PATIENCE_S = 60

@@ -1,0 +1,1 @@
+"""The alert rules, evaluated inside the agent, and where its alerts go."""

@@ -1,0 +1,75 @@
+"""The one list of alerts as an agent uses it: ours or the user's, with the thresholds of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from commwatch.alerting.alerting import Plan
+from commwatch.alerts.catalogue import Catalogue, CatalogueError, read, shipped
+from commwatch.alerts.check import check
+from commwatch.alerts.export import runbook
+from commwatch.alerts.model import Alert
+from commwatch.alerts.text import render
+from commwatch.config import Config, ConfigError
+from commwatch.prometheus.metrics import METRICS
+
+SHIPPED = "rules.yaml"
+
+
+def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequence[Alert]], object]) -> Plan:
+    """What an agent watches for by itself.
+
+    Args:
+        instance: tells its node apart from others, as the label of that name does in Prometheus.
+        address: where people reach it, and the runbook.
+        deliver: as ``Plan`` has it.
+
+    Raises:
+        ConfigError: as ``catalogue``.
+    """
+    found = catalogue(config)
+    return Plan(found.alerts, found.records, render, partial(runbook, f"{address}/runbook"), deliver, instance)
+
+
+def catalogue(config: Config) -> Catalogue:
+    """The list that counts here.
+
+    Raises:
+        ConfigError: the user's list cannot be read, or it or a threshold is wrong.
+    """
+    try:
+        text = shipped(SHIPPED) if config.rules is None else text_of(config.rules)
+        found = read(text, config.thresholds)
+        if config.rules is not None:
+            check(found, labels_by_series())
+    except CatalogueError as error:
+        raise ConfigError(f"{config.rules or 'alerts'}: {error}") from None
+    return found
+
+
+def text_of(file: Path) -> str:
+    """What a list has in it.
+
+    Raises:
+        CatalogueError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CatalogueError(error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise CatalogueError("not a text in UTF-8") from None
+
+
+def labels_by_series() -> dict[str, tuple[str, ...]]:
+    """Labels of every series of ``/metrics``, by its name: a histogram has three."""
+    found: dict[str, tuple[str, ...]] = {}
+    for spec in METRICS.values():
+        if spec.kind == "histogram":
+            found[f"{spec.name}_bucket"] = (*spec.labels, "le")
+            found |= {f"{spec.name}_{part}": spec.labels for part in ("sum", "count")}
+        else:
+            found[spec.name] = spec.labels
+    return found

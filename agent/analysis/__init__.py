@@ -1,0 +1,1 @@
+"""Totals to conclusions: summaries, verdicts, advice, the network's share."""

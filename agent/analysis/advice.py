@@ -1,0 +1,448 @@
+"""What to try, and what it should bring: rules over shares, waits, efficiency and NCCL's findings. Pure.
+
+Every advice names the numbers that led to it. Its gain comes from the α-β model and is a share of step time: what one of so many
+steps would save. It is an upper bound where communication is hidden behind compute by an unknown part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import mean, median
+from types import MappingProxyType
+from typing import NamedTuple
+
+from commwatch.analysis import knobs
+from commwatch.analysis.network_advice import Network, Said, complaints, far_from_nic
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.collectors.spans import spans
+from commwatch.core.bandwidth import bus_factor
+from commwatch.core.model import Curve, messages
+from commwatch.reference.efficiency import BELOW_THE_LINK
+
+#: Above this share of a step communication is the bottleneck; above that it is worth a look.
+LIMIT, WORTH = 0.30, 0.10
+#: A gain below this is none.
+_LEAST_GAIN = 0.01
+#: The least share of a step that the others wait for a late rank.
+_LEAST_WAITING = 0.05
+#: Ranks are late in turn if none waits less than this part of what they wait (median).
+_ALIKE = 0.6
+_MOST_MICRO_STEPS = 64
+#: In a bucket this large the latency is a tenth of the time: 9 parts of bytes to one of messages.
+_PER_LATENCY = 9
+_WIDE = {"float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to try."""
+
+    rule: str
+    title: str
+    #: The numbers that led to it.
+    because: list[str]
+    #: What to try.
+    do: str
+    #: What it should bring, in words.
+    gain: str
+    #: As a share of step time, at most; ``None``: not known.
+    saves_share: float | None
+
+
+class Kind(NamedTuple):
+    """The operations of one kind in one group, per rank and step."""
+
+    group: str
+    op: str
+    group_size: int
+    #: How many a step, their mean size S in bytes (0: none), and what the kind takes of a step in seconds.
+    per_step: float
+    size_bytes: float
+    seconds: float
+    #: What they should take; ``None``: no reference.
+    curve: Curve | None = None
+    #: Expected over measured time, and by which kind of reference; ``None``: not known.
+    efficiency: float | None = None
+    reference: str | None = None
+    #: Ranks of the group on this node.
+    local: int = 0
+    #: ``None``: not known.
+    dtype: str | None = None
+    #: The part of ``seconds`` spent waiting for late ranks, where it is known.
+    waiting_s: float = 0.0
+    #: A data parallel group of the job has all_gathers and reduce_scatters.
+    sharded: bool = False
+
+    @property
+    def spans_nodes(self) -> bool:
+        """The group has ranks elsewhere."""
+        return self.local < self.group_size
+
+    @property
+    def latency_s(self) -> float | None:
+        """The part of a step that does not depend on sizes; never more than all of it."""
+        if self.curve is None:
+            return None
+        return min(self.seconds, self.per_step * self.curve.latency_s(self.op, self.group_size))
+
+    @property
+    def transport_s(self) -> float:
+        """What fewer bytes would shorten, at most: all but the latency."""
+        return max(0.0, self.seconds - (self.latency_s or 0.0))
+
+    @property
+    def gradients(self) -> bool:
+        """Whether these look like the exchange of gradients: a large reduction of a group that is not for model parallelism."""
+        return self.role in (knobs.REPLICATED, knobs.SHARDED) and self.op != "all_gather"
+
+    @property
+    def role(self) -> str:
+        """What they are for: one of those in ``knobs``."""
+        return knobs.role(self.group, self.op, self.size_bytes, self.sharded)
+
+    def knob(self, rule: str) -> str:
+        """What to do about them; empty: what the rule has to say in general."""
+        return knobs.KNOBS[rule].get(self.role, "")
+
+    def named(self) -> str:
+        return f"{self.op} of group {self.group}"
+
+
+class Facts(NamedTuple):
+    """What is known of a job."""
+
+    #: Median step in seconds.
+    step_s: float
+    #: Shares of step time; ``None``: not known.
+    comm: float
+    exposed: float | None
+    kinds: list[Kind]
+    #: Part of its steps that each rank waited for late ranks and messages, where all are in sight, and of enough steps to say.
+    waits: Mapping[int, float]
+    #: Part of the steps spent in waits for messages; ``None``: there are none.
+    bubble: float | None
+    findings: list[Finding]
+    network: Network = Network()
+    #: The stragglers right now, by rank: the part of the time that the others wait for each.
+    late: Mapping[int, float] = MappingProxyType({})
+    #: The share of a step that waiting for late ranks took, where ``without_waiting`` has left it out of steps and communication.
+    left_out: float = 0.0
+
+    @property
+    def visible(self) -> float:
+        """Which part of the communication is exposed; all of it, where that is not known."""
+        return 1.0 if self.exposed is None or not self.comm else min(1.0, self.exposed / self.comm)
+
+    @property
+    def gradients(self) -> Kind | None:
+        """The exchange of gradients: the largest of its like."""
+        return max((kind for kind in self.kinds if kind.gradients), key=lambda kind: kind.seconds, default=None)
+
+    @property
+    def waiting(self) -> float:
+        """The share of a step spent waiting for late ranks, as far as it is known."""
+        return min(self.comm, sum(kind.waiting_s for kind in self.kinds) / self.step_s)
+
+    def without_waiting(self) -> Facts:
+        """The same job as it would be if no rank came late: its steps and its communication are shorter by the waiting."""
+        waiting = self.waiting
+        rest = 1 - waiting
+        if waiting < _LEAST_GAIN or rest < _LEAST_GAIN:
+            return self
+        return self._replace(
+            step_s=self.step_s * rest,
+            comm=(self.comm - waiting) / rest,
+            exposed=None if self.exposed is None else max(0.0, self.exposed - waiting) / rest,
+            kinds=[kind._replace(seconds=kind.seconds - kind.waiting_s, waiting_s=0.0) for kind in self.kinds],
+            left_out=waiting,
+        )
+
+    def saves(self, seconds: float) -> float:
+        """The share of a step saved by so many seconds less of communication, if hidden and exposed parts shrink alike."""
+        return seconds / self.step_s * self.visible
+
+
+class Found(NamedTuple):
+    """What a rule has found."""
+
+    because: list[str]
+    gain: str
+    saves_share: float | None
+    #: In place of what the rule has to say in general.
+    do: str = ""
+    title: str = ""
+
+
+class Rule(NamedTuple):
+    """One kind of advice."""
+
+    name: str
+    title: str
+    do: str
+    check: Callable[[Facts], Iterable[Found]]
+
+
+def percent(share: float) -> str:
+    """A share for people."""
+    return f"{100 * share:.0f} %"
+
+
+def _mib(size: float) -> str:
+    return f"{size / (1 << 20):.3g} MiB"
+
+
+def _about(facts: Facts, kind: Kind) -> list[str]:
+    share = percent(kind.seconds / facts.step_s)
+    exposed = "not known" if facts.exposed is None else percent(facts.exposed)
+    left_out = f", without waiting for late ranks, which takes {percent(facts.left_out)}" if facts.left_out else ""
+    return [
+        f"communication is {percent(facts.comm)} of a step (exposed: {exposed}){left_out}",
+        f"{kind.named()}: {share} of a step, {kind.per_step:.3g} a step of {_mib(kind.size_bytes)}",
+    ]
+
+
+# -- rules --------------------------------------------------------------------------------------
+
+
+def _accumulate(facts: Facts) -> Iterator[Found]:
+    kind = facts.gradients
+    if kind is None or facts.comm <= LIMIT or facts.visible * facts.comm <= WORTH:
+        return
+    exchange = min(facts.comm, kind.seconds / facts.step_s)
+    other, compute = facts.comm - exchange, 1 - facts.comm
+    # k micro-steps take k·(compute + other) and one exchange; the share is under the limit L from this k on.
+    room = LIMIT * compute - (1 - LIMIT) * other
+    needed = ceil((1 - LIMIT) * exchange / room) if room > 0 else None
+    if needed is not None and needed <= 1:
+        return
+    steps = min(needed or _MOST_MICRO_STEPS, _MOST_MICRO_STEPS)
+    share = (steps * other + exchange) / (steps * (compute + other) + exchange)
+    saves = exchange * (1 - 1 / steps) * facts.visible
+    enough = "brings" if share <= LIMIT + 1e-9 else "is not enough, but brings"
+    gain = f"accumulating over {steps} steps {enough} communication from {percent(facts.comm)} to {percent(share)}"
+    yield Found(
+        _about(facts, kind),
+        f"{gain}; up to {percent(saves)} less time a sample",
+        saves,
+        kind.knob("accumulate_gradients"),
+    )
+
+
+def _larger_buckets(facts: Facts) -> Iterator[Found]:
+    for kind in facts.kinds:
+        latency, factor = kind.latency_s, bus_factor(kind.op, kind.group_size)
+        if kind.curve is None or latency is None or not factor or kind.curve.beta_s == 0 or kind.per_step < 2:
+            continue
+        # Once the messages are a tenth of the time, there is little more to gain.
+        good = _PER_LATENCY * messages(kind.op, kind.group_size) * kind.curve.alpha_s / (factor * kind.curve.beta_s)
+        total = kind.per_step * kind.size_bytes
+        count = max(1, ceil(total / good)) if good > 0 else kind.per_step
+        saved = latency * (1 - count / kind.per_step)
+        if kind.size_bytes >= good or facts.saves(saved) < _LEAST_GAIN:
+            continue
+        because = [
+            *_about(facts, kind),
+            f"starting them is {percent(latency / kind.seconds)} of their time (α-β model)",
+        ]
+        saves = facts.saves(saved)
+        gain = f"{count} a step of {_mib(total / count)} would save up to {percent(saves)} of a step"
+        yield Found(because, gain, saves, kind.knob("larger_buckets"))
+
+
+def _overlap(facts: Facts) -> Iterator[Found]:
+    exposed = facts.exposed
+    if exposed is None or facts.visible <= 0.7 or facts.comm <= WORTH or not facts.kinds:
+        return
+    kind = max(facts.kinds, key=lambda kind: kind.seconds)
+    # Nothing is left to compute beside the last operation of a step.
+    saves = min(exposed, 1 - facts.comm) * (1 - 1 / max(1.0, kind.per_step))
+    yield Found(
+        _about(facts, kind),
+        f"hidden behind compute it would save up to {percent(saves)} of a step",
+        saves,
+        kind.knob("overlap"),
+    )
+
+
+def _tensor_in_node(facts: Facts) -> Iterator[Found]:
+    ranks_here = max((kind.local for kind in facts.kinds), default=0)
+    for kind in facts.kinds:
+        share = kind.seconds / facts.step_s
+        if not knobs.is_tensor(kind.group) or not kind.spans_nodes or share < WORTH or kind.group_size > ranks_here:
+            continue
+        near = next((other.curve for other in facts.kinds if other.curve is not None and not other.spans_nodes), None)
+        time = None if near is None else near.time_s(kind.op, kind.group_size, kind.size_bytes)
+        because = [*_about(facts, kind), f"{kind.local} of its {kind.group_size} ranks are on this node"]
+        if time is None:
+            yield Found(because, "not known: no group within the node to compare with", None)
+            continue
+        saves = facts.saves(max(0.0, kind.seconds - kind.per_step * time))
+        if saves >= _LEAST_GAIN:
+            yield Found(because, f"at the speed of the node's own links up to {percent(saves)} of a step", saves)
+
+
+def _compression(facts: Facts) -> Iterator[Found]:
+    kind = facts.gradients
+    if kind is None or kind.dtype is None or facts.comm <= LIMIT or facts.visible * facts.comm <= WORTH:
+        return
+    width = _WIDE.get(kind.dtype, 2)
+    transport = kind.transport_s
+    # Top-k with 1 % keeps values and 4-byte indices, and has to gather them from every rank.
+    kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
+    forms = {"fp16": 2 / width, "int8": 1 / width, "top-k of 1 %": kept}
+    saved = {name: facts.saves(transport * (1 - part)) for name, part in forms.items() if part < 1}
+    worth = {name: saves for name, saves in saved.items() if saves >= _LEAST_GAIN}
+    if worth:
+        gain = ", ".join(f"{name} {percent(saves)}" for name, saves in worth.items())
+        because = [*_about(facts, kind), f"gradients travel as {kind.dtype}"]
+        yield Found(because, f"up to, of a step: {gain}", max(worth.values()), kind.knob("compression"))
+
+
+def _faster_network(facts: Facts) -> Iterator[Found]:
+    bound = [kind for kind in facts.kinds if kind.curve is not None and (kind.latency_s or 0) < kind.seconds / 2]
+    if facts.comm <= LIMIT or not bound:
+        return
+    kind = max(bound, key=lambda kind: kind.transport_s)
+    saved = sum(kind.transport_s for kind in bound) / 2
+    saves = facts.saves(saved)
+    if saves >= _LEAST_GAIN:
+        after = (facts.comm - saved / facts.step_s) / (1 - saves)
+        gain = f"twice the bandwidth: {percent(saves)} of a step less, communication {percent(max(0.0, after))} of it"
+        yield Found([*_about(facts, kind), "bandwidth-bound (α-β model)"], gain, saves)
+
+
+def _below_the_link(facts: Facts) -> Iterator[Found]:
+    for kind in facts.kinds:
+        if kind.efficiency is None or kind.reference in (None, "own_best") or kind.efficiency >= BELOW_THE_LINK:
+            continue
+        saves = facts.saves(kind.seconds * (1 - kind.efficiency / 0.9))
+        if saves >= _LEAST_GAIN:
+            because = [*_about(facts, kind), f"efficiency {percent(kind.efficiency)} against {kind.reference}"]
+            yield Found(because, f"at 90 % of the reference {percent(saves)} of a step", saves)
+
+
+def _straggler(facts: Facts) -> Iterator[Found]:
+    if facts.late:
+        cost = max(facts.late.values())
+        because = [
+            f"the others wait {percent(share)} of the time for rank {rank}"
+            for rank, share in sorted(facts.late.items())
+        ]
+        yield Found(because, f"up to {percent(cost)} of a step", cost, title=_are_late(sorted(facts.late)))
+        return
+    found = _late_by_waits(facts)
+    if found is None:
+        return
+    late, theirs, others = found
+    because = [f"rank {spans(late)} waits for others {percent(theirs)} of its steps, they (median) {percent(others)}"]
+    cost = others - theirs
+    yield Found(because, f"up to {percent(cost)} of a step", cost, title=_are_late(late))
+
+
+def _late_by_waits(facts: Facts) -> tuple[list[int], float, float] | None:
+    """The ranks that wait least, if they wait far less than the others; how much they do, and how much the others do."""
+    if len(facts.waits) < 2:
+        return None
+    order = sorted(facts.waits, key=lambda rank: facts.waits[rank])
+    waits = [facts.waits[rank] for rank in order]
+    number = max(range(1, len(order) // 2 + 1), key=lambda n: waits[n] - waits[n - 1])
+    theirs, others = waits[number - 1], median(waits[number:])
+    # Stages of a pipeline always wait for messages, and are never quite even.
+    if others < _LEAST_WAITING or theirs >= (0.3 if facts.bubble is None else 0.5) * others:
+        return None
+    return sorted(order[:number]), median(waits[:number]), others
+
+
+def _uneven_work(facts: Facts) -> Iterator[Found]:
+    waits = facts.waits.values()
+    # Nothing exposed is left without the waiting: then some of that is hidden, too.
+    hidden = facts.exposed == 0.0
+    if hidden or facts.late or facts.bubble is not None or len(waits) < 2 or _late_by_waits(facts) is not None:
+        return
+    waiting = mean(waits) * facts.visible
+    if waiting >= WORTH and min(waits) >= _ALIKE * median(waits):
+        because = [f"each rank waits for others, {percent(min(waits))} to {percent(max(waits))} of its steps"]
+        yield Found(because, f"up to {percent(waiting)} of a step", waiting)
+
+
+def _are_late(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} is late, the others wait for it"
+    return f"ranks {spans(ranks)} are late, the others wait for them"
+
+
+def _bubble(facts: Facts) -> Iterator[Found]:
+    bubble = facts.bubble
+    if bubble is None or not WORTH <= bubble < 0.95:
+        return
+    # (p−1)/(m+p−1) with twice the m; time a sample goes by 1/(1−bubble).
+    after = bubble / (2 - bubble)
+    saves = 1 - (1 - bubble) / (1 - after)
+    gain = f"twice the micro-batches: bubble {percent(after)}, {percent(saves)} less time a sample"
+    yield Found([f"ranks spend {percent(bubble)} of a step in waits for sends and receives"], gain, saves)
+
+
+def _network(check: Callable[[Network], Iterable[Said]]) -> Callable[[Facts], Iterator[Found]]:
+    def rule(facts: Facts) -> Iterator[Found]:
+        share = sum(kind.seconds for kind in facts.kinds if kind.spans_nodes) / facts.step_s
+        for said in check(facts.network) if share >= WORTH else ():
+            because = [f"groups across nodes take {percent(share)} of a step", *said.because]
+            yield Found(because, "not known: see `/api/v1/host`", None, said.do, said.title)
+
+    return rule
+
+
+def _transport(facts: Facts) -> Iterator[Found]:
+    for finding in facts.findings:
+        if finding.severity != "info":
+            yield Found([finding.says], "not known: see the finding", None, do=finding.do, title=finding.title)
+
+
+RULES = (
+    Rule("straggler", "a rank is late", "Look at what it does before its collectives (data loading, clocks, other processes, "
+         "an uneven batch): `commwatch diagnose`, `/api/v1/verdicts`.", _straggler),
+    Rule("uneven_work", "the ranks are late in turn", "Give all ranks alike work in each step: batches of like length (bucketing, packing), even "
+         "loading; nothing that one rank does alone between collectives.", _uneven_work),
+    Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches and exchange "
+         "them once (DDP: `no_sync()`; FSDP2: `set_requires_gradient_sync(False)`); adapt the learning rate to the larger batch.", _accumulate),
+    Rule("larger_buckets", "operations are too small", "Put more into one operation: a larger `bucket_cap_mb` of DDP, larger FSDP "
+         "units, coalesced collectives.", _larger_buckets),
+    Rule("overlap", "communication does not run beside compute", "Start operations early and wait for them late: `async_op=True`, DDP's or "
+         "FSDP's own overlap (`backward_prefetch`, `forward_prefetch`), fewer host synchronisations before collectives.", _overlap),
+    Rule("below_the_link", "slower than the link", "Look for the wrong transport or interface: `commwatch explain` on the job's NCCL log, "
+         "`/api/v1/topology`, link errors, other traffic on it.", _below_the_link),
+    Rule("tensor_parallel_in_node", "tensor parallelism crosses nodes", "Order the ranks so that each tensor-parallel group lies within one "
+         "node: its operations are in every layer, on the critical path.", _tensor_in_node),
+    Rule("compression", "gradients can be smaller", "DDP's `fp16_compress_hook` or `bf16_compress_hook`, PowerSGD, an int8 or top-k hook: "
+         "check that training still converges.", _compression),
+    Rule("faster_network", "the network limits", "A faster link, or more of them (rails, bonding).", _faster_network),
+    Rule("micro_batches", "the pipeline is idle", "More micro-batches a step, an interleaved or zero-bubble schedule, more equal stages.", _bubble),
+    Rule("gpu_far_from_nic", "a rank crosses NUMA to its NIC", "Put ranks that talk to other nodes on GPUs of the NIC's socket, or give "
+         "each socket a NIC.", _network(far_from_nic)),
+    Rule("nic_below_its_rate", "a NIC runs at less than it can", "Look at slot, cable and switch port: `commwatch doctor`.",
+         _network(complaints("slow", "down"))),
+    Rule("link_errors", "a link loses packets, or is congested", "Look at cable, transceiver and switch port, PFC and ECN: `commwatch doctor`.",
+         _network(complaints("errors", "congestion"))),
+    Rule("nccl_finding", "NCCL's log tells of trouble", "As the finding says: `commwatch explain`.", _transport),
+)  # fmt: skip
+
+
+def advice_on(facts: Facts | None) -> list[Advice]:
+    """Everything worth trying, a late rank first, then the largest gain, then what cannot be known in advance; none where nothing is known.
+
+    Only what remains without the waiting for late ranks is a matter of gradients or the network.
+    """
+    if facts is None:
+        return []
+    rest = facts.without_waiting()
+    found = [
+        Advice(rule.name, one.title or rule.title, one.because, one.do or rule.do, one.gain, one.saves_share)
+        for rule in RULES
+        for one in rule.check(rest)
+        if one.saves_share is None or one.saves_share >= _LEAST_GAIN
+    ]
+    return sorted(
+        found, key=lambda each: (each.rule != "straggler", each.saves_share is None, -(each.saves_share or 0.0))
+    )

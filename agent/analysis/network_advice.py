@@ -1,0 +1,58 @@
+"""What there is to say of a node's network devices where groups across nodes take their time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from commwatch.analysis.near import Place
+from commwatch.collectors.node.pci import SYS
+from commwatch.core.host_views import Complaint
+
+
+class Network(NamedTuple):
+    """What is known of them."""
+
+    #: How far the GPUs of this node's ranks are from the network, where that is known.
+    places: Sequence[Place] = ()
+    complaints: Sequence[Complaint] = ()
+
+
+class Said(NamedTuple):
+    """Something to say: what led to it, and what to do and a title in place of the rule's own."""
+
+    because: list[str]
+    do: str = ""
+    title: str = ""
+
+
+def far_from_nic(network: Network) -> Iterator[Said]:
+    """Ranks whose GPU is in another NUMA node than the device their traffic goes through."""
+    far = [place for place in network.places if place.distance == SYS]
+    if not far:
+        return
+    because = [
+        f"rank {place.rank}: GPU {place.gpu} is in another NUMA node than {place.nic}, "
+        f"{'which carries the traffic' if place.seen else 'the nearest there is'}"
+        for place in far
+    ]
+    nearer = sorted({place.nearest for place in far if place.nearest_distance != SYS})
+    let = "let the job use it: `NCCL_IB_HCA`, `NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME` not set, or naming it too."
+    who = ", ".join(str(place.rank) for place in far)
+    yield Said(
+        because,
+        f"Nearer: {', '.join(nearer)}; {let}" if nearer else "",
+        f"rank {who} crosses NUMA to its NIC" if len(far) == 1 else f"ranks {who} cross NUMA to their NICs",
+    )
+
+
+def complaints(*kinds: str) -> Callable[[Network], Iterator[Said]]:
+    """What is said of complaints of some kinds."""
+
+    def check(network: Network) -> Iterator[Said]:
+        for complaint in network.complaints:
+            if complaint.kind in kinds:
+                remedy = complaint.remedy[0].upper() + complaint.remedy[1:]
+                yield Said([f"{complaint.device}: {complaint.says}"], f"{remedy}.")
+
+    return check

@@ -1,0 +1,110 @@
+"""What is wrong with network devices: down, losing packets, slower than they could be, congested. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from commwatch.core.host_views import Complaint, NicView
+
+#: Events after which data had to be sent again or the link was gone; the least number within ten minutes that is worth a word.
+_LINK_EVENTS = {
+    "link_downed": 1,
+    "link_error_recovery": 1,
+    "local_link_integrity_errors": 1,
+    "excessive_buffer_overrun_errors": 1,
+    "symbol_error": 10,
+    "rx_icrc_encapsulated": 1,
+    "receive_errors": 1,
+    "transmit_errors": 1,
+}
+#: Packets that were lost between two ends.
+_LOST = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "roce_adp_retrans", "transmit_drops")
+#: Shares of the packets of the last ten minutes: lost ones and Ethernet's drops; congestion notifications.
+_TOO_MANY_LOST, _TOO_MANY_CNPS = 1e-4, 1e-2
+_HARDWARE = ("ethernet", "infiniband", "roce", "rdma")
+_CABLE = (
+    "look at the cable, the transceiver and the switch port; compare with its other end (`ibqueryerrors`, `ethtool -S`)"
+)
+
+
+def complaints(nics: list[NicView]) -> list[Complaint]:
+    """All that is wrong, device by device."""
+    of_ports = {nic.netdev for nic in nics if nic.netdev is not None}
+    likes: dict[tuple[str, str], list[NicView]] = defaultdict(list)
+    for nic in nics:
+        if nic.pci is not None and nic.pci.model is not None:
+            likes[nic.kind, nic.pci.model].append(nic)
+    found: list[Complaint] = []
+    for nic in nics:
+        like = likes[nic.kind, nic.pci.model] if nic.pci is not None and nic.pci.model is not None else []
+        found += [*_errors(nic), *_lost(nic), *_congestion(nic)]
+        if nic.device not in of_ports:  # of its port the same would be said
+            found += [*_down(nic), *_slot(nic), *_slower(nic, like)]
+    return found
+
+
+def _down(nic: NicView) -> Iterator[Complaint]:
+    """A device that has never moved a byte may have no cable; nobody misses it."""
+    if nic.up is False and nic.kind in _HARDWARE and (nic.received_bytes or nic.sent_bytes):
+        remedy = "look at cable and switch; `ip link set DEVICE up` if somebody has put it down"
+        yield Complaint("down", nic.device, f"is {nic.state}, and has carried traffic before", remedy)
+
+
+def _errors(nic: NicView) -> Iterator[Complaint]:
+    lately = {name: nic.errors_lately[name] for name, least in _LINK_EVENTS.items() if _grown(nic, name) >= least}
+    if lately:
+        yield Complaint("errors", nic.device, f"{_told(lately)} within ten minutes", _CABLE)
+
+
+def _lost(nic: NicView) -> Iterator[Complaint]:
+    lately = {name: nic.errors_lately[name] for name in _LOST if _grown(nic, name)}
+    if not lately or not nic.packets_lately or max(lately.values()) < _TOO_MANY_LOST * nic.packets_lately:
+        return
+    remedy = "packets are lost under way: on RoCE check PFC and ECN on every switch, MTU, and other traffic; on Ethernet the queues"
+    yield Complaint("errors", nic.device, f"{_told(lately)} of {nic.packets_lately} packets within ten minutes", remedy)
+
+
+def _congestion(nic: NicView) -> Iterator[Complaint]:
+    cnps = {name: nic.errors_lately[name] for name in ("np_cnp_sent", "rp_cnp_handled") if _grown(nic, name)}
+    if cnps and nic.packets_lately and max(cnps.values()) > _TOO_MANY_CNPS * nic.packets_lately:
+        remedy = "many send to one: check ECN thresholds and routing (ECMP collisions), rails, and who else is on this network"
+        says = f"{_told(cnps)} of {nic.packets_lately} packets within ten minutes: senders are slowed down"
+        yield Complaint("congestion", nic.device, says, remedy)
+
+
+def _slot(nic: NicView) -> Iterator[Complaint]:
+    """The PCI Express link holds the port back; whether it could do more is said where it is known."""
+    pci = nic.pci
+    if nic.speed is None or pci is None or pci.bandwidth is None or pci.bandwidth >= nic.speed:
+        return
+    says = f"{_gbit(nic.speed)} behind a PCI Express link of {pci.link} ({_gbit(pci.bandwidth)})"
+    if pci.most_bandwidth is not None and pci.most_bandwidth > pci.bandwidth:
+        says += f", which could be {pci.most}"
+        remedy = "put the card into a slot with all lanes, seat it anew, look at the riser and the firmware's settings of the slot"
+    else:
+        remedy = "a slot or a card of a newer generation; until then reckon with the bandwidth of the slot"
+    yield Complaint("slow", nic.device, says, remedy)
+
+
+def _slower(nic: NicView, like: Iterable[NicView]) -> Iterator[Complaint]:
+    """The same model beside it runs faster."""
+    fastest = max(
+        (other for other in like if other.up and other.speed), key=lambda other: other.speed or 0, default=None
+    )
+    if nic.up and nic.speed and fastest is not None and fastest.speed and nic.speed < 0.95 * fastest.speed:
+        says = f"{_gbit(nic.speed)}, while {fastest.device}, the same model, runs at {_gbit(fastest.speed)}"
+        remedy = "look at cable, transceiver and switch port: a link that lost lanes comes up slower"
+        yield Complaint("slow", nic.device, says, remedy)
+
+
+def _grown(nic: NicView, name: str) -> int:
+    return nic.errors_lately.get(name, 0)
+
+
+def _told(events: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in events.items())
+
+
+def _gbit(speed: float) -> str:
+    return f"{speed * 8 / 1e9:.3g} Gbit/s"

@@ -1,0 +1,163 @@
+"""Pipeline parallelism: who of the stages waits for messages, in which direction, and the bubble that makes. Pure.
+
+A stage receives activations from the one before it and gradients from the one behind. What it waits for the former (or to get
+rid of activations) is *forward*, for the latter *backward*. The **bubble** is the share of a step that a stage stood in such waits.
+With m micro-batches and p equal stages, 1F1B and GPipe cannot do with less than (p−1)/(m+p−1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import mean
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.books import GroupInfo, Messages
+from commwatch.ingest.aggregate import Job
+from commwatch.ingest.rank_book import RankBook
+
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One rank of a pipeline, since the agent took up its ring."""
+
+    rank: int
+    #: Messages, and seconds a thread of it stood waiting for them.
+    forward: int
+    forward_wait_s: float
+    backward: int
+    backward_wait_s: float
+    #: Share of its latest steps that it stood waiting; ``None``: it has no steps.
+    bubble_share: float | None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Ranks that send messages to one another within one process group, as far as this node sees them."""
+
+    job_id: str
+    group_id: str
+    group: str
+    #: In the order of the group.
+    stages: list[Stage]
+    #: All of its ranks are on this node.
+    complete: bool
+    #: Messages a stage receives from the one before it, per step.
+    micro_batches: int | None
+    #: Mean over the stages.
+    bubble_share: float | None
+    #: What 1F1B with equal stages comes to; ``None`` where not all of it is in sight.
+    least_bubble_share: float | None
+
+
+def is_forward(op: str, me: int, peer: int, size: int) -> bool:
+    """Whether a message goes down the pipeline, between places ``me`` and ``peer`` of a group of ``size``.
+
+    The way round is the shorter one, for interleaved schedules send from the last stage to the first.
+    """
+    ahead = (peer - me) % size
+    to_next = peer > me if 2 * ahead == size else 2 * ahead < size
+    return to_next == (op == "send")
+
+
+def directions(book: RankBook) -> dict[tuple[str, str], Messages]:
+    """The messages of a rank by group label and direction."""
+    sums: dict[tuple[str, str], Messages] = {}
+    places = {small_id: _places(book.group(small_id), book.rank) for small_id in {key[0] for key in book.messages}}
+    for (small_id, code, peer), messages in book.messages.items():
+        group = book.group(small_id)
+        me, other, size = places[small_id](peer)
+        if other is not None:
+            forward = is_forward(book.op_name(code), me, other, size)
+            into = sums.setdefault((group.label, DIRECTIONS[0 if forward else 1]), Messages())
+            into.count, into.bytes = into.count + messages.count, into.bytes + messages.bytes
+            into.waited_us += messages.waited_us
+    return sums
+
+
+def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
+    """Every pipeline of the jobs."""
+    found = []
+    for job in jobs:
+        by_group: dict[str, list[tuple[RankBook, int]]] = {}
+        for book in job.books.values():
+            for small_id in {small_id for small_id, _, _ in book.messages}:
+                by_group.setdefault(book.group(small_id).group_id, []).append((book, small_id))
+        for members in by_group.values():
+            found += [_pipeline(job.id, part) for part in _connected(members)]
+    return found
+
+
+def _places(group: GroupInfo, rank: int) -> Callable[[int], tuple[int, int | None, int]]:
+    """Gives, of a peer, the places of a rank and of it in the group, and its size; the peer's is ``None`` where it is not known."""
+    # Looked up, not searched for: both peers and members may be ten thousand.
+    at = {member: place for place, member in enumerate(group.ranks or ())}
+    if rank not in at:
+        return lambda peer: (rank, peer if peer >= 0 else None, max(group.size, rank + 1, peer + 1))
+    return lambda peer: (at[rank], at.get(peer), len(at))
+
+
+def _connected(members: list[tuple[RankBook, int]]) -> list[list[tuple[RankBook, int]]]:
+    """Split the ranks of a group by who exchanges messages with whom."""
+    parts: list[tuple[set[int], list[tuple[RankBook, int]]]] = []
+    for book, small_id in members:
+        ranks = {book.rank} | _peers(book, small_id)
+        joined = [(book, small_id)]
+        for part in [part for part in parts if part[0] & ranks]:
+            parts.remove(part)
+            ranks, joined = ranks | part[0], part[1] + joined
+        parts.append((ranks, joined))
+    return [part for _, part in parts]
+
+
+def _peers(book: RankBook, small_id: int) -> set[int]:
+    return {peer for group, _, peer in book.messages if group == small_id and peer >= 0}
+
+
+def _pipeline(job_id: str, members: list[tuple[RankBook, int]]) -> Pipeline:
+    members = sorted(members, key=lambda member: member[0].rank)
+    group = members[0][0].group(members[0][1])
+    here = {book.rank for book, _ in members}
+    ranks = here.union(*(_peers(book, small_id) for book, small_id in members))
+    stages = [_stage(book, small_id) for book, small_id in members]
+    received = [_received(book, small_id) / (book.steps.totals.count + 1) for book, small_id in members]
+    batches = round(max(received)) if any(book.steps.totals.count for book, _ in members) else 0
+    shares = [stage.bubble_share for stage in stages if stage.bubble_share is not None]
+    complete = here == ranks
+    return Pipeline(
+        job_id=job_id,
+        group_id=group.group_id,
+        group=group.label,
+        stages=stages,
+        complete=complete,
+        micro_batches=batches or None,
+        bubble_share=mean(shares) if shares else None,
+        least_bubble_share=(len(ranks) - 1) / (batches + len(ranks) - 1) if complete and batches else None,
+    )
+
+
+def _stage(book: RankBook, small_id: int) -> Stage:
+    sums = directions(book)
+    label = book.group(small_id).label
+    forward, backward = (sums.get((label, direction), Messages()) for direction in DIRECTIONS)
+    return Stage(
+        rank=book.rank,
+        forward=forward.count,
+        forward_wait_s=forward.waited_us / 1e6,
+        backward=backward.count,
+        backward_wait_s=backward.waited_us / 1e6,
+        bubble_share=book.steps.totals.p2p_wait_share(),
+    )
+
+
+def _received(book: RankBook, small_id: int) -> int:
+    """Messages that came from the stage before."""
+    recv, group, count = ev.OP_CODE["recv"], book.group(small_id), 0
+    places = _places(group, book.rank)
+    for (of, code, peer), messages in book.messages.items():
+        me, other, size = places(peer)
+        if of == small_id and code == recv and other is not None and is_forward("recv", me, other, size):
+            count += messages.count
+    return count

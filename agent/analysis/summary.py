@@ -1,0 +1,107 @@
+"""Cells to rows a person or a program reads: counts, percentiles, bandwidths. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from commwatch.collectors.wire.events import OPS
+from commwatch.core.books import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
+from commwatch.core.sketch import quantile
+from commwatch.history.store import RingRow
+
+#: What a summary can be split by.
+DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a summary. Times in seconds, bandwidths in bytes per second; ``None``: not defined, or not known."""
+
+    by: dict[str, str | int | None]
+    ranks: int
+    group_size: int | None
+    count: int
+    bytes: int
+    seconds: float
+    p50_s: float | None
+    p95_s: float | None
+    p99_s: float | None
+    algbw: float | None
+    busbw: float | None
+    wait_s: float | None
+    p2p_wait_s: float | None
+    failed: int
+    untimed: int
+    #: Expected over measured time, where the transfers are known, and by which kind of reference.
+    efficiency: float | None
+    reference: str | None
+
+
+def identify(
+    cells: Iterable[tuple[int, CellKey, Cell]],
+    rings: Mapping[int, RingRow],
+    groups: Mapping[tuple[int, int], GroupInfo],
+    ops: Mapping[tuple[int, int], str],
+) -> Iterable[Counted]:
+    """Give stored cells their names: (ring, key, cell) to ``Counted``; cells of rings not in ``rings`` are left out."""
+    for ring, key, cell in cells:
+        row = rings.get(ring)
+        if row is not None:
+            op = OPS[key.op - 1] if 1 <= key.op <= len(OPS) else ops.get((ring, key.op), "unknown")
+            yield counted(row.job, row.rank, groups.get((ring, key.group), UNKNOWN_GROUP), op, key, cell)
+
+
+def merged(cells: Iterable[Counted]) -> list[Counted]:
+    """The same with one cell for each rank, group, op and size, whenever it was counted."""
+    sums: dict[tuple[str, int, str, str, int | None], Counted] = {}
+    for one in cells:
+        key = one.job_id, one.rank, one.group_id, one.op, one.size
+        if key not in sums:
+            sums[key] = one._replace(cell=Cell())
+        sums[key].cell.add(one.cell)
+    return list(sums.values())
+
+
+def summarise(
+    cells: Iterable[Counted],
+    by: Sequence[str],
+    efficiency: Callable[[list[Counted]], tuple[float, str] | None] = lambda cells: None,
+) -> list[Row]:
+    """Add up cells by the given dimensions; most time first.
+
+    Args:
+        efficiency: of some cells together, and by which kind of reference.
+    """
+    kinds: dict[tuple[str | int | None, ...], list[Counted]] = {}
+    for item in cells:
+        kinds.setdefault(tuple(getattr(item, dimension) for dimension in by), []).append(item)
+    rows = [_row(dict(zip(by, key, strict=True)), items, efficiency(items)) for key, items in kinds.items()]
+    return sorted(rows, key=lambda row: (-row.seconds, str(row.by)))
+
+
+def _row(by: dict[str, str | int | None], items: list[Counted], efficiency: tuple[float, str] | None) -> Row:
+    cell, sizes = Cell(), {item.group_size for item in items}
+    for item in items:
+        cell.add(item.cell)
+    seconds = cell.busy_ns / 1e9
+    p50, p95, p99 = (quantile(cell.bins, q) for q in (0.5, 0.95, 0.99))
+    return Row(
+        by=by,
+        ranks=len({(item.job_id, item.rank) for item in items}),
+        group_size=sizes.pop() if len(sizes) == 1 else None,
+        count=cell.count,
+        bytes=cell.bytes,
+        seconds=seconds,
+        p50_s=None if p50 is None else p50 / 1e9,
+        p95_s=None if p95 is None else p95 / 1e9,
+        p99_s=None if p99 is None else p99 / 1e9,
+        algbw=cell.timed_bytes / seconds if seconds and cell.timed_bytes else None,
+        busbw=cell.bus_bytes / seconds if seconds and cell.bus_bytes else None,
+        wait_s=cell.wait_ns / 1e9 if cell.joined else None,
+        p2p_wait_s=cell.p2p_wait_ns / 1e9 if cell.p2p_wait_ns else None,
+        failed=cell.failed,
+        untimed=cell.untimed,
+        efficiency=None if efficiency is None else efficiency[0],
+        reference=None if efficiency is None else efficiency[1],
+    )

@@ -1,0 +1,264 @@
+"""What the collectives of this node should have sent to other nodes, beside what its network devices counted. Pure.
+
+In a ring every rank sends the bus bytes of an operation to its neighbour (nccl-tests, doc/PERFORMANCE.md). Of a group with ranks on
+several nodes only those bytes leave a node that go over an edge of the ring to another node: with NCCL, which runs through all
+ranks of a node before it goes on, one edge a node, whatever the number of ranks; with Gloo, which keeps the order of the group, as
+many as there are neighbours elsewhere. Gloo's reduce_scatter is an all_reduce of which each rank keeps its part: twice the bytes. In an
+all_to_all each rank sends its part to every rank elsewhere; of messages the peer is known. What rooted operations (broadcast and its
+like) send depends on the place in their tree: they are named, not reckoned. ``tests/e2e/test_wire.py`` holds this against a real wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from statistics import StatisticsError, correlation
+from types import MappingProxyType
+from typing import NamedTuple
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.bandwidth import bus_factor
+from commwatch.core.books import GroupInfo
+from commwatch.core.host_views import GroupTraffic, TrafficView
+from commwatch.ingest.aggregate import Job
+from commwatch.ingest.rank_book import RankBook
+
+#: Why it is not known what carries it: most likely the agent sits in another network namespace than the trainer.
+NOT_COUNTED = "no device of this network namespace has counted it"
+_RING = ("all_reduce", "all_gather", "reduce_scatter")
+#: A device with less than this share of what was to be sent does not carry it.
+_LEAST_SHARE = 0.05
+#: Devices carry the traffic if what they sent together is within these shares of it; headers and retransmissions are in it.
+_BETWEEN = (0.7, 1.3)
+#: The busiest that together come to this share of it are enough; what others send beside them is something else.
+_ENOUGH = 0.95
+#: Samples put together before two series are held against each other: an operation counts when it ends, a byte when it is sent.
+_TOGETHER = 3
+_LEAST_POINTS, _ALIKE = 6, 0.8
+
+
+class Key(NamedTuple):
+    """One rank's part in one group."""
+
+    job_id: str
+    group_id: str
+    ring: str
+
+
+class Part(NamedTuple):
+    """Bytes since the agent took up the rank's ring, and what they become on the wire."""
+
+    group: GroupInfo
+    #: By ring operations and all_to_all: S times the bus factor. By messages to ranks elsewhere: S.
+    ring: float
+    exchange: float
+    messages: float
+    #: The part that leaves this node of one byte of the first and of the second.
+    ring_share: float
+    exchange_share: float
+    #: Operations with a size that are not reckoned.
+    left_out: frozenset[str]
+    #: When the rank began, by the monotonic clock.
+    began_ns: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes that should have left this node."""
+        return self.ring * self.ring_share + self.exchange * self.exchange_share + self.messages
+
+
+def parts(jobs: Iterable[Job]) -> dict[Key, Part]:
+    """Of every rank in every group that has ranks on other nodes."""
+    found = {}
+    for job in jobs:
+        life = max(int(book.identity.get("restart", 0)) for book in job.books.values())
+        here = {book.rank for book in job.books.values() if int(book.identity.get("restart", 0)) == life}
+        for uid, book in job.books.items():
+            for group_id, part in _of_rank(book, here).items():
+                found[Key(job.id, group_id, uid)] = part
+    return found
+
+
+def _of_rank(book: RankBook, here: set[int]) -> dict[str, Part]:
+    sums: dict[int, list[float]] = {}
+    left_out: dict[int, set[str]] = {}
+    for key, cell in book.cells():
+        info, op = book.group(key.group), book.op_name(key.op)
+        if not _spans(info, here):
+            continue
+        of = sums.setdefault(key.group, [0.0, 0.0, 0.0])
+        size = cell.bytes * (bus_factor(op, info.size) or 0.0)
+        if op == "reduce_scatter" and _gloo(info):
+            size *= 2
+        if op in _RING:
+            of[0] += size
+        elif op == "all_to_all":
+            of[1] += size
+        elif op not in ev.P2P and cell.bytes:
+            left_out.setdefault(key.group, set()).add(op)
+    for (group, code, peer), messages in book.messages.items():
+        if book.op_name(code) == "send" and group in sums:
+            if peer >= 0 and peer not in here:
+                sums[group][2] += messages.bytes
+            elif peer < 0:
+                left_out.setdefault(group, set()).add("send")
+    began = int(book.identity.get("started_ns", 0))
+    found = {}
+    for group, (ring, exchange, sent) in sums.items():
+        info = book.group(group)
+        of_ring, of_exchange = _shares(info, here)
+        unknown = frozenset(left_out.get(group, ()))
+        found[info.group_id] = Part(info, ring, exchange, sent, of_ring, of_exchange, unknown, began)
+    return found
+
+
+def _spans(group: GroupInfo, here: set[int]) -> bool:
+    return group.ranks is not None and any(rank in here for rank in group.ranks) and not here.issuperset(group.ranks)
+
+
+def _gloo(group: GroupInfo) -> bool:
+    """Gloo does it; of a group that has NCCL, too, large tensors are taken to lie on GPUs."""
+    return group.backend is not None and "gloo" in group.backend and "nccl" not in group.backend
+
+
+def _shares(group: GroupInfo, here: set[int]) -> tuple[float, float]:
+    """Of a rank's bus bytes the part that leaves the node: of a ring (its edges, over the ranks here), of an all_to_all."""
+    ranks = group.ranks or ()
+    local = sum(rank in here for rank in ranks)
+    edges = 1
+    if "nccl" not in (group.backend or ""):
+        edges = sum(a in here and b not in here for a, b in zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
+    return edges / local, (len(ranks) - local) / (len(ranks) - 1)
+
+
+# -- over a window ------------------------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    """The state of things at one moment of the monotonic clock."""
+
+    at_ns: int
+    #: Bytes sent, by device.
+    sent: Mapping[str, int]
+    parts: Mapping[Key, Part]
+
+
+def traffic(
+    samples: Sequence[Sample],
+    watched_ns: int,
+    job: str | None,
+    beside: Iterable[str],
+    ports: Mapping[str, str] | None = None,
+) -> TrafficView:
+    """What happened between the first and the last of the samples.
+
+    Args:
+        watched_ns: when the agent began to look: of ranks that began before, what they did before does not count.
+        job: only this one's groups are told of; what devices carry is told by all of them.
+        beside: devices that count what others count, too.
+        ports: the RDMA port of a network device.
+    """
+    if not samples:
+        return TrafficView(0.0, [], 0.0, {}, None, "nothing has been seen yet")
+    first, last = samples[0], samples[-1]
+    steps = [_expected(before, after, watched_ns) for before, after in pairwise(samples)]
+    names = [name for name in last.sent if name in first.sent and name not in set(beside)]
+    sent = {name: last.sent[name] - first.sent[name] for name in names if last.sent[name] >= first.sent[name]}
+    series = {
+        name: [max(0.0, after.sent.get(name, 0) - before.sent.get(name, 0)) for before, after in pairwise(samples)]
+        for name in sent
+    }
+    carried, why = carriers(sent, series, [sum(step.values()) for step in steps], ports or {})
+    groups = _groups(steps, last, job)
+    return TrafficView(
+        seconds=(last.at_ns - first.at_ns) / 1e9,
+        groups=groups,
+        expected_sent_bytes=sum(group.expected_sent_bytes for group in groups),
+        sent_bytes=sent,
+        carriers=carried,
+        says=why,
+    )
+
+
+def _expected(before: Sample, after: Sample, watched_ns: int) -> dict[Key, float]:
+    """What should have been sent between two samples."""
+    found = {}
+    for key, part in after.parts.items():
+        known = before.parts.get(key)
+        if known is None and part.began_ns < watched_ns:
+            continue
+        found[key] = max(0.0, part.sent - (known.sent if known is not None else 0.0))
+    return found
+
+
+def _groups(steps: list[dict[Key, float]], last: Sample, job: str | None) -> list[GroupTraffic]:
+    sums: dict[tuple[str, str], float] = {}
+    for step in steps:
+        for key, size in step.items():
+            at = (key.job_id, key.group_id)
+            sums[at] = sums.get(at, 0.0) + size
+    about: dict[tuple[str, str], tuple[str, set[str]]] = {}
+    for key, part in last.parts.items():
+        about.setdefault((key.job_id, key.group_id), (part.group.label, set()))[1].update(part.left_out)
+    return [
+        GroupTraffic(job_id, about[job_id, group_id][0], group_id, size, sorted(about[job_id, group_id][1]))
+        for (job_id, group_id), size in sums.items()
+        if job in (None, job_id) and (job_id, group_id) in about
+    ]
+
+
+def carriers(
+    sent: Mapping[str, float],
+    series: Mapping[str, Sequence[float]],
+    expected: Sequence[float],
+    ports: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[list[str] | None, str | None]:
+    """The devices that carry what was to be sent, the busiest first; or none, and why.
+
+    Those whose bytes add up to it; where there is other traffic, too, those whose bytes rise and fall with it.
+
+    Args:
+        sent: bytes by device over the whole window.
+        series: the same by sample.
+        expected: what should have been sent, by sample.
+        ports: the RDMA port of a network device, which may count what the port counts, or only what the port does not.
+    """
+    total = sum(expected)
+    if total <= 0:
+        return None, None
+    busy = sorted((name for name in sent if sent[name] >= _LEAST_SHARE * total), key=lambda name: -sent[name])
+    if _adds_up(busy, sent, total):
+        return _enough(busy, sent, total), None
+    busy = [name for name in busy if ports.get(name) not in busy]
+    if _adds_up(busy, sent, total):
+        return _enough(busy, sent, total), None
+    alike = [name for name in busy if _alike(series[name], expected)]
+    if alike and sum(sent[name] for name in alike) >= _BETWEEN[0] * total:
+        return alike, None
+    if not busy:
+        return None, NOT_COUNTED
+    return None, "the bytes of no device add up to it, or rise and fall with it"
+
+
+def _adds_up(names: list[str], sent: Mapping[str, float], total: float) -> bool:
+    return bool(names) and _BETWEEN[0] * total <= sum(sent[name] for name in names) <= _BETWEEN[1] * total
+
+
+def _enough(names: list[str], sent: Mapping[str, float], total: float) -> list[str]:
+    """As many of them, the busiest first, as it takes."""
+    sums = accumulate(sent[name] for name in names)
+    needed = next((at for at, so_far in enumerate(sums, start=1) if so_far >= _ENOUGH * total), len(names))
+    return names[:needed]
+
+
+def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    pairs = [
+        [sum(series[at : at + _TOGETHER]) for at in range(0, len(series) - _TOGETHER + 1, _TOGETHER)]
+        for series in (one, other)
+    ]
+    if len(pairs[0]) < _LEAST_POINTS:
+        return False
+    try:
+        return correlation(*pairs) >= _ALIKE
+    except StatisticsError:  # one of them never changes
+        return False

@@ -1,0 +1,348 @@
+"""What is wrong with a job's communication right now: hangs, stalls, ranks that disagree (DESIGN §4). Pure.
+
+Everything is concluded from what the ranks have in flight, so it holds while a trainer is stopped, stuck in C, or gone,
+and the same function judges one node or the ranks of many agents put together: ages are compared, clocks never.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from commwatch.analysis.joined import Disagreement
+from commwatch.analysis.waits import HANG_S, RECENT_S, Wait, absence, raised_in, waits
+from commwatch.collectors.spans import spans
+from commwatch.collectors.wire import events as ev
+from commwatch.core.views import GroupView, RankView
+from commwatch.ingest.stragglers import Late
+
+#: What cannot be but wrong is said after this long: a half-read table must not say it.
+CERTAIN_S = 2.0
+#: Worst first: which of several absent ranks is named.
+_CAUSES = ("dead", "gone", "stopped", "silent", "not_joined", "unseen")
+_SAYS = {
+    "dead": "process dead: rank {} was killed or crashed",
+    "gone": "rank gone: rank {} has ended and will not come",
+    "stopped": "stalled: rank {} has not joined; its process is stopped",
+    "unseen": "no word of rank {}: it runs elsewhere (ask its agent, too), or has not communicated yet",
+    "silent": "stalled: rank {} has not joined; its Python does not run (stuck in C, or holding the GIL)",
+    "not_joined": "stalled: rank {} has not joined; it is alive and does something else",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing that is wrong, and whose fault it seems."""
+
+    #: ``hang``, ``stalled`` (a rank is late beyond measure but alive), ``desync`` or ``straggler``.
+    kind: str
+    #: ``dead``, ``gone``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order`` or ``late``.
+    cause: str
+    job_id: str
+    group_id: str
+    group: str
+    seq: int | None
+    op: str
+    #: The culprits; all who are inside where nobody stands out.
+    ranks: list[int]
+    #: Who waits.
+    waiting: list[int]
+    since_s: float
+    says: str
+    #: Who tells it: ``probe``, ``ras`` (NCCL's) or ``flight_recorder`` (PyTorch's).
+    source: str = "probe"
+    #: Of a straggler: the part of the time that the others waited for it, and why it is late; ``None``: not known.
+    cost_share: float | None = None
+    why: str | None = None
+
+
+def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
+    """What is wrong, the longest first.
+
+    Args:
+        ranks: of any number of nodes, each rank once, in its latest life.
+        groups: likewise; a group that several nodes tell of may stand there several times.
+    """
+    known = _latest(ranks)
+    merged: dict[tuple[str, str], GroupView] = {}
+    for group in groups:
+        merged.setdefault((group.job_id, group.group_id), group)
+    found, certain = [], []
+    for group in merged.values():
+        if not group.aligned:  # the numbers of its collectives do not compare
+            continue
+        here = [view for (job, _), view in known.items() if job == group.job_id]
+        quarrel = _quarrel(group, here)
+        if quarrel is not None:
+            certain.append(quarrel)
+            continue
+        behind = _behind(group, here)
+        if behind is not None:
+            certain.append(behind)
+            continue
+        found += [(wait, verdict) for wait in waits(group, here, known) for verdict in _judge(wait, known)]
+    return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
+
+
+def combined(*found: Iterable[Verdict]) -> list[Verdict]:
+    """Verdicts of several sources. A rank that hangs is no straggler, whatever it was before."""
+    every = [verdict for each in found for verdict in each]
+    hang = {(verdict.job_id, rank) for verdict in every if verdict.kind != "straggler" for rank in verdict.ranks}
+    return [
+        verdict
+        for verdict in every
+        if verdict.kind != "straggler" or not any((verdict.job_id, rank) in hang for rank in verdict.ranks)
+    ]
+
+
+def waited_for(found: Iterable[Verdict], waiting: float | None, ranks: int) -> float | None:
+    """The part of the time that a rank waits for late ones, as a mean over all ranks; ``None``: not known.
+
+    Args:
+        waiting: the same as measured, perhaps over more time than a straggler has been late; ``None``: not known.
+        ranks: how many there are.
+    """
+    late = [each.cost_share * min(1.0, len(each.waiting) / ranks) for each in found if each.cost_share and ranks]
+    return max((share for share in (waiting, *late) if share is not None), default=None)
+
+
+def for_others(messages: float | None, waiting: float | None, measured: float | None) -> float | None:
+    """The part of the waiting for messages that is not for a straggler; ``None``: not known, or there are no messages.
+
+    Args:
+        messages: all of it.
+        waiting: what ``waited_for`` returns, given what is ``measured`` in collectives: the difference is for a straggler among senders.
+    """
+    return None if messages is None else max(0.0, messages - max(0.0, (waiting or 0.0) - (measured or 0.0)))
+
+
+def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
+    """The stragglers, where at least half of the waiting is for them; else none.
+
+    Args:
+        waiting: the part of the time that a rank waits, as ``waited_for`` returns it.
+    """
+    late = [each for each in found if each.kind == "straggler"]
+    cost = max((each.cost_share or 0.0 for each in late), default=0.0)
+    return sorted({rank for each in late for rank in each.ranks}) if 2 * cost >= (waiting or 0.0) else []
+
+
+def _latest(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
+    """Each rank in its latest life; those of a life that the job has left behind are not known."""
+    seen = list(ranks)
+    life: dict[str, int] = {}
+    for rank in seen:
+        life[rank.job_id] = max(life.get(rank.job_id, 0), rank.restart)
+    known: dict[tuple[str, int], RankView] = {}
+    for rank in seen:
+        if rank.restart == life[rank.job_id]:
+            at = (rank.job_id, rank.rank)
+            if at not in known or known[at].state != "running":
+                known[at] = rank
+    return known
+
+
+# -- who does what ------------------------------------------------------------------------------
+
+
+def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
+    """Ranks in different operations at the same place of a group, or in the same with different data, now or lately."""
+    at: dict[int, dict[int, tuple[str, str, float]]] = {}
+    for view in here:
+        for failed in raised_in(view, group):
+            if failed.ago_s < RECENT_S:
+                at.setdefault(failed.seq, {})[view.rank] = (
+                    failed.op,
+                    _data(failed.size_bytes, failed.dtype),
+                    failed.ago_s,
+                )
+        for op in view.in_flight:
+            if op.group_id == group.group_id and op.op not in ev.P2P and op.age_s > CERTAIN_S:
+                at.setdefault(op.seq, {})[view.rank] = (op.op, _data(op.size_bytes, op.dtype), op.age_s)
+    judged = (_disagreement(group, seq, at[seq]) for seq in sorted(at))
+    return next((verdict for verdict in judged if verdict is not None), None)
+
+
+def disagreement(what: Disagreement, group: GroupView) -> Verdict | None:
+    """The verdict on a collective that ended though its ranks did not do the same; ``None`` if that was long ago, or right."""
+    ranks = {rank: (op, _data(size, dtype), what.ago_s) for rank, (op, size, dtype) in what.ranks.items()}
+    return _disagreement(group, what.seq, ranks) if what.ago_s < RECENT_S else None
+
+
+def _disagreement(group: GroupView, seq: int, ranks: dict[int, tuple[str, str, float]]) -> Verdict | None:
+    """The verdict on what ranks do at one place: operation, data, and for how long or how long ago."""
+    ops = {rank: op for rank, (op, _, _) in ranks.items()}
+    data = {rank: data for rank, (_, data, _) in ranks.items()}
+    if len(set(ops.values())) > 1:
+        cause, odd, says = "ops", _odd(ops), f"ranks in different ops: {_parts(ops)}"
+    elif len(set(data.values())) > 1 and set(ops.values()) <= ev.SAME_SIZE:
+        cause, odd, says = "sizes", _odd(data), f"sizes or dtypes differ: {_parts(data)}"
+    else:
+        return None
+    most = Counter(ops.values()).most_common(1)[0][0]
+    about = (group.job_id, group.group_id, group.group, seq, most)
+    since = max(since for _, _, since in ranks.values())
+    says = f"{says} ({most} {seq} of group {group.group}, {since:.0f} s ago)"
+    return Verdict("desync", cause, *about, odd, sorted(set(ranks) - set(odd)), since, says)
+
+
+def _data(size_bytes: int | None, dtype: str | None) -> str:
+    return f"{size_bytes} bytes of {dtype or 'unknown type'}"
+
+
+def _parts(what: dict[int, str]) -> str:
+    """Who is where, the most first."""
+    names = [name for name, _ in Counter(what.values()).most_common()]
+    return "; ".join(f"rank {spans(rank for rank in what if what[rank] == name)}: {name}" for name in names)
+
+
+def _odd(what: dict[int, str]) -> list[int]:
+    """The ranks that are not with the most; all where there is no majority."""
+    counts = Counter(what.values()).most_common()
+    tie = counts[0][1] == counts[1][1]
+    return sorted(rank for rank in what if tie or what[rank] != counts[0][0])
+
+
+def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
+    """The verdict on a straggler.
+
+    Args:
+        why: it is late; ``None``: not known.
+    """
+    waiting = sorted(set(group.members or group.ranks) - {late.rank})
+    window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
+    window = f"{window_s:.{0 if window_s >= 10 else 1}f} s"
+    by = (
+        f"late by {late.cost_ns / 1e6 / late.steps:.1f} ms a step (mean of {late.steps} steps)"
+        if late.steps
+        else "late"
+    )
+    says = (
+        f"straggler: rank {late.rank} is {by} in group {group.group}; "
+        f"in {window} the others waited {cost_s:.2f} s for it, {cost_s / window_s:.0%} of the time"
+        + (f"; {why}" if why else "")
+    )
+    about = (group.job_id, group.group_id, group.group, None, "")
+    return Verdict(
+        "straggler", "late", *about, [late.rank], waiting, window_s, says, cost_share=cost_s / window_s, why=why
+    )
+
+
+# -- who is behind ------------------------------------------------------------------------------
+
+
+def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
+    """Where ends cannot be seen, as on CUDA by default: ranks that have launched less than others, and nobody launches any more."""
+    idle = {view.rank: view.launched_s[group.group_id] for view in here if group.group_id in view.launched_s}
+    at = {view.rank: view.last_seq.get(group.group_id, -1) for view in here}
+    members = group.members or []
+    if not members or set(members) - set(idle) or min(idle.values()) < HANG_S:
+        return None
+    top = max(at[rank] for rank in members)
+    late = [rank for rank in members if at[rank] < top]
+    states = {view.rank: view.state for view in here}
+    if not late or not any(states[rank] == "running" for rank in members if rank not in late):
+        return None  # nobody waits
+    kind, cause, culprits, says = _blame({view.rank: view for view in here if view.rank in late})
+    ahead = [rank for rank in members if rank not in late]
+    since = min(idle[rank] for rank in ahead)
+    said = f"{says} (rank {spans(ahead)} launched number {top} of group {group.group} {since:.0f} s ago, rank {spans(late)} number {max(at[r] for r in late)})"
+    about = (group.job_id, group.group_id, group.group, top, "")
+    return Verdict(kind, cause, *about, culprits, ahead, since, said)
+
+
+# -- what a wait means --------------------------------------------------------------------------
+
+
+def _judge(wait: Wait, known: dict[tuple[str, int], RankView]) -> Iterator[Verdict]:
+    if wait.since_s < CERTAIN_S:
+        return
+    if wait.missing:
+        kind, cause, culprits, says = _blame({rank: known.get((wait.group.job_id, rank)) for rank in wait.missing})
+        if cause in ("dead", "gone") or (wait.since_s > wait.limit_s and not wait.raised):
+            yield _verdict(wait, kind, cause, culprits, says)
+    elif wait.since_s > wait.limit_s:
+        stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank))) == "stopped"]
+        if stopped:
+            says = f"stalled: rank {spans(stopped)} has entered, and its process is stopped"
+            yield _verdict(wait, "hang", "stopped", stopped, says)
+            return
+        first = ", the group's first: its connections are being made, or cannot be" if wait.is_first else ""
+        says = f"stuck inside: every rank has entered{first}; look at the network between them"
+        yield _verdict(wait, "stalled" if wait.is_first else "hang", "stuck", list(wait.inside), says)
+
+
+def _blame(missing: Mapping[int, RankView | None]) -> tuple[str, str, list[int], str]:
+    """Kind, cause and culprits of a verdict on ranks that have not come, and what is to be said of all of them."""
+    causes: dict[str, list[int]] = {}
+    for rank, view in missing.items():
+        causes.setdefault(absence(view), []).append(rank)
+    there = [cause for cause in _CAUSES if cause in causes]
+    kind = "hang" if there[0] in ("dead", "gone", "stopped") else "stalled"
+    return kind, there[0], causes[there[0]], "; ".join(_SAYS[each].format(spans(causes[each])) for each in there)
+
+
+def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) -> Verdict:
+    op = next(iter(wait.inside.values()))
+    where = f"{op.op} {op.seq} of group {wait.group.group}"
+    waiting = sorted(set(wait.inside) - set(culprits)) if cause != "stuck" else []
+    verb = "raised in" if wait.raised else "in"
+    whom = f"rank {spans(waiting)} {verb}" if waiting else verb
+    return Verdict(
+        kind=kind,
+        cause=cause,
+        job_id=wait.group.job_id,
+        group_id=wait.group.group_id,
+        group=wait.group.group,
+        seq=op.seq,
+        op=op.op,
+        ranks=sorted(culprits),
+        waiting=waiting,
+        since_s=wait.since_s,
+        says=f"{says} ({whom} {where} for {wait.since_s:.0f} s)",
+    )
+
+
+# -- causes before consequences -------------------------------------------------------------------
+
+
+def _roots(found: list[tuple[Wait, Verdict]]) -> list[Verdict]:
+    """Leave out those whose culprits only wait themselves; where they wait for each other in a ring, say that."""
+    where: dict[tuple[str, int], list[Verdict]] = {}
+    for wait, verdict in found:
+        for rank in wait.inside:
+            where.setdefault((verdict.job_id, rank), []).append(verdict)
+    kept: list[Verdict] = []
+    for _, verdict in found:
+        if verdict.cause not in ("not_joined", "silent"):
+            kept.append(verdict)
+            continue
+        free = [
+            rank for rank in verdict.ranks if all(other is verdict for other in where.get((verdict.job_id, rank), ()))
+        ]
+        if free:  # who waits elsewhere is no culprit; who waits nowhere is
+            kept.append(verdict if free == verdict.ranks else replace(verdict, ranks=free))
+        elif _comes_back(verdict, where):
+            says = f"ranks wait for each other in different groups: {verdict.says}"
+            kept.append(replace(verdict, kind="desync", cause="order", says=says))
+    return kept
+
+
+def _comes_back(start: Verdict, where: dict[tuple[str, int], list[Verdict]]) -> bool:
+    """Whether following culprits from wait to wait leads to ``start`` again and never out."""
+    seen: set[int] = set()
+    todo = [start]
+    back = False
+    while todo:
+        verdict = todo.pop()
+        if id(verdict) in seen:
+            continue
+        seen.add(id(verdict))
+        for rank in verdict.ranks:
+            following = [other for other in where.get((verdict.job_id, rank), ()) if other is not verdict]
+            if not following or verdict.cause not in ("not_joined", "silent"):
+                return False  # somebody who waits for nobody: that verdict is the root
+            back = back or start in following
+            todo += following
+    return back

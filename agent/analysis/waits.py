@@ -1,0 +1,139 @@
+"""Who waits for whom in a job right now, by what its ranks have in flight: ages are compared, clocks never. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.views import Failed, GroupView, InFlight, RankView
+
+#: An operation hangs when it is older than this, and than so many times its usual duration.
+HANG_S, USUAL_TIMES = 10.0, 5.0
+#: Ranks that disagreed and raised are told of for so long.
+RECENT_S = 60.0
+#: A rank whose probe has given no sign of life for so long does not get to run Python.
+SILENT_S = 5.0
+
+
+class Wait(NamedTuple):
+    """Ranks that are inside an operation, and members that are not."""
+
+    group: GroupView
+    inside: Mapping[int, InFlight | Failed]
+    missing: list[int]
+    #: Nobody is inside any more: it raised.
+    raised: bool = False
+
+    @property
+    def since_s(self) -> float:
+        """How long the first of them has been there, or how long ago it raised."""
+        return max(age(op) for op in self.inside.values())
+
+    @property
+    def limit_s(self) -> float:
+        """How long that may take."""
+        usual = [op.usual_s for op in self.inside.values() if isinstance(op, InFlight) and op.usual_s is not None]
+        return max(HANG_S, USUAL_TIMES * max(usual, default=0.0))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the group has never completed anything."""
+        return all(isinstance(op, InFlight) and op.usual_s is None for op in self.inside.values())
+
+
+def age(op: InFlight | Failed) -> float:
+    """How long an operation has kept somebody waiting, a posted send or recv only since its wait began; or since it raised."""
+    if isinstance(op, Failed):
+        return op.ago_s
+    return op.age_s if op.waited_s is None else op.waited_s
+
+
+def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:
+    """Waits of one group.
+
+    Args:
+        here: the ranks of its job, each in its latest life.
+        known: those of all jobs, by job and rank.
+    """
+    collectives: dict[int, InFlight] = {}
+    ahead: dict[int, int] = {}
+    for view in here:
+        if view.state != "running":
+            continue
+        mine = [op for op in view.in_flight if op.group_id == group.group_id]
+        oldest = min((op for op in mine if op.op not in ev.P2P), key=lambda op: op.seq, default=None)
+        # Where a later one has ended, the group is not stuck: backends run several at once.
+        if oldest is not None and view.last_seq.get(group.group_id, -1) < oldest.seq:
+            collectives[view.rank] = oldest
+        raised = [failed.seq for failed in raised_in(view, group)]
+        ahead[view.rank] = max([op.seq for op in mine if op.op not in ev.P2P] + raised, default=-1)
+        yield from (
+            wait
+            for op in mine
+            if op.op in ev.P2P and op.waited_s is not None
+            for wait in _message(group, view, op, known)
+        )
+    if not collectives:
+        yield from _after_errors(group, here, known)
+        return
+    seq = min(op.seq for op in collectives.values())
+    inside = {rank: op for rank, op in collectives.items() if op.seq == seq}
+    missing = []
+    for rank in group.members or group.ranks:
+        member = known.get((group.job_id, rank))
+        last = -1 if member is None else member.last_seq.get(group.group_id, -1)
+        if rank not in inside and max(last, ahead.get(rank, -1)) < seq:
+            missing.append(rank)
+    wait = Wait(group, inside, missing)
+    # A rank that is inside may have had no room to say so.
+    if not any(_is_unsure(known.get((group.job_id, rank)), wait.since_s) for rank in missing):
+        yield wait
+
+
+def _is_unsure(view: RankView | None, since_s: float) -> bool:
+    return view is not None and view.overflow_s is not None and view.overflow_s < since_s + RECENT_S
+
+
+def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:
+    """Ranks whose collective raised because others are no more."""
+    failed = {
+        view.rank: each
+        for view in here
+        for each in raised_in(view, group)
+        if view.state == "running" and each.ago_s < RECENT_S
+    }
+    absent = [
+        rank for rank in group.members or group.ranks if absence(known.get((group.job_id, rank))) in ("dead", "gone")
+    ]
+    if failed and absent:
+        yield Wait(group, failed, absent, raised=True)
+
+
+def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:
+    """A rank that stands in a wait for a message."""
+    if op.peer is None:
+        return
+    other = known.get((group.job_id, op.peer))
+    answers = "recv" if op.op == "send" else "send"
+    met = other is not None and any(
+        (theirs.op, theirs.group_id, theirs.peer, theirs.tag) == (answers, op.group_id, view.rank, op.tag)
+        for theirs in other.in_flight
+    )
+    yield Wait(group, {view.rank: op}, [] if met else [op.peer])
+
+
+def absence(view: RankView | None) -> str:
+    """Why a rank may not have come."""
+    if view is None:
+        return "unseen"
+    if view.state != "running":
+        return "gone" if view.state == "ended" else "dead"
+    if view.process == "stopped":
+        return "stopped"
+    return "silent" if (view.heartbeat_age_s or 0) > SILENT_S else "not_joined"
+
+
+def raised_in(view: RankView, group: GroupView) -> list[Failed]:
+    """The latest collectives of a group that raised on a rank."""
+    return [failed for failed in view.failed if failed.group_id == group.group_id and failed.op not in ev.P2P]

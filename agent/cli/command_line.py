@@ -1,0 +1,404 @@
+"""The command line. Exit codes: 0 fine, 1 cannot do it here, 2 asked wrongly; ``run`` returns the job's."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import logging
+import os
+import shlex
+import socket
+import sqlite3
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from commwatch import __version__
+from commwatch.cli import (
+    alerts_cli,
+    bench_cli,
+    dashboards_cli,
+    deploy_cli,
+    profile_cli,
+    query_cli,
+    settings_cli,
+    top_cli,
+)
+from commwatch.commands.debugging import LEVELS
+from commwatch.config import Config, ConfigError, UsageError, load, settings_file
+from commwatch.core.ages import LAST, parse_age, parse_last
+from commwatch.core.shown import OneLine, complain, guard_output, line
+
+if TYPE_CHECKING:
+    from commwatch.daemon import Daemon
+
+#: Positional arguments of which a command takes any number.
+_MANY = ("agents", "logs", "parts")
+#: Flags of who may ask, and of what is shown to agents.
+_ACCESS = ("token_file", "require_token", "insecure", "ca_file", "client_cert")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``commwatch`` with ``argv``; returns the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without Unicode gets question marks, not a traceback
+    guard_output()
+    arguments = _parser().parse_args(argv)
+    log = logging.StreamHandler()
+    log.setFormatter(OneLine("commwatch: %(message)s"))
+    logging.basicConfig(handlers=[log], level=logging.WARNING if getattr(arguments, "quiet", False) else logging.INFO)
+    try:
+        code: int = arguments.command(_settings(arguments), arguments)
+        sys.stdout.flush()
+    except (ConfigError, UsageError) as error:
+        complain(str(error))
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _last(text: str) -> float | None:
+    """A part of a job, as an argument."""
+    try:
+        return parse_last(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _settings(arguments: argparse.Namespace) -> Config:
+    return load(
+        os.environ,
+        arguments.config,
+        dir=arguments.dir,
+        state=arguments.state,
+        host=arguments.host,
+        port=arguments.port,
+        **{flag: getattr(arguments, flag, None) for flag in _ACCESS},
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, whatever it quotes."""
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse's."""
+        super().error(line(message))
+
+
+class _Command(_Parser):
+    """Of one command: what it does not know it says itself, and flags may stand among the things that it takes many of."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, which takes only those that stand together."""
+        found, rest = super().parse_known_args(args, namespace)
+        many = next((name for name in _MANY if name in found), None)
+        if many is not None and not any(part.startswith("-") for part in rest):
+            setattr(found, many, [*getattr(found, many), *rest])
+        elif rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, []
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--dir",
+        help="run directory, where trainers and agent meet; holds the history too unless --state is given",
+    )
+    common.add_argument("--state", help="directory of the history (default: $XDG_STATE_HOME/commwatch)")
+    common.add_argument("--config", type=Path, help="settings file (default: ./commwatch.toml if there is one)")
+    common.add_argument("--host", help="address the agent listens on (default: 127.0.0.1)")
+    common.add_argument(
+        "--port", type=int, help="port of the agent (default: 9477, or a free one if it is taken; 0: any free one)"
+    )
+    _add_access(common)
+
+    parser = _Parser(prog="commwatch", description="See the communication of distributed training.")
+    parser.add_argument("--version", action="version", version=f"commwatch {__version__}")
+    commands: Any = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Command)
+
+    run = commands.add_parser(
+        "run",
+        parents=[common],
+        help="run a job and watch it: commwatch run -- torchrun ...",
+        description="Run a job, watch it, report at the end.",
+    )
+    run.add_argument(
+        "--nccl-debug",
+        choices=LEVELS,
+        default="warn",
+        help="NCCL_DEBUG of the job where it is not set (default: warn); info tells topology and choices, too",
+    )
+    run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job")
+    run.set_defaults(command=_run)
+
+    agent = commands.add_parser(
+        "agent",
+        parents=[common],
+        help="watch the jobs of this node (the sidecar)",
+        description="Watch the jobs of this node until SIGTERM.",
+    )
+    agent.add_argument("--quiet", action="store_true", help="say nothing but warnings")
+    agent.add_argument(
+        "--until-stdin-closes", action="store_true", help="end when standard input does (with its parent)"
+    )
+    agent.set_defaults(command=_agent)
+
+    report = commands.add_parser(
+        "report",
+        parents=[common],
+        help="report on a finished or running job",
+        description="Report on a job out of the history.",
+    )
+    report.add_argument("job", nargs="?", help="job id (default: the latest)")
+    report.add_argument(
+        "--last",
+        type=_last,
+        default=LAST,
+        metavar="AGE",
+        help="how much of the job's end the advice is about, such as 90s or 2h; all: the whole job (default: %(default)s)",
+    )
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for programs")
+    form.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
+    report.set_defaults(command=_report)
+
+    explain = commands.add_parser(
+        "explain",
+        help="say what NCCL_DEBUG output means",
+        description="Say what NCCL's and RCCL's debug output means: topology, choices, and what is wrong. "
+        "Exit code 1 if there are errors in it.",
+    )
+    explain.add_argument("logs", nargs="+", metavar="LOG", help="files, globs, - for standard input; gzip as well")
+    explain.add_argument("--json", action="store_true", help="for programs: all of it")
+    explain.set_defaults(command=_explain, dir=None, state=None, config=None, host=None, port=None)
+
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[common],
+        help="does everything work that has to, and what to do where it does not",
+        description="Look at this node: agent, port, probes, records, hooks, NCCL's logs, Prometheus. Exit code 1 if something fails.",
+    )
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.set_defaults(command=_doctor)
+
+    diagnose = commands.add_parser(
+        "diagnose",
+        parents=[common],
+        help="what is wrong right now: hangs, stalls, stragglers",
+        description="Say what is wrong right now with the jobs of this node, or of all nodes whose agents are named. "
+        "Exit code 0: healthy, 1: a verdict, 2: none, but some agents did not answer.",
+    )
+    diagnose.add_argument(
+        "agents",
+        nargs="*",
+        metavar="ADDRESS",
+        help="agents (host, host:port, URL), or a file of targets (file_sd, .json)",
+    )
+    diagnose.add_argument("--job", help="only this job")
+    diagnose.add_argument(
+        "--flight-recorder",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="ask nobody: read these dumps of PyTorch's Flight Recorder, one of each rank, pickled or JSON",
+    )
+    diagnose.add_argument("--json", action="store_true", help="for programs")
+    diagnose.set_defaults(command=_diagnose)
+
+    for part in (bench_cli, query_cli, profile_cli, alerts_cli, top_cli, settings_cli, deploy_cli):
+        part.add_parser(commands, common)
+    dashboards_cli.add_parser(commands)
+
+    native = commands.add_parser(
+        "native",
+        help="the native hook: build it, see what there is, remove it",
+        description="The hook in C++, which costs the training next to nothing. It is built once for a version of torch, "
+        "in an image with `build`, else by the first `run`. Without it the hook is Python's.",
+    )
+    native.add_argument("verb", choices=("build", "status", "clean"))
+    native.add_argument("--python", default=sys.executable, help="the trainer's Python, if not this one")
+    native.add_argument("--force", action="store_true", help="build: also where it has been built")
+    native.add_argument("--json", action="store_true", help="status: for programs")
+    native.set_defaults(command=_native, dir=None, state=None, config=None, host=None, port=None)
+    return parser
+
+
+def _add_access(common: argparse.ArgumentParser) -> None:
+    common.add_argument(
+        "--token-file", metavar="FILE", help="the agent's token (default: agent.token in its run directory)"
+    )
+    common.add_argument(
+        "--require-token", action="store_true", default=None, help="the agent asks for it of reading, too"
+    )
+    common.add_argument(
+        "--insecure", action="store_true", default=None, help="the agent listens beyond this machine without TLS"
+    )
+    common.add_argument(
+        "--ca-file", metavar="FILE", help="who signs the agents' certificates (default: whom the system trusts)"
+    )
+    common.add_argument("--client-cert", metavar="FILE", help="a certificate with its key, for agents that want one")
+
+
+def _run(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands.run import CommandNotFound, run
+
+    command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
+    if not command:
+        raise UsageError("run: which job? commwatch run -- torchrun ...")
+    try:
+        return run(
+            config, settings_file(arguments.config), command, os.environ, _again(arguments), arguments.nccl_debug
+        )
+    except CommandNotFound as error:
+        raise UsageError(str(error)) from None
+
+
+def _native(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands.native import call
+
+    flags = [f"--{name}" for name in ("force", "json") if getattr(arguments, name)]
+    try:
+        return call(arguments.python, [arguments.verb, *flags], os.environ)
+    except OSError as error:
+        raise UsageError(f"native: cannot run {arguments.python}: {error.strerror}") from None
+
+
+def _explain(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands.explain import CannotRead, explain
+
+    gc.disable()  # nothing here makes cycles, and looking for them costs a tenth of the time
+    try:
+        return explain(arguments.logs, arguments.json)
+    except CannotRead as error:
+        raise UsageError(f"explain: {error}") from None
+
+
+def _doctor(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands import doctor
+
+    checks = doctor.examine(config)
+    print((doctor.as_json if arguments.json else doctor.text)(checks))
+    return int(any(check.result == "fail" for check in checks))
+
+
+def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands import asking, diagnose
+    from commwatch.watchers.trainers import evidence
+
+    if arguments.flight_recorder:
+        return _flight_recorder(arguments)
+    try:
+        urls = (
+            diagnose.addresses(arguments.agents, config.expects_tls)
+            if arguments.agents
+            else asking.local_agents(config.dir)
+        )
+        seen = diagnose.ask(urls, arguments.job, asking.keys_of(config))
+    except diagnose.CannotDiagnose as error:
+        raise UsageError(f"diagnose: {error}") from None
+    found = diagnose.conclude(seen)
+    taken = evidence(found, seen.ranks, socket.gethostname())
+    say = diagnose.as_json if arguments.json else diagnose.text
+    print(say(found, seen, taken))
+    return 1 if found else 2 if seen.silent else 0
+
+
+def _flight_recorder(arguments: argparse.Namespace) -> int:
+    from commwatch.analysis import flight
+
+    if arguments.agents or arguments.job:
+        raise UsageError("diagnose: --flight-recorder asks no agent: without ADDRESS and --job")
+    dumps, damaged = flight.take_all(arguments.flight_recorder)
+    if not dumps:
+        raise UsageError(f"diagnose: {'; '.join(f'{file}: {why}' for file, why in damaged.items())}")
+    found = flight.conclude(dumps)
+    print((flight.as_json if arguments.json else flight.text)(found, dumps, damaged))
+    return 1 if found else 2 if damaged else 0
+
+
+def _again(arguments: argparse.Namespace) -> str:
+    """The command that opens the report of a run again."""
+    flags = [
+        (f"--{name}", getattr(arguments, name))
+        for name in ("config", "dir", "state")
+        if getattr(arguments, name) is not None
+    ]
+    return shlex.join(["commwatch", "report", *(str(part) for flag in flags for part in flag)])
+
+
+def _other_last(last_s: float | None) -> str:
+    """The flag for a part of a job; empty for the default."""
+    return "" if last_s == parse_age(LAST) else " --last all" if last_s is None else f" --last {last_s:g}s"
+
+
+def _agent(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.daemon import Daemon
+    from commwatch.runtime.places import CannotStart
+
+    try:
+        # With a parent whose end is its own, it leaves SIGHUP as it is.
+        reread = None if arguments.until_stdin_closes else partial(_settings, arguments)
+        daemon = Daemon(config, reread=reread)
+        if arguments.until_stdin_closes:
+            threading.Thread(target=_stop_with_parent, args=(daemon,), name="parent", daemon=True).start()
+        return 0 if daemon.run() else 1
+    except CannotStart as error:
+        complain(str(error))
+        return 1
+
+
+def _stop_with_parent(daemon: Daemon) -> None:
+    sys.stdin.read()
+    daemon.stop()
+
+
+def _report(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.analysis.answers import Agent
+    from commwatch.history.opening import StoreError
+    from commwatch.reference.references import References, directory
+    from commwatch.report import pictures, report, report_html
+    from commwatch.watchers.kept_logs import kept
+
+    agent = Agent(config.history, references=References(directory(config.state), config.links))
+    try:
+        jobs = [job.job_id for job in agent.jobs()]
+        if not jobs:
+            raise UsageError(f"report: no job in {config.history} yet")
+        job = arguments.job or jobs[0]
+        said = kept(config.state, job)
+        findings = [] if said is None else said.findings
+        again = f"{_again(arguments)}{_other_last(arguments.last)} {job}"
+        built = report.build(agent, job, config.history, again, findings, arguments.last)
+    except (StoreError, sqlite3.Error) as error:
+        raise UsageError(f"report: {_whose(error, config)}") from None
+    if built is None:
+        raise UsageError(
+            f"report: no job '{job}' in {config.history}; it knows {', '.join(jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
+        )
+    if arguments.html is not None:
+        try:
+            page = report_html.html(built, pictures.gather(agent, job), said)
+            arguments.html.write_text(page, encoding="utf-8")
+        except (StoreError, sqlite3.Error) as error:
+            raise UsageError(f"report: {_whose(error, config)}") from None
+        except OSError as error:
+            raise UsageError(f"report: cannot write {arguments.html}: {error.strerror}") from None
+    else:
+        print(report.as_json(built) if arguments.json else report.text(built))
+    return 0
+
+
+def _whose(error: Exception, config: Config) -> str:
+    """What is wrong with the history, with its name, which SQLite does not say."""
+    text = str(error)
+    return text if str(config.history) in text else f"{config.history}: {text}"

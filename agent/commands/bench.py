@@ -1,0 +1,297 @@
+"""``commwatch bench``: a sweep of collectives over sizes with the user's own launch command, kept as a reference.
+
+What runs in the job is ``commwatch.collectors.probe.torch_sweep``, appended to the command. Also imports what nccl-tests printed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commwatch.collectors.wire.events import OPS
+from commwatch.commands.run import Signals, Stopped
+from commwatch.reference import nccl_tests, references
+from commwatch.reference.references import Measured
+
+log = logging.getLogger("commwatch")
+
+#: Operations that can be swept, and those that are by default.
+SWEPT = tuple(op for op in OPS if op not in ("send", "recv", "barrier"))
+DEFAULT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST_SIZES = 64
+
+
+class CannotBench(Exception):
+    """It was asked wrongly, or cannot be done; the message says why. ``code`` is the exit code."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be swept; empty ``backends``: the one that torch would take."""
+
+    backends: tuple[str, ...] = ()
+    ops: tuple[str, ...] = DEFAULT
+    sizes: tuple[int, ...] = ()
+    seconds: float = 20.0
+
+
+class Point(NamedTuple):
+    """One line of the table."""
+
+    op: str
+    size_bytes: int
+    time_s: float
+    #: Operations that were timed for it.
+    timed: int
+
+
+@dataclass
+class Outcome:
+    """What a sweep has found on one backend."""
+
+    backend: str
+    group_size: int
+    hosts: tuple[str, ...]
+    points: list[Point] = field(default_factory=list)
+
+
+@dataclass
+class Swept:
+    """What came back from a job."""
+
+    outcomes: list[Outcome]
+    #: What was left out, and why.
+    left_out: list[str]
+
+
+# -- what is wanted ---------------------------------------------------------------------------
+
+
+def wanted(
+    backends: str | None, ops: str | None, min_bytes: str, max_bytes: str, factor: float, seconds: float
+) -> Wanted:
+    """Check the flags.
+
+    Raises:
+        CannotBench: one of them is wrong; the message names it.
+    """
+    chosen = operations(ops) or DEFAULT
+    low, high = _bytes("--min-bytes", min_bytes), _bytes("--max-bytes", max_bytes)
+    if not 4 <= low <= high:
+        raise CannotBench(
+            f"--min-bytes {min_bytes} to --max-bytes {max_bytes}: needs at least 4, and the second not smaller"
+        )
+    if not factor >= 1.1:
+        raise CannotBench(f"--factor {factor:g}: needs 1.1 or more")
+    if not 0 < seconds <= 86400:
+        raise CannotBench(f"--seconds {seconds:g}: needs more than 0, and a day at most")
+    sizes: list[int] = []
+    size = float(low)
+    while size <= high * (1 + 1e-9) and len(sizes) < _MOST_SIZES:
+        sizes.append(int(size) // 4 * 4)
+        size *= factor
+    return Wanted(_names("--backends", backends), chosen, tuple(dict.fromkeys(sizes)), seconds)
+
+
+def operations(text: str | None) -> tuple[str, ...]:
+    """The operations of ``--ops``; empty if it was not given.
+
+    Raises:
+        CannotBench: one of them cannot be swept.
+    """
+    chosen = _names("--ops", text)
+    for op in chosen:
+        if op not in SWEPT:
+            raise CannotBench(f"--ops: no operation '{op}'; there are {', '.join(SWEPT)}")
+    return chosen
+
+
+def _names(flag: str, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(re.fullmatch(r"\w+", name) for name in names):
+        raise CannotBench(f"{flag} {text}: needs names with commas between them")
+    return names
+
+
+def _bytes(flag: str, text: str) -> int:
+    matched = re.fullmatch(r"(\d{1,12})([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    if matched is None:
+        raise CannotBench(f"{flag} {text}: needs a number of bytes, like 4096, 64K or 1G")
+    return int(matched[1]) * _UNITS[matched[2].upper()]
+
+
+# -- the job ----------------------------------------------------------------------------------
+
+
+def run(command: list[str], what: Wanted, state: Path, env: Mapping[str, str]) -> Swept:
+    """Run a sweep with a launch command; what the job prints goes to standard error.
+
+    Raises:
+        CannotBench: it did not come to its end.
+    """
+    if shutil.which(command[0], path=env.get("PATH")) is None:
+        raise CannotBench(f"no such command: {command[0]}")
+    directory = references.directory(state)
+    results = directory / f".sweep-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotBench(f"cannot write {directory}: {error.strerror}", 1) from None
+    try:
+        code = _launch([*command, *_script(what, results)], env)
+        return _read(results, code, command)
+    finally:
+        with suppress(OSError):
+            results.unlink(missing_ok=True)
+
+
+def _script(what: Wanted, results: Path) -> list[str]:
+    """What is appended to the launch command."""
+    found = find_spec("commwatch.collectors.probe.torch_sweep")
+    assert found is not None
+    assert found.origin is not None
+    with socket.socket() as probe:  # for launchers that name no MASTER_PORT
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    flags = [f"--results={results}", f"--ops={','.join(what.ops)}", f"--sizes={','.join(map(str, what.sizes))}"]
+    flags += [f"--seconds={what.seconds:g}", f"--port={port}"]
+    return [found.origin, *flags, *([f"--backends={','.join(what.backends)}"] if what.backends else [])]
+
+
+def _launch(command: list[str], env: Mapping[str, str]) -> int:
+    """Run it without our probe; returns its exit code."""
+    quiet = {name: value for name, value in env.items() if not name.startswith("COMMWATCH")}
+    with Signals() as signals:
+        try:
+            child = signals.child = subprocess.Popen(
+                command, env={**quiet, "COMMWATCH_DISABLE": "1"}, stdout=2, stdin=subprocess.DEVNULL
+            )
+            code = child.wait()
+        except OSError as error:
+            raise CannotBench(f"cannot run {command[0]}: {error.strerror}") from None
+        except Stopped as stopped:
+            raise CannotBench("stopped", 128 + int(stopped.args[0])) from None
+    return code if code >= 0 else 128 - code
+
+
+def _read(results: Path, code: int, command: list[str]) -> Swept:
+    """What rank 0 has written."""
+    try:
+        lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        lines = []
+    errors = [line["error"] for line in lines if "error" in line]
+    if errors:
+        raise CannotBench(errors[0], 1)
+    # With all results here, it is no failure of ours if the interpreter falls while it leaves (torch 2.13 on Gloo does at times).
+    if not any("done" in line for line in lines):
+        if code:
+            raise CannotBench(f"{shlex.join(command)} failed with exit code {code}; what it said stands above", code)
+        raise CannotBench(
+            f"{shlex.join(command)} ended without a result: it has to start Python with what is appended to it (torchrun ..., "
+            f"srun python, mpirun -np 2 python), and its rank 0 to see {results.parent}", 1
+        )  # fmt: skip
+    (head,) = (line for line in lines if "ranks" in line)
+    outcomes: dict[str, Outcome] = {}
+    for line in lines:
+        if "backend" in line:
+            backend = line["backend"]
+            outcome = outcomes.setdefault(backend, Outcome(backend, head["ranks"], tuple(head["hosts"])))
+            outcome.points.append(Point(line["op"], line["size"], line["time_s"], line["timed"]))
+    left_out = [
+        f"{line['left_out']}{'' if line['op'] is None else ' ' + line['op']} left out: {line['why']}"
+        for line in lines
+        if "left_out" in line
+    ]
+    return Swept(list(outcomes.values()), left_out)
+
+
+# -- references -------------------------------------------------------------------------------
+
+
+def keep(outcome: Outcome, state: Path, command: list[str]) -> tuple[Path, Measured]:
+    """Store what a sweep found as a reference.
+
+    Raises:
+        references.BadReference: it could not be written.
+    """
+    points: dict[str, dict[int, float]] = {}
+    for point in outcome.points:
+        points.setdefault(point.op, {})[point.size_bytes] = point.time_s
+    reference = _reference("bench", outcome.backend, outcome.group_size, outcome.hosts, points, shlex.join(command))
+    return references.save(references.directory(state), reference), reference
+
+
+def _reference(
+    kind: str, backend: str, group_size: int, hosts: tuple[str, ...], points: dict[str, dict[int, float]], source: str
+) -> Measured:
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    name = f"{backend}, {group_size} ranks on {where}, {time.strftime('%Y-%m-%d %H:%M')}"
+    return Measured(kind, name, backend, group_size, hosts, time.time(), points, source)
+
+
+def take_in(file: Path, state: Path, op: str | None) -> tuple[list[tuple[Path, Measured]], list[str]]:
+    """Store an output of nccl-tests: one reference for each set of ranks in it; returns them and what was left out.
+
+    Args:
+        op: the operation of runs that do not say theirs.
+
+    Raises:
+        CannotBench: it cannot be read, or nothing is in it.
+        references.BadReference: one could not be written.
+    """
+    try:
+        parsed = nccl_tests.parse(file.read_text(encoding="utf-8", errors="replace"), op)
+    except OSError as error:
+        raise CannotBench(f"{file}: {error.strerror}") from None
+    groups: dict[tuple[int, tuple[str, ...]], dict[str, dict[int, float]]] = {}
+    for found in parsed.runs:
+        points = groups.setdefault((found.group_size, found.hosts), {}).setdefault(found.op, {})
+        for size, time_s in found.times_s.items():
+            points[size] = min(time_s, points.get(size, time_s))
+    if not groups:
+        raise CannotBench(f"{file}: {'; '.join(parsed.remarks)}", 1)
+    kept = []
+    for (group_size, hosts), found_points in groups.items():
+        reference = _reference("nccl_tests", "nccl", group_size, hosts, found_points, str(file.absolute()))
+        kept.append((references.save(references.directory(state), reference), reference))
+    return kept, [f"{file}: {remark}" for remark in parsed.remarks]
+
+
+def as_json(kept: list[tuple[Path, Measured]], left_out: list[str]) -> dict[str, Any]:
+    """For programs: seconds, bytes, bytes per second."""
+    return {
+        "references": [
+            {
+                "file": str(path), "kind": one.kind, "name": one.name, "backend": one.backend, "group_size": one.group_size,
+                "hosts": list(one.hosts), "made_at": one.made_at, "source": one.source, "points": one.points,
+                "fits": {
+                    op: {"alpha_s": fitted.curve.alpha_s, "bandwidth": fitted.curve.bandwidth, "error": fitted.error}
+                    for op, fitted in one.fits.items()
+                },
+            }
+            for path, one in kept
+        ],
+        "left_out": left_out,
+    }  # fmt: skip

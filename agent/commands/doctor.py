@@ -1,0 +1,336 @@
+"""``commwatch doctor``: does everything that has to work work; each line with its remedy."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from commwatch import __version__
+from commwatch.analysis.standing import shedding
+from commwatch.analysis.traffic import NOT_COUNTED
+from commwatch.collectors.node.gpu import ALARMING
+from commwatch.collectors.spans import rest, spans
+from commwatch.collectors.wire import nccl_debug as debug
+from commwatch.commands.asking import get, keys_of, local_agents
+from commwatch.config import DEFAULT_PORT, Config
+from commwatch.core import shown
+from commwatch.server.access import elsewhere
+from commwatch.watchers import trainers
+
+#: Room that the rings of a node of eight ranks take, with some to spare.
+_ROOM_BYTES = 32 << 20
+_SCRAPED_S = 300.0
+#: Xids older than this are history.
+_XIDS_S = 86400.0
+_STUCK_S = 30.0
+_PASS, _WARN, _FAIL = "pass", "warn", "fail"
+Get = Callable[[str], Any]
+_INSPECTOR = (
+    "by default it writes when the job ends: set NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000; "
+    "the agent has to see the folder under the same path"
+)
+_NATIVE = "unset COMMWATCH_HOOK=python, or build it: commwatch native build"
+_RAS = "NCCL 2.24 or later; the setting ras has to name the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    #: ``pass``, ``warn`` or ``fail``.
+    result: str
+    what: str
+    says: str
+    #: What to do; empty where nothing is to be done.
+    remedy: str = ""
+
+
+def examine(config: Config, wait_s: float = 2.0) -> list[Check]:
+    """Look at this node.
+
+    Args:
+        wait_s: how long to watch whether records arrive.
+    """
+    checks = [Check(_PASS, "version", f"commwatch {__version__}"), _run_directory(config.dir), *_native()]
+    urls, keys = local_agents(config.dir), keys_of(config)
+    if not urls:
+        checks += [_no_agent(config), _port(config)]
+    for url in urls:
+        try:
+            checks += _agent(url, partial(get, url, keys=keys), wait_s)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            checks.append(Check(_FAIL, "agent", f"{url}: {error}", "look at its log; start it again"))
+    return checks
+
+
+# -- this node --------------------------------------------------------------------------------
+
+
+def _run_directory(directory: Path) -> Check:
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        remedy = (
+            "set COMMWATCH_DIR for trainer and agent to a directory of your own, or COMMWATCH_GROUP to a common group"
+        )
+        return Check(_FAIL, "run directory", f"{there} is no directory we can write to", remedy)
+    free = shutil.disk_usage(there).free
+    if free < _ROOM_BYTES:
+        remedy = "make it larger (docker --shm-size, an emptyDir with medium Memory), or set COMMWATCH_DIR"
+        return Check(_WARN, "run directory", f"{directory}: {free / 1e6:.0f} MB free; a rank's ring takes 1 MB", remedy)
+    missing = "" if there == directory else f"{directory} is not there yet; "
+    return Check(_PASS, "run directory", f"{missing}{there}: {free / 1e9:.1f} GB free")
+
+
+def _native() -> Iterator[Check]:
+    if shutil.which(os.environ.get("CXX", "c++")) is None and shutil.which("g++") is None:
+        remedy = "put a compiler into the image, or build there: commwatch native build; until then Python's hook records, dearer"
+        yield Check(_WARN, "compiler", "there is none for the native hook", remedy)
+
+
+def _no_agent(config: Config) -> Check:
+    return Check(
+        _FAIL, "agent", f"none watches {config.dir}", f"commwatch agent --dir {config.dir}, or commwatch run -- ..."
+    )
+
+
+def _port(config: Config) -> Check:
+    wanted = config.port or DEFAULT_PORT
+    with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
+        try:
+            probe.bind((config.host, wanted))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "is taken" if taken else error.strerror
+            return Check(_WARN, "port", f"{config.host}:{wanted}: {why}", elsewhere(error))
+    return Check(_PASS, "port", f"{config.host}:{wanted} is free")
+
+
+# -- an agent and its jobs ------------------------------------------------------------------------
+
+
+def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
+    about = get("about")
+    other = "" if about["version"] == __version__ else f", this command is {__version__}"
+    remedy = "use one version of commwatch in trainer, agent and command" if other else ""
+    yield Check(_WARN if other else _PASS, "agent", f"{url}: {about['version']}{other}, pid {about['pid']}", remedy)
+    if about["trouble"]:
+        yield Check(
+            _FAIL,
+            "history",
+            about["trouble"],
+            "make room; where it is gone, start the agent again; or choose another place with --state",
+        )
+    else:
+        yield Check(_PASS, "history", about["history"])
+    yield _scraping(about)
+    yield from _gpus(get("gpus"))
+    yield from network_checks(get("host"))
+    jobs = [job for job in get("jobs") if job["state"] == "running"]
+    if not jobs:
+        remedy = "COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; it shows after its first collective"
+        yield Check(_WARN, "jobs", "none is running here", remedy)
+        return
+    before = {job["job_id"]: _ranks(get, job["job_id"]) for job in jobs}
+    time.sleep(wait_s)
+    for job in jobs:
+        yield from _job(job, get, before[job["job_id"]], wait_s)
+
+
+def _scraping(about: dict[str, Any]) -> Check:
+    age = None if about["scraped_at"] is None else time.time() - about["scraped_at"]
+    if age is None or age > _SCRAPED_S:
+        since = "never" if age is None else f"not for {age / 60:.0f} min"
+        remedy = "add this address to a scrape_config; from another host the agent needs --host, and TLS or --insecure (docs/security.md)"
+        return Check(_WARN, "prometheus", f"/metrics was {since} fetched", remedy)
+    return Check(_PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'somebody'}")
+
+
+def _gpus(view: dict[str, Any]) -> Iterator[Check]:
+    """Cards, their troubles, and ranks on cards that the agent does not see."""
+    cards, driver = view["gpus"], view["driver"]
+    placed = sum(len(card["ranks"]) for card in cards)
+    if view["state"] == "up":
+        version = f"{driver['vendor']} driver {driver['version']}{f', CUDA {cuda}' if (cuda := driver['cuda']) else ''}"
+        yield Check(
+            _PASS, "gpus", f"{len(cards)}, {version}; {placed} of {placed + len(view['elsewhere'])} ranks placed"
+        )
+    elif view["state"] == "down":
+        remedy = (
+            "nvidia-smi (amd-smi) says whether the driver works; after an update of the driver start the agent again"
+        )
+        yield Check(_WARN, "gpus", f"cannot be read: {view['says']}", remedy)
+    else:
+        yield Check(_PASS, "gpus", f"none are read: {view['says']}")
+    if view["elsewhere"]:
+        who = ", ".join(f"{rank['job_id']} rank {rank['rank']}" for rank in view["elsewhere"])
+        remedy = "give the agent's container all GPUs: NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=utility"
+        yield Check(_WARN, "gpus", f"the agent does not see the card of {who}", remedy)
+    for card in cards:
+        yield from _gpu(card)
+
+
+def _gpu(card: dict[str, Any]) -> Iterator[Check]:
+    gpu, name = card["gpu"], f"GPU {card['gpu']['card']['index']}"
+    if gpu["lost"]:
+        remedy = "nvidia-smi and the kernel's log say more; reset the card or reboot the node"
+        yield Check(_WARN, "gpus", f"{name} does not answer: {gpu['lost']}", remedy)
+    latest = {xid["xid"]: xid for xid in reversed(card["xids"])}
+    for number, xid in latest.items():
+        age = time.time() - xid["at"]
+        if age < _XIDS_S:
+            yield Check(_WARN, "gpus", f"{name}: Xid {number} {age / 60:.0f} min ago: {xid['title']}", xid["do"])
+    reasons = [reason for reason in ALARMING if gpu["measured"]["throttled"].get(reason)]
+    if reasons:
+        remedy = "see to cooling and power supply of the node"
+        yield Check(_WARN, "gpus", f"{name} is held back: {', '.join(reasons)}", remedy)
+
+
+def network_checks(host: dict[str, Any]) -> Iterator[Check]:
+    """What ``/api/v1/host`` says of network devices."""
+    age = time.time() - host["looked_at"] if host["looked_at"] is not None else 0.0
+    if age > _STUCK_S:
+        remedy = (
+            "a driver holds it up: look at dmesg; commwatch_network_bytes_total and its neighbours are absent meanwhile"
+        )
+        yield Check(_WARN, "network", f"not looked at for {age:.0f} s", remedy)
+    for complaint in host["complaints"]:
+        yield Check(_WARN, "network", f"{complaint['device']}: {complaint['says']}", complaint["remedy"])
+    used = [nic for nic in host["nics"] if nic["received_bytes"] or nic["sent_bytes"]]
+    if not used:
+        remedy = "the agent sees the devices of its own network namespace: run it in the trainer's (same pod, or host network)"
+        yield Check(_WARN, "network", "no device has moved a byte", remedy)
+    elif not host["complaints"]:
+        yield Check(_PASS, "network", ", ".join(_named(nic) for nic in used))
+    if host["traffic"]["says"] == NOT_COUNTED:
+        remedy = "run it in the trainer's network namespace, so that what is sent can be told from what was to be sent"
+        yield Check(_WARN, "traffic", f"collectives across nodes: {NOT_COUNTED}", remedy)
+
+
+def _named(nic: dict[str, Any]) -> str:
+    return nic["device"] if nic["speed"] is None else f"{nic['device']} ({nic['speed'] * 8 / 1e9:.3g} Gbit/s)"
+
+
+def _ranks(get: Get, job: str) -> list[dict[str, Any]]:
+    ranks: list[dict[str, Any]] = get(f"ranks?job={urllib.parse.quote(job, safe='')}")
+    return ranks
+
+
+def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: float) -> Iterator[Check]:
+    name, ranks = job["job_id"], _ranks(get, job["job_id"])
+    missing = rest((rank["rank"] for rank in ranks), job["world_size"])
+    if missing:
+        remedy = (
+            "fine if they run on other nodes; else see that COMMWATCH=1 reaches them and commwatch is in their Python"
+        )
+        yield Check(_WARN, "probe", f"{name}: no word of rank {missing}", remedy)
+    else:
+        yield Check(_PASS, "probe", f"{name}: on all {len(ranks)} ranks")
+    arrived = sum(int(rank["records"]) for rank in ranks) - sum(int(rank["records"]) for rank in before)
+    if arrived:
+        yield Check(_PASS, "records", f"{name}: {arrived / wait_s:.0f} a second")
+    else:
+        yield Check(_WARN, "records", f"{name}: none in {wait_s:.0f} s", "commwatch diagnose says whether it hangs")
+    hooks = sorted({rank["hook"] for rank in ranks})
+    dear = "python" in hooks
+    remedy = f"the native one is cheaper: {_NATIVE}, with the trainer's Python" if dear else ""
+    yield Check(_WARN if dear else _PASS, "hook", f"{name}: {', '.join(hooks)}", remedy)
+    yield _cost(name, before, ranks, wait_s)
+    yield from _gpu_timing(name, ranks)
+    if job["lost"]:
+        remedy = "a larger ring (COMMWATCH_SLOTS), or an agent with more CPU"
+        yield Check(_WARN, "losses", f"{name}: {job['lost']} records were lost", remedy)
+    if job["steps_unavailable"]:
+        yield Check(
+            _WARN, "steps", f"{name}: none: {job['steps_unavailable']}", "commwatch.step() at the end of each step"
+        )
+    yield _nccl(name, get)
+    yield from _witnesses(name, get)
+    yield _recorder(name, ranks)
+
+
+def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], wait_s: float) -> Check:
+    """What the probe takes of the trainers' time, and whether it has to shed for it."""
+    then = {rank["rank"]: rank["probe_s"] or 0.0 for rank in before}
+    most = max(((rank["probe_s"] or 0.0) - then.get(rank["rank"], 0.0) for rank in ranks), default=0.0) / wait_s
+    budgets = {rank["probe_budget"] for rank in ranks if rank["probe_budget"]}
+    allowed = f" of {min(budgets):.2%} that it may take" if budgets else ""
+    says = f"{name}: {max(0.0, most):.2%} of the time{allowed}, on the rank where it is most"
+    part = shedding((rank["rank"], rank["probe_mode"]) for rank in ranks if rank["state"] == "running")
+    if part is None:
+        return Check(_PASS, "probe cost", says)
+    native = "" if any(rank["hook"] == "native" for rank in ranks) else f"the native hook costs a tenth: {_NATIVE}; or "
+    return Check(_WARN, "probe cost", f"{says}; {part}", f"{native}COMMWATCH_BUDGET=0.02 in the trainer allows more")
+
+
+def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
+    """How operations on GPUs are timed, and why so: one line for all ranks that have it in common."""
+    told = {(rank["gpu_timing"], rank["gpu_timing_reason"]) for rank in ranks if rank["gpu_timing"]}
+    for mode, reason in sorted(told):
+        alike = [rank for rank in ranks if (rank["gpu_timing"], rank["gpu_timing_reason"]) == (mode, reason)]
+        which = "" if len(told) == 1 else f" on rank {spans(rank['rank'] for rank in alike)}"
+        blind = mode == "off" and any(rank["gpu"] is not None or rank["gpu_uuid"] is not None for rank in alike)
+        remedy = "operations on GPUs are counted, not measured: COMMWATCH_TIMING=events or poll" if blind else ""
+        yield Check(_WARN if blind else _PASS, "gpu timing", f"{name}: {mode}{which}: {reason}", remedy)
+
+
+def _witnesses(name: str, get: Get) -> Iterator[Check]:
+    told = get(f"witnesses?job={urllib.parse.quote(name, safe='')}")
+    for what, states, remedy in (("inspector", ("found", "down"), _INSPECTOR), ("ras", ("down",), _RAS)):
+        state = told[what]["state"]
+        wrong = state in states
+        says = f"{name}: {state}: {told[what]['says']}"
+        yield Check(_WARN if wrong else _PASS, what, says, remedy if wrong else "")
+
+
+def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
+    """Whether ``commwatch diagnose`` can have PyTorch's Flight Recorder dumped."""
+    what, here = "fl. recorder", socket.gethostname()
+    near = [rank for rank in ranks if rank["host"] == here and rank["visible_pid"] and rank["state"] == "running"]
+    if not near:
+        return Check(_PASS, what, f"{name}: not known: its processes are not visible from here")
+    states = {rank["rank"]: trainers.recorder(rank["rank"], rank["visible_pid"]) for rank in near}
+    down = [rank for rank, state in states.items() if state == "down"]
+    if down:
+        remedy = "ProcessGroupNCCL makes it, with TORCH_FR_BUFFER_SIZE=2000; no other backend does"
+        return Check(_WARN, what, f"{name}: down: rank {spans(down)} has no pipe", remedy)
+    if "works" in states.values():
+        return Check(_PASS, what, f"{name}: works: commwatch diagnose can have it dumped")
+    return Check(_PASS, what, f"{name}: off: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set")
+
+
+def _nccl(name: str, get: Get) -> Check:
+    files = [file for each in get(f"topology?job={urllib.parse.quote(name, safe='')}") for file in each["files"]]
+    if files:
+        return Check(_PASS, "nccl log", f"{name}: {len(files)} files")
+    level = debug.in_force(os.environ).get("NCCL_DEBUG")
+    says = f"{name}: none is read{f' (NCCL_DEBUG={level} here)' if level else ''}"
+    remedy = "NCCL_DEBUG=WARN and NCCL_DEBUG_FILE=/path/%h.%p where the agent can read it; not needed on Gloo"
+    return Check(_WARN, "nccl log", says, remedy)
+
+
+# -- output -----------------------------------------------------------------------------------
+
+
+def text(checks: list[Check]) -> str:
+    """For people."""
+    lines = []
+    for check in checks:
+        lines.append(f"{check.result:<5} {check.what:<14} {check.says}")
+        if check.remedy:
+            lines.append(f"{'':<20} -> {check.remedy}")
+    return shown.lines(lines)
+
+
+def as_json(checks: list[Check]) -> str:
+    """For programs."""
+    return json.dumps([asdict(check) for check in checks], indent=2)

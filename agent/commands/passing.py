@@ -1,0 +1,129 @@
+"""NCCL's debug files that ``commwatch run`` asked for: shown where the user would have seen them, and kept small.
+
+NCCL writes the files itself, so the job's own output needs no help of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import select
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from commwatch.collectors.wire import others
+
+#: What of a file stays on disk behind the place up to which it was shown. The agent may be as far behind.
+MOST_KEPT_BYTES = 64 << 20
+_BLOCK = 1 << 20
+#: What NCCL writes only if the job itself has asked for more than warnings.
+_MORE = re.compile(rb"NCCL (?:INFO|CALL|TRACE)")
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+
+#: Which files the user sees: all, those with more than warnings, or none.
+Shown = Literal["all", "more", "none"]
+
+
+@dataclass
+class _File:
+    shown: bool
+    #: Up to here it was looked at, and written to the target if it is shown.
+    offset: int = 0
+    #: Up to here its blocks were given back to the file system.
+    freed: int = 0
+
+
+class Passing:
+    """Passes on what is added to the files of a directory, whole lines at a time.
+
+    Args:
+        directory: holds NCCL's debug files of one job and nothing else.
+        target: the descriptor to write to.
+        shown: which files the user would have seen without us.
+    """
+
+    def __init__(self, directory: Path, target: int, shown: Shown) -> None:
+        self._directory, self._shown = directory, shown
+        #: ``None`` once the reader of the target has closed it.
+        self._target: int | None = target
+        self._files: dict[str, _File] = {}
+
+    def tick(self, final: bool = False) -> None:
+        """Pass on what is new; blocks while the reader of the target does not read.
+
+        Args:
+            final: all writers have ended: also pass on a last line without its newline.
+        """
+        try:
+            names = sorted(os.listdir(self._directory))  # noqa: PTH208 - names, not paths
+        except OSError:
+            return
+        for name in names:
+            with contextlib.suppress(OSError):
+                self._read_on(name, final)
+
+    def _read_on(self, name: str, final: bool) -> None:
+        path = self._directory / name
+        about = path.lstat()
+        file = self._files.setdefault(name, _File(self._shown == "all"))
+        if about.st_size == file.offset:
+            return
+        fd = others.open_plain(path)
+        try:
+            if about.st_size < file.offset:  # another process with the same number has begun it anew
+                file.offset = file.freed = 0
+            if self._shown == "more" and not file.shown and _has_more(fd, file.offset, about.st_size):
+                file.shown, file.offset = True, 0
+            file.offset = self._copy(fd, file.offset, about.st_size, final) if file.shown else about.st_size
+        finally:
+            os.close(fd)
+        if file.offset - file.freed > MOST_KEPT_BYTES * 5 // 4:
+            file.freed = file.offset - MOST_KEPT_BYTES
+            _free(path, file.freed)
+
+    def _copy(self, fd: int, offset: int, end: int, final: bool) -> int:
+        """Write the whole lines from ``offset`` on to the target; returns where they end."""
+        while offset < end and (data := os.pread(fd, min(_BLOCK, end - offset), offset)):
+            whole = data if final or len(data) == _BLOCK else data[: data.rfind(b"\n") + 1]
+            if not whole:
+                break
+            offset += len(whole)
+            if self._target is not None and not _write(self._target, whole.replace(b"\0", b"")):
+                self._target = None
+        return offset
+
+
+def _free(path: Path, until: int) -> None:
+    """Give back the disk space of a file's beginning, where the file system can; its length stays, so NCCL notices nothing."""
+    fd = os.open(path, os.O_WRONLY | _FLAGS)
+    try:
+        how = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
+        ctypes.CDLL(None).fallocate(fd, how, ctypes.c_int64(0), ctypes.c_int64(until))
+    finally:
+        os.close(fd)
+
+
+def _has_more(fd: int, offset: int, end: int) -> bool:
+    """Whether NCCL wrote more than warnings behind ``offset``."""
+    while offset < end and (data := os.pread(fd, _BLOCK, offset)):
+        if _MORE.search(data):
+            return True
+        offset += len(data)
+    return False
+
+
+def _write(target: int, data: bytes) -> bool:
+    """Write all of it; what a full disk does not take is lost, but stays in NCCL's file. False: there is no reader any more."""
+    while data:
+        try:
+            data = data[os.write(target, data) :]
+        except BlockingIOError:  # somebody who shares the terminal or the pipe has made it so
+            select.select([], [target], [])
+        except OSError as error:
+            return error.errno not in (errno.EPIPE, errno.EIO, errno.EBADF)
+    return True

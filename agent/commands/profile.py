@@ -1,0 +1,160 @@
+"""``commwatch profile``: torch.profiler in a running job for a few steps, beside what the probe records all the time."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+from dataclasses import dataclass
+from typing import Any
+
+from commwatch.collectors.spans import spans
+from commwatch.commands.asking import NO_KEYS, Keys, detail, get, post
+from commwatch.core import shown
+from commwatch.core.units import percent, seconds
+from commwatch.report.report import columns
+
+#: After the time that was given for the steps: for writing and reading the traces.
+_MORE_S = 90.0
+_LOOK_S = 0.3
+_HEAD = ("rank", "marks", "step", "comm", "exposed", "| recorded: comm", "exposed")
+
+
+class CannotProfile(Exception):
+    """There is no profile to be had here; the message says why."""
+
+
+class AskedWrongly(Exception):
+    """There is no such job or rank; the message names it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A job, and an agent that watches ranks of it."""
+
+    url: str
+    job: str
+    ranks: list[int]
+
+
+def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys = NO_KEYS) -> list[Place]:
+    """Whom to ask.
+
+    Args:
+        job: ``None``: the one that runs.
+        ranks: ``None``: all.
+
+    Raises:
+        CannotProfile: nobody runs, no agent answers.
+        AskedWrongly: no such job or rank, or several jobs and none named.
+    """
+    running: dict[str, list[str]] = {}
+    known: set[str] = set()
+    for url in urls:
+        for each in _asked(keys, url, "jobs"):
+            known.add(each["job_id"])
+            if each["state"] == "running":
+                running.setdefault(each["job_id"], []).append(url)
+    if job is None and len(running) > 1:
+        raise AskedWrongly(f"which job? there run {', '.join(sorted(running))}")
+    if job is not None and known and job not in known:
+        raise AskedWrongly(f"no job '{job}' here; there run {', '.join(sorted(running)) or 'none'}")
+    job = next(iter(running), "") if job is None else job
+    if job not in running:
+        raise CannotProfile(
+            f"job '{job}' does not run" if job else "no job runs here; is commwatch run or an agent there?"
+        )
+    found = []
+    for url in running[job]:
+        views = _asked(keys, url, f"ranks?job={urllib.parse.quote(job, safe='')}")
+        here = {view["rank"] for view in views if view["state"] == "running"}
+        chosen = here if ranks is None else here & set(ranks)
+        if chosen:
+            found.append(Place(url, job, sorted(chosen)))
+    missing = set(ranks or ()) - {rank for place in found for rank in place.ranks}
+    if missing:
+        raise AskedWrongly(f"rank {spans(missing)} of job '{job}' does not run here")
+    return found
+
+
+def take(where: list[Place], steps: int, timeout_s: float, keys: Keys = NO_KEYS) -> list[dict[str, Any]]:
+    """Ask, and wait for the end; the answers of the agents.
+
+    Raises:
+        CannotProfile: refused, or an agent ended meanwhile.
+    """
+    asked = [
+        (
+            place.url,
+            _asked(
+                keys,
+                place.url,
+                "profiles",
+                {"job": place.job, "steps": steps, "ranks": place.ranks, "timeout_s": timeout_s},
+            ),
+        )
+        for place in where
+    ]
+    until = time.monotonic() + timeout_s + _MORE_S
+    answers = []
+    for url, profile in asked:
+        while profile["state"] in ("waiting", "running"):
+            if time.monotonic() > until:
+                raise CannotProfile(f"profile {profile['id']} is not over yet: {url}/api/v1/profiles/{profile['id']}")
+            time.sleep(_LOOK_S)
+            profile = _asked(keys, url, f"profiles/{profile['id']}")  # noqa: PLW2901 - its next state
+        answers.append(profile)
+    return answers
+
+
+def _asked(keys: Keys, url: str, path: str, body: Any = None) -> Any:
+    try:
+        return get(url, path, keys) if body is None else post(url, path, body, keys)
+    except urllib.error.HTTPError as error:
+        why = detail(error) or f"{error.url}: {error.code} {error.reason}; is the agent of this version?"
+        raise CannotProfile(why) from None
+    except OSError as error:
+        raise CannotProfile(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
+    except ValueError as error:
+        raise CannotProfile(f"{url} does not answer as an agent of this version: {error}") from None
+
+
+def failed(profiles: list[dict[str, Any]]) -> bool:
+    """Whether a rank has no result."""
+    return any(rank["state"] != "done" for profile in profiles for rank in profile["ranks"])
+
+
+def text(profiles: list[dict[str, Any]]) -> str:
+    """For people."""
+    ranks = sorted((rank for profile in profiles for rank in profile["ranks"]), key=lambda rank: rank["rank"])
+    done = [rank for rank in ranks if rank["state"] == "done"]
+    lines = [f"job {profiles[0]['job_id']}, by torch.profiler, beside what the probe recorded of the same steps"]
+    if done:
+        lines += ["", *columns(_HEAD, [_cells(rank) for rank in done], 0)]
+    for rank in done:
+        for group in rank["groups"]:
+            comm, exposed = (
+                percent(group[name] / (rank["end_at"] - rank["begin_at"])) for name in ("comm_s", "exposed_s")
+            )
+            lines.append(f"rank {rank['rank']}, {group['group']}: comm {comm}, exposed {exposed}")
+    traces = [rank["trace"] for rank in ranks if rank["trace"]]
+    if traces:
+        lines += ["", "open in https://ui.perfetto.dev:", *(f"  {trace}" for trace in traces)]
+    lines += [f"rank {rank['rank']}: no profile: {rank['error']}" for rank in ranks if rank["error"]]
+    return shown.lines(lines)
+
+
+def _cells(rank: dict[str, Any]) -> tuple[str, ...]:
+    shares = [
+        percent(None if figures is None else figures[name])
+        for figures in (rank["profile"], rank["continuous"])
+        for name in ("comm_share", "exposed_share")
+    ]
+    marks = f"{rank['from_seq']} to {rank['until_seq']}"
+    return (str(rank["rank"]), marks, seconds(rank["step_s"]), *shares)
+
+
+def as_json(profiles: list[dict[str, Any]]) -> str:
+    """For programs."""
+    return json.dumps({"profiles": profiles}, indent=2)

@@ -1,0 +1,68 @@
+"""What ``commwatch run`` says on standard error: remarks, and one line at the foot of the terminal while the job runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+from commwatch.analysis.answers import Agent
+from commwatch.core import units
+from commwatch.core.shown import terminal
+from commwatch.history.opening import StoreError
+from commwatch.ingest.shares import comm_share
+
+
+def say(text: str, end: str = "\n", drawn: bool = False) -> None:
+    """Print to standard error, or draw with escape sequences of ours. A closed standard error does not disturb the job."""
+    try:
+        print(text, end=end, file=terminal(sys.stderr) if drawn else sys.stderr, flush=True)
+    except (OSError, ValueError):
+        # What could not be written would be tried again at exit, and cost the job's exit code.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def is_terminal() -> bool:
+    """Whether standard error is a terminal that can be drawn on."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class Progress:
+    """One line at the foot of the terminal, out of the way of what the job prints: the rest scrolls above it."""
+
+    def __init__(self, history: Path, job: str) -> None:
+        self._path, self._job = history, job
+        self._rows = 0
+
+    def show(self) -> None:
+        """Draw it with what the history says now."""
+        now = time.time_ns()
+        try:
+            steps = Agent(self._path).steps(now - 10_000_000_000, now, self._job, None, 200)
+        except (StoreError, sqlite3.Error):
+            return
+        if not steps and not self._rows:
+            return
+        if steps:
+            each = units.seconds(sum(step.duration_s for step in steps) / len(steps))
+            said = (
+                f"step {max(step.seq for step in steps)}, {each} each, communication {units.percent(comm_share(steps))}"
+            )
+        else:
+            said = "no step has ended in the last 10 s"
+        columns, rows = shutil.get_terminal_size()
+        room = ""
+        if rows != self._rows:  # at first, and after a resize: scroll one line up, and keep the last line out of it
+            self._rows, room = rows, f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A"
+        text = f"commwatch: {said}"
+        say(f"{room}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8", end="", drawn=True)
+
+    def clear(self) -> None:
+        """Take it away, and give the terminal its last line back."""
+        if self._rows:
+            say(f"\x1b7\x1b[r\x1b[{self._rows};1H\x1b[2K\x1b8", end="", drawn=True)

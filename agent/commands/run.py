@@ -1,0 +1,384 @@
+"""``commwatch run -- COMMAND``: an agent, the job, a report at the end. The job comes first, whatever happens to us."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from commwatch.analysis.answers import Agent
+from commwatch.collectors.nccl.account import Account
+from commwatch.collectors.nccl.findings import findings
+from commwatch.collectors.wire.identity import JOB_VARIABLES, job_id, make_private_dir, probe_mark, ring_prefix
+from commwatch.commands import debugging, explain, native
+from commwatch.commands.passing import Passing
+from commwatch.commands.progress import Progress, is_terminal, say
+from commwatch.config import Config
+from commwatch.core.script_names import script_name
+from commwatch.history import exits
+from commwatch.history.opening import StoreError
+from commwatch.reference.references import References, directory
+from commwatch.report import report
+from commwatch.runtime.announcement import Announcement, answering
+from commwatch.runtime.waiting import wait_until
+from commwatch.watchers.kept_logs import kept
+from commwatch.watchers.nccl import LogRequest, logs_of
+
+#: The agent is ready well within this, also on a busy machine; the job does not wait longer.
+_START_S = 30.0
+_DRAIN_S = 15.0
+#: NCCL logs that are read again for the end of the report, and findings shown there.
+_MOST_LOG_BYTES = 32 << 20
+_MOST_FINDINGS = 5
+#: Between two looks at NCCL's files, and two drawings of the progress line.
+_LOOK_S, _PROGRESS_S = 0.2, 1.0
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
+_FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
+
+
+class CommandNotFound(Exception):
+    """The job's command does not exist or cannot be run; the message names it."""
+
+
+class Stopped(Exception):
+    """A signal came before the job did."""
+
+
+def run(
+    config: Config, file: Path | None, command: list[str], env: Mapping[str, str], report_command: str, nccl_debug: str
+) -> int:
+    """Run ``command`` as a watched job.
+
+    Args:
+        file: where the settings came from, for an agent of our own.
+        nccl_debug: level of NCCL's debug output where the user has set none (``debugging.LEVELS``).
+        report_command: what opens a report again, but for the job's name.
+
+    Returns:
+        The job's exit code; 128 + n if signal n ended it.
+
+    Raises:
+        CommandNotFound: before anything was started.
+    """
+    if shutil.which(command[0], path=env.get("PATH")) is None:
+        raise CommandNotFound(f"run: no such command: {command[0]}")
+    began = time.time()
+    named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
+    job = job_id(env) if named else _new_job_id(command)
+    agent, nccl = None, debugging.Plan()
+    with Signals() as signals:
+        try:
+            agent = _find_agent(config) or _start_agent(config, file)
+            probe = {} if agent is None else _probe(agent, command, env)
+            mark = None if agent is None else _await_probe(agent, job)
+            history = None if agent is None else agent.history
+            if agent is not None:
+                nccl = _follow_nccl(agent, job, env, nccl_debug)
+            code = _run_job(command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl, job, history, signals)
+            loaded = _has_come(mark)
+            if agent is not None:
+                _leave_code(agent, job, code)
+                _take_all(agent, job)
+        except Stopped as stopped:
+            return 128 + int(stopped.args[0])
+        finally:
+            if agent is not None:
+                agent.end()
+            nccl.remove_if_empty()
+    if history is not None:
+        elsewhere = history != config.history
+        opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
+        try:
+            references = References(directory(history.parent), config.links)
+            _report(Agent(history, references=references), job, f"{opens} {job}", loaded)
+            _explain(nccl, began)
+        except Exception as error:  # the job's exit code matters more than what is wrong with us
+            say(f"commwatch: no report: {type(error).__name__}: {error}")
+    return code
+
+
+def _take_all(agent: _JobAgent, job: str) -> None:
+    """Wait until the history has all of the job. An agent of our own that ended before is started again for that, once."""
+    wait_until(partial(agent.has_all_of, job), _DRAIN_S)
+    if not agent.ended:
+        return
+    say(f"commwatch: the agent {agent.ended}; it is started again for what the rings still hold")
+    with contextlib.suppress(OSError):
+        agent.start()
+    wait_until(partial(agent.has_all_of, job), _DRAIN_S)
+    if agent.ended:
+        say(f"commwatch: the agent {agent.ended}; the report covers what had been taken in by then")
+
+
+def _await_probe(agent: _JobAgent, job: str) -> Path | None:
+    """Make the file in which the probe leaves word that it was loaded; ``None``: it cannot be made."""
+    path = probe_mark(agent.directory, job)
+    try:
+        mode = make_private_dir(path.parent, os.environ)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode))
+    except OSError:
+        return None
+    return path
+
+
+def _has_come(mark: Path | None) -> bool:
+    """Whether the probe was loaded in a process of the job; where that is not known, it is taken to have been."""
+    if mark is None:
+        return True
+    try:
+        return mark.stat().st_size > 0
+    except OSError:
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+
+
+def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
+    """Have the agent write down how the job ended."""
+    try:
+        agent.exit = exits.leave(agent.directory, job, code)
+    except OSError as error:
+        say(f"commwatch: the exit code is not kept: {error.strerror or error} ({error.filename})")
+
+
+def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> debugging.Plan:
+    """Have NCCL's debug output written where the agent reads it."""
+    directory = logs_of(agent.history.parent) / f"{ring_prefix(job).removesuffix('.r')}-{os.getpid()}"
+    planned = debugging.plan(env, level, directory)
+    try:
+        if planned.directory is not None:
+            planned.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if planned.patterns:
+            agent.request = LogRequest(job, planned.patterns, time.time(), os.getpid()).write(agent.directory)
+    except OSError as error:
+        say(f"commwatch: no NCCL logs: {error.strerror or error} ({error.filename})")
+        return debugging.Plan()
+    if planned.remark:
+        say(f"commwatch: {planned.remark}")
+    return planned
+
+
+def _probe(agent: _JobAgent, command: list[str], env: Mapping[str, str]) -> dict[str, str]:
+    """What switches the probe on in the job."""
+    return {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory), **native.prepare(command, env)}
+
+
+def _new_job_id(command: list[str]) -> str:
+    """A name that says what ran and when, and that no other run has."""
+    return f"{script_name(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+@dataclass
+class _JobAgent:
+    """The agent that watches the job; ``process`` is set if it is our own, which ``command`` starts."""
+
+    directory: Path
+    history: Path
+    command: list[str] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+    #: How and when an agent of our own ended, for people; empty while it runs.
+    ended: str = ""
+    #: What asks it to follow the job's NCCL logs, and what tells it the job's exit code.
+    request: Path | None = None
+    exit: Path | None = None
+
+    def start(self) -> Announcement | None:
+        """Start an agent of our own; what it says of itself, or ``None`` if it does not come to that.
+
+        Raises:
+            OSError: no process can be made.
+        """
+        # In a session of its own: Ctrl-C is for the job, the agent is still needed for the report. Its standard input
+        # closes with us, however we end. From / because the job's folder may hold modules named like ours.
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+        self.ended = ""
+        threading.Thread(target=self._note_end, args=(self.process,), daemon=True).start()
+        wait_until(lambda: answering(self.directory) is not None or bool(self.ended), _START_S)
+        return answering(self.directory)
+
+    def _note_end(self, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+        how = f"was ended by {name}" if code < 0 else f"ended with exit code {code}"
+        self.ended = f"{how} at {time.strftime('%Y-%m-%d %H:%M:%S')}"
+
+    def has_all_of(self, job: str) -> bool:
+        """Return whether the job's rings and its exit code are in the history, or the agent that would store them has ended."""
+        prefix, rings = ring_prefix(job), (self.directory / "rings").glob("*.ring")
+        taken = self.exit is None or not self.exit.exists()
+        return bool(self.ended) or (taken and not any(path.name.startswith(prefix) for path in rings))
+
+    def end(self) -> None:
+        """Let an agent of our own take what is left, and end it."""
+        if self.process is None:
+            if self.request is not None:
+                with contextlib.suppress(OSError):  # the job's exit code matters more
+                    self.request.unlink(missing_ok=True)
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(_DRAIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _find_agent(config: Config) -> _JobAgent | None:
+    """The agent that watches the run directory already."""
+    found = answering(config.dir)
+    return None if found is None else _JobAgent(config.dir, Path(found.history))
+
+
+def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
+    """An agent of our own, in a corner of the run directory so that runs at the same time do not meet."""
+    directory = config.dir / f"run-{os.getpid()}-{secrets.token_hex(2)}"
+    flags = ["--dir", str(directory), "--state", str(config.state), "--host", config.host]
+    flags += ["--insecure"] if config.insecure else []
+    flags += ["--require-token"] if config.require_token else []
+    flags += [] if config.token_file is None else ["--token-file", str(config.token_file)]
+    flags += [] if config.port is None else ["--port", str(config.port)]
+    flags += [] if file is None else ["--config", str(file.absolute())]
+    command = [sys.executable, "-m", "commwatch", "agent", "--quiet", "--until-stdin-closes", *flags]
+    agent = _JobAgent(directory, config.history, command)
+    try:
+        make_private_dir(config.dir, os.environ)
+        found = agent.start()
+    except OSError as error:
+        why = f"{error.strerror or error} ({error.filename or config.dir})"
+        say(f"commwatch: the job runs without an agent: {why}")
+        return None
+    except Stopped:
+        agent.end()
+        raise
+    if found is None:
+        say("commwatch: the job runs without an agent")
+        agent.end()
+        return None
+    say(f"commwatch: watching at {found.url}")
+    return agent
+
+
+def _run_job(
+    command: list[str],
+    env: Mapping[str, str],
+    nccl: debugging.Plan,
+    job: str,
+    history: Path | None,
+    signals: Signals,
+) -> int:
+    passing = None if nccl.directory is None else Passing(nccl.directory, sys.stdout.fileno(), nccl.shown)
+    try:
+        # With the descriptors that the caller means for it (``<(...)`` of a shell); ours close by themselves.
+        child = signals.child = subprocess.Popen(command, env=dict(env), close_fds=False)
+    except OSError as error:
+        raise CommandNotFound(f"run: cannot run {command[0]}: {error.strerror}") from None
+    progress = Progress(history, job) if history is not None and is_terminal() else None
+    shown_at = time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_LOOK_S if passing or progress else None)
+        if passing is not None:
+            passing.tick(final=child.returncode is not None)
+        if child.returncode is not None:
+            break
+        if progress is not None and time.monotonic() - shown_at > _PROGRESS_S:
+            progress.show()
+            shown_at = time.monotonic()
+    if progress is not None:
+        progress.clear()
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+class Signals:
+    """Passes signals on to the job; before there is one, they end us. What the caller ignores stays ignored."""
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, _: object) -> None:
+        if self.child is None:
+            if not self._stopped:  # once: a second signal must not break off the tidying up
+                self._stopped = True
+                raise Stopped(number)
+        # A terminal sends what is typed to the job itself, too.
+        elif number not in _FROM_KEYBOARD or not _in_foreground():
+            self.child.send_signal(number)
+
+
+def _in_foreground() -> bool:
+    """Whether the terminal's signals come to us; standard input may be something else."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _explain(nccl: debugging.Plan, since: float) -> None:
+    """What NCCL's logs of the job say that a person should know."""
+    sizes = {
+        path: about.st_size for path, about in explain.matching(nccl.patterns).items() if about.st_mtime >= since - 1
+    }
+    if sum(sizes.values()) > _MOST_LOG_BYTES:
+        say(f"commwatch: long NCCL logs: commwatch explain {shlex.join(nccl.patterns)}")
+        return
+    account = Account()
+    try:
+        explain.read(sizes, account)
+    except explain.CannotRead as error:
+        say(f"commwatch: {error}")
+    told = [finding for finding in findings(account) if finding.severity != "info"]
+    for finding in told[:_MOST_FINDINGS]:
+        say(f"commwatch: NCCL {finding.severity}: {finding.title}: {finding.says}")
+    if told:
+        say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
+
+
+def _report(agent: Agent, job: str, command: str, probe_loaded: bool) -> None:
+    try:
+        said = kept(agent.path.parent, job)
+        built = report.build(agent, job, agent.path, command, [] if said is None else said.findings)
+    except (StoreError, sqlite3.Error) as error:
+        say(f"commwatch: no report: {error}")
+        return
+    if built is not None:
+        say(report.text(built))
+    elif probe_loaded:
+        say("commwatch: the probe was loaded in the job, and saw no collective of torch.distributed")
+    else:
+        say(
+            "commwatch: the probe was loaded in no process of the job"
+            " (does it import torch, and is commwatch installed in its Python?)"
+        )

@@ -1,0 +1,377 @@
+"""``commwatch top``: what an agent says of a job, as lines for a terminal of a given size. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from statistics import mean, median
+
+from commwatch.analysis.advice import LIMIT, WORTH
+from commwatch.analysis.headline import bottleneck, of_some, split
+from commwatch.analysis.standing import culprits, oldest, shedding, state
+from commwatch.analysis.summary import Row
+from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
+from commwatch.collectors.spans import spans
+from commwatch.commands.top_answers import WINDOW_S, Answers, OfJob
+from commwatch.core.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
+from commwatch.core.units import percent, rate, seconds
+from commwatch.core.views import InFlight, RankView, StepView
+from commwatch.ingest.shares import comm_share, exposed_share, of_known, stands_still
+from commwatch.report.report import stands
+from commwatch.server.questions import Summary
+
+#: Answers older than this are called old.
+STALE_S = 5.0
+#: From this width on the two tables stand side by side.
+_WIDE = 150
+_MOST_BAR = 40
+_STYLES = {"critical": "bad", "warning": "warn", "error": "bad", "hang": "bad", "desync": "bad"}
+_STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "ended": 4}
+_RANKS = (
+    Column(""), Column("rank"), Column("state", right=False), Column("step", drop=3), Column("step p50", drop=6),
+    Column("comm"), Column("exposed", drop=1), Column("wait", drop=2), Column("gpu", drop=4),
+    Column("in flight", right=False, least=22), Column("age"), Column("host", right=False, drop=5),
+)  # fmt: skip
+_OPERATIONS = (
+    Column("group", right=False, least=8), Column("op", right=False, least=10), Column("ranks", drop=5), Column("count/s"),
+    Column("p50", drop=3), Column("p99"), Column("algbw", drop=6), Column("busbw"), Column("eff", drop=1),
+    Column("time", drop=4), Column("wait", drop=2),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is to show."""
+
+    #: The latest; ``None``: there have been none yet.
+    answers: Answers | None
+    #: How old they are.
+    age_s: float
+    #: Why there are no newer ones; ``None``: nothing is wrong.
+    trouble: str | None
+
+
+def frame(seen: Seen, cells: int, height: int | None = None) -> list[Line]:
+    """At most ``height`` lines (``None``: as many as there are) of at most ``cells`` cells; the worst first where there is no room."""
+    lines = _stale(seen, cells, height)
+    if seen.answers is not None:
+        body = _body(seen.answers, cells, None if height is None else max(0, height - len(lines) - 1))
+        old = seen.trouble is not None or seen.age_s > STALE_S
+        lines = [_title(seen.answers, cells, height is not None), *lines, *(map(_faded, body) if old else body)]
+    return [cut_line(line, cells) for line in lines[:height]]
+
+
+def _stale(seen: Seen, cells: int, height: int | None) -> list[Line]:
+    """What to say where the answers are not of now."""
+    most = None if height is None else max(1, height // 4)
+    if seen.answers is None:
+        return [(Span(text, "warn"),) for text in wrap(clean(seen.trouble or "asking the agent"), cells, most)]
+    if seen.trouble is None and seen.age_s <= STALE_S:
+        return []
+    said = f"OLD: what follows is {seconds(seen.age_s)} old. {clean(seen.trouble or 'The agent takes long to answer')}. Asking again."
+    return [(Span(text, "bad"),) for text in wrap(said, cells, most)]
+
+
+def _faded(line: Line) -> Line:
+    return tuple(Span(span.text, "dim") for span in line)
+
+
+def _title(answers: Answers, cells: int, live: bool) -> Line:
+    shown = answers.shown
+    text = "commwatch top: "
+    if shown is None:
+        text += f"no job yet at {clean(answers.url)}"
+    else:
+        job = shown.job
+        ended = "" if job.state == "running" else time.strftime(" at %H:%M:%S", time.localtime(job.last_seen_at))
+        text += f"{clean(job.job_id)}, {stands(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
+        text += f", {job.restarts} restarts" if job.restarts else ""
+    hint = " q quits" if live else ""
+    return (*pad_line((Span(text, "title"),), max(0, cells - len(hint))), Span(hint, "dim"))
+
+
+def _body(answers: Answers, cells: int, height: int | None) -> list[Line]:
+    """All but the title."""
+    shown = answers.shown
+    notices = _notices(answers)
+    if shown is None:
+        return [*_wrapped(notices, cells, height), (Span("Start a job with commwatch run, or with COMMWATCH=1."),)]
+    top = _shares(answers, shown, cells) + _cards(answers)
+    room = None if height is None else max(0, height - len(top))
+    # A third for what is wrong, and what the tables do not need.
+    need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
+    said = _wrapped(notices, cells, None if room is None else max(2, room // 3, room - need))
+    room = None if room is None else max(0, room - len(said) - 1)
+    return [*top, *said, (), *_tables(answers, shown, cells, room)]
+
+
+# -- the job ----------------------------------------------------------------------------------
+
+
+def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
+    """Steps, and the part of them that is communication, against the 30 % line."""
+    usual = [step for step in shown.steps if not step.long]
+    if not usual:
+        why = shown.job.steps_unavailable or f"no step has ended in the last {WINDOW_S} s"
+        return [(Span("steps    ", "dim"), Span(clean(why)))]
+    durations = sorted(step.duration_s for step in usual)
+    p95 = durations[int(0.95 * (len(durations) - 1))]
+    last = max(step.seq for step in shown.steps)
+    said = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
+    ranks = _by_rank(shown).values()
+    (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
+    lines: list[Line] = [(Span("steps    ", "dim"), Span(said))]
+    if comm is not None:
+        measured, messages = _waiting(shown, _covered_s(answers, shown, shown.by_rank))
+        waiting = waited_for(shown.verdicts, measured, len(shown.ranks))
+        messages = for_others(messages, waiting, measured)
+        made_of = split(comm, waiting, messages, late_ranks(shown.verdicts, waiting))
+        why = bottleneck(comm, exposed, waiting, messages)
+        hidden = exposed is not None and exposed < WORTH
+        style = "good" if comm <= LIMIT or hidden else "bad"
+        lines += _bar("comm", comm, style, of_some(comm_ranks, len(ranks)), [made_of, why], cells)
+    if exposed is not None:
+        style = "good" if exposed <= WORTH else "warn"
+        lines += _bar("exposed", exposed, style, of_some(exposed_ranks, len(ranks)), [], cells)
+    return lines
+
+
+def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float | None]:
+    """The shares of time that the ranks wait for late ones and for messages: their means; ``None``: not known, or there are none."""
+    late = [row.wait_s for row in shown.by_rank.rows if row.wait_s is not None]
+    messages = [row.p2p_wait_s for row in shown.by_rank.rows if row.p2p_wait_s is not None]
+    if not covered_s:
+        return None, None
+    return mean(late) / covered_s if late else None, mean(messages) / covered_s if messages else None
+
+
+def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
+    """Steps per second, or for how long there have been none."""
+    if shown.job.state != "running":
+        return ""
+    ended = max(step.end_at for step in shown.steps)
+    still_s = 0.0 if answers.about.at is None else answers.about.at - ended
+    if stands_still(still_s, usual_s):
+        return f"none for {seconds(still_s)}, before that "
+    return f"{len(shown.steps) / sum(step.duration_s for step in shown.steps):.3g}/s, "
+
+
+def _bar(name: str, share: float, style: str, of_ranks: str, words: list[str], cells: int) -> list[Line]:
+    """A share as a bar; in words behind it, or below where there is no room."""
+    length = max(10, min(_MOST_BAR, cells // 3))
+    full, limit = round(min(1.0, share) * length), round(LIMIT * length)
+    drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
+    line: Line = (Span(f"{name:<9}", "dim"), Span(drawn, style), Span(f" {percent(share):>5}", "bold"), Span(of_ranks))
+    says = ": ".join(filter(None, words))
+    if not says or 9 + length + 6 + len(of_ranks) + 2 + len(says) <= cells:
+        return [(*line, Span(f": {says}"))] if says else [line]
+    return [line, *((Span(f"{'':9}{each}"),) for each in wrap(says, cells - 9, None))]
+
+
+def _cards(answers: Answers) -> list[Line]:
+    """One line of all cards that can be read."""
+    parts = []
+    for view in answers.gpus.gpus:
+        measured = view.gpu.measured
+        watts = "" if measured.power_watts is None else f" {measured.power_watts:.0f} W"
+        if measured.utilization is not None:
+            parts.append(f"{view.gpu.card.index}: {percent(measured.utilization)}{watts}")
+    return [(Span("gpus     ", "dim"), Span("  ".join(parts)))] if parts else []
+
+
+# -- what is wrong, in words ------------------------------------------------------------------
+
+
+def _notices(answers: Answers) -> list[Span]:
+    """The worst first."""
+    shown = answers.shown
+    said = [] if answers.about.trouble is None else [Span(f"agent: {answers.about.trouble}", "bad")]
+    if shown is not None and shown.job.ending:
+        said.append(Span(f"FAILED {shown.job.ending}" if shown.job.failed else shown.job.ending, "bad"))
+    if shown is not None:
+        for verdict in sorted(shown.verdicts, key=lambda verdict: _STYLES.get(verdict.kind, "warn")):
+            style = _STYLES.get(verdict.kind, "warn")
+            whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
+            says = verdict.says.removeprefix(f"{verdict.kind}: ")
+            said.append(Span(f"{verdict.kind.upper()} {whom}: {says}", style))
+    firing = [alert for alert in answers.alerts if alert.state == "firing"]
+    for alert in sorted(firing, key=lambda alert: alert.severity):
+        text = alert.annotations.get("summary", "")
+        said.append(Span(f"ALERT {alert.name}: {text}", _STYLES.get(alert.severity, "")))
+    part = (
+        None
+        if shown is None
+        else shedding((rank.rank, rank.probe_mode) for rank in shown.ranks if rank.state == "running")
+    )
+    said += [] if part is None else [Span(part, "warn")]
+    said += [Span(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
+    if shown is not None:
+        said += [
+            Span(f"NCCL {found.title}: {found.says}", _STYLES.get(found.severity, ""))
+            for found in sorted(shown.findings, key=lambda found: found.severity)
+        ]
+        said += [Span(f"TRY {each.title}: {each.gain}") for each in shown.advice[:1]]
+    pending = Counter(alert.name for alert in answers.alerts if alert.state == "pending")
+    said += [Span(f"pending: {', '.join(pending)}", "dim")] if pending else []
+    said += [Span(f"other jobs run here: {', '.join(answers.others)} (--job)", "dim")] if answers.others else []
+    return [Span(clean(span.text), span.style) for span in said]
+
+
+def _wrapped(notices: list[Span], cells: int, height: int | None) -> list[Line]:
+    """At most two lines each where room is short, and how many more there are."""
+    whole = [[Span(text, span.style) for text in wrap(span.text, cells, height and 2)] for span in notices]
+    lines: list[Line] = []
+    for i, parts in enumerate(whole):
+        last = i == len(whole) - 1
+        if height is not None and len(lines) + len(parts) + (not last) > height:
+            if len(lines) < height:
+                lines.append((Span(f"and {len(whole) - i} more: commwatch diagnose, commwatch report", "dim"),))
+            break
+        lines += [(part,) for part in parts]
+    return lines
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+
+def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> list[Line]:
+    ranks, operations = _worst_first(shown), shown.by_operation.rows
+    if cells >= _WIDE:
+        half = (cells - 3) // 2
+        left = _rank_table(answers, shown, ranks, half, height)
+        right = _operation_table(answers, shown, operations, cells - 3 - half, height)
+        rows = max(len(left), len(right))
+        left, right = left + [()] * (rows - len(left)), right + [()] * (rows - len(right))
+        return [(*pad_line(a, half), Span(" │ ", "dim"), *b) for a, b in zip(left, right, strict=True)]
+    if height is None:
+        mine = None
+    else:  # each gets half, and what the other does not need
+        need = len(operations) + 2
+        mine = max(height // 2, height - need)
+    left = _rank_table(answers, shown, ranks, cells, mine)
+    right = _operation_table(answers, shown, operations, cells, None if height is None else height - len(left) - 1)
+    return [*left, (), *right] if right else left
+
+
+def _worst_first(shown: OfJob) -> list[RankView]:
+    """Those that a verdict names, then those that do not run, then by exposed communication, or communication."""
+    blamed, steps = culprits(shown.verdicts), _by_rank(shown)
+
+    def badness(rank: RankView) -> tuple[bool, int, float, int]:
+        mine = steps.get(rank.rank, [])
+        share = exposed_share(mine)
+        share = comm_share(mine) if share is None else share
+        return (rank.rank not in blamed, _STATES.get(state(rank), 3), -(share or 0.0), rank.rank)
+
+    return sorted(shown.ranks, key=badness)
+
+
+def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:
+    """Usual steps."""
+    found: dict[int, list[StepView]] = {}
+    for step in shown.steps:
+        if not step.long:
+            found.setdefault(step.rank, []).append(step)
+    return found
+
+
+def _covered_s(answers: Answers, shown: OfJob, sums: Summary) -> float | None:
+    """The time that these sums are of, up to now where nothing has come since; ``None``: there was nothing to add up.
+
+    Sums that were asked for one after the other may be of another number of slots.
+    """
+    since, until = sums.since, sums.until
+    if since is None or until is None:
+        return None
+    if answers.about.at is not None and shown.job.state == "running":
+        until = max(until, answers.about.at)
+    return max(until - max(since, shown.job.started_at), 1e-3)
+
+
+def _part(seconds_of_ranks: float | None, ranks: int, covered_s: float | None) -> str:
+    """Of the ranks' time."""
+    if seconds_of_ranks is None or covered_s is None or not ranks:
+        return NOT_KNOWN
+    return percent(seconds_of_ranks / (ranks * covered_s))
+
+
+def _rank_table(
+    answers: Answers, shown: OfJob, worst_first: list[RankView], cells: int, height: int | None
+) -> list[Line]:
+    """By number where all have room."""
+    room = len(worst_first) if height is None else max(0, height - 1)
+    if not room:
+        return []
+    fits = len(worst_first) <= room
+    ranks = sorted(worst_first, key=lambda rank: rank.rank) if fits else worst_first[: room - 1]
+    lines = table(_RANKS, _rank_rows(answers, shown, ranks), cells)
+    return lines if fits else [*lines, _others(shown, worst_first[room - 1 :])]
+
+
+def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[list[Span]]:
+    named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(answers, shown, shown.by_rank)
+    sums = {row.by["rank"]: row for row in shown.by_rank.rows}
+    cards = {view.gpu.card.index: view.gpu.measured.utilization for view in answers.gpus.gpus}
+    rows = []
+    for rank in ranks:
+        stands, blamed, mine = state(rank), named.get(rank.rank), steps.get(rank.rank, [])
+        bad = "bad" if stands not in ("running", "ended") else "dim" if stands == "ended" else ""
+        style = _STYLES.get(blamed, "warn") if blamed else bad
+        row, op = sums.get(rank.rank), oldest(rank)
+        texts = (
+            "!" if blamed else "", str(rank.rank), blamed or stands, str(mine[0].seq) if mine else NOT_KNOWN,
+            seconds(median(step.duration_s for step in mine) if mine else None),
+            percent(comm_share(mine)), percent(exposed_share(mine)),
+            _part(None if row is None else _waited(row), 1, covered_s),
+            NOT_KNOWN if rank.gpu is None else f"{rank.gpu}: {percent(cards.get(rank.gpu))}",
+            NOT_KNOWN if op is None else _named(op, len(rank.in_flight)),
+            NOT_KNOWN if op is None else seconds(op.age_s), clean(rank.host),
+        )  # fmt: skip
+        rows.append([Span(text, style) for text in texts])
+    return rows
+
+
+def _named(op: InFlight, among: int) -> str:
+    return clean(f"{op.op} {op.group}") + (f" +{among - 1}" if among > 1 else "")
+
+
+def _waited(row: Row) -> float | None:
+    return row.wait_s if row.wait_s is not None else row.p2p_wait_s
+
+
+def _others(shown: OfJob, ranks: list[RankView]) -> Line:
+    """The ranks that have no line of their own, in one."""
+    steps = _by_rank(shown)
+    states = ", ".join(f"{count} {state}" for state, count in Counter(map(state, ranks)).most_common())
+    shares = [share for rank in ranks if (share := comm_share(steps.get(rank.rank, []))) is not None]
+    comm = f", comm {percent(min(shares))} to {percent(max(shares))}" if shares else ""
+    ages = [op.age_s for rank in ranks if (op := oldest(rank)) is not None]
+    longest = f", oldest in flight {seconds(max(ages))}" if ages else ""
+    return (Span(f"and {len(ranks)} more: {states}{comm}{longest}", "dim"),)
+
+
+def _operation_table(
+    answers: Answers, shown: OfJob, operations: list[Row], cells: int, height: int | None
+) -> list[Line]:
+    """Most time first."""
+    room = len(operations) if height is None else max(0, height - 1)
+    if not operations:
+        return [(Span(f"no operation has ended in the last {WINDOW_S} s", "dim"),)] if height is None or height else []
+    if not room:
+        return []
+    shown_rows = operations if len(operations) <= room else operations[: room - 1]
+    covered_s = _covered_s(answers, shown, shown.by_operation)
+    rows = [[Span(text) for text in _operation_cells(row, covered_s)] for row in shown_rows]
+    lines = table(_OPERATIONS, rows, cells)
+    more = len(operations) - len(shown_rows)
+    return [*lines, (Span(f"and {more} more", "dim"),)] if more else lines
+
+
+def _operation_cells(row: Row, covered_s: float | None) -> tuple[str, ...]:
+    per_s = NOT_KNOWN if covered_s is None else f"{row.count / row.ranks / covered_s:.3g}"  # of a rank
+    return (
+        clean(str(row.by["group"])), clean(str(row.by["op"])), str(row.ranks), per_s, seconds(row.p50_s), seconds(row.p99_s),
+        rate(row.algbw), rate(row.busbw), percent(row.efficiency), _part(None if row.p50_s is None else row.seconds, row.ranks, covered_s),
+        _part(_waited(row), row.ranks, covered_s),
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""What ``commwatch top`` shows, asked of an agent: its query API, put together."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from commwatch.analysis.advice import Advice
+from commwatch.analysis.verdicts import Verdict
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.commands.asking import NO_KEYS, Keys, get
+from commwatch.core.views import JobView, RankView, StepView
+from commwatch.server.questions import Summary
+from commwatch.server.routes.alert_api import AlertsView, AlertView
+from commwatch.server.routes.api import About
+from commwatch.watchers.gpus import GpuViews
+
+#: How far back it looks.
+WINDOW_S = 30
+_MOST_STEPS = 2_000
+#: Advice and findings change slowly, and advice reads much of the history: they are asked for this seldom.
+_SELDOM_S = 30.0
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class OfJob:
+    """What an agent says of one job. Steps and operations: of the last ``WINDOW_S``."""
+
+    job: JobView
+    ranks: list[RankView]
+    #: Newest first.
+    steps: list[StepView]
+    by_rank: Summary
+    by_operation: Summary
+    verdicts: list[Verdict]
+    advice: list[Advice]
+    findings: list[Finding]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What an agent said at one moment."""
+
+    url: str
+    about: About
+    #: ``None``: it knows no job yet.
+    shown: OfJob | None
+    #: Other jobs that run.
+    others: list[str]
+    #: Pending and firing alerts of this job and of the node.
+    alerts: list[AlertView]
+    gpus: GpuViews
+
+
+class Asker:
+    """Asks again and again.
+
+    Args:
+        urls: the agents to ask, looked up each time: one that comes back may have another port.
+        nobody: what to say where there are none.
+        job: ``None``: the latest that runs, else the latest.
+        clock: monotonic seconds.
+        keys: what agents are shown.
+    """
+
+    def __init__(
+        self,
+        urls: Callable[[], list[str]],
+        nobody: str,
+        job: str | None,
+        clock: Callable[[], float] = time.monotonic,
+        keys: Keys = NO_KEYS,
+    ) -> None:
+        self._urls, self._nobody, self._job, self._clock = urls, nobody, job, clock
+        self._keys = keys
+        #: Of which agent and job the slow answers are, when they were given, and what they are.
+        self._slow: tuple[tuple[str, str], float, tuple[list[Advice], list[Finding]]] | None = None
+
+    def __call__(self) -> Answers | str:
+        """The answers, or in words why there are none."""
+        silent: list[str] = []
+        places: list[tuple[str, list[JobView]]] = []
+        for url in self._urls():
+            found = _answer(url, partial(self._ask, list[JobView], url, "jobs"))
+            if isinstance(found, str):
+                silent.append(found)
+            else:
+                places.append((url, found))
+        if not places:
+            return "; ".join(silent) or self._nobody
+        jobs = [(url, job) for url, known in places for job in known if self._job in (None, job.job_id)]
+        if self._job is not None and not jobs:
+            known = ", ".join(job.job_id for _, found in places for job in found[:5]) or "none"
+            return f"no job '{self._job}' here yet; there are: {known}"
+        url, shown = max(
+            jobs, key=lambda at: (at[1].state == "running", at[1].started_at), default=(places[0][0], None)
+        )
+        running = (job.job_id for _, found in places for job in found if job.state == "running")
+        others = sorted({job for job in running if shown is None or job != shown.job_id})
+        return _answer(url, partial(self._answers, url, shown, others))
+
+    def _answers(self, url: str, job: JobView | None, others: list[str]) -> Answers:
+        alerts = self._ask(AlertsView, url, "alerts?limit=1000").active
+        here = (None, None if job is None else job.job_id)
+        return Answers(
+            url=url,
+            about=self._ask(About, url, "about"),
+            shown=None if job is None else self._of_job(url, job),
+            others=others,
+            alerts=[alert for alert in alerts if alert.labels.get("job_id") in here],
+            gpus=self._ask(GpuViews, url, "gpus"),
+        )
+
+    def _of_job(self, url: str, job: JobView) -> OfJob:
+        which = f"job={urllib.parse.quote(job.job_id, safe='')}"
+        lately = f"{which}&since={WINDOW_S}s"
+        advice, findings = self._seldom(url, job.job_id, which)
+        return OfJob(
+            job=job,
+            ranks=self._ask(list[RankView], url, f"ranks?{which}"),
+            steps=self._ask(list[StepView], url, f"steps?{lately}&limit={_MOST_STEPS}"),
+            by_rank=self._ask(Summary, url, f"summary?{lately}&by=rank"),
+            by_operation=self._ask(Summary, url, f"summary?{lately}&by=group,op"),
+            verdicts=self._ask(list[Verdict], url, f"verdicts?{which}"),
+            advice=advice,
+            findings=findings,
+        )
+
+    def _seldom(self, url: str, job: str, which: str) -> tuple[list[Advice], list[Finding]]:
+        if self._slow is None or self._slow[0] != (url, job) or self._clock() - self._slow[1] > _SELDOM_S:
+            found = [finding for view in get(url, f"topology?{which}", self._keys) for finding in view["findings"]]
+            told = self._ask(list[Advice], url, f"advice?{which}"), _adapter(list[Finding]).validate_python(found)
+            self._slow = (url, job), self._clock(), told
+        return self._slow[2]
+
+    def _ask(self, kind: type[_T], url: str, path: str) -> _T:
+        adapter: Any = _adapter
+        answer: _T = adapter(kind).validate_python(get(url, path, self._keys))
+        return answer
+
+
+def as_json(answers: Answers) -> str:
+    """For programs; durations in seconds, bandwidths in bytes per second."""
+    return json.dumps(asdict(answers), indent=2)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _answer(url: str, question: Callable[[], _T]) -> _T | str:
+    """What an agent answers to a question, or why it does not."""
+    try:
+        return question()
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"{url} answers {error.code} ({error.reason}) to {urllib.parse.urlsplit(error.url).path}"
+    except OSError as error:
+        return f"{url} does not answer: {getattr(error, 'reason', error)}"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{url} does not answer as an agent of this version: {str(error).partition(chr(10))[0]}"

@@ -1,0 +1,90 @@
+"""What an operation should take: the α-β model of DESIGN §4. Pure.
+
+An operation of S bytes among n ranks, done in a ring, takes T = a(n)·α + b(n)·β·S: it begins a(n) messages one after another,
+each at the price of α, and moves b(n)·S bytes over every link at β seconds a byte. b(n) is the bus factor of nccl-tests, so
+1/β is the bus bandwidth that large operations come to; for all_reduce this is 2(n−1)(α + β·S/n).
+
+Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import NamedTuple
+
+from commwatch.collectors.wire.events import P2P
+from commwatch.core.bandwidth import bus_factor
+
+#: A fit needs so many sizes, and so much between the smallest and the largest.
+LEAST_SIZES, LEAST_SPAN = 3, 8
+
+
+def messages(op: str, group_size: int) -> int:
+    """a(n): messages of an operation that wait for one another."""
+    if op in P2P:
+        return 1
+    return (2 if op == "all_reduce" else 1) * (group_size - 1)
+
+
+class Curve(NamedTuple):
+    """α in seconds, β in seconds per byte."""
+
+    alpha_s: float
+    beta_s: float
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bus bandwidth of large operations in bytes per second; ``None``: size made no difference."""
+        return 1 / self.beta_s if self.beta_s > 0 else None
+
+    def latency_s(self, op: str, group_size: int) -> float:
+        """The part of the time that does not depend on the size."""
+        return messages(op, group_size) * self.alpha_s
+
+    def time_s(self, op: str, group_size: int, size_bytes: float) -> float | None:
+        """Expected time in seconds; ``None`` for operations without a size or a bandwidth (barrier, one rank).
+
+        >>> Curve(alpha_s=10e-6, beta_s=1e-10).time_s("all_reduce", 4, 100_000_000)
+        0.01506
+        """
+        factor = bus_factor(op, group_size)
+        if factor is None or size_bytes <= 0:
+            return None
+        return self.latency_s(op, group_size) + factor * self.beta_s * size_bytes
+
+
+class Fit(NamedTuple):
+    """A curve drawn through measurements."""
+
+    curve: Curve
+    #: Root mean square of the relative deviations of the measurements from it.
+    error: float
+    #: What it was drawn through.
+    sizes: int
+    smallest_bytes: int
+    largest_bytes: int
+
+
+def fit(op: str, group_size: int, times_s: Mapping[int, float]) -> Fit | None:
+    """Draw a curve through seconds by size in bytes; ``None`` if the sizes are too few or too alike.
+
+    Least squares of the relative deviations: a microsecond matters as much to a small operation as a millisecond to a large
+    one. α and β are not negative.
+    """
+    factor, points = bus_factor(op, group_size), [(size, time) for size, time in times_s.items() if size > 0 < time]
+    sizes = [size for size, _ in points]
+    if factor is None or len(points) < LEAST_SIZES or max(sizes) < LEAST_SPAN * min(sizes):
+        return None
+    x = [messages(op, group_size) / time for _, time in points]
+    y = [factor * size / time for size, time in points]
+    xx, yy = sum(v * v for v in x), sum(v * v for v in y)
+    xy = sum(a * b for a, b in zip(x, y, strict=True))
+    determinant = xx * yy - xy * xy
+    alpha, beta = (sum(x) * yy - sum(y) * xy) / determinant, (sum(y) * xx - sum(x) * xy) / determinant
+    if alpha < 0:
+        alpha, beta = 0.0, sum(y) / yy
+    elif beta < 0:
+        alpha, beta = sum(x) / xx, 0.0
+    error = sqrt(sum((1 - alpha * a - beta * b) ** 2 for a, b in zip(x, y, strict=True)) / len(points))
+    return Fit(Curve(alpha, beta), error, len(points), min(sizes), max(sizes))

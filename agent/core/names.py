@@ -1,0 +1,105 @@
+"""What a trainer has told of itself by name: its groups, operations, dtypes, and where else to look. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from commwatch.collectors.node.gpu import GpuPlace, place_of
+from commwatch.collectors.wire import events as ev
+from commwatch.core.books import (
+    LATEST_KNOWN,
+    MOST_APART,
+    OTHER_GROUP,
+    OTHER_ID,
+    UNKNOWN_GROUP,
+    GroupInfo,
+    count_of,
+)
+from commwatch.core.group_labels import label
+
+#: Characters of the name of an exception's type.
+_MOST_TYPE = 80
+
+
+def _group(entry: dict[str, Any]) -> GroupInfo:
+    """A group of the names file; raises ``KeyError``, ``OverflowError``, ``TypeError`` or ``ValueError`` where it is damaged."""
+    ranks = tuple(count_of(r) for r in entry["ranks"]) if entry["ranks"] is not None else None
+    name, description, size = str(entry["name"]), str(entry["desc"]), count_of(entry["size"])
+    return GroupInfo(
+        str(entry["group_id"]),
+        label(name, description, ranks, size),
+        name,
+        description,
+        ranks,
+        size,
+        bool(entry["aligned"]),
+        str(entry["backend"]) if entry.get("backend") else None,
+    )
+
+
+class Names:
+    """The names of one ring."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, GroupInfo] = {}
+        #: Those in it that are not counted each for itself, oldest first; and how many groups there have been.
+        self._rest: deque[int] = deque()
+        self.groups_told = 0
+        self.ops: dict[int, str] = dict(enumerate(ev.OPS, start=1))
+        self.dtypes: dict[int, str] = {}
+        #: Where this rank's NCCL writes its debug output, if into a file.
+        self.nccl_log: str | None = None
+        self.gpu: GpuPlace | None = None  # the card it says it computes on
+        #: The folder that NCCL Inspector dumps into.
+        self.inspector: str | None = None
+        #: Type of the exception that ended the process; empty: none, or not known.
+        self.raised = ""
+
+    def learn(self, entries: Iterable[dict[str, Any]]) -> list[tuple[int, GroupInfo]]:
+        """Take in entries of the names file; damaged ones are passed over. Returns the groups that are new, or told otherwise."""
+        fresh: list[tuple[int, GroupInfo]] = []
+        for entry in entries:
+            try:
+                if "group" in entry:
+                    small_id, info = count_of(entry["group"]), _group(entry)
+                    if self.groups.get(small_id) != info:
+                        fresh += self._remember(small_id, info)
+                elif "dtype" in entry:
+                    self.dtypes[count_of(entry["dtype"])] = str(entry["name"])
+                elif "op" in entry:
+                    self.ops[count_of(entry["op"])] = str(entry["name"])
+                elif "nccl_log" in entry:
+                    self.nccl_log = str(entry["nccl_log"])
+                elif "gpu" in entry:
+                    self.gpu = place_of(entry["gpu"])
+                elif "inspector" in entry:
+                    self.inspector = str(entry["inspector"])
+                elif "raised" in entry:
+                    self.raised = str(entry["raised"])[:_MOST_TYPE]
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+                continue
+        return fresh
+
+    def _remember(self, small_id: int, info: GroupInfo) -> Iterator[tuple[int, GroupInfo]]:
+        """Keep a group, and forget one of the rest for it where there are too many; gives those that are new."""
+        yield small_id, info
+        self.groups_told += small_id not in self.groups
+        self.groups[small_id] = info
+        if small_id < MOST_APART:
+            return
+        if OTHER_ID not in self.groups:
+            self.groups[OTHER_ID] = OTHER_GROUP
+            yield OTHER_ID, OTHER_GROUP
+        self._rest.append(small_id)
+        if len(self._rest) > LATEST_KNOWN:
+            self.groups.pop(self._rest.popleft(), None)
+
+    def group(self, small_id: int) -> GroupInfo:
+        """The group of a record; one stand-in for those whose name was lost."""
+        return self.groups.get(small_id) or (OTHER_GROUP if MOST_APART <= small_id < ev.NO_GROUP else UNKNOWN_GROUP)
+
+    def op_name(self, code: int) -> str:
+        """Canonical name, or the operator's own where it is not in our table."""
+        return self.ops.get(code, "unknown")

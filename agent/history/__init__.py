@@ -1,0 +1,1 @@
+"""The history of a host in SQLite: written, read, checked for damage."""

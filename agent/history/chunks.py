@@ -1,0 +1,130 @@
+"""Raw records on their way into the history: packed runs of one ring, with what is needed to find them again."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from commwatch.collectors.wire.events import NONSENSE, RECORD_SIZE
+from commwatch.history.soundness import seal
+
+log = logging.getLogger("commwatch")
+#: A kind of damage, and what tells one piece of it from others, in every process.
+Piece = tuple[str, int]
+#: Pieces of one kind that are named in the log.
+_MOST_SAID = 10
+Statement = tuple[str, tuple[Any, ...]]
+
+#: Records of a chunk; a chunk that is not full yet is written again with what has come.
+CHUNK_RECORDS = 1024
+#: A chunk that was all but full takes in another piece.
+_MOST_BYTES = 2 * CHUNK_RECORDS * RECORD_SIZE
+
+
+class Damaged:
+    """Counts the damaged pieces of the history and logs each once, whichever thread finds it."""
+
+    def __init__(self) -> None:
+        self._known: set[Piece] = set()
+        self._of_kind: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def row(self, path: Path, table: str, row: object) -> None:
+        """Take note of a row that is not as it was written."""
+        says = f"{path}: a row of the table {table} is damaged and passed over"
+        self.note((table, zlib.crc32(repr(row).encode())), says)
+
+    def log_lost(self, path: Path, transactions: int) -> None:
+        """Take note that the end of the write-ahead log is damaged."""
+        lost = f"the last {transactions} transactions in it are lost; what the rings still hold is read again"
+        self.note(("log", transactions), f"{path}: the write-ahead log is damaged: {lost}")
+
+    def whole(self, path: Path, why: str) -> None:
+        """Take note that the file itself is damaged."""
+        self.note(("file", zlib.crc32(why.encode())), f"{path}: {why}")
+
+    def note(self, piece: Piece, says: str) -> None:
+        """Count a piece that is new, and log it unless ten of its kind are in the log already."""
+        with self._lock:
+            if piece in self._known:
+                return
+            self._known.add(piece)
+            self._of_kind[piece[0]] += 1
+            number = self._of_kind[piece[0]]
+        if number <= _MOST_SAID:
+            log.warning("%s%s", says, "; more of these are only counted" if number == _MOST_SAID else "")
+
+    def unpacked(self, path: Path, chunk: int, data: bytes) -> bytes | None:
+        """The records of a chunk of the history at ``path``; ``None``: it is damaged, to be passed over."""
+        try:
+            unpacking = zlib.decompressobj()
+            records = unpacking.decompress(data, _MOST_BYTES)
+            if not unpacking.eof:
+                why = f"more than {_MOST_BYTES} bytes, or cut short"
+            elif len(records) % RECORD_SIZE:
+                why = f"{len(records)} bytes are no whole records"
+            else:
+                return records
+        except zlib.error as error:
+            why = str(error)
+        self.note(("chunk", chunk), f"{path}: chunk {chunk} of the raw records is damaged and passed over: {why}")
+        return None
+
+
+class OpenChunk:
+    """The newest records of a ring, on their way to a full chunk."""
+
+    _LOOK = struct.Struct("<4xBxH24xI12xQ8x")
+
+    def __init__(self, ring: int, offset_ns: int) -> None:
+        self.ring, self._offset_ns = ring, offset_ns
+        self.records = bytearray()
+        self.first_n: int | None = None
+        self.until_n = 0
+        self.from_ns, self.until_ns = 0, 0
+        self.spans: dict[int, tuple[int, int]] = {}
+
+    def append(self, records: bytes, until_n: int) -> None:
+        """Add whole records, the last of which is number ``until_n - 1``."""
+        ops, groups, seqs, ends = zip(*self._LOOK.iter_unpack(records), strict=True)
+        if max(ends) + self._offset_ns >= NONSENSE:
+            ends = tuple(end for end in ends if end + self._offset_ns < NONSENSE) or (self.until_ns - self._offset_ns,)
+        self.until_ns = max(self.until_ns, max(ends) + self._offset_ns)
+        first = min(ends) + self._offset_ns
+        self.from_ns = min(self.from_ns, first) if self.records else first
+        of_group: defaultdict[int, list[int]] = defaultdict(list)
+        for op, group, seq in zip(ops, groups, seqs, strict=True):
+            if op:  # a step mark (0) has no group
+                of_group[group].append(seq)
+        for group, numbers in of_group.items():
+            low, high = self.spans.get(group, (numbers[0], numbers[0]))
+            self.spans[group] = min(low, *numbers), max(high, *numbers)
+        if self.first_n is None:
+            self.first_n = until_n - len(records) // RECORD_SIZE
+        self.records += records
+        self.until_n = until_n
+
+    def statements(self) -> Iterator[Statement]:
+        """What writes it as it stands, in place of what was written of it before."""
+        data = zlib.compress(self.records, 1)
+        about = (self.ring, self.first_n, self.until_n, self.from_ns, self.until_ns, len(data))
+        yield (
+            "INSERT INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (ring, first_n) DO UPDATE SET until_n = excluded.until_n, from_ns = excluded.from_ns,"
+            " until_ns = excluded.until_ns, size = excluded.size, data = excluded.data, crc = excluded.crc",
+            (*about, data, seal(about)),
+        )
+        for group, (low, high) in self.spans.items():
+            yield (
+                "INSERT OR REPLACE INTO span SELECT id, ?, ?, ? FROM chunk WHERE ring = ? AND first_n = ?",
+                (group, low, high, self.ring, self.first_n),
+            )

@@ -1,0 +1,177 @@
+"""Reading the history: what the API, the report and the command line ask of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from commwatch.collectors.wire.events import OPS
+from commwatch.core.books import SLOT_NS, GroupInfo, StepSums
+from commwatch.history.chunks import Damaged
+from commwatch.history.opening import connect
+from commwatch.history.soundness import SOUND
+from commwatch.history.store import RingRow, Rollup, raw_since, rings, rollups
+
+
+class StoredStep(NamedTuple):
+    """One step of one ring; times are wall time."""
+
+    ring: int
+    seq: int
+    start_ns: int
+    end_ns: int
+    comm_ns: int | None
+    exposed_ns: int | None
+    #: Communication time by group label.
+    groups: dict[str, int]
+    p2p_wait_ns: int | None
+    #: It took far longer than its neighbours.
+    long: bool
+
+
+class Chunk(NamedTuple):
+    """A run of raw records of one ring; stamps in the records tell their numbers."""
+
+    id: int
+    ring: int
+    until_ns: int
+    records: bytes
+
+
+class History:
+    """Read access for queries; each call sees what was committed. Use it in one thread.
+
+    Args:
+        damaged: gets the chunks that cannot be read any more.
+    """
+
+    def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
+        damaged = Damaged() if damaged is None else damaged
+        self._db = connect(path, False, damaged)
+        self._unpacked = partial(damaged.unpacked, path)
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def freeze(self) -> None:
+        """From the next call on, all calls see the same: what was committed then."""
+        self._db.execute("BEGIN")
+
+    def rings(self, job: str | None = None) -> list[RingRow]:
+        """The rings of a job, or of all, oldest first."""
+        return rings(self._db, "job = ?" if job is not None else "1", (job,) if job is not None else ())
+
+    def exits(self) -> dict[str, tuple[int, int]]:
+        """Exit code and wall time in ns of the end of each job's launcher, where it is known."""
+        return {
+            job: (code, at)
+            for job, code, at in self._db.execute(f"SELECT job, code, at_ns FROM job_exit WHERE {SOUND['job_exit']}")
+        }
+
+    def groups(self, rings: list[int] | None = None) -> dict[tuple[int, int], GroupInfo]:
+        """The groups of the rings, or of all, by (ring, number in the ring)."""
+        rows = self._db.execute(
+            "SELECT ring, small_id, group_id, label, name, description, ranks, size, aligned, backend FROM grp"
+            f" WHERE (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) AND {SOUND['grp']}",
+            (_listed(rings),),
+        )
+        return {
+            (r[0], r[1]): GroupInfo(
+                r[2], r[3], r[4], r[5], tuple(json.loads(r[6])) if r[6] else None, r[7], bool(r[8]), r[9]
+            )
+            for r in rows
+        }
+
+    def names(self, kind: str, rings: list[int] | None = None) -> dict[tuple[int, int], str]:
+        """Names of dtypes or unknown ops in the rings, or in all, by (ring, code)."""
+        rows = self._db.execute(
+            "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))"
+            f" AND {SOUND['name']}",
+            (_listed(rings), kind),
+        )
+        return {(ring, code): name for ring, code, name in rows}
+
+    def rollups(self, from_ns: int, until_ns: int, rings: list[int]) -> Iterator[Rollup]:
+        """Roll-ups of the rings whose slot begins in ``[from_ns, until_ns)``."""
+        return rollups(
+            self._db,
+            "slot_ns >= ? AND slot_ns < ? AND ring IN (SELECT value FROM json_each(?))",
+            (from_ns, until_ns, json.dumps(rings)),
+        )
+
+    def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
+        """Stored records that no roll-up holds yet, oldest first, and the number that follows each run."""
+        return raw_since(self._db, ring, self._unpacked)
+
+    def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:
+        """Steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""
+        rows = self._db.execute(
+            "SELECT ring, seq, start_ns, end_ns, comm_ns, exposed_ns, groups, p2p_wait_ns, long FROM step"
+            f" WHERE end_ns >= ? AND end_ns < ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['step']} ORDER BY end_ns DESC LIMIT ?",
+            (from_ns, until_ns, json.dumps(rings), limit),
+        )
+        return [
+            StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
+            for *known, groups, waited, long in rows
+        ]
+
+    def shares(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, tuple[float, float | None]]:
+        """Comm share and exposed share of the rings' steps but for long ones, by the slot of 10 s that they ended in, as ``StepSums`` has them."""
+        # TOTAL, not SUM, which fails where integers grow too large for it.
+        rows = self._db.execute(
+            "SELECT end_ns / ?1 * ?1, COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN end_ns - start_ns END),"
+            " TOTAL(comm_ns), COUNT(CASE WHEN comm_ns NOT NULL THEN exposed_ns END),"
+            " TOTAL(CASE WHEN comm_ns NOT NULL AND exposed_ns NOT NULL THEN end_ns - start_ns END),"
+            " TOTAL(CASE WHEN comm_ns NOT NULL THEN exposed_ns END) FROM step"
+            " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
+            (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
+        )
+        found = ((slot, StepSums(*sums).shares()) for slot, *sums in rows)
+        return {slot: shares for slot, shares in found if shares is not None}
+
+    def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, float]]]:
+        """Bus bytes, and the time in ns that they took, of the rings' operations, by slot of 10 s and op."""
+        rows = self._db.execute(
+            "SELECT slot_ns, op, TOTAL(bus_bytes), TOTAL(busy_ns) FROM rollup WHERE slot_ns >= ? AND slot_ns < ? AND NOT coarse"
+            " AND bus_bytes > 0 AND op BETWEEN 1 AND ? AND ring IN (SELECT value FROM json_each(?)) GROUP BY 1, 2",
+            (from_ns, until_ns, len(OPS), json.dumps(rings)),
+        )
+        found: dict[int, dict[str, tuple[float, float]]] = {}
+        for slot, op, bus_bytes, busy_ns in rows:
+            found.setdefault(slot, {})[OPS[op - 1]] = bus_bytes, busy_ns
+        return found
+
+    def chunks(self, from_ns: int, until_ns: int, rings: list[int] | None = None) -> Iterator[Chunk]:
+        """Raw records of chunks of the rings, or of all, that touch ``[from_ns, until_ns]`` (ends of operations), latest end first."""
+        rows = self._db.execute(
+            "SELECT id, ring, until_ns, data FROM chunk WHERE until_ns >= ?2 AND from_ns <= ?3"
+            f" AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) AND {SOUND['chunk']} ORDER BY until_ns DESC",
+            (_listed(rings), from_ns, until_ns),
+        )
+        for chunk, ring, until, data in rows:
+            records = self._unpacked(chunk, data)
+            if records is not None:
+                yield Chunk(chunk, ring, until, records)
+
+    def chunks_with(self, group_id: str, seq: int) -> Iterator[tuple[Chunk, int]]:
+        """Chunks that may hold collective ``seq`` of a group, with the group's number in that ring."""
+        rows = self._db.execute(
+            "SELECT c.id, c.ring, c.until_ns, c.data, g.small_id FROM grp g"
+            " JOIN chunk c ON c.ring = g.ring JOIN span s ON s.chunk = c.id AND s.small_id = g.small_id"
+            " WHERE g.group_id = ? AND ? BETWEEN s.seq_from AND s.seq_until",
+            (group_id, seq),
+        )
+        for chunk, ring, until, data, small_id in rows:
+            records = self._unpacked(chunk, data)
+            if records is not None:
+                yield Chunk(chunk, ring, until, records), small_id
+
+
+def _listed(rings: list[int] | None) -> str | None:
+    return None if rings is None else json.dumps(rings)

@@ -1,0 +1,194 @@
+"""Single operations out of the raw records of the history: newest first, filtered, page by page."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.bandwidth import algbw, bus_factor
+from commwatch.core.books import UNKNOWN_GROUP, GroupInfo
+from commwatch.history.history import Chunk, History
+from commwatch.history.store import RingRow
+
+#: Records that wait for newer ones; where more would, those that are older still are looked for in another pass.
+MOST_WAITING = 1 << 17
+Place = tuple[int, int, int]
+#: A record with its place, each number negated: newest first.
+_Placed = tuple[int, int, int, ev.Record]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One finished operation of one rank. ``None``: does not apply, or is not known."""
+
+    #: Place in the history, newest first: also the cursor to go on from.
+    id: str
+    job_id: str
+    restart: int
+    rank: int
+    group: str
+    group_id: str
+    group_size: int
+    op: str
+    seq: int
+    peer: int | None
+    tag: int | None
+    dtype: str | None
+    size_bytes: int | None
+    #: Unix time in seconds: when it was called, when it could begin, when its end was seen.
+    launch_at: float
+    start_at: float
+    end_at: float
+    duration_s: float | None
+    algbw: float | None
+    busbw: float | None
+    p2p_wait_s: float | None
+    is_async: bool
+    failed: bool
+    timing: str
+    aligned: bool
+
+
+def place_of(operation_id: str) -> Place:
+    """The place an id names: end in ns, ring, stamp; raises ``ValueError`` on anything else."""
+    end, ring, stamp = (int(part) for part in operation_id.split("-"))
+    return end, ring, stamp
+
+
+class Reader:
+    """Turns records into operations; built once per query. Of rings that are not in ``rings`` nothing is read."""
+
+    def __init__(self, history: History, rings: Mapping[int, RingRow]) -> None:
+        self._history, self._rings, self._ids = history, rings, list(rings)
+        self._groups = history.groups(self._ids)
+        self._dtypes, self._ops = history.names("dtype", self._ids), history.names("op", self._ids)
+
+    def operation(self, ring: RingRow, record: ev.Record) -> Operation:
+        """One record with its names and bandwidths."""
+        op = ev.OPS[record.op - 1] if 1 <= record.op <= len(ev.OPS) else self._ops.get((ring.id, record.op), "unknown")
+        group: GroupInfo = self._groups.get((ring.id, record.group), UNKNOWN_GROUP)
+        size = None if record.flags & ev.NO_SIZE else record.size_bytes
+        duration = None if record.flags & (ev.UNTIMED | ev.FAILED) else (record.end_ns - record.start_ns) / 1e9
+        factor = bus_factor(op, group.size)
+        rate = algbw(size, duration) if size is not None and duration is not None and op != "barrier" else None
+        offset = ring.wall_offset_ns
+        return Operation(
+            id=f"{record.end_ns + offset}-{ring.id}-{record.stamp}",
+            job_id=ring.job,
+            restart=ring.restart,
+            rank=ring.rank,
+            group=group.label,
+            group_id=group.group_id,
+            group_size=group.size,
+            op=op,
+            seq=record.seq,
+            peer=record.peer if record.peer >= 0 else None,
+            tag=record.tag if op in ev.P2P else None,
+            dtype=self._dtypes.get((ring.id, record.dtype)),
+            size_bytes=size,
+            launch_at=(record.launch_ns + offset) / 1e9,
+            start_at=(record.start_ns + offset) / 1e9,
+            end_at=(record.end_ns + offset) / 1e9,
+            duration_s=duration,
+            algbw=rate,
+            busbw=rate * factor if rate is not None and factor is not None else None,
+            p2p_wait_s=record.waited_us / 1e6 if op in ev.P2P else None,
+            is_async=bool(record.flags & ev.ASYNC),
+            failed=bool(record.flags & ev.FAILED),
+            timing=ev.TIMING[record.timing] if record.timing < len(ev.TIMING) else "unknown",
+            aligned=not record.flags & ev.UNALIGNED,
+        )
+
+    def newest_first(
+        self,
+        from_ns: int,
+        until_ns: int,
+        before: Place | None,
+        wanted: Callable[[Operation], bool],
+        go_on: Callable[[], object] = lambda: None,
+    ) -> Iterator[Operation]:
+        """Operations that ended in ``[from_ns, until_ns)``, in this order only those behind ``before``.
+
+        Chunks of several ranks overlap in time, so they are merged as they come.
+
+        Args:
+            go_on: called before each chunk; what it raises ends the search.
+        """
+        last = yield from self._pass(from_ns, until_ns, before, wanted, go_on)
+        while last is not None:
+            last = yield from self._pass(from_ns, until_ns, last, wanted, go_on)
+
+    def _pass(
+        self,
+        from_ns: int,
+        until_ns: int,
+        before: Place | None,
+        wanted: Callable[[Operation], bool],
+        go_on: Callable[[], object],
+    ) -> Generator[Operation, None, Place | None]:
+        """As above, but only so many; returns the place of the last, or ``None`` where there are no more.
+
+        Chunks in each of which somebody has written an end of the far future overlap all that is before it.
+        """
+        until_ns, last = until_ns if before is None else min(until_ns, before[0] + 1), None
+        # Records, for only what is asked for is worth the memory of an operation.
+        heap: list[_Placed] = []
+        for chunk in self._history.chunks(from_ns, until_ns, self._ids):
+            go_on()
+            # No later chunk holds anything newer than this one's end.
+            while heap and -heap[0][0] > chunk.until_ns:
+                yield from self._newest(heap, wanted)
+            ring = self._rings[chunk.ring]
+            for record in _records(chunk):
+                place = (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp)
+                if (
+                    from_ns <= place[0] < until_ns
+                    and (before is None or place < before)
+                    and (last is None or place > last)
+                ):
+                    heapq.heappush(heap, (-place[0], -place[1], -place[2], record))
+            if len(heap) > MOST_WAITING:
+                heap = sorted(heap)[: MOST_WAITING // 2]
+                end, where, stamp, _ = heap[-1]
+                last = -end, -where, -stamp
+        while heap:
+            yield from self._newest(heap, wanted)
+        return last
+
+    def _newest(self, heap: list[_Placed], wanted: Callable[[Operation], bool]) -> Iterator[Operation]:
+        """Take the newest from the heap; none if it is not wanted."""
+        _, ring, _, record = heapq.heappop(heap)
+        operation = self.operation(self._rings[-ring], record)
+        if wanted(operation):
+            yield operation
+
+    def collective(self, group_id: str, seq: int) -> list[Operation]:
+        """The ranks of one collective, by rank; of several runs under one name, the latest."""
+        found: dict[int, Operation] = {}
+        for chunk, small_id in self._history.chunks_with(group_id, seq):
+            ring = self._rings.get(chunk.ring)
+            if ring is None:
+                continue
+            for record in _records(chunk):
+                if record.group == small_id and record.seq == seq and record.op not in _P2P_CODES:
+                    operation = self.operation(ring, record)
+                    known = found.get(operation.rank)
+                    if known is None or known.end_at < operation.end_at:
+                        found[operation.rank] = operation
+        if not found:
+            return []
+        newest = max(found.values(), key=lambda operation: operation.end_at)
+        # Nobody finishes a symmetric operation before all have begun it: who did belongs to an earlier run.
+        together = [o for o in found.values() if o.op not in ev.SYMMETRIC or o.end_at >= newest.launch_at]
+        return sorted(together, key=lambda operation: operation.rank)
+
+
+_P2P_CODES = frozenset(ev.OP_CODE[op] for op in ev.P2P)
+
+
+def _records(chunk: Chunk) -> Iterator[ev.Record]:
+    """The operations of a chunk, each by itself: step marks are left out, and what was only counted."""
+    records = (ev.Record._make(fields) for fields in ev.RECORD.iter_unpack(chunk.records))
+    return (record for record in records if record.op != ev.STEP_MARK and record.timing != ev.COUNTED)

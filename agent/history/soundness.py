@@ -1,0 +1,135 @@
+"""Is a row of the history as it was written? Each carries a checksum; what does not fit it is passed over, counted and said, never taken for true.
+
+SQLite itself has none in its database file: a byte that a disk or a person has changed would be read as another number.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commwatch.collectors.wire.identity import unsound
+from commwatch.core.books import CELL_SUMS
+from commwatch.core.endings import Ending
+
+if TYPE_CHECKING:
+    from commwatch.history.chunks import Damaged
+
+#: Beyond it nothing is a time in ns or a count that was ever written.
+_MOST = 1 << 62
+#: Columns of a ring that never change, which its checksum is of; the rest are numbers that grow.
+_RING_SEALED = 8
+#: By table, the condition on rows that are as they were written.
+SOUND = {
+    "ring": "sound('ring', crc, CAST(uid AS BLOB), CAST(job AS BLOB), restart, rank, world_size, started_ns, wall_offset_ns,"
+    " CAST(identity AS BLOB), next_n, rolled_n, lost, dropped, seen_ns, CAST(ending AS BLOB))",
+    "job_exit": "sound('job_exit', crc, CAST(job AS BLOB), code, at_ns)",
+    "grp": "sound('grp', crc, ring, small_id, CAST(group_id AS BLOB), CAST(label AS BLOB), CAST(name AS BLOB), CAST(description AS BLOB),"
+    " CAST(ranks AS BLOB), size, aligned, CAST(backend AS BLOB))",
+    "name": "sound('name', crc, ring, CAST(kind AS BLOB), code, CAST(name AS BLOB))",
+    "chunk": "sound('chunk', crc, ring, first_n, until_n, from_ns, until_ns, size)",
+    "rollup": f"sound('rollup', crc, slot_ns, coarse, ring, small_id, op, size_log2, {', '.join(CELL_SUMS)}, CAST(durations AS BLOB), bins)",
+    "step": "sound('step', crc, ring, seq, start_ns, end_ns, comm_ns, exposed_ns, CAST(groups AS BLOB), p2p_wait_ns, long)",
+}
+#: What SQLite says of a file that is not as it has written it.
+_MALFORMED = ("malformed", "not a database")
+#: Names of a database, its write-ahead log and the index of that.
+_FILES = ("", "-wal", "-shm")
+
+
+def seal(values: Iterable[object]) -> int:
+    """The checksum of a row."""
+    # Nearly all are integers, of which a summary may read a million.
+    return zlib.crc32(repr([value if type(value) is int else _as_read(value) for value in values]).encode())
+
+
+def _as_read(value: object) -> object:
+    """As SQLite gives it back: it stores whole floats as integers; texts are asked for as bytes."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, bool) else value
+
+
+def judge_rows(db: sqlite3.Connection, path: Path, damaged: Damaged) -> None:
+    """Give a connection the SQL function ``sound(table, crc, column, ...)``: whether a row is as it was written; what is not, ``damaged`` gets."""
+
+    def sound(table: str, crc: object, *values: object) -> bool:
+        fits = _fits(table, crc, values)
+        if not fits:
+            damaged.row(path, table, (table, crc, *values))
+        return fits
+
+    db.create_function("sound", -1, sound)
+    # Of rows without a checksum, which an earlier version has written.
+    db.text_factory = lambda text: text.decode(errors="replace")
+
+
+def _fits(table: str, crc: object, values: tuple[object, ...]) -> bool:
+    if table == "ring":
+        identity, *growing, ending = values[_RING_SEALED - 1 :]
+        if not isinstance(identity, bytes) or not _are_counts(growing) or not _is_ending(ending):
+            return False
+        if crc is None:
+            return _is_identity(identity) and _are_counts(values[2 : _RING_SEALED - 1])
+        values = values[:_RING_SEALED]
+    if crc is None:
+        return (
+            all(value is None or isinstance(value, (int, float, bytes)) for value in values) and values[0] is not None
+        )
+    return crc == seal(values)
+
+
+def _are_counts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, int) and abs(value) < _MOST for value in values)
+
+
+def _is_ending(text: object) -> bool:
+    try:
+        return text is None or (isinstance(text, bytes) and _are_counts(Ending(*json.loads(text))[:2]))
+    except (ValueError, TypeError, RecursionError):
+        return False
+
+
+def _is_identity(text: bytes) -> bool:
+    try:
+        return unsound(json.loads(text)) is None
+    except (ValueError, RecursionError):
+        return False
+
+
+def is_malformed(error: sqlite3.Error) -> bool:
+    """Whether SQLite has found the file itself damaged, and not a disk full or a file locked."""
+    return any(sign in str(error) for sign in _MALFORMED)
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged history out of the way, with what belongs to it, under a name that says when; returns where it is now.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    at = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"
+    aside = path.with_name(f"{path.name}.damaged-{at}")
+    n = 1
+    while aside.exists():
+        n += 1
+        aside = path.with_name(f"{path.name}.damaged-{at}-{n}")
+    # The database first: what is without it is no history.
+    for suffix in _FILES:
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+    mark(path).unlink(missing_ok=True)
+    return aside
+
+
+def mark(path: Path) -> Path:
+    """The file by which an agent that finds its history damaged while it runs tells the next one."""
+    return path.with_name(f"{path.name}.damaged")

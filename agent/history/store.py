@@ -1,0 +1,357 @@
+"""History on disk. One SQLite file per host, raw records in packed chunks, roll-ups with a sketch.
+
+Raw records are kept by size, roll-ups and steps by time. What is stored of a ring and how far it has been read change
+in one transaction, so that after any crash the agent goes on exactly where the history ends. Roll-ups follow later
+(when their 10 s are over): ``rolled_n`` says up to which record, the rest is counted again from the raw records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commwatch.collectors.wire.events import NONSENSE, RECORD_SIZE
+from commwatch.collectors.wire.ring import number_of
+from commwatch.core import sketch
+from commwatch.core.books import CELL_SUMS, SLOT_NS, Cell, CellKey, GroupInfo, StepRecord
+from commwatch.core.endings import Ending
+from commwatch.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement
+from commwatch.history.exits import Exit
+from commwatch.history.opening import DamagedHistory, StoreError, Transaction, connect
+from commwatch.history.soundness import SOUND, is_malformed, mark, seal, set_aside
+
+log = logging.getLogger("commwatch")
+#: Roll-ups older than an hour are merged to five minutes.
+COARSE_NS = 300_000_000_000
+COARSEN_AFTER_NS = 3600_000_000_000
+_GONE = "the file is gone, or another in its place; put it back, or start the agent again"
+
+
+class RingRow(NamedTuple):
+    """A ring as the history knows it. Times ending in ``_ns`` are wall time."""
+
+    id: int
+    #: Path of the ring file; no two have the same.
+    uid: str
+    job: str
+    restart: int
+    rank: int
+    world_size: int
+    started_ns: int
+    wall_offset_ns: int
+    identity: dict[str, Any]
+    next_n: int
+    rolled_n: int
+    lost: int
+    dropped: int
+    seen_ns: int
+    #: ``running``, ``ended`` (said so itself) or ``gone`` (its process vanished).
+    state: str
+    steps_unavailable: str | None
+    #: How it ended; ``None``: it has not, or that is not known.
+    ending: Ending | None = None
+
+    @property
+    def running(self) -> bool:
+        """Not known to have ended, and its ring is still there (it is not after a reboot)."""
+        return self.state == "running" and Path(self.uid).exists()
+
+
+class Rollup(NamedTuple):
+    """One stored cell."""
+
+    slot_ns: int
+    #: How much time it covers from there.
+    length_ns: int
+    ring: int
+    key: CellKey
+    cell: Cell
+
+
+def begin(path: Path, damaged: Damaged) -> Writer:
+    """Return the writer of an agent that starts. Renames a damaged history, starts a new one, and logs both names.
+
+    Raises:
+        StoreError: as ``connect``; of what is damaged, where it cannot be set aside.
+    """
+    try:
+        if not mark(path).exists():
+            return Writer(path, damaged)
+        why = "an agent has found it damaged"
+    except DamagedHistory as error:
+        why = str(error).removeprefix(f"{path}: ").partition(";")[0]
+    try:
+        aside = set_aside(path)
+    except OSError as error:
+        raise StoreError(f"{path}: {why}, and it cannot be set aside: {error.strerror}; move it away") from None
+    log.error(
+        "%s: %s: it is set aside as %s, and a new history begun; what the rings still hold is read again",
+        path,
+        why,
+        aside,
+    )
+    return Writer(path, damaged)
+
+
+class Writer:
+    """The one writer of an agent. Statements gather and are written by ``commit``, all or none of them.
+
+    Args:
+        damaged: gets the chunks that cannot be read any more.
+    """
+
+    #: Statements with records kept while the disk refuses them; beyond that they are lost, and counted.
+    MOST_PENDING = 20_000
+
+    def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
+        self.path = path
+        self._damaged = Damaged() if damaged is None else damaged
+        self._db = connect(path, True, self._damaged)
+        # Rings fill within seconds: who else holds the history is waited for between looks, not in one.
+        self._db.execute("PRAGMA busy_timeout = 1000")
+        self._file = path.stat()
+        #: Names and states, which are few and always kept; records and sums, which are not.
+        self._names: list[Statement] = []
+        self._pending: list[Statement] = []
+        self._progress: dict[int, Statement] = {}
+        self._chunks: dict[int, OpenChunk] = {}
+        self._dirty: set[int] = set()
+        self._ended: set[int] = set()
+        #: Why the last commit failed, and statements given up.
+        self.trouble: str | None = None
+        self.given_up = 0
+
+    def ring(self, uid: str, identity: dict[str, Any], now_ns: int) -> RingRow:
+        """The row of a ring, made at first sight."""
+        offset = int(identity["wall_offset_ns"])
+        who = (uid, str(identity["job"]), int(identity["restart"]), int(identity["rank"]), int(identity["world_size"]))
+        began_ns = int(identity["started_ns"]) + offset
+        sealed = (*who, began_ns, offset, json.dumps(identity))
+        wanted = "+uid = ?", (uid,)  # not by its index, which may be damaged alone
+        found = rings(self._db, *wanted)
+        if not found:
+            with Transaction(self._db):
+                # In place of a row that is damaged; what there was under that row's number is not taken for this one's.
+                self._db.execute(
+                    "INSERT OR REPLACE INTO ring (id, uid, job, restart, rank, world_size, started_ns, wall_offset_ns, identity, seen_ns, crc)"
+                    " SELECT COALESCE(MAX(id), 0) + 1, ?,?,?,?,?,?,?,?,?,? FROM ring",
+                    (*sealed, now_ns, seal(sealed)),
+                )
+            found = rings(self._db, *wanted)
+        if len(found) != 1:
+            raise sqlite3.DatabaseError(f"rows of {uid} are malformed")
+        return found[0]
+
+    def append(self, ring: RingRow, records: bytes, until_n: int) -> None:
+        """Add raw records."""
+        for at in range(0, len(records), CHUNK_RECORDS * RECORD_SIZE):
+            piece = records[at : at + CHUNK_RECORDS * RECORD_SIZE]
+            chunk = self._chunks.setdefault(ring.id, OpenChunk(ring.id, ring.wall_offset_ns))
+            chunk.append(piece, until_n - (len(records) - at - len(piece)) // RECORD_SIZE)
+            self._dirty.add(ring.id)
+            if len(chunk.records) >= CHUNK_RECORDS * RECORD_SIZE:
+                self._write_chunk(ring.id)
+                del self._chunks[ring.id]
+
+    def _write_chunk(self, ring: int) -> None:
+        self._pending.extend(self._chunks[ring].statements())
+        self._dirty.discard(ring)
+
+    def progress(self, ring: int, next_n: int, lost: int, dropped: int, now_ns: int) -> None:
+        """How far a ring has been read."""
+        statement = "UPDATE ring SET next_n = ?, lost = ?, dropped = ?, seen_ns = ? WHERE id = ?"
+        self._progress[ring] = (statement, (next_n, lost, dropped, now_ns, ring))
+
+    def end(self, ring: int, state: str, ending: Ending | None = None) -> None:
+        """The ring's trainer is no more, and nothing comes after what has come."""
+        self._ended.add(ring)
+        told = None if ending is None else json.dumps(ending)
+        self._names.append(("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, told, ring)))
+
+    def exit(self, ended: Exit) -> None:
+        """A job's launcher has ended."""
+        row = ended.job, ended.code, int(ended.at * 1e9)
+        self._names.append(("INSERT OR REPLACE INTO job_exit VALUES (?,?,?,?)", (*row, seal(row))))
+
+    def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
+        """A group's name and members."""
+        ranks = json.dumps(group.ranks) if group.ranks is not None else None
+        names = (group.group_id, group.label, group.name, group.description)
+        row = (ring, small_id, *names, ranks, group.size, group.aligned, group.backend)
+        self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?,?)", (*row, seal(row))))
+
+    def name(self, ring: int, kind: str, code: int, name: str) -> None:
+        """What a number of the ring means: ``kind`` is ``dtype`` or ``op``."""
+        row = (ring, kind, code, name)
+        self._names.append(("INSERT OR REPLACE INTO name VALUES (?,?,?,?,?)", (*row, seal(row))))
+
+    def rollups(self, ring: int, cells: Iterable[tuple[int, CellKey, Cell]], rolled_n: int) -> None:
+        """Closed cells, which hold the records of the ring up to ``rolled_n``."""
+        for slot_ns, key, cell in cells:
+            self._pending.append(_rollup_row(slot_ns, 0, ring, key, cell))
+        self._pending.append(("UPDATE ring SET rolled_n = ? WHERE id = ?", (rolled_n, ring)))
+
+    def steps(self, ring: RingRow, steps: Iterable[StepRecord], unavailable: str | None) -> None:
+        """Finished steps, or why there are none."""
+        for step in steps:
+            start, end = step.start_ns + ring.wall_offset_ns, step.end_ns + ring.wall_offset_ns
+            what = (step.comm_ns, step.exposed_ns, json.dumps(step.groups), step.p2p_wait_ns, step.long)
+            row = (ring.id, step.seq, start, end, *what)
+            self._pending.append(("INSERT OR REPLACE INTO step VALUES (?,?,?,?,?,?,?,?,?,?)", (*row, seal(row))))
+        self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
+
+    def commit(self) -> bool:
+        """Write all that has gathered; False, with ``trouble`` set, where the disk refuses or the file is gone."""
+        # Chunks that still grow are written as they stand, each time anew: a full disk keeps one state of them, not all.
+        growing = [statement for ring in self._dirty for statement in self._chunks[ring].statements()]
+        statements = [*self._names, *self._pending, *growing, *self._progress.values()]
+        try:
+            if not self._is_there():  # SQLite would go on writing to a file that nobody will ever read
+                raise sqlite3.OperationalError(_GONE)
+            if not statements:
+                self.trouble = None if self.trouble == f"{self.path}: {_GONE}" else self.trouble
+                return True
+            with Transaction(self._db):
+                for statement, values in statements:
+                    self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            self._refused(error)
+            if len(self._pending) > self.MOST_PENDING:
+                self.given_up += len(self._pending)
+                self._pending.clear()
+            return False
+        self.trouble = None
+        self._names.clear()
+        self._pending.clear()
+        self._progress.clear()
+        self._dirty.clear()
+        for ring in self._ended:
+            self._chunks.pop(ring, None)
+        self._ended.clear()
+        return True
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(self.path.stat(), self._file)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # of a disk in trouble SQLite tells itself
+            return True
+
+    def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> None:
+        """Keep ``raw_bytes`` of raw records and ``keep_ns`` of roll-ups and steps; merge old roll-ups."""
+        try:
+            with Transaction(self._db):
+                self._trim_raw(raw_bytes)
+                self._coarsen(now_ns - COARSEN_AFTER_NS)
+                for table, column in (("rollup", "slot_ns"), ("step", "end_ns"), ("chunk", "until_ns")):
+                    self._db.execute(f"DELETE FROM {table} WHERE {column} < ?", (now_ns - keep_ns,))
+                self._forget_rings(now_ns - keep_ns)
+                self._db.execute("DELETE FROM span WHERE chunk NOT IN (SELECT id FROM chunk)")
+        except sqlite3.Error as error:
+            self._refused(error)
+
+    def _refused(self, error: sqlite3.Error) -> None:
+        self.trouble = f"{self.path}: {error}"
+        if is_malformed(error):
+            self.trouble += "; start the agent again: it sets the file aside and begins a new history"
+            with contextlib.suppress(OSError):
+                mark(self.path).touch(mode=0o600)
+
+    def _forget_rings(self, before_ns: int) -> None:
+        """Forget the rings that were last heard of before then and are no more."""
+        for ring in rings(self._db, "seen_ns < ?", (before_ns,)):
+            if not ring.running:
+                for table, column in (("grp", "ring"), ("name", "ring"), ("ring", "id")):
+                    self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (ring.id,))
+        self._db.execute("DELETE FROM job_exit WHERE at_ns < ?", (before_ns,))
+
+    def _trim_raw(self, raw_bytes: int) -> None:
+        total = self._db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0]
+        while total > raw_bytes:
+            oldest = self._db.execute("SELECT id, size FROM chunk ORDER BY until_ns LIMIT 1").fetchone()
+            self._db.execute("DELETE FROM chunk WHERE id = ?", oldest[:1])
+            total -= oldest[1]
+
+    def _coarsen(self, before_ns: int) -> None:
+        before_ns -= before_ns % COARSE_NS
+        merged: dict[tuple[int, int, CellKey], Cell] = {}
+        for row in rollups(self._db, "coarse = 0 AND slot_ns < ?", (before_ns,)):
+            merged.setdefault((row.slot_ns - row.slot_ns % COARSE_NS, row.ring, row.key), Cell()).add(row.cell)
+        self._db.execute("DELETE FROM rollup WHERE coarse = 0 AND slot_ns < ?", (before_ns,))
+        for (slot_ns, ring, key), cell in merged.items():
+            self._db.execute(*_rollup_row(slot_ns, 1, ring, key, cell))
+
+    def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
+        """Stored records that no roll-up holds yet, oldest first, and the number that follows each run."""
+        return raw_since(self._db, ring, partial(self._damaged.unpacked, self.path))
+
+    def close(self) -> None:
+        """Write what is left and let go."""
+        self.commit()
+        self._db.close()
+
+
+def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:
+    """Rings by an SQL condition, oldest first."""
+    columns = ", ".join(RingRow._fields)
+    rows = db.execute(
+        f"SELECT {columns} FROM ring WHERE ({where}) AND {SOUND['ring']} ORDER BY started_ns, rank", values
+    )
+    return [
+        RingRow(*row)._replace(identity=json.loads(row[8]), ending=row[-1] and Ending(*json.loads(row[-1])))
+        for row in rows
+    ]
+
+
+def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:
+    """Roll-ups by an SQL condition."""
+    columns = ", ".join(CELL_SUMS)
+    for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
+        f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where} AND {SOUND['rollup']}",
+        values,
+    ):
+        cell = Cell()
+        cell.durations, cell.bins = json.loads(durations), sketch.Packed(bins)
+        for field, value in zip(CELL_SUMS, sums, strict=True):
+            setattr(cell, field, value)
+        yield Rollup(slot, COARSE_NS if coarse else SLOT_NS, ring, CellKey(group, op, size), cell)
+
+
+def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> Statement:
+    values = (
+        slot_ns,
+        coarse,
+        ring,
+        *key,
+        *(_storable(getattr(cell, f)) for f in CELL_SUMS),
+        json.dumps(cell.durations),
+        sketch.encode(cell.bins),
+    )
+    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))}, ?)", (*values, seal(values))
+
+
+def _storable(total: float) -> float:
+    """A sum as SQLite can hold it: its integers have 64 bits, and the sizes in a ring may be anything."""
+    return total if total < NONSENSE else float(total)
+
+
+def raw_since(
+    db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]
+) -> Iterator[tuple[bytes, int]]:
+    """Stored records of a ring that no roll-up holds yet, oldest first, each run with the number that follows it."""
+    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND until_n > ? AND {SOUND['chunk']} ORDER BY first_n"
+    for chunk, data, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
+        records = unpacked(chunk, data)
+        if records is None:
+            continue
+        stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
+        first = next((i for i, stamp in enumerate(stamps) if number_of(stamp, until_n) >= ring.rolled_n), len(stamps))
+        yield records[first * RECORD_SIZE :], until_n

@@ -1,0 +1,1 @@
+"""Records to totals: drains rings, counts operations and steps, joins the ranks of a collective."""

@@ -1,0 +1,309 @@
+"""Where records arrive: finds the rings of the run directory, drains them, remembers how far."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from commwatch.collectors.node.process import is_exiting
+from commwatch.collectors.probe.governor import COUNTERS
+from commwatch.collectors.wire import ring
+from commwatch.collectors.wire.identity import boot_id, unsound
+from commwatch.core.endings import Ending
+from commwatch.history.exits import Exits
+from commwatch.history.store import RingRow, Writer
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.rank_book import RankBook
+
+log = logging.getLogger("commwatch")
+#: Most records taken from one ring before it is the next one's turn: less than a join keeps pending, so that the ranks
+#: of a backlog still find each other.
+_BATCH = 512
+#: Turns of a ring in one look, a lap of a ring of the usual size: an agent that does not keep up must still write down what it has taken.
+_MOST_TURNS = 32
+#: Rings that are read at a time; who comes later waits until others have ended.
+MOST_RINGS = 4096
+#: Between two signs of life of a trainer, and between an operation that raised and the end that follows from it.
+_SIGN_NS, _SHORTLY_NS = 1_000_000_000, 30_000_000_000
+#: What a ring cannot be opened for now, and perhaps can in a moment.
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+
+
+def room_for_rings(files: int) -> int:
+    """How many rings to read at a time, of a process that may have so many files open: the others are for those who ask it."""
+    return min(MOST_RINGS, max(files // 4, files - 512))
+
+
+class _Source:
+    """One ring in sight, and after its end its books, which other ranks' records still add waits to."""
+
+    def __init__(self, reader: ring.RingReader, row: RingRow, book: RankBook) -> None:
+        self.row, self.book = row, book
+        #: ``None`` once everything has been read and the file is gone.
+        self.reader: ring.RingReader | None = reader
+        self.next_n = row.next_n
+        self.lost = row.lost
+        #: What the store has been told: progress, names, cells (it keeps those of a failed commit), reason for no steps.
+        self.told: tuple[int, int, int] | None = None
+        self.told_cells = 0
+        self.unavailable = row.steps_unavailable
+        #: Everything the trainer ever wrote has been taken.
+        self.final = False
+        #: When its trainer was last found alive, on the monotonic clock; ``None``: not by this agent.
+        self.alive_ns: int | None = None
+
+
+class Intake:
+    """Moves records from rings to aggregate and store. One thread calls ``tick``.
+
+    Args:
+        directory: holds the ``*.ring`` files.
+        lock: guards the aggregate against its readers, for moments.
+        handover: held from when cells are given to the store until it has them, which takes as long as the disk does: a reader that holds it
+            finds each cell either in the books or in the history. By default the lock itself.
+        most_rings: to be read at a time; each keeps a file open.
+        alive: called as long as it gets on, also within a look that takes long.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        aggregate: Aggregate,
+        store: Writer,
+        lock: threading.RLock,
+        handover: threading.RLock | None = None,
+        most_rings: int = MOST_RINGS,
+        alive: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._handover, self._alive = handover or lock, alive
+        self._directory, self._most_rings = directory, most_rings
+        self._aggregate, self._store, self._lock = aggregate, store, lock
+        self._boot_id = boot_id()
+        self._exits = Exits(directory.parent)
+        self._sources: dict[str, _Source] = {}
+        self._refused: set[tuple[str, int]] = set()
+        #: Ring files that could not be read, for ``/metrics``.
+        self.bad_rings = 0
+        #: Why ring files are not read yet that could be; ``None``: all are.
+        self.waiting: str | None = None
+        self.lost = 0
+        self.read = 0
+
+    def tick(self, now_ns: int, wall_ns: int) -> int:
+        """Look for rings, drain all, write down what came; returns the number of records."""
+        self._discover(wall_ns)
+        before, turn = self.read, list(self._sources.values())
+        for ended in self._exits.take():
+            self._store.exit(ended)
+        for _ in range(_MOST_TURNS):
+            turn = [source for source in turn if self._drain(source, now_ns) >= _BATCH]
+        with self._handover:
+            with self._lock:
+                for source in self._sources.values():
+                    if source.final:
+                        source.book.finish()
+                    else:
+                        source.book.tick(now_ns + source.book.offset_ns)  # not by the wall clock, which may be set
+                    self._tell(source, wall_ns)
+            given_up = self._store.given_up
+            # Stored, or given up for want of room: either way the books need not hold it any longer.
+            taken = self._store.commit() or self._store.given_up != given_up
+            if self._store.trouble is None:
+                self._exits.remove()
+            with self._lock:
+                for source in self._sources.values() if taken else ():
+                    source.book.take_closed(source.told_cells)
+                    source.told_cells = 0
+                self._aggregate.retire(now_ns)
+        self._remove_finished()
+        return self.read - before
+
+    # -- discovery ----------------------------------------------------------------------------
+
+    def _discover(self, wall_ns: int) -> None:
+        try:
+            entries = [
+                entry
+                for entry in os.scandir(self._directory)
+                if entry.name.endswith(".ring") and not entry.name.startswith(".")
+            ]
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            self.waiting = f"cannot look for rings: {error}"
+            return
+        # What is there no longer need not be remembered.
+        self._refused &= {(entry.name, entry.inode()) for entry in entries}
+        fresh = [
+            entry
+            for entry in sorted(entries, key=lambda entry: entry.name)
+            if entry.name not in self._sources and (entry.name, entry.inode()) not in self._refused
+        ]
+        room = max(0, self._most_rings - sum(source.reader is not None for source in self._sources.values()))
+        left = len(fresh) - room
+        self.waiting = (
+            f"{left} rings wait until others end: {self._most_rings} are read at a time" if left > 0 else None
+        )
+        for entry in fresh[:room]:
+            if not self._open(entry, wall_ns):
+                break
+
+    def _open(self, entry: os.DirEntry[str], wall_ns: int) -> bool:
+        """Take up a ring, or refuse for good what is none; False where there is no room for more now, so that it comes again at the next look."""
+        with contextlib.ExitStack() as undo:
+            try:
+                reader = ring.RingReader(Path(entry.path))
+                undo.callback(reader.close)
+                if wrong := unsound(reader.identity):
+                    raise ring.BadRing(f"{entry.name}: damaged identity ({wrong})")
+                row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
+                counted = list(self._store.raw_since(row))
+                reader.next_n = row.next_n
+                with self._lock:
+                    book = self._aggregate.open(row.uid, reader.identity)
+            except FileNotFoundError:
+                return True
+            except sqlite3.Error as error:  # the disk is full: the ring keeps its records until it is not
+                self._store.trouble = f"{self._store.path}: {error}"
+                return False
+            except (ring.BadRing, OSError, KeyError, TypeError, ValueError) as error:
+                if getattr(error, "errno", None) in _PASSING:
+                    self.waiting = f"cannot read ring {entry.name} yet: {error}"
+                    return False
+                self._refused.add((entry.name, entry.inode()))
+                self.bad_rings += 1
+                log.warning("cannot read ring %s: %s", entry.name, error)
+                return True
+            undo.pop_all()
+        source = self._sources[entry.name] = _Source(reader, row, book)
+        book.lost = row.lost
+        self._learn(source, reader)
+        for records, until_n in counted:
+            with self._lock:
+                book.ingest(records, until_n)
+        return True
+
+    def _learn(self, source: _Source, reader: ring.RingReader) -> None:
+        entries = reader.names()
+        if not entries:
+            return
+        book, row = source.book, source.row
+        names = {("dtype", k): v for k, v in book.dtypes.items()} | {("op", k): v for k, v in book.ops.items()}
+        with self._lock:
+            fresh = book.learn(entries)
+        for small_id, group in fresh:
+            self._store.group(row.id, small_id, group)
+        for kind, known in (("dtype", book.dtypes), ("op", book.ops)):
+            for code, name in known.items():
+                if names.get((kind, code)) != name:
+                    self._store.name(row.id, kind, code, name)
+
+    # -- records ------------------------------------------------------------------------------
+
+    def _drain(self, source: _Source, now_ns: int) -> int:
+        """Take one batch of a ring; returns how many records it read or found lost."""
+        self._alive()
+        reader, book = source.reader, source.book
+        if reader is None:
+            return 0
+        owner = reader.owner()
+        alive = owner is not None and reader.identity.get("boot_id") == self._boot_id
+        drained = reader.drain(final=not alive, limit=_BATCH)
+        source.lost += drained.lost
+        self.lost += drained.lost
+        self.read += drained.read
+        if drained.records:
+            self._learn(source, reader)
+            with self._lock:
+                book.ingest(drained.records, reader.next_n)
+            self._store.append(source.row, drained.records, reader.next_n)
+        source.next_n, source.final = reader.next_n, not alive and drained.read + drained.lost < _BATCH
+        with self._lock:
+            book.lost = source.lost
+            if not alive and book.alive and not book.closed_properly:
+                for record in reader.in_flight():
+                    book.note_failure(record._replace(end_ns=max(record.launch_ns, reader.counter(ring.HEARTBEAT))))
+            book.in_flight = reader.in_flight() if alive else []
+            book.heartbeat_ns = reader.counter(ring.HEARTBEAT)
+            overflow = reader.counter(ring.IN_FLIGHT_OVERFLOW)
+            if overflow != book.overflow:
+                book.overflow, book.overflow_ns = overflow, now_ns
+            book.dropped, book.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
+            book.mode, book.mode_since_ns = min(reader.counter(ring.MODE), COUNTERS), reader.counter(ring.MODE_SINCE_NS)
+            book.closed_properly = reader.counter(ring.CLOSED) > 0
+            if book.alive and (book.closed_properly or not alive):
+                book.gone_ns = now_ns
+            book.alive = alive and not book.closed_properly
+            # A process that is killed loses its connections, so that others raise, before it loses its lock.
+            source.alive_ns = now_ns if alive and not (owner and is_exiting(owner)) else source.alive_ns
+            book.ending = None
+            if not book.alive:
+                self._learn(source, reader)  # what it said last
+                book.ending = _ending(source, reader.counter(ring.CLOSED))
+            book.pid = (owner or None) if book.alive else None
+        return drained.read + drained.lost
+
+    def _tell(self, source: _Source, wall_ns: int) -> None:
+        """Hand what has changed since the last tick to the store."""
+        book, row = source.book, source.row
+        fresh = book.closed[source.told_cells :]
+        if fresh:
+            self._store.rollups(row.id, fresh, source.next_n if book.live_from is None else book.live_from)
+            source.told_cells = len(book.closed)
+        steps, unavailable = book.steps.take(), book.steps.unavailable
+        if steps or unavailable != source.unavailable:
+            source.unavailable = unavailable
+            self._store.steps(row, steps, unavailable)
+        told = (source.next_n, source.lost, book.dropped)
+        if told != source.told:
+            source.told = told
+            self._store.progress(row.id, *told, wall_ns)
+
+    def _remove_finished(self) -> None:
+        """Ring files whose trainer is gone and whose records are all in the history have done their work."""
+        kept = set(self._aggregate.books())
+        for name, source in list(self._sources.items()):
+            if source.reader is None:
+                if source.book not in kept:
+                    del self._sources[name]
+            elif source.final and self._store.trouble is None:
+                state = "ended" if source.book.closed_properly else "gone"
+                self._store.end(source.row.id, state, source.book.ending)
+                if self._store.commit():
+                    self._remove(name, source.reader)
+                    source.reader = None
+
+    def _remove(self, name: str, reader: ring.RingReader) -> None:
+        self._refused.add((name, reader.inode))
+        reader.close()
+        for path in (reader.path, reader.path.with_suffix(".names")):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("cannot remove finished ring: %s", error)
+
+
+def _ending(source: _Source, closed_ns: int) -> Ending:
+    """How a rank ended that is found to live no more.
+
+    Args:
+        closed_ns: when it said that this was the end, by its clock; 0: it has not.
+    """
+    book = source.book
+    if closed_ns:
+        latest = book.failures[-1] if book.failures else None
+        in_operation = latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS
+        return Ending(closed_ns + book.offset_ns, closed_ns + book.offset_ns, True, book.raised, in_operation)
+    # An agent that comes late knows only the last sign of life, which comes once a second.
+    late = source.alive_ns is None or book.gone_ns is None
+    until_ns = book.heartbeat_ns + _SIGN_NS if late else book.gone_ns or 0
+    since_ns = min(until_ns, max(book.heartbeat_ns, source.alive_ns or 0))
+    return Ending(since_ns + book.offset_ns, until_ns + book.offset_ns, clean=False)

@@ -1,0 +1,110 @@
+"""Why a straggler is late, as far as its node can tell. Pure.
+
+Each sign is compared with the other ranks on the node. Times must be large enough to explain half of the lateness.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from commwatch.collectors.node.process import Usage
+
+#: Samples of a rank that are kept, one a second.
+MOST_SAMPLES = 35
+#: A sign explains so much of the lateness.
+_EXPLAINS = 0.5
+#: So many pages a second read from disk, and so many times those of the others, slow a process down.
+_FAULTS_PER_S, _TIMES = 50.0, 5
+#: Differences below this part of the lateness do not count.
+_NO_DIFFERENCE = 0.25
+
+
+class Sample(NamedTuple):
+    """A look at a rank's process and card."""
+
+    now_ns: int
+    #: ``None``: not known.
+    usage: Usage | None
+    #: Why its card keeps its clock down.
+    held_back: tuple[str, ...] = ()
+
+
+class Shares(NamedTuple):
+    """What a rank had between two looks, as parts of the time; and its page faults a second."""
+
+    ran: float
+    wanted: float
+    throttled: float
+    faults_per_s: float
+
+
+def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], since_ns: int) -> str | None:
+    """One phrase with its numbers; ``None``: not known.
+
+    Args:
+        rank: the straggler.
+        late: the part of the time that the others wait for it.
+        samples: by rank, of the ranks of the job on this node, oldest first.
+        since_ns: earlier samples are ignored.
+    """
+    recent = {each: [sample for sample in of_rank if sample.now_ns >= since_ns] for each, of_rank in samples.items()}
+    held_back = {each: _held_back(of_rank) for each, of_rank in recent.items()}
+    mine = held_back.pop(rank, set())
+    slowed = sorted(why for why in mine if 2 * sum(why in theirs for theirs in held_back.values()) <= len(held_back))
+    if slowed:
+        return f"its GPU keeps its clock down: {', '.join(slowed)}"
+    known = {each: shares for each, of_rank in recent.items() if (shares := _shares(of_rank)) is not None}
+    culprit = known.pop(rank, None)
+    if culprit is None or not known:
+        return None
+    others = Shares(*(median(values) for values in zip(*known.values(), strict=True)))
+    return _of_process(culprit, others, late)
+
+
+def _held_back(samples: Sequence[Sample]) -> set[str]:
+    """Why its card kept its clock down in most of the looks."""
+    counts = Counter(why for sample in samples for why in sample.held_back)
+    return {why for why, count in counts.items() if 2 * count > len(samples)}
+
+
+def _shares(samples: Sequence[Sample]) -> Shares | None:
+    """Of the time from the first look to the last; ``None``: there are not two."""
+    looks = [(sample.now_ns, sample.usage) for sample in samples if sample.usage is not None]
+    if len(looks) < 2:
+        return None
+    (first_ns, first), (last_ns, last) = looks[0], looks[-1]
+    span = last_ns - first_ns
+    if span <= 0 or last.ran_ns < first.ran_ns:  # another process
+        return None
+    known = first.throttled_ns is not None and last.throttled_ns is not None
+    # Over all cores that the cgroup uses, and of another cgroup where the process has moved.
+    throttled = max(0, min(span, (last.throttled_ns or 0) - (first.throttled_ns or 0))) if known else 0
+    return Shares(
+        (last.ran_ns - first.ran_ns) / span,
+        (last.wanted_ns - first.wanted_ns) / span,
+        throttled / span,
+        (last.major_faults - first.major_faults) / span * 1e9,
+    )
+
+
+def _of_process(mine: Shares, others: Shares, late: float) -> str | None:
+    enough = _EXPLAINS * late
+    if mine.throttled - others.throttled >= enough:
+        return f"its cgroup was stopped {mine.throttled:.0%} of the time, as its CPU quota was used up"
+    if mine.wanted - others.wanted >= max(enough, mine.ran - others.ran):
+        return (
+            f"its main thread waited {mine.wanted:.0%} of the time for a core, those of the others {others.wanted:.0%}"
+        )
+    if mine.ran - others.ran >= enough:
+        return (
+            f"its main thread ran {mine.ran:.0%} of the time, those of the others {others.ran:.0%}: it computes longer"
+        )
+    if mine.faults_per_s >= max(_FAULTS_PER_S, _TIMES * others.faults_per_s):
+        return f"it read {mine.faults_per_s:.0f} pages a second from disk (swap, or files in memory)"
+    used = mine.ran + mine.wanted - others.ran - others.wanted
+    if abs(used) <= _NO_DIFFERENCE * late and mine.ran + mine.wanted <= 1 - enough:
+        return "meanwhile its main thread neither ran nor wanted a core: it waits for data, a disk, a lock, its GPU or another of its threads"
+    return None

@@ -1,0 +1,1 @@
+"""Totals to Prometheus' exposition format, and the one list of metrics."""

@@ -1,0 +1,291 @@
+"""Totals to Prometheus families."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from commwatch import __version__
+from commwatch.analysis import sight
+from commwatch.analysis.pipelines import directions
+from commwatch.analysis.verdicts import Verdict
+from commwatch.collectors.node.gpu import GpuPlace
+from commwatch.collectors.probe.governor import FULL, RECORDED
+from commwatch.collectors.registry import Reading
+from commwatch.collectors.wire import events as ev
+from commwatch.core.books import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
+from commwatch.ingest.aggregate import Aggregate, Job
+from commwatch.ingest.rank_book import RankBook
+from commwatch.prometheus.families import Families, Labels
+from commwatch.reference.efficiency import Find, Yardstick, by_kind, finder
+from commwatch.reference.references import References
+
+#: Distinct group labels of one job; further ones share ``other``.
+MOST_GROUPS = 32
+#: Groups of one rank that have series of their own, in the order of their first operation.
+MOST_GROUP_IDS = 64
+#: Verdicts in ``/metrics``, those that stand the longest, and ranks of one.
+MOST_VERDICTS, MOST_CULPRITS = 16, 8
+_EFFICIENCY_NS = 5_000_000_000
+
+
+class _Sums(NamedTuple):
+    """Cells of one job, added up."""
+
+    by_rank: dict[Labels, Cell]  # rank, group, op
+    by_op: dict[Labels, Cell]  # group, op
+    sizes: dict[Labels, list[int]]
+    lateness_ns: dict[Labels, int]  # rank, group
+
+
+class Exporter(Collector):
+    """Reads the aggregate once per scrape; label sets of forgotten jobs just stop appearing.
+
+    Args:
+        now_ns: the monotonic clock.
+        readings: the node's collectors, as ``() -> (name, readings or None if it failed)``.
+        references: what operations should take.
+        gpu_of: the number of the card that a rank computes on, as its label.
+        told: verdicts that do not come from the books: what NCCL's RAS says.
+        labels: what every ``job_info`` is labelled with besides.
+    """
+
+    def __init__(
+        self,
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        now_ns: Callable[[], int],
+        readings: Callable[[], Iterable[tuple[str, list[Reading] | None]]],
+        references: References | None = None,
+        gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
+        told: Callable[[], list[Verdict]] = list,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self._of_jobs = labels or {}
+        self._gpu_of, self._told = gpu_of, told
+        self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
+        self._references = references
+        self._efficiency: dict[tuple[str, str, str, str], float] = {}
+        self._efficiency_at: int | None = None
+        self._labels: dict[str, dict[str, str]] = {}
+        #: By job and rank: groups that have no series of their own.
+        self._beyond: dict[str, dict[str, int]] = {}
+        self._dropped = 0
+
+    def relabel(self, labels: Mapping[str, str]) -> None:
+        """Label every ``job_info`` with these from now on."""
+        with self._lock:
+            self._of_jobs = labels
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: the registry need not collect at registration."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families that have samples."""
+        due = self._efficiency_at is None or self._now_ns() - self._efficiency_at > _EFFICIENCY_NS
+        find = finder(self._references) if due else None  # may read files, for which the books are not held still
+        with self._lock:
+            families = Families({"job_info": tuple(self._of_jobs)})
+            for job in self._aggregate.jobs.values():
+                self._job(families, job)
+            self._efficiencies(families, find)
+            _ups(families, self._aggregate.jobs.values())
+            verdicts = sight.conclude(self._aggregate.jobs.values(), self._now_ns())
+            self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
+            self._beyond = {job: ranks for job, ranks in self._beyond.items() if job in self._aggregate.jobs}
+        _verdicts(families, [*verdicts, *self._told()])
+        for name, readings in self._readings():
+            families.add("collector_up", (name,), float(readings is not None))
+            for reading in readings or ():
+                families.add(reading.metric, reading.labels, reading.value)
+        families.add("build_info", (__version__,), 1)
+        families.add("series_dropped_total", (), self._dropped)
+        yield from families.values()
+
+    def _group_label(self, job: str, label: str) -> str:
+        known = self._labels.setdefault(job, {})
+        if label not in known:
+            known[label] = label if len(known) < MOST_GROUPS else OTHER
+            self._dropped += known[label] != label
+        return known[label]
+
+    def _count_beyond(self, job: str, rank: str, beyond: int) -> None:
+        known = self._beyond.setdefault(job, {})
+        self._dropped += max(0, beyond - known.get(rank, 0))
+        known[rank] = max(beyond, known.get(rank, 0))
+
+    def _efficiencies(self, families: Families, find: Find | None) -> None:
+        """Efficiency of the last minute, worked out anew every few seconds (with ``find``): it takes longer than the rest of the page."""
+        if find is not None:
+            self._efficiency_at = now = self._now_ns()
+            books = [(job.id, book) for job in self._aggregate.jobs.values() for book in job.books.values()]
+            known = (book.counted(job, key, cell) for job, book in books for key, cell in book.cells())
+            yardstick = Yardstick(known, find)
+            kinds: dict[tuple[str, str, str], list[Counted]] = {}
+            for job, book in books:
+                for _, key, cell in book.lately(now):
+                    one = book.counted(job, key, cell)
+                    kinds.setdefault((job, one.group, one.op), []).append(one)
+            self._efficiency = {
+                (*kind, reference): value
+                for kind, lately in kinds.items()
+                for reference, value in by_kind(yardstick.efficiencies(lately)).items()
+            }
+        for (job, group, op, reference), value in self._efficiency.items():
+            label = self._group_label(job, group)
+            if label != OTHER:
+                families.add("collective_efficiency_ratio", (job, label, op, reference), value)
+
+    # -- one job ------------------------------------------------------------------------------
+
+    def _job(self, families: Families, job: Job) -> None:
+        sums = self._sum(job)
+        _operations(families, job.id, sums)
+        latest = max(job.books.values(), key=lambda book: int(book.identity["restart"]))
+        size, restart = (str(latest.identity[name]) for name in ("world_size", "restart"))
+        families.add("job_info", (job.id, size, restart, *self._of_jobs.values()), 1)
+        for book in job.books.values():
+            families.count("events_total", (job.id,), book.read)
+            families.count("events_dropped_total", (job.id,), book.lost + book.dropped + book.nonsense)
+            families.count("probe_seconds_total", (job.id, str(book.rank)), book.probe_ns / 1e9)
+            for (group, direction), messages in directions(book).items():
+                labels = (job.id, str(book.rank), self._group_label(job.id, group), direction)
+                families.count("pipeline_wait_seconds_total", labels, messages.waited_us / 1e6)
+            _steps(families, job.id, book, partial(self._group_label, job.id), self._now_ns())
+        self._present(families, job)
+
+    def _sum(self, job: Job) -> _Sums:
+        sums = _Sums({}, {}, {}, defaultdict(int))
+        for book in job.books.values():
+            rank = str(book.rank)
+            for key, cell in book.cells():
+                group, op = self._group_label(job.id, book.group(key.group).label), book.op_name(key.op)
+                sums.by_rank.setdefault((rank, group, op), Cell()).add(cell)
+                sums.by_op.setdefault((group, op), Cell()).add(cell)
+                if key.size_log2 >= 0:
+                    at = next(
+                        (i for i, bound in enumerate(SIZE_BOUNDS_LOG2) if key.size_log2 <= bound), len(SIZE_BOUNDS_LOG2)
+                    )
+                    sums.sizes.setdefault((group, op), [0] * (len(SIZE_BOUNDS_LOG2) + 1))[at] += cell.count
+            for small_id, late_ns in book.lateness_ns.items():
+                sums.lateness_ns[rank, self._group_label(job.id, book.group(small_id).label)] += late_ns
+        return sums
+
+    def _present(self, families: Families, job: Job) -> None:
+        """What is told only of ranks that live: infos, ops in flight, what compares within one group."""
+        now = self._now_ns()
+        for book in job.books.values():
+            if not book.alive:
+                continue
+            rank, local_rank = str(book.rank), book.identity.get("local_rank")
+            place = (self._gpu_of(book.gpu), "" if local_rank is None else str(local_rank))
+            families.add("rank_info", (job.id, rank, *place, str(book.identity.get("hook", ""))), 1)
+            families.add("probe_recorded_ratio", (job.id, rank), RECORDED[book.mode])
+            oldest: dict[int, int] = {}
+            for record in book.pending():
+                oldest.setdefault(record.group, record.start_ns or record.launch_ns)
+            self._count_beyond(job.id, rank, book.groups_told - MOST_GROUP_IDS)
+            for small_id, group in islice(book.groups.items(), MOST_GROUP_IDS):
+                label = self._group_label(job.id, group.label)
+                if label == OTHER:
+                    continue
+                labels = (job.id, rank, label, group.group_id)
+                families.add("group_info", (*labels, str(group.size)), 1)
+                if small_id in oldest:
+                    families.add("collective_in_flight_seconds", labels, max(0, now - oldest[small_id]) / 1e9)
+                elif book.mode == FULL:  # else one that is only counted may be
+                    families.add("collective_in_flight_seconds", labels, 0.0)
+                compared = book.compared.get(small_id)
+                if compared is not None and compared.count:
+                    families.count("symmetric_collectives_total", labels, compared.count)
+                    families.count("symmetric_collective_seconds_total", labels, compared.duration_ns / 1e9)
+                if small_id in book.last_seq:
+                    families.add("collective_last_seq", labels, book.last_seq[small_id])
+
+
+def _operations(families: Families, job: str, sums: _Sums) -> None:
+    for (rank, group, op), cell in sums.by_rank.items():
+        labels = (job, rank, group, op)
+        families.add("collectives_total", labels, cell.count)
+        if (group, op) in sums.sizes:
+            families.add("collective_bytes_total", labels, cell.bytes)
+        if cell.bus_bytes:
+            families.add("collective_bus_bytes_total", labels, cell.bus_bytes)
+        if cell.busy_ns:
+            families.add("collective_seconds_total", labels, cell.busy_ns / 1e9)
+        if cell.joined:
+            families.count("collective_wait_seconds_total", (job, rank, group), cell.wait_ns / 1e9)
+            families.count("rank_lateness_seconds_total", (job, rank, group), 0.0)
+        if op in ev.P2P and cell.p2p_wait_ns:
+            families.count("p2p_wait_seconds_total", (job, rank, group), cell.p2p_wait_ns / 1e9)
+    for (rank, group), late_ns in sums.lateness_ns.items():
+        families.count("rank_lateness_seconds_total", (job, rank, group), late_ns / 1e9)
+    for (group, op), cell in sums.by_op.items():
+        if cell.duration_ns:
+            families.histogram(
+                "collective_duration_seconds",
+                (job, group, op),
+                [b / 1e9 for b in DURATION_BOUNDS_NS],
+                cell.durations,
+                cell.duration_ns / 1e9,
+            )
+    for (group, op), counts in sums.sizes.items():
+        bounds = [float(1 << b) for b in SIZE_BOUNDS_LOG2]
+        families.histogram("collective_size_bytes", (job, group, op), bounds, counts, sums.by_op[group, op].bytes)
+
+
+def _steps(families: Families, job: str, book: RankBook, label: Callable[[str], str], now_ns: int) -> None:
+    steps, periods, labels = book.steps.totals, book.steps.periods, (job, str(book.rank))
+    if periods.count:
+        families.count("periods_total", labels, periods.count)
+        families.count("period_seconds_total", labels, periods.duration_ns / 1e9)
+        families.count("period_comm_seconds_total", labels, periods.comm_ns / 1e9)
+        families.count("period_comm_square_seconds_total", labels, periods.comm_squares)
+    if not steps.count:
+        return
+    families.count("steps_total", labels, steps.count)
+    families.count("long_steps_total", labels, steps.long)
+    families.count("step_seconds_total", labels, steps.duration_ns / 1e9)
+    if steps.comm_ns is not None:
+        families.count("step_comm_seconds_total", labels, steps.comm_ns / 1e9)
+        if steps.exposed_ns is not None:
+            families.count("step_exposed_comm_seconds_total", labels, steps.exposed_ns / 1e9)
+        for group, comm_ns in steps.groups_ns.items():
+            families.count("step_group_comm_seconds_total", (*labels, label(group)), comm_ns / 1e9)
+    if steps.p2p_wait_ns is not None:
+        families.count("step_p2p_wait_seconds_total", labels, steps.p2p_wait_ns / 1e9)
+    shares = steps.shares(now_ns) if book.alive else None
+    if shares is not None:
+        families.add("comm_share_ratio", labels, shares[0])
+        if shares[1] is not None:
+            families.add("exposed_comm_share_ratio", labels, shares[1])
+
+
+def _ups(families: Families, jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        for book in sight.of_this_run(job):
+            if book.alive or not book.closed_properly:
+                families.add("rank_up", (job.id, str(book.rank)), float(book.alive))
+
+
+def _verdicts(families: Families, found: list[Verdict]) -> None:
+    """One series per culprit; of several verdicts alike how long the first has stood."""
+    ages: dict[Labels, float] = {}
+    for verdict in sorted(found, key=lambda verdict: -verdict.since_s)[:MOST_VERDICTS]:
+        about = (verdict.job_id, verdict.group, verdict.group_id, verdict.kind)
+        for rank in [str(rank) for rank in verdict.ranks[:MOST_CULPRITS]] or [""]:
+            ages.setdefault((*about, rank), verdict.since_s)
+            if verdict.cost_share is not None:
+                families.add(
+                    "straggler_wait_ratio", (verdict.job_id, verdict.group, verdict.group_id, rank), verdict.cost_share
+                )
+    for labels, age_s in ages.items():
+        families.add("verdict_seconds", labels, age_s)

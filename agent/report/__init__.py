@@ -1,0 +1,1 @@
+"""The report of a job as text, JSON and a page with charts."""

@@ -1,0 +1,376 @@
+"""The report of a job: what a person wants to know after the run, as text or JSON; ``report_html`` makes a page of it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from math import ceil
+from pathlib import Path
+from statistics import median
+
+from commwatch.analysis.advice import Advice, advice_on
+from commwatch.analysis.answers import Agent
+from commwatch.analysis.facts import LAST_S, count, count_last, facts, sums, usual_steps
+from commwatch.analysis.headline import bottleneck, of_some, split
+from commwatch.analysis.summary import Row
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.collectors.wire.events import SYMMETRIC
+from commwatch.core import shown
+from commwatch.core.host_views import HostView
+from commwatch.core.units import percent, rate, seconds, size
+from commwatch.core.views import JobView, RankView, StepView
+from commwatch.ingest.shares import comm_share, exposed_share, of_known, part_of, total
+
+_MOST_ADVICE = 5
+
+
+@dataclass(frozen=True)
+class RankLine:
+    """One rank of the report; shares are over its steps but for the long ones."""
+
+    rank: int
+    state: str
+    steps: int
+    step_p50_s: float | None
+    comm_share: float | None
+    exposed_share: float | None
+    #: Waiting for late ranks in collectives; ``None``: not joined.
+    wait_s: float | None
+    p2p_wait_s: float | None
+
+
+@dataclass(frozen=True)
+class LongSteps:
+    """Steps that took over three times as long as those before them: checkpoints, evaluations, the first one."""
+
+    #: Of the rank that has the most of them, as ``steps`` of the report is of the rank with the most steps; and how long they took.
+    count: int
+    seconds: float
+    #: Of all ranks, and where that was.
+    longest_s: float
+    longest_rank: int
+    longest_seq: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything the report says."""
+
+    job: JobView
+    hosts: list[str]
+    hooks: list[str]
+    duration_s: float
+    steps: int
+    step_p50_s: float | None
+    step_p95_s: float | None
+    #: Of the steps but for the long ones, by which nothing can be said of training.
+    comm_share: float | None
+    exposed_share: float | None
+    #: Of how many ranks these are known.
+    comm_ranks: int
+    exposed_ranks: int
+    #: The part of the communication that is waiting for late ranks, as a share of the same steps; ``None``: not known.
+    wait_share: float | None
+    #: The part of each group's operations, by label: they may overlap.
+    group_shares: dict[str, float]
+    #: The part in which a thread stood waiting for sends and receives; ``None``: there were none.
+    p2p_wait_share: float | None
+    long_steps: LongSteps | None
+    #: Hours of the ranks of this node, which are GPU-hours where each has one: in all, those in which communication was
+    #: exposed (``None``: not known), and those spent waiting for late ranks (``None``: nothing was joined, or of
+    #: more than one in ten of the operations in which ranks wait there are no times).
+    rank_hours: float
+    exposed_hours: float | None
+    wait_hours: float | None
+    ranks: list[RankLine]
+    operations: list[Row]
+    records: int
+    lost: int
+    history: str
+    #: What opens this report again.
+    command: str
+    #: The largest gain first; by so many seconds at the job's end (``None``: by all of it).
+    advice: list[Advice]
+    advice_last_s: float | None
+    #: In NCCL's logs, the worst first.
+    findings: list[Finding]
+
+
+def build(
+    agent: Agent,
+    job_id: str,
+    history: Path,
+    command: str,
+    findings: Iterable[Finding] = (),
+    last_s: float | None = LAST_S,
+) -> Report | None:
+    """Put the report of a job together; ``None`` if the history does not know it.
+
+    Args:
+        last_s: the advice is about so many seconds at its end; ``None``: the whole job.
+    """
+    job = next((job for job in agent.jobs() if job.job_id == job_id), None)
+    if job is None:
+        return None
+    findings, ranks, counts = list(findings), agent.ranks(job_id), count(agent, job_id)
+    steps, usual = counts.steps, counts.usual
+    durations = sorted(step.duration_s for step in usual)
+    of_ranks = list(counts.usual_of.values())
+    (comm, comm_ranks), (exposed, exposed_ranks) = of_known(of_ranks, comm_share), of_known(of_ranks, exposed_share)
+    # Where not all steps can be read, the sums are of the whole job all the same.
+    operations, by_rank = sums(agent, job_id) if counts.since_ns else (counts.operations, counts.by_rank)
+    waits = {row.by["rank"]: row for row in by_rank}
+    latest, known = count_last(agent, job_id, last_s), facts(agent, job, counts, findings)
+    shorter = latest.since_ns / 1e9 > job.started_at
+    lines = [_rank_line(rank, counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks]
+    waited = None
+    if _have_times([row for row in operations if row.by["op"] in SYMMETRIC]):
+        waited = total([line.wait_s for line in lines if line.wait_s is not None])
+    return Report(
+        job=job,
+        hosts=sorted({rank.host for rank in ranks}),
+        hooks=sorted({rank.hook for rank in ranks}),
+        duration_s=job.last_seen_at - job.started_at,
+        steps=max((line.steps for line in lines), default=0),
+        step_p50_s=median(durations) if durations else None,
+        step_p95_s=durations[ceil(0.95 * len(durations)) - 1] if durations else None,
+        comm_share=comm,
+        exposed_share=exposed,
+        comm_ranks=comm_ranks,
+        exposed_ranks=exposed_ranks,
+        wait_share=None if known is None or waited is None else known.waiting,
+        group_shares=dict(counts.group_shares),
+        p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
+        long_steps=_long([step for step in steps if step.long]),
+        rank_hours=(job.last_seen_at - job.started_at) * len(ranks) / 3600,
+        exposed_hours=_hours(total([step.exposed_s for step in steps])),
+        wait_hours=_hours(waited),
+        ranks=lines,
+        operations=operations,
+        records=job.records,
+        lost=job.lost,
+        history=str(history),
+        command=command,
+        advice=advice_on(facts(agent, job, latest, findings) if shorter else known),
+        advice_last_s=job.last_seen_at - latest.since_ns / 1e9 if shorter else None,
+        findings=findings,
+    )
+
+
+def lately(
+    agent: Agent,
+    job: JobView,
+    findings: Iterable[Finding],
+    last_s: float | None,
+    host: HostView | None = None,
+    late: Mapping[int, float] | None = None,
+) -> list[Advice]:
+    """What to try in a job, by its last so many seconds, or by all of it.
+
+    Args:
+        host: the node, if somebody watches it right now.
+        late: the stragglers right now, by rank, with the part of the time that the others wait for each.
+    """
+    gpus = {rank.rank: rank.gpu_bus_id for rank in agent.ranks(job.job_id) if rank.gpu_bus_id is not None}
+    return advice_on(facts(agent, job, count_last(agent, job.job_id, last_s), findings, host, gpus, late))
+
+
+def _have_times(rows: list[Row]) -> bool:
+    """All but one operation in ten, as of steps."""
+    return 10 * sum(row.untimed for row in rows) <= sum(row.count for row in rows)
+
+
+def _long(steps: list[StepView]) -> LongSteps | None:
+    if not steps:
+        return None
+    longest = max(steps, key=lambda step: step.duration_s)
+    by_rank: dict[int, list[float]] = {}
+    for step in steps:
+        by_rank.setdefault(step.rank, []).append(step.duration_s)
+    most = max(by_rank.values(), key=lambda durations: (len(durations), sum(durations)))
+    return LongSteps(len(most), sum(most), longest.duration_s, longest.rank, longest.seq)
+
+
+def _rank_line(rank: RankView, steps: list[StepView], waits: Row | None) -> RankLine:
+    usual = usual_steps(steps)
+    return RankLine(
+        rank=rank.rank,
+        state=rank.state,
+        steps=len(steps),
+        step_p50_s=median(step.duration_s for step in usual) if usual else None,
+        comm_share=comm_share(usual),
+        exposed_share=exposed_share(usual),
+        wait_s=None if waits is None else waits.wait_s,
+        p2p_wait_s=None if waits is None else waits.p2p_wait_s,
+    )
+
+
+def _hours(spent_s: float | None) -> float | None:
+    return None if spent_s is None else spent_s / 3600
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
+LEGEND = "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv."
+_REFERENCES = {"bench": "bench", "nccl_tests": "nccl-tests", "catalogue": "link", "own_best": "own best"}
+RANK_HEAD = ("rank", "state", "steps", "step p50", "comm", "exposed", "wait", "p2p wait")
+
+
+def operation_cells(row: Row) -> tuple[str, ...]:
+    count = (
+        f"{row.count}"
+        + (f" +{row.failed} failed" if row.failed else "")
+        + (f" ({row.untimed} untimed)" if row.untimed else "")
+    )
+    no_size = row.by["op"] == "barrier"
+    wait = row.wait_s if row.wait_s is not None else row.p2p_wait_s
+    return (
+        str(row.by["group"]), str(row.by["op"]), str(row.ranks), count, "–" if no_size else size(row.bytes),
+        seconds(row.p50_s), seconds(row.p99_s), rate(row.algbw), rate(row.busbw), seconds(wait),
+        "–" if row.efficiency is None else f"{percent(row.efficiency)} of {_REFERENCES[str(row.reference)]}",
+    )  # fmt: skip
+
+
+def rank_cells(line: RankLine) -> tuple[str, ...]:
+    return (
+        str(line.rank), line.state, str(line.steps), seconds(line.step_p50_s), percent(line.comm_share),
+        percent(line.exposed_share), seconds(line.wait_s), seconds(line.p2p_wait_s),
+    )  # fmt: skip
+
+
+def headlines(report: Report) -> list[tuple[str, str]]:
+    """The lines at the top."""
+    job = report.job
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
+    ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
+    facts = [("job", f"{job.job_id} ({stands(job)}), began {when}, {seconds(report.duration_s)}"), ("ranks", ranks)]
+    if job.ending:
+        facts.append(("how", job.ending))
+    if job.restarts:
+        facts.append(("restarts", str(job.restarts)))
+    unclear = "" if job.steps_unavailable is None else f"; not those where {job.steps_unavailable}"
+    if report.steps and report.step_p50_s is None:
+        facts.append(("steps", f"{report.steps}, too few for figures of a step{unclear}"))
+    elif report.steps:
+        length = f"median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}"
+        facts.append(("steps", f"{report.steps}, {length}{unclear}"))
+        if report.long_steps is not None:
+            long = report.long_steps
+            where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
+            facts.append(("long steps", f"{long.count} of a rank's, {where}; left out of what follows"))
+        facts.append(("comm share", _share(report)))
+        if len(report.group_shares) > 1:
+            shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())
+            facts.append(("by group", f"{shares} (they may overlap)"))
+        if report.p2p_wait_share is not None:
+            facts.append(("send, recv", f"{percent(report.p2p_wait_share)} of step time in waits for them"))
+        facts.append(("exposed", _exposed(report)))
+    else:
+        facts.append(
+            (
+                "steps",
+                f"none: {job.steps_unavailable or 'fewer than two optimizer steps or commwatch.step() calls were seen'}",
+            )
+        )
+    facts.append(("cost", _cost(report)))
+    lost = (
+        "nothing"
+        if not report.lost
+        else f"{report.lost} records; a larger ring (COMMWATCH_SLOTS) or an agent that starts with the job loses less"
+    )
+    facts.append(("lost", f"{lost} ({report.records} records read)"))
+    return facts
+
+
+def stands(job: JobView) -> str:
+    """``running``, ``ended``, or ``failed`` where it is known to have ended otherwise than well."""
+    return "failed" if job.failed else job.state
+
+
+def _share(report: Report) -> str:
+    """Communication in the steps, and what that means; or why it is not known."""
+    if report.comm_share is None:
+        untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
+        why = "have no times; docs/hooks.md says why (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
+        return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
+    made_of = split(report.comm_share, report.wait_share, report.p2p_wait_share)
+    why = bottleneck(report.comm_share, report.exposed_share, report.wait_share, report.p2p_wait_share)
+    of_ranks = of_some(report.comm_ranks, _with_steps(report))
+    return ": ".join(filter(None, (f"{percent(report.comm_share)} of step time{of_ranks}", made_of, why)))
+
+
+def _exposed(report: Report) -> str:
+    if report.exposed_share is None:
+        return "not known"
+    of_ranks = of_some(report.exposed_ranks, _with_steps(report))
+    return (
+        f"{percent(report.exposed_share)} of step time{of_ranks} (at most: wall minus CPU time of the training thread)"
+    )
+
+
+def _with_steps(report: Report) -> int:
+    """How many ranks made steps."""
+    return sum(line.steps > 0 for line in report.ranks)
+
+
+def _cost(report: Report) -> str:
+    """Time of ranks, which is time of GPUs."""
+    parts = [f"{_rank_time(report.rank_hours)} of ranks (GPUs, where each has one)"]
+    if report.exposed_hours is not None:
+        parts.append(f"exposed communication {_rank_time(report.exposed_hours)} of it")
+    if report.wait_hours is not None:
+        parts.append(f"waiting for late ranks {_rank_time(report.wait_hours)}")
+    return ", ".join(parts)
+
+
+def _rank_time(hours: float) -> str:
+    return seconds(hours * 3600) if hours < 1 else f"{hours:,.1f} hours"
+
+
+def text(report: Report) -> str:
+    """For a terminal."""
+    width = max(len(name) for name, _ in headlines(report))
+    lines = ["", "commwatch report", "", *(f"  {name:<{width}}  {value}" for name, value in headlines(report)), ""]
+    if report.ranks and report.steps:
+        lines += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], left=2), ""]
+    lines += (
+        columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], left=2)
+        if report.operations
+        else ["  no operations"]
+    )
+    lines += ["", f"  {LEGEND}", ""]
+    if report.advice:
+        lines += [f"  what to try, {about(report.advice_last_s)} (gains are upper bounds)", ""]
+    for each in report.advice[:_MOST_ADVICE]:
+        lines += [
+            f"  * {each.title}: {each.gain}",
+            *textwrap.wrap(each.do, 110, initial_indent="    ", subsequent_indent="    "),
+        ]
+        lines += ["    because " + "; ".join(each.because), ""]
+    lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
+    return shown.lines(lines)
+
+
+def about(last_s: float | None) -> str:
+    """Which part of a job advice is about."""
+    return "by the whole job" if last_s is None else f"by the job's last {seconds(last_s)}"
+
+
+def columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    return [
+        "  "
+        + "  ".join(
+            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+def as_json(report: Report) -> str:
+    """For programs; bandwidths in bytes per second, times in seconds."""
+    return json.dumps(asdict(report), indent=2)

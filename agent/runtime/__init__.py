@@ -1,0 +1,1 @@
+"""Threads, signals, locks and the run directory of an agent."""

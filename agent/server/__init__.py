@@ -1,0 +1,1 @@
+"""The HTTP side of an agent: listener, gate, routes and the live page."""

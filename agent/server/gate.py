@@ -1,0 +1,262 @@
+"""The gate before an agent's routes: who may pass, how much at once, and what every answer says to browsers."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from html import escape
+from http import HTTPStatus
+from urllib.parse import parse_qs
+
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from commwatch.report.pages import STYLE_HASH, page
+from commwatch.runtime.aside import Aside
+from commwatch.runtime.tokens import BadToken
+from commwatch.server import access, peers
+from commwatch.server.access import Refusal, Rules
+from commwatch.server.connections import MOST_HEADER_BYTES
+from commwatch.server.problems import answer
+from commwatch.server.turns import Turns
+
+log = logging.getLogger("commwatch")
+STREAM = "/api/v1/stream"
+#: A request's body, in bytes: the largest there is names the ranks of one node.
+MOST_BODY_BYTES = 64 << 10
+#: Requests that wait for their turn, are worked on or are being taken by who asked, but for ``/metrics`` and health; and those of one client.
+MOST_REQUESTS, MOST_OF_ONE = 32, 16
+#: Requests worked on at once: those that are put to the process that reads the history, which answers one at a time, and others. Each
+#: of the others takes a share of the interpreter from the intake.
+_AT_ONCE = {True: 1, False: 2}
+_DEAR = frozenset(f"/api/v1/{name}" for name in ("summary", "ops", "collectives", "steps", "efficiency", "advice"))
+#: Seconds that a request waits for its turn.
+_TURN_S = 30.0
+#: Streams open at once.
+MOST_STREAMS = 32
+#: Seconds in which the token's file has to answer.
+_TOKEN_S = 2.0
+POLICY = (
+    f"default-src 'none'; script-src 'self'; style-src 'self' 'sha256-{STYLE_HASH}'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+
+
+class Gate:
+    """An ASGI application that lets pass to another what may.
+
+    Args:
+        token: reads the token that is right now; raises ``BadToken``.
+        secure: under TLS: cookies say so.
+    """
+
+    def __init__(self, app: ASGIApp, rules: Rules, token: Callable[[], str], secure: bool) -> None:
+        self._app, self._secure = app, secure
+        #: Both may be replaced while requests are worked on.
+        self.rules, self.token = rules, Aside("token", token)
+        self._cookie = access.SECURE_COOKIE if secure else access.COOKIE
+        self._streams = 0
+        #: Requests by client.
+        self._requests: Counter[str] = Counter()
+        self._turns = {dear: Turns(number) for dear, number in _AT_ONCE.items()}
+        self._trouble = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _say_to_browsers(MutableHeaders(scope=message), path)
+            await send(message)
+
+        wanted = access.wants_token(method, path, self.rules)
+        token = await self._token() if wanted or path == access.LOGIN else None
+        refusal = (
+            _too_long(scope) or access.decide(method, path, _plain(headers), self.rules, token) or _too_large(headers)
+        )
+        if refusal is not None:
+            await self._refused(refusal, scope, headers)(scope, receive, guarded)
+        elif (method, path) == ("POST", access.LOGIN):
+            response = await self._login(receive, token)
+            await response(scope, receive, guarded)
+        else:
+            await self._pass(scope, receive, guarded)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Through to the routes, if there is room."""
+        path = scope["path"]
+        if path in access.HEALTH or path == access.METRICS:
+            await self._app(scope, _bounded(receive), send)
+        elif path != STREAM:
+            await self._in_turn(scope, receive, send)
+        elif self._streams >= MOST_STREAMS:
+            await _full(f"{MOST_STREAMS} streams are open")(scope, receive, send)
+        else:
+            self._streams += 1
+            try:
+                await self._app(scope, _bounded(receive), send)
+            finally:
+                self._streams -= 1
+
+    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Through, when it is this client's turn."""
+        client = peers.client(scope.get("client"), scope.get("server"))
+        if self._requests.total() >= MOST_REQUESTS:
+            await _full(f"{MOST_REQUESTS} requests are being worked on")(scope, receive, send)
+            return
+        if self._requests[client] >= MOST_OF_ONE:
+            detail = f"{MOST_OF_ONE} requests of yours ({client}) are being worked on, which is as many as one may have"
+            await answer(HTTPStatus.TOO_MANY_REQUESTS, detail)(scope, receive, send)
+            return
+        turns = self._turns["/".join(scope["path"].split("/")[:4]) in _DEAR]
+        self._requests[client] += 1
+        try:
+            await turns.take(client, _TURN_S)
+        except TimeoutError:
+            detail = f"others have been worked on for {_TURN_S:g} s"
+            await answer(HTTPStatus.SERVICE_UNAVAILABLE, detail)(scope, receive, send)
+        else:
+            await self._work(turns, scope, receive, send)
+        finally:
+            self._requests[client] -= 1
+            self._requests += Counter()  # forget who has none
+
+    async def _work(self, turns: Turns, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and give its turn back when the answer begins: a client that reads slowly holds no turn."""
+        over = False
+
+        async def sent(message: Message) -> None:
+            nonlocal over
+            if not over:
+                over = True
+                turns.give_back()
+            await send(message)
+
+        try:
+            await self._app(scope, _bounded(receive), sent)
+        finally:
+            if not over:
+                turns.give_back()
+
+    async def _token(self) -> str | None:
+        token, trouble = None, ""
+        try:
+            token = await self.token.ask(_TOKEN_S)
+        except BadToken as error:
+            trouble = str(error)
+        except TimeoutError:
+            trouble = f"its file has not answered for {_TOKEN_S:g} s"
+        if trouble and trouble != self._trouble:
+            log.error("nobody is let in by a token: %s", trouble)
+        self._trouble = trouble
+        return token
+
+    def _refused(self, refusal: Refusal, scope: Scope, headers: Headers) -> Response:
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            if scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
+                query = scope["query_string"].decode("latin-1")
+                return _login_page("", access.way_on(scope["raw_path"].decode("latin-1") + (query and f"?{query}")))
+            return answer(refusal.status, refusal.detail, {"WWW-Authenticate": "Bearer"})
+        return _answer(refusal)
+
+    async def _login(self, receive: Receive, token: str | None) -> Response:
+        """The cookie, for whoever shows the token."""
+        try:
+            body = await _body(_bounded(receive))
+        except HTTPException:
+            return _answer(_LARGE)
+        form = parse_qs(body.decode("latin-1"))
+        shown, on = form.get("token", [""])[0].strip(), access.way_on(form.get("next", [""])[0])
+        if not access.is_token(shown, token) or token is None:
+            return _login_page("That is not the token of this agent.", on)
+        response = RedirectResponse(on, HTTPStatus.SEE_OTHER)
+        response.set_cookie(
+            self._cookie, access.session(token), path="/", httponly=True, samesite="lax", secure=self._secure
+        )
+        return response
+
+
+def _plain(headers: Headers) -> dict[str, str]:
+    """By name; of a header that comes twice both, so that neither hides the other."""
+    return {name: ", ".join(headers.getlist(name)) for name in set(headers)}
+
+
+_LARGE = Refusal(
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is too large; at most {MOST_BODY_BYTES} bytes are taken"
+)
+
+
+def _too_long(scope: Scope) -> Refusal | None:
+    """h11 measures only what has come in several pieces."""
+    taken = len(scope["raw_path"]) + len(scope["query_string"])
+    taken += sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+    detail = f"at most {MOST_HEADER_BYTES} bytes of headers are taken"
+    return Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail) if taken > MOST_HEADER_BYTES else None
+
+
+def _too_large(headers: Headers) -> Refusal | None:
+    length = headers.get("content-length", "0")
+    return _LARGE if not length.isdecimal() or int(length[:20]) > MOST_BODY_BYTES else None
+
+
+def _bounded(receive: Receive) -> Receive:
+    """What comes, up to the largest body: one in pieces has not said how long it will be."""
+    taken = 0
+
+    async def bounded() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > MOST_BODY_BYTES:
+            raise HTTPException(_LARGE.status, _LARGE.detail)
+        return message
+
+    return bounded
+
+
+async def _body(receive: Receive) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _answer(refusal: Refusal) -> Response:
+    return answer(refusal.status, refusal.detail)
+
+
+def _full(what: str) -> Response:
+    return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{what}, which is as many as there may be at once")
+
+
+def _login_page(trouble: str, on: str) -> Response:
+    """The form, with where to go on afterwards."""
+    form = (
+        (f"<p>{trouble}</p>" if trouble else "")
+        + """<p>This agent wants its token: what stands in the file <code>agent.token</code> of its run directory, or in the one that
+its setting <code>token_file</code> names.</p>
+<form method="post" action="/login">"""
+        + f'<input name="next" type="hidden" value="{escape(on)}">'
+        + """<label>Token <input name="token" type="password" autocomplete="off" required></label>
+<button>Show it</button></form>"""
+    )
+    # With no-referrer a browser would say of its own form that it came from nowhere: Origin: null.
+    headers = {"WWW-Authenticate": "Bearer", "Referrer-Policy": "same-origin"}
+    return HTMLResponse(page("commwatch", form), HTTPStatus.UNAUTHORIZED, headers)
+
+
+def _say_to_browsers(headers: MutableHeaders, path: str) -> None:
+    """What keeps an answer from being taken for something else, kept, or shown within another page."""
+    headers.setdefault("X-Content-Type-Options", "nosniff")
+    headers.setdefault("Referrer-Policy", "no-referrer")
+    headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
+    if not path.startswith("/static/"):
+        headers.setdefault("Cache-Control", "no-store")
+    if headers.get("content-type", "").startswith("text/html"):
+        headers.setdefault("Content-Security-Policy", POLICY)

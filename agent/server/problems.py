@@ -1,0 +1,111 @@
+"""Errors of the API as problem details (RFC 9457): one sentence that names what is wrong, and what would be right."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
+
+from commwatch.history.opening import StoreError
+from commwatch.server.questions import Problem
+
+
+@dataclass(frozen=True)
+class ProblemDetails:
+    """What went wrong (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    #: Names what was wrong, and what would be right.
+    detail: str
+
+
+#: What an error answer holds, for the API's description.
+PROBLEM: dict[str, Any] = {
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+}
+#: What any route under /api/v1 may answer beside its own.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A parameter is wrong; the detail names it.", **PROBLEM},
+    401: {"description": "The token is missing, or another.", **PROBLEM},
+    403: {"description": "A page of another origin asks.", **PROBLEM},
+    404: {"description": "There is no such thing; the detail names it.", **PROBLEM},
+    413: {"description": "The body is too large.", **PROBLEM},
+    421: {"description": "The host header is no name of this agent.", **PROBLEM},
+    422: {"description": "A parameter is not of its type; the detail names it.", **PROBLEM},
+    429: {"description": "Too many requests of this client are being worked on.", **PROBLEM},
+    503: {
+        "description": "The history cannot be read, a request not be written, or too much is asked at once.",
+        **PROBLEM,
+    },
+}
+
+
+#: What passes, and when to ask again.
+_BUSY, _SOON = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}), {"Retry-After": "1"}
+
+
+def answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error answer."""
+    said = {**(_SOON if status in _BUSY else {}), **(headers or {})}
+    return Response(body_of(status, detail), status, said, "application/problem+json")
+
+
+def body_of(status: int, detail: str) -> bytes:
+    """What it holds."""
+    problem = ProblemDetails("about:blank", HTTPStatus(status).phrase, int(status), detail)
+    return json.dumps(asdict(problem)).encode()
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Make every error answer of ``app`` problem details, and describe them among its schemas."""
+    _add_schema(app, ProblemDetails)
+
+    @app.exception_handler(Problem)
+    async def problem(_: Request, error: Problem) -> Response:
+        return answer(error.status, error.detail)
+
+    @app.exception_handler(StoreError)
+    @app.exception_handler(sqlite3.Error)
+    async def unreadable(_: Request, error: Exception) -> Response:
+        return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the history cannot be read: {error}")
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        detail = (
+            f"there is nothing at {request.url.path}; /docs lists what there is"
+            if error.status_code == HTTPStatus.NOT_FOUND
+            else str(error.detail)
+        )
+        response = answer(error.status_code, detail)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        what = "; ".join(
+            f"{'.'.join(str(part) for part in e['loc'][1:])}={e.get('input')}: {e['msg']}" for e in error.errors()
+        )
+        return answer(HTTPStatus.UNPROCESSABLE_ENTITY, what)
+
+
+def _add_schema(app: FastAPI, model: type) -> None:
+    """Put a model that only error answers use among the components of the API's description."""
+    build, described = app.openapi, TypeAdapter(model).json_schema()
+
+    def openapi() -> dict[str, Any]:
+        schema = build()
+        schema["components"]["schemas"][model.__name__] = described
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,239 @@
+"""The questions that read much of the history, and what answers them: without the web server, for they are answered in a process of their own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from commwatch.analysis.advice import Advice
+from commwatch.analysis.answers import Agent
+from commwatch.analysis.summary import Row
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.core.host_views import HostView
+from commwatch.core.views import StepView
+from commwatch.history.operations import Operation, Place
+from commwatch.reference.efficiency import Efficiency, Line
+from commwatch.report.report import lately
+
+#: A question may look through the raw history for so long.
+MOST_LOOKING_S = 10.0
+
+
+class Problem(Exception):
+    """What the caller did wrong, or why there is no answer, as problem details."""
+
+    def __init__(self, status: HTTPStatus, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+class Text(NamedTuple):
+    """An answer as it is sent."""
+
+    body: bytes
+    media_type: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Operations added up. ``since`` and ``until`` are what was really covered: whole roll-ups of 10 s (older: 5 min)."""
+
+    since: float | None
+    until: float | None
+    by: list[str]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Single operations, newest first; give ``cursor`` back for the next page, ``None`` = there is none."""
+
+    operations: list[Operation]
+    cursor: str | None
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective, its ranks side by side."""
+
+    group_id: str
+    seq: int
+    #: All ranks of the group are here, in one symmetric operation: transfer and waits are defined.
+    complete: bool
+    transfer_s: float | None
+    #: The rank the others waited for, and how long (their median).
+    late_rank: int | None
+    lateness_s: float | None
+    ranks: list[RankInCollective]
+
+
+@dataclass(frozen=True)
+class RankInCollective:
+    """One rank's part; ``wait_s``: the part of its duration spent waiting for the last rank."""
+
+    wait_s: float | None
+    operation: Operation
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """Operations beside what they should take, and the job's own curves."""
+
+    operations: list[Efficiency]
+    #: T = a(n)·α + b(n)·S/bandwidth through the fastest operations; none where the sizes are too few or too alike.
+    fits: list[Line]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which single operations: those for which all that is given is true, in ``[from_ns, until_ns)``, behind ``before``."""
+
+    from_ns: int
+    until_ns: int
+    job: str | None
+    #: Field of an operation to its value; ``None``: any.
+    same: Mapping[str, str | int | None] = field(default_factory=dict)
+    min_seconds: float | None = None
+    before: Place | None = None
+    limit: int = 100
+
+
+def job_exists(agent: Agent, job: str | None) -> None:
+    """Refuse a job that the history does not know."""
+    if job is not None and not agent.has_job(job):
+        raise Problem(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
+
+
+def summary(
+    agent: Agent, from_ns: int, until_ns: int, job: str | None, by: list[str], same: dict[str, str | int | None]
+) -> Summary:
+    """Operations by what is asked; arguments as ``Agent.summary`` has them."""
+    job_exists(agent, job)
+    covered, rows = agent.summary(from_ns, until_ns, by, {"job_id": job, **same})
+    return Summary(covered[0], covered[1], by, rows)
+
+
+def operations(agent: Agent, wanted: Wanted) -> Operations:
+    """Single operations, newest first."""
+    job_exists(agent, wanted.job)
+    checks = [(name, value) for name, value in wanted.same.items() if value is not None]
+    end = time.monotonic() + MOST_LOOKING_S
+
+    def in_time() -> None:
+        if time.monotonic() > end:
+            detail = f"since, until: there is more between them than can be looked through in {MOST_LOOKING_S:g} s; ask for less"
+            raise Problem(HTTPStatus.BAD_REQUEST, detail)
+
+    def fits(operation: Operation) -> bool:
+        in_time()
+        least = wanted.min_seconds
+        slow = least is None or (operation.duration_s is not None and operation.duration_s >= least)
+        return slow and all(getattr(operation, name) == value for name, value in checks)
+
+    found = agent.operations(
+        wanted.from_ns, wanted.until_ns, wanted.before, fits, wanted.limit + 1, wanted.job, in_time
+    )
+    page = found[: wanted.limit]
+    return Operations(page, page[-1].id if len(found) > wanted.limit else None)
+
+
+def operations_csv(agent: Agent, wanted: Wanted) -> Text:
+    """The same as CSV, its cursor in a header."""
+    found = operations(agent, wanted)
+    headers = {"X-Next-Cursor": found.cursor} if found.cursor else {}
+    return Text(csv_table(found.operations).encode(), "text/csv", headers)
+
+
+def csv_table(rows: list[Operation]) -> str:
+    """Return operations as CSV with a head line."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [each.name for each in fields(Operation)])
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in asdict(row).items()} | {"id": row.id} for row in rows)
+    return text.getvalue()
+
+
+#: By which a spreadsheet takes a cell for a formula; some pass over white space before it.
+_FORMULA = re.compile(r"\s*[=+\-@]|[\t\r\n]")
+
+
+def _cell(value: object) -> object:
+    """A value of a CSV table; text of others that a spreadsheet would calculate has an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def collective(agent: Agent, group_id: str, seq: int) -> Collective:
+    """The ranks of one collective side by side."""
+    found = agent.collective(group_id, seq)
+    if found is None:
+        raise Problem(
+            HTTPStatus.NOT_FOUND,
+            f"no collective {seq} of group '{group_id}' in the raw history; /api/v1/groups lists the groups",
+        )
+    parts, waits = found
+    waited = {} if waits is None else {part.rank: wait / 1e9 for part, wait in waits.waits}
+    return Collective(
+        group_id=group_id,
+        seq=seq,
+        complete=waits is not None,
+        transfer_s=None if waits is None else waits.transfer_ns / 1e9,
+        late_rank=None if waits is None else waits.late.rank,
+        lateness_s=None if waits is None else waits.lateness_ns / 1e9,
+        ranks=[RankInCollective(waited.get(part.rank), part) for part in parts],
+    )
+
+
+def steps(agent: Agent, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
+    """Training steps, newest first."""
+    job_exists(agent, job)
+    return agent.steps(from_ns, until_ns, job, rank, limit)
+
+
+def efficiency(agent: Agent, from_ns: int, until_ns: int, job: str | None) -> Efficiencies:
+    """Operations by group and size beside what they should take."""
+    job_exists(agent, job)
+    return Efficiencies(*agent.efficiency(from_ns, until_ns, job))
+
+
+def advice(
+    agent: Agent, job: str, findings: list[Finding], host: HostView, late: dict[int, float], last_s: float | None
+) -> list[Advice]:
+    """What to try in a job, by its last so many seconds or all of it; its stragglers right now are ``late``."""
+    known = next((each for each in agent.jobs() if each.job_id == job), None)
+    return [] if known is None else lately(agent, known, findings, last_s, host, late)
+
+
+#: Each gets the agent and the arguments of the question.
+QUESTIONS: Mapping[str, Callable[..., Any]] = {
+    each.__name__: each for each in (summary, operations, operations_csv, collective, steps, efficiency, advice)
+}
+
+
+def text_of(answer: object) -> Text:
+    """An answer as JSON, if it is no text yet; what is no finite number is ``null``, as in all answers."""
+    if isinstance(answer, Text):
+        return answer
+    try:
+        text = json.dumps(answer, default=vars, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(answer), separators=(",", ":"))
+    return Text(text.encode(), "application/json", {})
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return _finite(vars(value)) if hasattr(value, "__dict__") else value

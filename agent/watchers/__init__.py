@@ -1,0 +1,1 @@
+"""Sources that an agent watches in threads of their own."""

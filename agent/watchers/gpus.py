@@ -1,0 +1,308 @@
+"""The cards of this node: read in a thread of their own, joined to the ranks that compute on them.
+
+Nothing here waits for a card: who asks gets what was read last, and nothing once that is old.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from commwatch.collectors.node.gpu import (
+    ALARMING,
+    Driver,
+    DriverTrouble,
+    Gpu,
+    GpuPlace,
+    MigInstance,
+    NoGpus,
+    Snapshot,
+    Source,
+    Xid,
+    find,
+    instance_at,
+    readings,
+)
+from commwatch.collectors.node.gpu_amd import AmdSource
+from commwatch.collectors.node.gpu_nvidia import NvidiaSource
+from commwatch.collectors.node.gpu_xids import meaning
+from commwatch.collectors.registry import Reading
+from commwatch.config import GPUS_OFF, GPUS_REQUIRED
+from commwatch.ingest.aggregate import Job
+from commwatch.ingest.rank_book import RankBook
+
+log = logging.getLogger("commwatch")
+COLLECTOR = "gpu"
+#: What was read longer ago than this is not shown.
+_OLD_S = 10.0
+#: Between two tries to open the library: at first, and at most.
+_FIRST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
+#: While a card is lost, the library is opened anew this often: only so is it found when it comes back.
+_RENEW_S = 60.0
+_MOST_XIDS = 256
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """Whether cards are being read."""
+
+    #: ``up``; ``down``: they were, or should be, and cannot; ``none``: there are none to read; ``off``: by settings.
+    state: str
+    #: Why it is not ``up``.
+    says: str | None
+    driver: Driver | None
+
+
+@dataclass(frozen=True)
+class XidView:
+    """An Xid that was seen."""
+
+    #: Unix time.
+    at: float
+    xid: int
+    #: In words, and what to do.
+    title: str
+    do: str
+
+
+@dataclass(frozen=True)
+class RankOnGpu:
+    """A rank that computes on a card, and what its communication takes there."""
+
+    job_id: str
+    rank: int
+    #: Communication over step time, steps of the last 60 s; ``None``: not known.
+    comm_share: float | None
+    exposed_comm_share: float | None
+    #: The part of the card it computes on; ``None``: all of it.
+    mig: MigInstance | None
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """A card with what was read of it, what has befallen it, and the ranks on it."""
+
+    gpu: Gpu
+    #: The latest, newest first.
+    xids: list[XidView]
+    ranks: list[RankOnGpu]
+
+
+@dataclass(frozen=True)
+class StrangeRank:
+    """A rank on a card that is not among those the agent sees."""
+
+    job_id: str
+    rank: int
+    uuid: str
+    bus_id: str
+
+
+@dataclass(frozen=True)
+class GpuViews:
+    """All cards of the node."""
+
+    state: str
+    says: str | None
+    driver: Driver | None
+    #: Unix time of the latest look.
+    read_at: float | None
+    gpus: list[GpuView]
+    elsewhere: list[StrangeRank]
+
+
+class Gpus:
+    """One thread calls ``tick``; answers may be asked for from any.
+
+    Args:
+        wanted: the setting ``gpus``.
+        sources: vendors' libraries; the first that finds cards is read.
+        clock: monotonic seconds.
+        wall: Unix time.
+    """
+
+    def __init__(
+        self,
+        wanted: str = "auto",
+        sources: Sequence[Source] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._wanted, self._clock, self._wall = wanted, clock, wall
+        self._sources: Sequence[Source] = (NvidiaSource(), AmdSource()) if sources is None else sources
+        self._lock = threading.Lock()
+        self._open: Source | None = None
+        self._opened_at = self._try_at = 0.0
+        self._retry_s = _FIRST_RETRY_S
+        self._driver: Driver | None = None
+        self._says = "not looked for yet"
+        #: Cards have been read once, or there is a driver for them: their absence is a fault.
+        self._expected = wanted == GPUS_REQUIRED
+        self._down = False
+        self._snapshot: Snapshot | None = None
+        self._read_at = self._read_wall = 0.0
+        #: As they were last seen, however long ago: who sits where does not change when a driver goes away.
+        self._known: tuple[Gpu, ...] = ()
+        self._counts: Counter[Xid] = Counter()
+        self._recent: deque[tuple[float, Xid]] = deque(maxlen=_MOST_XIDS)
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Read all cards; where there is no driver, look for one now and then."""
+        if self._wanted == GPUS_OFF:
+            return
+        now = self._clock()
+        if self._open is not None and now - self._opened_at > _RENEW_S and any(gpu.lost for gpu in self._known):
+            self.close()
+            self._try_at = now
+        if self._open is None and now >= self._try_at:
+            self._find()
+        if self._open is not None:
+            try:
+                snapshot = self._open.read()
+            except DriverTrouble as error:
+                self.close()
+                self._fail(str(error))
+            else:
+                self._take(snapshot)
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _find(self) -> None:
+        """Open the first library that finds cards."""
+        absent, broken = [], None
+        for source in self._sources:
+            try:
+                driver = source.open()
+            except NoGpus as error:
+                absent.append(str(error))
+            except DriverTrouble as error:
+                broken = str(error)
+            else:
+                self._open, self._opened_at = source, self._clock()
+                with self._lock:
+                    self._driver = driver
+                return
+        self._expected = self._expected or broken is not None
+        self._fail(broken or "; ".join(absent))
+
+    def _fail(self, says: str) -> None:
+        self._try_at = self._clock() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
+        with self._lock:
+            self._snapshot, self._says = None, says
+        if self._expected and not self._down:
+            self._down = True
+            log.warning("collector %s is down: %s", COLLECTOR, says)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        wall = self._wall()
+        first = not self._known
+        with self._lock:
+            self._snapshot, self._known, self._says = snapshot, snapshot.gpus, ""
+            self._read_at, self._read_wall = self._clock(), wall
+            self._counts.update(snapshot.xids)
+            self._recent.extend((wall, xid) for xid in snapshot.xids)
+        self._retry_s, self._expected = _FIRST_RETRY_S, True
+        if first and self._driver is not None:
+            log.info("%d GPUs, %s driver %s", len(snapshot.gpus), self._driver.vendor, self._driver.version)
+        elif self._down:
+            log.info("collector %s works again", COLLECTOR)
+        self._down = False
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def state(self) -> GpuState:
+        """Whether cards are being read."""
+        with self._lock:
+            return self._state()
+
+    def _state(self) -> GpuState:
+        if self._wanted == GPUS_OFF:
+            return GpuState("off", "switched off by the setting gpus", None)
+        age = self._clock() - self._read_at
+        if self._snapshot is not None and age <= _OLD_S:
+            return GpuState("up", None, self._driver)
+        if self._snapshot is not None:
+            return GpuState("down", f"the driver has not answered for {age:.0f} s", self._driver)
+        return GpuState("down" if self._expected else "none", self._says, self._driver if self._known else None)
+
+    def readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """For ``/metrics``: nothing at all on a machine that has no cards."""
+        with self._lock:
+            state = self._state()
+            if state.state in ("none", "off"):
+                return []
+            if state.state == "down" or self._snapshot is None or self._driver is None:
+                return [(COLLECTOR, None)]
+            return [(COLLECTOR, list(readings(self._driver, self._snapshot.gpus, self._counts)))]
+
+    def place(self, where: GpuPlace | None) -> Gpu | None:
+        """The card a rank computes on; ``None``: not known, or not in sight of this agent."""
+        with self._lock:
+            return None if where is None else find(where, self._known)
+
+    def held_back(self, where: GpuPlace | None) -> list[str]:
+        """Why a card keeps its clock down that should not have to; empty: it does not, or that is not known."""
+        with self._lock:
+            if where is None or self._snapshot is None or self._state().state != "up":
+                return []
+            gpu = find(where, self._snapshot.gpus)
+        return [] if gpu is None else [reason for reason in ALARMING if gpu.measured.throttled.get(reason)]
+
+    def label(self, where: GpuPlace | None) -> str:
+        """The same for the label ``gpu`` in ``/metrics``; empty where it is not known."""
+        gpu = self.place(where)
+        return "" if gpu is None else str(gpu.card.index)
+
+    def view(self, jobs: Iterable[Job], now_ns: int) -> GpuViews:
+        """The cards beside the ranks that live.
+
+        Args:
+            jobs: those whose ranks are meant, held still by the caller.
+            now_ns: the monotonic clock.
+        """
+        ranks = [(job.id, book) for job in jobs for book in job.books.values() if book.alive and book.gpu is not None]
+        with self._lock:
+            state, read_at = self._state(), self._read_wall or None
+            gpus = self._snapshot.gpus if self._snapshot is not None and state.state == "up" else ()
+            known, recent = self._known, list(self._recent)
+        placed = [(job, book, find(book.gpu, known)) for job, book in ranks if book.gpu is not None]
+        elsewhere = [
+            StrangeRank(job, book.rank, book.gpu.uuid, book.gpu.bus_id)
+            for job, book, gpu in placed
+            if gpu is None and book.gpu is not None
+        ]
+        views = [
+            GpuView(
+                gpu,
+                [_xid(at, xid) for at, xid in reversed(recent) if xid.uuid == gpu.card.uuid],
+                [
+                    _rank_on(job, book, gpu, now_ns)
+                    for job, book, on in placed
+                    if on is not None and on.card.index == gpu.card.index
+                ],
+            )
+            for gpu in gpus
+        ]
+        return GpuViews(state.state, state.says, state.driver, read_at, views, elsewhere)
+
+
+def _xid(at: float, xid: Xid) -> XidView:
+    said = meaning(xid.number)
+    return XidView(at, xid.number, said.title, said.do)
+
+
+def _rank_on(job: str, book: RankBook, gpu: Gpu, now_ns: int) -> RankOnGpu:
+    shares = book.steps.totals.shares(now_ns)
+    comm, exposed = (None, None) if shares is None else shares
+    return RankOnGpu(job, book.rank, comm, exposed, None if book.gpu is None else instance_at(book.gpu, gpu))

@@ -1,0 +1,180 @@
+"""Watches the node: looks at its network devices once a second in a thread of its own, so that no page ever waits for a driver.
+
+Counters of traffic are read each time; what changes seldom, or may take long (speeds, errors, the list of devices itself), every ten
+seconds. What these looks amount to is worked out in ``host_answers``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from time import time
+
+from commwatch.analysis.host_answers import Look, Node, Seldom, answer
+from commwatch.analysis.traffic import parts
+from commwatch.collectors.node import pci
+from commwatch.collectors.node.host import Host, Memory
+from commwatch.collectors.node.infiniband import Infiniband
+from commwatch.collectors.node.network import Network
+from commwatch.collectors.node.nics import LINK_DOWNED, Counts, Nic
+from commwatch.collectors.registry import Reading
+from commwatch.core.host_views import HostView
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.reference.links import of_device
+
+log = logging.getLogger("commwatch")
+#: How long looks are kept.
+WINDOW_NS, LATELY_NS = 60_000_000_000, 600_000_000_000
+_SELDOM_NS = 10_000_000_000
+#: Without a look for so long a driver holds it up, and what was read last is not true any more.
+_STUCK_NS = 30_000_000_000
+#: Virtual devices told of, the oldest first: a node of Kubernetes has one for every pod.
+MOST_VIRTUAL = 16
+_WAYS = ("receive", "transmit")
+_KINDS_OF_COUNTS = ("bytes", "packets", "errors", "drops")
+
+
+class HostWatch:
+    """The state of the node, now and a while back. One thread calls ``tick``.
+
+    Args:
+        aggregate: what the collectives have moved.
+        lock: guards it.
+        now_ns: the monotonic clock.
+        proc: where procfs is; its network devices are those of the agent's network namespace.
+        sys: where sysfs is.
+    """
+
+    def __init__(
+        self,
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        now_ns: Callable[[], int],
+        proc: Path = Path("/proc"),
+        sys: Path = Path("/sys"),
+    ) -> None:
+        self._aggregate, self._lock, self._now_ns, self._sys = aggregate, lock, now_ns, sys
+        self._readers: tuple[Network | Infiniband, ...] = (Infiniband(sys), Network(proc, sys))
+        self._host = Host(proc)
+        self._looks: deque[Look] = deque()
+        self._seldom: deque[Seldom] = deque()
+        #: What is told; replaced as a whole, so that who asks has no need of a lock.
+        self._node: Node | None = None
+        self._down: dict[str, str] = {}
+        self._began_ns: int | None = None
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look once."""
+        now = self._now_ns()
+        if not self._seldom or now - self._seldom[-1].at_ns >= _SELDOM_NS:
+            self._seldom.append(self._look_around(now))
+        look = self._look()
+        self._began_ns = look.at_ns if self._began_ns is None else self._began_ns
+        self._looks.append(look)
+        while self._looks[0].at_ns < look.at_ns - WINDOW_NS:
+            self._looks.popleft()
+        while self._seldom[0].at_ns < look.at_ns - LATELY_NS:
+            self._seldom.popleft()
+        self._node = Node(time(), self._began_ns, tuple(self._looks), tuple(self._seldom), dict(self._down))
+
+    def _look(self) -> Look:
+        counts: dict[str, Counts] = {}
+        for reader in self._readers:
+            try:
+                counts |= reader.counts()
+            except OSError as error:
+                self._fails(reader.name, error)
+            else:
+                self._down.pop(reader.name, None)
+        at = self._now_ns()
+        try:
+            cpu, memory = self._host.cpu(), self._host.memory()
+        except (OSError, ValueError):
+            cpu, memory = None, Memory(None, None)  # its own collector says so
+        with self._lock:
+            moved = parts(self._aggregate.jobs.values())
+        return Look(at, counts, cpu, memory, self._host.pressure(), moved)
+
+    def _look_around(self, now_ns: int) -> Seldom:
+        nics: list[Nic] = []
+        events: dict[str, dict[str, int]] = {}
+        for reader in self._readers:
+            found = list(_most(reader.nics()))
+            nics += found
+            events |= {nic.name: reader.events(nic) for nic in found}
+        try:
+            counts = {name: counts for reader in self._readers for name, counts in reader.counts().items()}
+        except OSError:
+            counts = {}
+        return Seldom(now_ns, tuple(nics), counts, events, tuple(pci.gpus(self._sys)), pci.numa_nodes(self._sys))
+
+    def _fails(self, name: str, error: OSError) -> None:
+        if name not in self._down:
+            log.warning("collector %s is down: %s", name, error)
+        self._down[name] = str(error)
+
+    # -- telling ------------------------------------------------------------------------------
+
+    def view(self, job: str | None = None) -> HostView:
+        """The node as it was at the last look.
+
+        Args:
+            job: the one whose groups are told of; all by default.
+        """
+        return answer(self._node, job)
+
+    def readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """For ``/metrics``, by collector; ``None`` from one that failed, or that a driver holds up."""
+        node = self._node
+        if node is None:
+            return []
+        if self._now_ns() - node.looks[-1].at_ns > _STUCK_NS:
+            return [(name, None) for name in (Network.name, Infiniband.name)]
+        ports = [nic for nic in node.nics if nic.kind in _RDMA]
+        others = [nic for nic in node.nics if nic.kind not in _RDMA]
+        return [
+            (name, None if name in node.down else [reading for nic in nics for reading in _readings(nic, node)])
+            for name, nics in ((Network.name, others), (Infiniband.name, ports))
+        ]
+
+
+_RDMA = ("infiniband", "roce", "rdma")
+
+
+def _most(nics: Iterable[Nic]) -> Iterator[Nic]:
+    """All but virtual devices past the first so many."""
+    virtual = 0
+    for nic in nics:
+        virtual += nic.kind == "virtual"
+        if nic.kind != "virtual" or virtual <= MOST_VIRTUAL:
+            yield nic
+
+
+def _readings(nic: Nic, node: Node) -> Iterator[Reading]:
+    """Of one device; nothing of a network device that has never moved a byte."""
+    counts = node.counts[nic.name]
+    if nic.kind not in _RDMA and not (counts.received.bytes or counts.sent.bytes):
+        return
+    for way, traffic in zip(_WAYS, counts, strict=True):
+        for kind, value in zip(_KINDS_OF_COUNTS, traffic, strict=True):
+            if value is not None:
+                yield Reading(f"network_{kind}_total", (nic.name, way), value)
+    if nic.speed is not None:
+        yield Reading("network_speed_bytes_per_second", (nic.name,), nic.speed)
+    if nic.up is not None:
+        yield Reading("network_up", (nic.name,), float(nic.up))
+    for event, value in node.events.get(nic.name, {}).items():
+        if event == LINK_DOWNED:
+            yield Reading("network_link_downs_total", (nic.name,), value)
+        else:
+            yield Reading("infiniband_events_total", (nic.name, event), value)
+    function = nic.function
+    numa = "" if function is None or function.numa_node is None else str(function.numa_node)
+    address = "" if function is None else function.address
+    about = (nic.name, nic.kind, nic.netdev or "", address, numa, of_device(nic.kind, nic.speed) or "")
+    yield Reading("network_info", about, 1)

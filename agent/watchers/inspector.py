@@ -1,0 +1,319 @@
+"""NCCL Inspector's files of the jobs in sight: followed, joined to ranks and process groups, added up.
+
+What it timed on the GPU stands beside what the probe recorded, under names of its own, and is never mixed with it.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from commwatch.collectors.nccl.follow import Follower
+from commwatch.collectors.nccl.inspector import Timed, parse_line, parse_prom
+from commwatch.collectors.registry import Reading
+from commwatch.collectors.wire import others
+from commwatch.core.bandwidth import algbw, bus_factor
+from commwatch.core.books import OTHER, UNKNOWN_GROUP, GroupInfo
+from commwatch.core.witness_views import InspectorMean, InspectorRow, InspectorView, means
+from commwatch.ingest.aggregate import Aggregate, Job
+from commwatch.prometheus.exporter import MOST_GROUPS
+from commwatch.watchers.nccl import fitting, groups_of, ranks_of
+
+log = logging.getLogger("commwatch")
+COLLECTOR = "inspector"
+#: Files of this age, when a rank begins, are of ranks before it; clocks of file servers differ by less.
+_SLACK_S = 60.0
+#: Without a look at the files for so long the collector is down.
+_STUCK_S = 30.0
+#: Sums kept of one job; text files of one folder, and how much of each is read.
+MOST_CELLS, _MOST_PROM, _MOST_PROM_BYTES = 4096, 64, 1 << 20
+#: Seconds between two looks at the text files, which change twice a minute at most.
+_PROM_S = 5.0
+
+
+class _Key(NamedTuple):
+    rank: int
+    comm: str
+    op: str
+    #: -1: no size.
+    size_log2: int
+    timing: str
+
+
+@dataclass
+class _Cell:
+    count: int = 0
+    bytes: int = 0
+    bus_bytes: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Comm:
+    size: int
+    name: str | None
+    #: (rank in it, global rank).
+    places: set[tuple[int, int]] = field(default_factory=set)
+
+
+class _JobFiles:
+    """The JSON of one job, added up."""
+
+    def __init__(self, since: float, lock: threading.RLock) -> None:
+        self.follower = Follower(self._take, since)
+        self.ranks: dict[tuple[str, int], int] = {}
+        self.cells: dict[_Key, _Cell] = {}
+        self.comms: dict[str, _Comm] = {}
+        self.records = self.unknown_lines = self.unknown_fields = self.left_out = 0
+        self._lock = lock
+
+    def _take(self, line: str, path: str, number: int) -> None:
+        timed = parse_line(line)
+        with self._lock:
+            if timed is None:
+                self.unknown_lines += bool(line.strip())
+                return
+            self.unknown_fields += timed.unknown_fields
+            rank = self.ranks.get((timed.host.partition(".")[0], timed.pid))
+            if rank is None or not self._add(timed, rank):
+                self.left_out += 1
+
+    def _add(self, timed: Timed, rank: int) -> bool:
+        size_log2 = -1 if timed.size_bytes is None else max(0, (timed.size_bytes - 1).bit_length())
+        key = _Key(rank, timed.comm, timed.op, size_log2, timed.timing)
+        comm = self.comms.get(timed.comm)
+        if key not in self.cells and len(self.cells) >= MOST_CELLS:
+            return False
+        if comm is None:
+            comm = self.comms[timed.comm] = _Comm(timed.group_size, timed.comm_name)
+        if comm.size != timed.group_size:
+            return False
+        comm.name = comm.name or timed.comm_name
+        if len(comm.places) < MOST_CELLS:
+            comm.places.add((timed.group_rank, rank))
+        cell = self.cells.setdefault(key, _Cell())
+        self.records += 1
+        cell.count += 1
+        cell.seconds += timed.duration_s
+        cell.bytes += timed.size_bytes or 0
+        cell.bus_bytes += (timed.size_bytes or 0) * (bus_factor(timed.op, comm.size) or 0.0)
+        return True
+
+    def group(self, comm: _Comm, groups: list[GroupInfo]) -> tuple[str, str | None]:
+        """Label and id of the process group that a communicator is: by its members, else by what the program calls it."""
+        fits = fitting(comm.size, comm.places, groups)
+        if len(fits) > 1:
+            fits = [group for group in fits if comm.name in (group.name, group.description)] or fits
+        labels = {group.label for group in fits}
+        label = labels.pop() if len(labels) == 1 else UNKNOWN_GROUP.label
+        return label, fits[0].group_id if len(fits) == 1 else None
+
+
+class Inspector:
+    """All files of Inspector's that the agent follows. One thread calls ``tick``; answers may be asked for from any.
+
+    Args:
+        directory: a folder that it dumps into, beside those that probes tell of.
+        lock: guards the aggregate.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory, self._aggregate, self._books_lock, self._clock = directory, aggregate, lock, clock
+        self._lock = threading.RLock()
+        self._jobs: dict[str, _JobFiles] = {}
+        #: Folders with the jobs that dump into them, and when the first of these began.
+        self._folders: dict[str, tuple[set[str], float]] = {}
+        self._means: dict[str, tuple[int, list[InspectorMean]]] = {}
+        self._looked_at = clock()
+        self._means_at = 0.0
+        self._said: set[str] = set()
+
+    def tick(self) -> int:
+        """Look for files and read on; returns the bytes read."""
+        folders: dict[str, tuple[set[str], float]] = {}
+        with self._books_lock:
+            wanted = {job.id: self._wanted(job, folders) for job in self._aggregate.jobs.values()}
+        read = 0
+        for job, (patterns, since, ranks) in wanted.items():
+            with self._lock:
+                if patterns and job not in self._jobs:
+                    self._jobs[job] = _JobFiles(since, self._lock)
+                files = self._jobs.get(job)
+                if files is None:
+                    continue
+                files.ranks = ranks
+            files.follower.patterns.update(dict.fromkeys(patterns))
+            read += files.follower.tick()  # a file server that hangs must hang nobody who asks
+            self._say(files.follower.troubles)
+        with self._lock:
+            for job in [job for job in self._jobs if job not in wanted]:
+                self._jobs.pop(job).follower.close()
+            self._folders = folders
+        if self._clock() - self._means_at >= _PROM_S:
+            self._means_at = self._clock()
+            self._read_means()
+        self._looked_at = self._clock()
+        return read
+
+    def close(self) -> None:
+        """Let go of all files."""
+        with self._lock:
+            for files in self._jobs.values():
+                files.follower.close()
+
+    def _say(self, troubles: dict[str, str]) -> None:
+        for path, why in troubles.items():
+            if path not in self._said:
+                self._said.add(path)
+                log.warning("cannot read NCCL Inspector's %s: %s", path, why)
+
+    def _wanted(
+        self, job: Job, folders: dict[str, tuple[set[str], float]]
+    ) -> tuple[list[str], float, dict[tuple[str, int], int]]:
+        """Files of a job, the time before which they were somebody else's, and whose they are; notes the folders."""
+        patterns, since = [], float("inf")
+        for book in job.books.values():
+            identity = book.identity
+            began = (int(identity.get("started_ns", 0)) + int(identity["wall_offset_ns"])) / 1e9 - _SLACK_S
+            name = f"{identity.get('host', '')}-pid{identity.get('pid', 0)}.log"
+            for folder in {book.inspector, None if self._directory is None else str(self._directory)} - {None}:
+                patterns.append(glob.escape(os.path.join(str(folder), name)))  # noqa: PTH118 - a pattern
+                jobs, first = folders.setdefault(str(folder), (set(), began))
+                folders[str(folder)] = ({*jobs, job.id}, min(first, began))
+            since = min(since, began)
+        return patterns, since, ranks_of(job)
+
+    def _read_means(self) -> None:
+        """Read the text files that have changed."""
+        found: dict[str, tuple[int, list[InspectorMean]]] = {}
+        for folder, (jobs, since) in self._folders.items():
+            paths = sorted(glob.glob(os.path.join(glob.escape(folder), "*.prom")))  # noqa: PTH118, PTH207 - whole paths
+            for path in paths[:_MOST_PROM]:
+                try:
+                    about = Path(path).stat()
+                    changed = about.st_mtime_ns
+                    known = self._means.get(path)
+                    if known is not None and known[0] == changed:
+                        found[path] = known
+                    elif changed / 1e9 >= since and stat.S_ISREG(about.st_mode):
+                        with open(
+                            others.open_plain(Path(path), links=True), encoding="utf-8", errors="replace"
+                        ) as file:
+                            told = list(parse_prom(file.read(_MOST_PROM_BYTES)))
+                        found[path] = (changed, means(told, jobs, changed / 1e9))
+                except OSError as error:
+                    self._say({path: error.strerror or str(error)})
+        with self._lock:
+            self._means = found
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """For ``/metrics``: counts, durations and bus bytes by rank, group, op and timing; nothing where it is off."""
+        if not self._folders:
+            return []
+        if self._clock() - self._looked_at > _STUCK_S:
+            return [(COLLECTOR, None)]
+        sums: dict[tuple[str, ...], _Cell] = {}
+        labels: dict[str, set[str]] = {}
+        for row in self.rows(None):
+            known = labels.setdefault(row.job_id, set())
+            label = row.group if row.group in known or len(known) < MOST_GROUPS else OTHER
+            known.add(label)
+            cell = sums.setdefault((row.job_id, str(row.rank), label, row.op, row.timing), _Cell())
+            cell.count += row.count
+            cell.seconds += row.seconds
+            cell.bus_bytes += (row.busbw or 0.0) * row.seconds
+        found = []
+        for key, cell in sums.items():
+            found.append(Reading("inspector_collectives_total", key, cell.count))
+            found.append(Reading("inspector_collective_seconds_total", key, cell.seconds))
+            if cell.bus_bytes:
+                found.append(Reading("inspector_collective_bus_bytes_total", key, cell.bus_bytes))
+        return [(COLLECTOR, found)]
+
+    def rows(self, job: str | None) -> list[InspectorRow]:
+        """What was timed, the most time first."""
+        with self._books_lock:
+            groups = {each.id: list(groups_of(each).values()) for each in self._aggregate.jobs.values()}
+        found = []
+        with self._lock:
+            for name, files in self._jobs.items():
+                if job not in (None, name):
+                    continue
+                where = {at: files.group(comm, groups.get(name, [])) for at, comm in files.comms.items()}
+                found += [
+                    _row(name, key, cell, files.comms[key.comm].size, where[key.comm])
+                    for key, cell in files.cells.items()
+                ]
+        return sorted(found, key=lambda row: -row.seconds)
+
+    def view(self, job: str | None) -> InspectorView:
+        """All there is of it."""
+        rows = self.rows(job)
+        with self._lock:
+            files = [each for name, each in self._jobs.items() if job in (None, name)]
+            folders = [folder for folder, (jobs, _) in self._folders.items() if job is None or job in jobs]
+            told = [
+                mean for _, each in self._means.values() for mean in each if job is None or mean.job_id in (None, job)
+            ]
+            paths = [os.fsencode(path).decode("utf-8", "replace") for each in files for path in each.follower.paths]
+            troubles = [f"{path}: {why}" for each in files for path, why in each.follower.troubles.items()]
+            state, says = self._state(folders, bool(paths or told), troubles)
+            return InspectorView(
+                state,
+                says,
+                paths,
+                records=sum(each.records for each in files),
+                unknown_lines=sum(each.unknown_lines for each in files),
+                unknown_fields=sum(each.unknown_fields for each in files),
+                skipped_bytes=sum(each.follower.skipped_bytes for each in files),
+                left_out=sum(each.left_out for each in files),
+                rows=rows,
+                means=told,
+            )
+
+    def _state(self, folders: list[str], found: bool, troubles: list[str]) -> tuple[str, str]:
+        if self._clock() - self._looked_at > _STUCK_S:
+            return "down", "its files cannot be looked at: the file system does not answer"
+        if found:
+            return "works", f"reads {', '.join(sorted(folders)[:3])}"
+        if troubles:
+            return "down", "; ".join(troubles[:3])
+        if folders:
+            return "found", f"nothing yet in {', '.join(sorted(folders)[:3])}"
+        return "off", "no rank runs with NCCL_INSPECTOR_ENABLE=1, and inspector_dir is not set"
+
+
+def _row(job: str, key: _Key, cell: _Cell, size: int, where: tuple[str, str | None]) -> InspectorRow:
+    return InspectorRow(
+        job_id=job,
+        rank=key.rank,
+        group=where[0],
+        group_id=where[1],
+        comm=key.comm,
+        group_size=size,
+        op=key.op,
+        size_bytes=None if key.size_log2 < 0 else 1 << key.size_log2,
+        timing=key.timing,
+        count=cell.count,
+        bytes=cell.bytes,
+        seconds=cell.seconds,
+        algbw=algbw(cell.bytes, cell.seconds),
+        busbw=algbw(cell.bus_bytes, cell.seconds),
+    )

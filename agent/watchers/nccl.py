@@ -1,0 +1,357 @@
+"""The NCCL logs of the jobs in sight: followed, joined to their process groups, counted."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Set
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from commwatch.collectors.nccl.account import Account, Warned
+from commwatch.collectors.nccl.classes import CLASSES, OTHER
+from commwatch.collectors.nccl.communicators import Communicator, communicators
+from commwatch.collectors.nccl.findings import findings
+from commwatch.collectors.nccl.follow import Follower
+from commwatch.collectors.nccl.labels import labels
+from commwatch.collectors.nccl.topology import choices, hosts, view
+from commwatch.collectors.registry import Reading
+from commwatch.collectors.wire import others
+from commwatch.collectors.wire.identity import make_private_dir, write_whole
+from commwatch.core.books import GroupInfo
+from commwatch.core.nccl_views import NcclMessage, Topology
+from commwatch.ingest.aggregate import Aggregate, Job
+
+log = logging.getLogger("commwatch")
+COLLECTOR = "nccl_log"
+#: Distinct facts kept of one job, and messages of all.
+_MOST_FACTS = 50_000
+_MOST_MESSAGES = 2_000
+#: Of a request to follow logs.
+_MOST_REQUEST_BYTES = 1 << 20
+#: Files of this age, when a job begins, are of jobs before it; clocks of file servers differ by less.
+_SLACK_S = 60.0
+#: Between two times that what was said of a job is written down.
+_KEEP_S = 30.0
+#: Without a look at the logs for so long the collector is down.
+_STUCK_S = 30.0
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    """What ``commwatch run`` leaves in the run directory: follow these files for that job."""
+
+    job: str
+    patterns: list[str]
+    since: float
+    #: Of the process that asks: once it is gone, the request is, too.
+    pid: int
+
+    def write(self, run_dir: Path) -> Path:
+        """Leave it for the agent of ``run_dir``; raises ``OSError``."""
+        directory = run_dir / "logs"
+        mode = make_private_dir(directory, os.environ)
+        path = directory / f"{self.pid}.json"
+        write_whole(path, json.dumps(asdict(self)), mode)
+        return path
+
+
+def requests(run_dir: Path) -> list[LogRequest]:
+    """The requests of those who still live; damaged ones are passed over."""
+    found = []
+    for path in sorted((run_dir / "logs").glob("*.json")):
+        try:
+            request = LogRequest(**json.loads(others.read(path, _MOST_REQUEST_BYTES)))
+            if not _is_sound(request):
+                continue
+            if Path(f"/proc/{request.pid}").exists():
+                found.append(request)
+            else:
+                path.unlink(missing_ok=True)
+        except (OSError, ValueError, TypeError, RecursionError):
+            continue
+    return found
+
+
+def _is_sound(request: LogRequest) -> bool:
+    kinds = ((request.job, str), (request.patterns, list), (request.since, (int, float)), (request.pid, int))
+    if not all(isinstance(value, kind) for value, kind in kinds) or not all(
+        isinstance(p, str) for p in request.patterns
+    ):
+        return False
+    return not any("\ud800" <= char <= "\udfff" for char in request.job)  # which nothing could send or store
+
+
+class _JobLogs:
+    """The logs of one job."""
+
+    def __init__(self, job: str, since: float, heard: Callable[[str, Warned], None], lock: threading.RLock) -> None:
+        self._lock = lock
+        self.account = Account(_MOST_FACTS)
+        self.counts: Counter[str] = Counter()
+        self._job, self._heard = job, heard
+        self.follower = Follower(self._take, since)
+        #: Lines came since it was last kept, at that Unix time.
+        self.fresh, self.kept_at = False, 0.0
+        self._found: list[tuple[str, str]] | None = None
+
+    def findings(self) -> list[tuple[str, str]]:
+        """Name and severity of each kind of finding; looked for again only once there are new lines, for that takes long."""
+        with self._lock:
+            if self._found is None:
+                self._found = sorted({(finding.name, finding.severity) for finding in findings(self.account)})
+            return self._found
+
+    def _take(self, line: str, path: str, number: int) -> None:
+        with self._lock:
+            self._found, self.fresh = None, True
+            for warned in self.account.add(line, path, number):
+                self.counts[warned.kind] += 1
+                self._heard(self._job, warned)
+
+
+class NcclLogs:
+    """All logs that the agent follows. One thread calls ``tick``; answers may be asked for from any.
+
+    Args:
+        run_dir: where requests are left.
+        lock: guards the aggregate.
+        clock: Unix time.
+        keep: writes down what was said of a job, for when it has ended; may raise ``OSError``.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        clock: Callable[[], float] = time.time,
+        keep: Callable[[Topology], None] = lambda said: None,
+    ) -> None:
+        self._run_dir, self._aggregate, self._books_lock, self._clock, self._keep = (
+            run_dir,
+            aggregate,
+            lock,
+            clock,
+            keep,
+        )
+        self._lock = threading.RLock()
+        self._jobs: dict[str, _JobLogs] = {}
+        self._messages: deque[NcclMessage] = deque(maxlen=_MOST_MESSAGES)
+        self._looked_at = clock()
+        self._said: set[str] = set()
+
+    def tick(self) -> int:
+        """Look for logs and read on; returns the bytes read."""
+        wanted = self._wanted()
+        read = 0
+        for job, (patterns, since) in wanted.items():
+            with self._lock:
+                logs = self._jobs.get(job)
+                if logs is None:
+                    logs = self._jobs[job] = _JobLogs(job, since - _SLACK_S, self._hear, self._lock)
+            logs.follower.patterns.update(dict.fromkeys(patterns))
+            read += logs.follower.tick()  # a file server that hangs must hang nobody who asks
+            for path, why in logs.follower.troubles.items():
+                if path not in self._said:
+                    self._said.add(path)
+                    log.warning("cannot read NCCL's log %s: %s", path, why)
+        now = self._clock()
+        self._keep_fresh(lambda job, logs: job not in wanted or now - logs.kept_at > _KEEP_S)
+        with self._lock:
+            for job in [job for job in self._jobs if job not in wanted]:
+                self._jobs.pop(job).follower.close()
+        self._looked_at = self._clock()
+        return read
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._keep_fresh(lambda job, logs: True)
+        with self._lock:
+            for logs in self._jobs.values():
+                logs.follower.close()
+
+    def _keep_fresh(self, due: Callable[[str, _JobLogs], bool]) -> None:
+        """Have written down what is new of the jobs that are due."""
+        with self._lock:
+            new = [
+                (logs, self._topology(job, logs)) for job, logs in self._jobs.items() if logs.fresh and due(job, logs)
+            ]
+            for logs, _ in new:
+                logs.fresh, logs.kept_at = False, self._clock()
+        for logs, said in new:
+            try:
+                self._keep(said)
+            except OSError as error:
+                logs.fresh = True  # for the next time
+                if str(error) not in self._said:
+                    self._said.add(str(error))
+                    log.warning("cannot keep what NCCL's logs say for later: %s", error)
+
+    def _wanted(self) -> dict[str, tuple[list[str], float]]:
+        """Files by job, with the time before which they were somebody else's."""
+        found: dict[str, tuple[list[str], float]] = {}
+        for request in requests(self._run_dir):
+            found[request.job] = (list(request.patterns), request.since)
+        with self._books_lock:
+            for job in self._aggregate.jobs.values():
+                paths = [glob.escape(book.nccl_log) for book in job.books.values() if book.nccl_log is not None]
+                if paths or job.id in self._jobs:
+                    patterns, since = found.get(job.id, ([], 0.0))
+                    found[job.id] = (patterns + paths, since)
+        return found
+
+    def _hear(self, job: str, warned: Warned) -> None:
+        process = warned.process
+        self._messages.append(
+            NcclMessage(
+                job_id=job,
+                at=self._clock(),
+                message_class=warned.kind,
+                text=warned.text,
+                host=None if process is None else process.host,
+                pid=None if process is None else process.pid,
+                rank=None if process is None else self._ranks(job).get((process.host, process.pid)),
+                file=warned.seen.source,
+                line=warned.seen.number,
+            )
+        )
+
+    def _ranks(self, job: str) -> dict[tuple[str, int], int]:
+        with self._books_lock:
+            known = self._aggregate.jobs.get(job)
+            return {} if known is None else ranks_of(known)
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """For ``/metrics``: messages by class, findings, and channels by process group and transport."""
+        if self._clock() - self._looked_at > _STUCK_S:
+            return [(COLLECTOR, None)]
+        found = []
+        with self._lock:
+            for job, logs in self._jobs.items():
+                if not logs.follower.paths:
+                    continue
+                found += [Reading("nccl_messages_total", (job, kind), logs.counts[kind]) for kind in (*CLASSES, OTHER)]
+                found += [Reading("nccl_finding", (job, *finding), 1) for finding in logs.findings()]
+                channels: Counter[tuple[str, str]] = Counter()
+                for comm, groups in self._joined(job, logs.account):
+                    if len(groups) == 1:
+                        for transport, count in comm.transports().items():
+                            channels[groups[0].label, transport] += count
+                found += [Reading("nccl_channels", (job, *key), count) for key, count in channels.items()]
+        return [(COLLECTOR, found)]
+
+    def topology(self, job: str | None) -> list[Topology]:
+        """What the logs of the jobs say."""
+        with self._lock:
+            return [self._topology(each, logs) for each, logs in self._jobs.items() if job in (None, each)]
+
+    def _topology(self, job: str, logs: _JobLogs) -> Topology:
+        account = logs.account
+        said: dict[str, Any] = labels(account)
+        return Topology(
+            job_id=job,
+            library=said["library"],
+            versions=said.get("nccl_version", []),
+            env=said.get("env", {}),
+            hosts=hosts(account),
+            communicators=[
+                replace(view(comm), group_ids=[group.group_id for group in groups])
+                for comm, groups in self._joined(job, account)
+            ],
+            choices=choices(account),
+            findings=findings(account),
+            files=[os.fsencode(path).decode("utf-8", "replace") for path in logs.follower.paths],
+            messages=sum(account.levels.values()),
+            unknown_messages=account.unknown,
+            skipped_bytes=logs.follower.skipped_bytes,
+        )
+
+    def messages(
+        self, job: str | None, kind: str | None, from_s: float, until_s: float, limit: int
+    ) -> list[NcclMessage]:
+        """Warnings, newest first."""
+        with self._lock:
+            wanted = (
+                message
+                for message in reversed(self._messages)
+                if job in (None, message.job_id)
+                and kind in (None, message.message_class)
+                and from_s <= message.at <= until_s
+            )
+            return [message for message, _ in zip(wanted, range(limit), strict=False)]
+
+    def knows(self, job: str) -> bool:
+        """Whether it has logs of the job."""
+        with self._lock:
+            return job in self._jobs
+
+    def _joined(self, job: str, account: Account) -> list[tuple[Communicator, list[GroupInfo]]]:
+        with self._books_lock:
+            known = self._aggregate.jobs.get(job)
+            ranks = {} if known is None else ranks_of(known)
+            groups = {} if known is None else groups_of(known)
+        return [(comm, matching(comm, ranks, groups.values())) for comm in communicators(account)]
+
+
+def logs_of(state: Path) -> Path:
+    """Where the NCCL logs of our making lie, a folder for each job: beside the history."""
+    return state / "nccl"
+
+
+def remove_old(logs: Path, before_s: float) -> None:
+    """Remove the logs of our making that were last written to before that Unix time."""
+    for path in logs.glob("*/*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < before_s:
+                path.unlink()
+    for folder in logs.glob("*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_mtime < before_s:
+                folder.rmdir()
+
+
+def ranks_of(job: Job) -> dict[tuple[str, int], int]:
+    """Global rank by host (as NCCL writes it) and pid."""
+    return {
+        (str(book.identity.get("host", "")).partition(".")[0], int(book.identity.get("pid", 0))): book.rank
+        for book in job.books.values()
+    }
+
+
+def groups_of(job: Job) -> dict[str, GroupInfo]:
+    """The job's process groups by their id."""
+    return {group.group_id: group for book in job.books.values() for group in book.groups.values()}
+
+
+def matching(comm: Communicator, ranks: dict[tuple[str, int], int], groups: Iterable[GroupInfo]) -> list[GroupInfo]:
+    """The process groups that a communicator may be: of its size, with the same processes at the same ranks."""
+    seen = {
+        (member.init.rank, ranks.get((member.process.host, member.process.pid)))
+        for member in comm.members
+        if member.init.rank is not None
+    }
+    several = comm.pooled and len(comm.members) > len(comm.ranks)
+    places = {(at, rank) for at, rank in seen if at is not None and rank is not None}
+    return [] if several or len(places) < len(seen) else fitting(comm.nranks, places, groups)
+
+
+def fitting(size: int, places: Set[tuple[int, int]], groups: Iterable[GroupInfo]) -> list[GroupInfo]:
+    """The process groups of that size that have global ranks at those places: (rank in the communicator, global rank)."""
+    return [
+        group
+        for group in groups
+        if group.ranks is not None
+        and group.size == size == len(group.ranks)
+        and places
+        and all(at < size and group.ranks[at] == rank for at, rank in places)
+    ]

@@ -1,0 +1,359 @@
+"""Profiles on demand: asks the trainers of this node for one, keeps the traces, and puts what they say beside the records.
+
+A trace can be hundreds of megabytes: it is read in a process of its own, so that the agent stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from commwatch.analysis.answers import Agent
+from commwatch.collectors.wire import profile_files as files
+from commwatch.collectors.wire.identity import make_private_dir, ring_prefix
+from commwatch.core.views import RankView, StepView
+from commwatch.ingest.shares import comm_share, exposed_share, total
+from commwatch.watchers import traces
+from commwatch.watchers.trace import GroupShare
+
+log = logging.getLogger("commwatch")
+#: Seconds within which a rank that profiles has written its trace once the request is over, and in which the records of
+#: its last step are in the history.
+_WRITING_S, _RECORDS_S = 60.0, 5.0
+#: Seconds for reading a trace, and for all of them where the agent ends.
+_READING_S, _LAST_S = 300.0, 5.0
+_MARGIN_NS = 10_000_000_000
+
+
+class Refused(Exception):
+    """There is no profile to be had: the message says why."""
+
+
+class NotThere(Refused):
+    """No such job or rank."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Communication within the same steps; ``None``: not known."""
+
+    #: ``kernels`` or ``cpu_ops`` of a profile; ``thread_cpu`` of the records.
+    source: str
+    comm_s: float | None
+    comm_share: float | None
+    exposed_s: float | None
+    exposed_share: float | None
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """What one rank has to say. Times are Unix seconds."""
+
+    rank: int
+    #: ``waiting``, ``running``, ``done`` or ``failed``.
+    state: str = "waiting"
+    error: str | None = None
+    steps: int = 0
+    #: Marks between which the steps lie.
+    from_seq: int | None = None
+    until_seq: int | None = None
+    begin_at: float | None = None
+    end_at: float | None = None
+    #: Mean duration.
+    step_s: float | None = None
+    profile: Figures | None = None
+    #: What the probe recorded of these steps.
+    continuous: Figures | None = None
+    #: By process group, where the trace names them.
+    groups: list[GroupShare] = field(default_factory=list)
+    #: Path of the trace.
+    trace: str | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile of some ranks of a job."""
+
+    id: str
+    job_id: str
+    #: ``waiting`` until a rank begins, ``running``, ``done``, or ``failed`` where no rank has a result.
+    state: str
+    steps: int
+    until: float
+    ranks: list[RankProfile]
+
+
+_STORED = TypeAdapter(Profile)
+
+
+@dataclass
+class _Active:
+    """A request that stands."""
+
+    request: files.Request
+    request_path: Path
+    ranks: dict[int, RankProfile]
+    #: When the result of a rank came.
+    came: dict[int, float] = field(default_factory=dict)
+
+    def view(self) -> Profile:
+        """As the API shows it."""
+        ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
+        states = {rank.state for rank in ranks}
+        ended = states <= {"done", "failed"}
+        state = (
+            ("done" if "done" in states else "failed") if ended else "waiting" if states == {"waiting"} else "running"
+        )
+        return Profile(self.request.id, self.request.job, state, self.request.steps, self.request.until, ranks)
+
+
+class Profiles:
+    """The profiles of an agent. One thread calls ``tick`` and ``close``, any may call ``ask`` and ``get``.
+
+    Args:
+        run_dir: where the trainers are.
+        kept: where traces and results are kept.
+        agent: knows jobs, ranks and steps.
+        clock: Unix time.
+    """
+
+    def __init__(self, run_dir: Path, kept: Path, agent: Agent, clock: Callable[[], float] = time.time) -> None:
+        self._run_dir, self._kept, self._agent, self._clock = run_dir, kept, agent, clock
+        self._lock = threading.Lock()
+        self._active: dict[str, _Active] = {}
+        #: The latest that ended: also where there is no room to keep them.
+        self._ended: deque[Profile] = deque(maxlen=20)
+        for path in files.directory(run_dir).glob("*.request.json"):  # of an agent before this one
+            try:
+                self._add(files.read_request(path), path)
+            except (OSError, ValueError):
+                _remove(path)
+
+    # -- from outside -------------------------------------------------------------------------
+
+    def ask(self, job: str, steps: int, ranks: list[int] | None, timeout_s: float) -> Profile:
+        """Ask the ranks of a job (default: all of this node) for a profile.
+
+        Raises:
+            NotThere: no such job, no such rank of it here.
+            Refused: it does not run, or is being profiled already.
+            OSError: the request cannot be written.
+        """
+        if not self._agent.has_job(job):
+            raise NotThere(f"no job '{job}' in the history; /api/v1/jobs lists them")
+        running = [view.rank for view in self._agent.ranks(job) if view.state == "running"]
+        if not running:
+            raise Refused(f"job '{job}' does not run")
+        missing = sorted(set(ranks or ()) - set(running))
+        if missing:
+            raise NotThere(f"rank {missing[0]} of job '{job}' does not run on this node")
+        path = files.request_path(self._run_dir, job)
+        with self._lock:
+            for other in self._active.values():
+                if other.request_path == path:
+                    raise Refused(f"profile {other.request.id} of job '{other.request.job}' is still in progress")
+            wanted = sorted(set(running if ranks is None else ranks))
+            request = files.Request(secrets.token_hex(8), job, steps, wanted, self._clock() + timeout_s)
+            files.write(path, request, os.environ)
+            return self._add(request, path).view()
+
+    def get(self, profile_id: str) -> Profile | None:
+        """A profile that is in progress or kept."""
+        with self._lock:
+            active = self._active.get(profile_id)
+            if active is not None:
+                return active.view()
+            for profile in self._ended:
+                if profile.id == profile_id:
+                    return profile
+        for path in self._kept.glob(f"*-{profile_id}/profile.json") if profile_id.isalnum() else ():
+            try:
+                return _STORED.validate_json(path.read_bytes())
+            except (OSError, ValidationError):
+                return None
+        return None
+
+    def _add(self, request: files.Request, path: Path) -> _Active:
+        active = _Active(request, path, {rank: RankProfile(rank) for rank in request.ranks})
+        self._active[request.id] = active
+        return active
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look what the ranks have left."""
+        for active in list(self._active.values()):
+            views = {view.rank: view for view in self._agent.ranks(active.request.job)}
+            for rank in active.request.ranks:
+                self._look(active, rank, views.get(rank), _READING_S, _RECORDS_S)
+            self._end_if_over(active)
+
+    def close(self) -> None:
+        """The agent ends, and has taken all records: take what is there, in all haste."""
+        until = time.monotonic() + _LAST_S
+        for active in list(self._active.values()):
+            _remove(active.request_path)
+            for rank in active.request.ranks:
+                self._look(active, rank, None, max(0.1, until - time.monotonic()), 0)
+                if active.ranks[rank].state in ("waiting", "running"):
+                    self._set(active, replace(active.ranks[rank], state="failed", error="the agent ended"))
+            self._end_if_over(active)
+
+    def tidy(self, oldest: float) -> None:
+        """Remove profiles that ended before Unix time ``oldest``, and what ranks have left that nobody waits for."""
+        for folder in self._kept.glob("*-*"):
+            if folder.lstat().st_mtime < oldest:
+                shutil.rmtree(folder, ignore_errors=True)
+        standing = {active.request_path for active in list(self._active.values())}
+        for path in files.directory(self._run_dir).glob("*"):
+            if path not in standing and path.lstat().st_mtime < self._clock() - files.MOST_SECONDS - _WRITING_S:
+                _remove(path)
+
+    def _look(self, active: _Active, rank: int, view: RankView | None, reading_s: float, records_s: float) -> None:
+        """One rank that has not ended yet."""
+        known = active.ranks[rank]
+        if known.state in ("done", "failed"):
+            return
+        place = files.directory(self._run_dir)
+        claim = traces.read(files.of_rank(place, active.request.id, rank, files.CLAIM))
+        gone = _gone(claim, view)
+        # After the look at its process, which leaves the result before it ends.
+        result = traces.read(files.of_rank(place, active.request.id, rank, files.RESULT))
+        if result is not None:
+            self._take(active, rank, result, reading_s, records_s)
+        elif gone:
+            self._set(active, replace(known, state="failed", error="its process ended before the profile did"))
+        elif claim is None and self._clock() > active.request.until:
+            self._set(active, replace(known, state="failed", error="it came to no step mark in time"))
+        elif self._clock() > active.request.until + _WRITING_S:
+            self._set(active, replace(known, state="failed", error="it came to no step mark in time to stop"))
+        elif claim is not None and known.state == "waiting":
+            self._set(active, replace(known, state="running"))
+
+    def _set(self, active: _Active, known: RankProfile) -> None:
+        with self._lock:
+            active.ranks[known.rank] = known
+
+    def _take(self, active: _Active, rank: int, text: str, reading_s: float, records_s: float) -> None:
+        """A rank has ended."""
+        try:
+            result = files.result_from(text)
+        except ValueError as error:
+            self._set(active, replace(active.ranks[rank], state="failed", error=f"its result cannot be read: {error}"))
+            return
+        duration = (result.until_ns - result.from_ns) / 1e9
+        if result.error is not None or result.steps < 1 or duration <= 0:
+            why = result.error or "no step was over"
+            self._set(active, replace(active.ranks[rank], state="failed", error=why))
+            return
+        came = active.came.setdefault(rank, time.monotonic())
+        steps = self._steps(active.request.job, result)
+        # The records of the last step come with the next look at the ring.
+        if (not steps or steps[0].seq < result.until_seq) and time.monotonic() - came < records_s:
+            return
+        known = RankProfile(
+            rank=rank,
+            steps=result.steps,
+            from_seq=result.from_seq,
+            until_seq=result.until_seq,
+            begin_at=result.from_ns / 1e9,
+            end_at=result.until_ns / 1e9,
+            step_s=duration / result.steps,
+            continuous=_recorded(steps),
+        )
+        self._set(active, self._analysed(active, known, result, reading_s))
+
+    def _analysed(self, active: _Active, known: RankProfile, result: files.Result, reading_s: float) -> RankProfile:
+        """Keep the trace and read it."""
+        left = files.of_rank(files.directory(self._run_dir), result.id, known.rank, files.TRACE)
+        try:
+            trace = self._folder(active.request) / f"rank{known.rank}.{files.TRACE}"
+            traces.take(left, trace)
+        except OSError as error:
+            return replace(
+                known, state="failed", error=f"the trace cannot be kept: {error.strerror} ({error.filename})"
+            )
+        known = replace(known, trace=str(trace))
+        answer = traces.overlap(trace, result.from_ns, result.until_ns, reading_s)
+        if "error" in answer:
+            return replace(known, state="failed", error=answer["error"])
+        length = answer["length_s"]
+        comm, exposed = answer["comm_s"], answer["exposed_s"]
+        shares = [None if seconds is None else seconds / length for seconds in (comm, exposed)]
+        figures = Figures(answer["source"], comm, shares[0], exposed, shares[1])
+        groups = [GroupShare(**group) for group in answer["groups"]]
+        return replace(known, state="done", profile=figures, groups=groups)
+
+    def _steps(self, job: str, result: files.Result) -> list[StepView]:
+        """The same steps, as they were recorded; newest first."""
+        window = result.from_ns - _MARGIN_NS, result.until_ns + _MARGIN_NS
+        views = self._agent.steps(*window, job, result.rank, 10_000)
+        return [view for view in views if result.from_seq < view.seq <= result.until_seq]
+
+    def _folder(self, request: files.Request) -> Path:
+        """Where the traces and the results of a profile are kept."""
+        folder = self._kept / f"{ring_prefix(request.job).removesuffix('.r')}-{request.id}"
+        make_private_dir(self._kept, {})
+        make_private_dir(folder, {})
+        return folder
+
+    def _end_if_over(self, active: _Active) -> None:
+        profile = active.view()
+        if profile.state not in ("done", "failed"):
+            return
+        # The claims stay until no process that has read the request can take it up any more.
+        _remove(active.request_path)
+        try:
+            folder = self._folder(active.request)
+            hidden = folder / ".profile.json"
+            hidden.write_bytes(_STORED.dump_json(profile, indent=2))
+            hidden.replace(folder / "profile.json")
+        except OSError as error:
+            log.warning("cannot keep profile %s: %s", profile.id, error)
+        with self._lock:
+            self._ended.append(profile)
+            del self._active[profile.id]
+        for rank in active.request.ranks:
+            for what in (files.RESULT, files.TRACE):
+                _remove(files.of_rank(files.directory(self._run_dir), profile.id, rank, what))
+
+
+def kept_in(state: Path) -> Path:
+    """Where the profiles lie beside a history."""
+    return state / "profiles"
+
+
+def _remove(path: Path) -> None:
+    """Remove a file of the run directory, where another may have put what cannot be removed like one."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _gone(claim: str | None, view: RankView | None) -> bool:
+    """Whether the process that would leave a result is no more."""
+    if view is None:
+        return False
+    if view.state != "running":
+        return True
+    try:
+        return claim is not None and files.claim_from(claim).pid != view.pid
+    except ValueError:  # being written
+        return False
+
+
+def _recorded(steps: list[StepView]) -> Figures | None:
+    if not sum(step.duration_s for step in steps):
+        return None
+    comm_s, exposed_s = total([step.comm_s for step in steps]), total([step.exposed_s for step in steps])
+    return Figures("thread_cpu", comm_s, comm_share(steps), exposed_s, exposed_share(steps))

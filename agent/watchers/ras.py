@@ -1,0 +1,348 @@
+"""NCCL's RAS, polled: which ranks of which communicator have launched how many collectives, over all nodes.
+
+It costs the trainer a thread that NCCL runs anyway. It is asked only where the settings say so, and never while a communicator may
+be in the making: NCCL 2.26.2 crashed when it was (NVIDIA/nccl issue 1669).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from commwatch.analysis.verdicts import Verdict
+from commwatch.analysis.waits import HANG_S
+from commwatch.collectors.nccl import ras
+from commwatch.collectors.nccl.ras import Communicator, Member, Status
+from commwatch.collectors.registry import Reading
+from commwatch.collectors.spans import spans
+from commwatch.core.books import GroupInfo
+from commwatch.core.witness_views import RasAnswer, RasCommunicator, RasView
+from commwatch.ingest.aggregate import Aggregate, Job
+from commwatch.watchers.nccl import groups_of
+
+log = logging.getLogger("commwatch")
+COLLECTOR = "ras"
+#: Seconds between two questions to one RAS, and until a job that has taken up a new group may be asked again.
+POLL_S, SETTLED_S = 10.0, 60.0
+#: What was said so long ago is no verdict any more.
+_STALE_S = 60.0
+
+
+class Known(NamedTuple):
+    """What the probes tell of a job."""
+
+    job_id: str
+    #: Pid, as the process sees it, of each rank on this node.
+    pids: dict[int, int]
+    groups: list[GroupInfo]
+
+
+class Joined(NamedTuple):
+    """The process group that a communicator is."""
+
+    job_id: str
+    label: str
+    #: ``None``: several have the same members.
+    group_id: str | None
+    #: Global ranks.
+    members: tuple[int, ...]
+
+
+def join(comm: Communicator, jobs: Iterable[Known]) -> Joined | None:
+    """The group all of whose ranks on this node are where the communicator has their processes; ``None`` without exactly one."""
+    pids = {member.rank: member.pid for member in comm.members if member.pid is not None}
+    found: list[tuple[str, GroupInfo]] = []
+    for job in jobs:
+        for group in job.groups:
+            if group.ranks is None or len(group.ranks) != group.size or comm.size != group.size:
+                continue
+            here = [(at, job.pids[rank]) for at, rank in enumerate(group.ranks) if rank in job.pids]
+            told = [pids[at] == pid for at, pid in here if at in pids]
+            if told and all(told):
+                found.append((job.job_id, group))
+    members = {(job_id, group.ranks) for job_id, group in found}
+    if len(members) != 1:
+        return None
+    job_id, first = found[0]
+    label = " or ".join(sorted({group.label for _, group in found}))
+    return Joined(job_id, label, first.group_id if len(found) == 1 else None, first.ranks or ())
+
+
+# -- what follows ---------------------------------------------------------------------------------
+
+
+def judge(comm: Communicator, where: Joined, unchanged_s: float) -> Verdict | None:
+    """The verdict on a communicator that has not changed for so long; ``None``: nothing is wrong with it, or nothing is sure."""
+    states = {member.state for member in comm.members}
+    if states & {ras.INIT, ras.ENDING, ras.ABSENT} or any(m.rank >= len(where.members) for m in comm.members):
+        return None
+    by_state = {state: [m for m in comm.members if m.state == state] for state in (ras.DEAD, ras.SILENT)}
+    others = [m for m in comm.members if m.state == ras.RUNNING]
+    if by_state[ras.DEAD]:
+        lost = by_state[ras.DEAD]
+        says = f"{_processes(lost, where)} cannot be reached any more and counts as dead"
+        return _verdict("hang", "dead", where, lost, others, unchanged_s, "", says)
+    if unchanged_s < HANG_S:
+        return None
+    if by_state[ras.SILENT]:
+        lost = by_state[ras.SILENT]
+        says = f"{_processes(lost, where)} does not answer"
+        return _verdict("stalled", "silent", where, lost, others, unchanged_s, "", says)
+    return _counts(others, where, unchanged_s)
+
+
+def _counts(members: Sequence[Member], where: Joined, unchanged_s: float) -> Verdict | None:
+    """The verdict on ranks that have launched different numbers of collectives, and launch no more."""
+    told = [m for m in members if m.counts is not None]
+    ops = sorted({op for m in told for op in m.counts or {}})
+    vectors = {m.rank: tuple((m.counts or {}).get(op, 0) for op in ops) for m in told}
+    if len(set(vectors.values())) < 2:
+        return None
+    top = tuple(max(vector[at] for vector in vectors.values()) for at in range(len(ops)))
+    differing = [op for at, op in enumerate(ops) if len({vector[at] for vector in vectors.values()}) > 1]
+    says = "; ".join(_lots(op, [(m, (m.counts or {}).get(op, 0)) for m in told], where) for op in differing)
+    says = f"{says}; none has launched anything for {unchanged_s:.0f} s"
+    ahead = [m for m in told if vectors[m.rank] == top]
+    if ahead:
+        behind = [m for m in told if vectors[m.rank] != top]
+        return _verdict("stalled", "not_joined", where, behind, ahead, unchanged_s, differing[0], says)
+    counts = Counter(vectors.values()).most_common()
+    tie = counts[0][1] == counts[1][1]
+    odd = [m for m in told if tie or vectors[m.rank] != counts[0][0]]
+    rest = [m for m in told if not tie and vectors[m.rank] == counts[0][0]]
+    return _verdict("desync", "ops", where, odd, rest, unchanged_s, differing[0], says)
+
+
+def _lots(op: str, counts: list[tuple[Member, int]], where: Joined) -> str:
+    """Who has launched how many, the most first."""
+    by_count: dict[int, list[Member]] = {}
+    for member, count in counts:
+        by_count.setdefault(count, []).append(member)
+    parts = [f"rank {_ranks(by_count[count], where)} {count}" for count in sorted(by_count, reverse=True)]
+    return f"{op} launched: {', '.join(parts)}"
+
+
+def _processes(members: Sequence[Member], where: Joined) -> str:
+    return f"rank {_ranks(members, where)}"
+
+
+def _ranks(members: Iterable[Member], where: Joined) -> str:
+    return spans(where.members[member.rank] for member in members)
+
+
+def _verdict(
+    kind: str,
+    cause: str,
+    where: Joined,
+    culprits: Sequence[Member],
+    waiting: Sequence[Member],
+    since_s: float,
+    op: str,
+    says: str,
+) -> Verdict:
+    return Verdict(
+        kind=kind,
+        cause=cause,
+        job_id=where.job_id,
+        group_id=where.group_id or "",
+        group=where.label,
+        seq=None,
+        op=op,
+        ranks=sorted(where.members[member.rank] for member in culprits),
+        waiting=sorted(where.members[member.rank] for member in waiting),
+        since_s=since_s,
+        says=f"RAS says: {says} (group {where.label})",
+        source=COLLECTOR,
+    )
+
+
+# -- the poller -----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Asked:
+    """One RAS and what it has said."""
+
+    host: str
+    port: int
+    due: float = 0.0
+    asked_at: float | None = None
+    status: Status | None = None
+    trouble: str | None = None
+    #: By communicator: what was told of its ranks, and since when.
+    since: dict[str, tuple[tuple[Member, ...], float]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def take(self, status: Status, now: float) -> None:
+        """Note an answer."""
+        since = {}
+        for comm in status.communicators:
+            before = self.since.get(comm.comm)
+            since[comm.comm] = before if before is not None and before[0] == comm.members else (comm.members, now)
+        self.status, self.since, self.trouble = status, since, None
+
+
+class Ras:
+    """All that the agent asks. One thread calls ``tick``; answers may be asked for from any.
+
+    Args:
+        addresses: host and port of each.
+        lock: guards the aggregate.
+        clock: Unix time.
+        ask: the client.
+    """
+
+    def __init__(
+        self,
+        addresses: Iterable[tuple[str, int]],
+        aggregate: Aggregate,
+        lock: threading.RLock,
+        clock: Callable[[], float] = time.time,
+        ask: Callable[[str, int], str] = ras.ask,
+    ) -> None:
+        self._asked = [_Asked(host, port) for host, port in addresses]
+        self._aggregate, self._books_lock, self._clock, self._ask = aggregate, lock, clock, ask
+        self._lock = threading.RLock()
+        #: Groups that living ranks have used, and when the latest was new.
+        self._used: set[tuple[str, int]] = set()
+        self._new_at = clock()
+
+    def tick(self) -> None:
+        """Ask whom it is time to ask."""
+        if not self._asked:
+            return
+        if not self._settled():
+            with self._lock:  # what was said of jobs before says nothing of now
+                self._asked = [_Asked(asked.host, asked.port) for asked in self._asked]
+            return
+        for asked in self._asked:
+            if self._clock() < asked.due:
+                continue
+            try:
+                status = ras.parse(self._ask(asked.host, asked.port))
+            except (OSError, ValueError) as error:
+                self._fail(asked, f"{asked.address}: {getattr(error, 'strerror', None) or error}")
+            else:
+                with self._lock:
+                    asked.take(status, self._clock())
+            with self._lock:
+                asked.asked_at = self._clock()
+                asked.due = asked.asked_at + POLL_S
+
+    def _fail(self, asked: _Asked, trouble: str) -> None:
+        with self._lock:
+            if asked.trouble is None:
+                log.warning("NCCL's RAS does not answer: %s", trouble)
+            asked.trouble, asked.status = trouble, None
+            asked.since.clear()
+
+    def _settled(self) -> bool:
+        """Some rank lives, and none has begun to use a group lately: no communicator is in the making."""
+        with self._books_lock:
+            jobs = self._aggregate.jobs.values()
+            books = {uid: book for job in jobs for uid, book in job.books.items() if book.alive}
+            used = {(uid, group) for uid, book in books.items() for group in book.last_seq}
+            used |= {(uid, record.group) for uid, book in books.items() for record in book.in_flight}
+        with self._lock:
+            if used - self._used:
+                self._new_at = self._clock()
+            self._used |= used
+            if not books:
+                self._used.clear()
+            return bool(used) and self._clock() - self._new_at >= SETTLED_S
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """For ``/metrics``: whether it answers; nothing where it is off or was not asked yet."""
+        with self._lock:
+            tried = [asked for asked in self._asked if asked.asked_at is not None]
+            if not tried:
+                return []
+            return [(COLLECTOR, [] if all(asked.trouble is None for asked in tried) else None)]
+
+    def verdicts(self, job: str | None) -> list[Verdict]:
+        """What follows from the latest answers, the longest first."""
+        jobs, now, found = self._jobs(), self._clock(), []
+        with self._lock:
+            for asked in self._asked:
+                if asked.status is None or asked.asked_at is None or now - asked.asked_at > _STALE_S:
+                    continue
+                for comm in asked.status.communicators:
+                    where = join(comm, jobs)
+                    if where is not None and job in (None, where.job_id):
+                        verdict = judge(comm, where, asked.asked_at - asked.since[comm.comm][1])
+                        found += [verdict] if verdict is not None else []
+        return sorted(found, key=lambda verdict: -verdict.since_s)
+
+    def view(self, job: str | None) -> RasView:
+        """All there is of it."""
+        jobs = self._jobs()
+        with self._lock:
+            answers = [_answer(asked, jobs, job) for asked in self._asked]
+        if not answers:
+            return RasView("off", "the setting ras is not set", [])
+        states = [answer.state for answer in answers]
+        state = next(state for state in ("down", "works", "found") if state in states)
+        return RasView(state, "; ".join(answer.says for answer in answers), answers)
+
+    def _jobs(self) -> list[Known]:
+        with self._books_lock:
+            return [_known(job) for job in self._aggregate.jobs.values() if any(b.alive for b in job.books.values())]
+
+
+def _known(job: Job) -> Known:
+    latest = max(int(book.identity.get("restart", 0)) for book in job.books.values())
+    books = [book for book in job.books.values() if int(book.identity.get("restart", 0)) == latest]
+    return Known(job.id, {book.rank: int(book.identity.get("pid", 0)) for book in books}, list(groups_of(job).values()))
+
+
+def _answer(asked: _Asked, jobs: list[Known], job: str | None) -> RasAnswer:
+    status = asked.status
+    comms = [] if status is None else [_communicator(asked, comm, jobs) for comm in status.communicators]
+    if asked.trouble is not None:
+        state, says = "down", asked.trouble
+    elif status is None:
+        state, says = (
+            "found",
+            f"{asked.address}: not asked yet: a job has to run for {SETTLED_S:.0f} s without new groups",
+        )
+    else:
+        state, says = "works", f"{asked.address}: NCCL {status.nccl_version or 'of unknown version'}, in {status.form}"
+    return RasAnswer(
+        asked.address,
+        state,
+        says,
+        asked.asked_at,
+        None if status is None else status.nccl_version,
+        None if status is None else status.form,
+        [comm for comm in comms if job in (None, comm.job_id)],
+    )
+
+
+def _communicator(asked: _Asked, comm: Communicator, jobs: list[Known]) -> RasCommunicator:
+    where = join(comm, jobs)
+    states: dict[str, list[int]] = {}
+    lots: dict[str, dict[str, list[int]]] = {}
+    for member in comm.members:
+        states.setdefault(member.state, []).append(member.rank)
+        for op, count in (member.counts or {}).items():
+            lots.setdefault(op, {}).setdefault(str(count), []).append(member.rank)
+    return RasCommunicator(
+        comm=comm.comm,
+        size=comm.size,
+        job_id=None if where is None else where.job_id,
+        group=None if where is None else where.label,
+        ranks={state: spans(ranks) for state, ranks in states.items()},
+        counts={op: {count: spans(ranks) for count, ranks in each.items()} for op, each in lots.items()},
+        differ=any(len(each) > 1 for each in lots.values()),
+        unchanged_s=max(0.0, (asked.asked_at or 0.0) - asked.since[comm.comm][1]),
+    )

@@ -1,0 +1,186 @@
+"""Communication and what of it was exposed, out of a trace of torch.profiler (Chrome format). Pure but for ``main``.
+
+On CUDA the kernels tell: communication is where a kernel of NCCL runs, compute where any other does. Without kernels the
+operators on the CPU tell: communication is where the backend says it works (``gloo:all_reduce``), compute where an operator
+runs that is no collective and no wait. docs/definitions.md says how far to trust that.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from commwatch.collectors.wire import bounded
+from commwatch.core.intervals import Intervals
+
+#: Characters of a trace, unpacked, and values in it: a thousandth of that, packed, can unpack to more than a machine holds.
+MOST_CHARACTERS, MOST_VALUES = 1 << 30, 1 << 25
+_COMM_KERNELS = ("nccl", "rccl", "msccl")
+#: Backends whose collectives are user annotations, by what stands before the colon.
+_BACKENDS = ("gloo", "mpi", "ucc", "xccl", "hccl")
+_P2P = ("send", "recv", "recvAnySource")
+_COLLECTIVE_OPS = ("c10d::", "c10d_functional::", "_c10d_functional::", "_c10d_functional_autograd::")
+#: Operators that are shells around others, and around whatever a hook waits for.
+_SHELLS = ("autograd::engine::", "torch::autograd::")
+
+
+class BadTrace(Exception):
+    """The trace cannot say; the message tells why."""
+
+
+@dataclass(frozen=True)
+class GroupShare:
+    """The part of one process group, by the name that the trace gives it."""
+
+    group: str
+    comm_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What a trace says about a stretch of time; ``None``: it does not tell."""
+
+    #: ``kernels`` or ``cpu_ops``.
+    source: str
+    length_s: float
+    comm_s: float | None
+    exposed_s: float | None
+    #: Empty where the trace names no groups.
+    groups: list[GroupShare] = field(default_factory=list)
+
+
+class _Event(NamedTuple):
+    """A stretch of a trace; times in ns from the begin of the window."""
+
+    start: int
+    end: int
+    category: str
+    name: str
+    thread: tuple[Any, Any]
+    group: str | None
+
+
+def overlap(trace: Any, from_ns: int, until_ns: int) -> Overlap:
+    """Measure the part of ``trace`` between two Unix times.
+
+    Raises:
+        BadTrace: it is no trace, or nothing in it lies there.
+    """
+    events = sorted(_events(trace, from_ns, until_ns - from_ns), key=lambda event: event.start)
+    if not events:
+        raise BadTrace("nothing in the trace lies within the steps; do its clock and the system's disagree?")
+    length = until_ns - from_ns
+    measure = _kernels if any(event.category == "kernel" for event in events) else _cpu_ops
+    return measure(events, length)
+
+
+def _events(trace: Any, from_ns: int, length: int) -> Iterable[_Event]:
+    """The complete events that touch the window, cut to it."""
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise BadTrace("no list of trace events in it")
+    base = trace.get("baseTimeNanoseconds", 0)
+    if not isinstance(base, int):
+        raise BadTrace("its base time is no number")
+    for event in trace["traceEvents"]:
+        if not isinstance(event, dict) or event.get("ph") != "X":
+            continue
+        at, duration, arguments = event.get("ts"), event.get("dur"), event.get("args")
+        if not isinstance(at, (int, float)) or not isinstance(duration, (int, float)):
+            continue
+        start = base - from_ns + round(at * 1000)
+        end = start + round(duration * 1000)
+        if end > 0 and start < length and end > start:
+            group = _group(arguments) if isinstance(arguments, dict) else None
+            thread = (event.get("pid"), event.get("tid"))
+            names = str(event.get("cat", "")), str(event.get("name", ""))
+            yield _Event(max(start, 0), min(end, length), *names, thread, group)
+
+
+def _group(arguments: dict[str, Any]) -> str | None:
+    description = arguments.get("Process Group Description")
+    if description in (None, "", "undefined", "N/A"):
+        description = arguments.get("Process Group Name")
+    return None if description in (None, "") else str(description)
+
+
+def _kernels(events: list[_Event], length: int) -> Overlap:
+    kernels = [event for event in events if event.category == "kernel"]
+    comm = [event for event in kernels if event.name.startswith(_COMM_KERNELS)]
+    compute = _union(event for event in kernels if not event.name.startswith(_COMM_KERNELS))
+    by_group: dict[str, list[_Event]] = {}
+    for event in comm:
+        if event.group is not None:
+            by_group.setdefault(event.group, []).append(event)
+    groups = [GroupShare(name, *_shares(_union(part), compute, length)) for name, part in sorted(by_group.items())]
+    return Overlap("kernels", length / 1e9, *_shares(_union(comm), compute, length), groups)
+
+
+def _cpu_ops(events: list[_Event], length: int) -> Overlap:
+    works = [event for event in events if _of_backend(event) is not None]
+    #: A backend's own threads: what they compute belongs to the collective. Sends stand on the thread that calls them.
+    backend = {event.thread for event in works if _of_backend(event) not in _P2P}
+    calls = [event for event in events if event.category == "cpu_op" and event.name.startswith(_COLLECTIVE_OPS)]
+    if calls and not works:  # a backend that says nothing: not known, which is not none
+        return Overlap("cpu_ops", length / 1e9, None, None)
+    compute = Intervals()
+    for thread in {event.thread for event in events} - backend:
+        ops = _union(event for event in events if event.thread == thread and _computes(event))
+        _add(compute, ops.minus(_union(call for call in calls if call.thread == thread)))
+    comm = _union(event for event in works if _of_backend(event) not in _P2P)
+    # A receive that is posted early counts only while something waits for it.
+    _add(comm, _union(event for event in works if _of_backend(event) in _P2P).minus(compute))
+    return Overlap("cpu_ops", length / 1e9, *_shares(comm, compute, length))
+
+
+def _of_backend(event: _Event) -> str | None:
+    """The operation that a backend says it works on."""
+    backend, colon, op = event.name.partition(":")
+    said = bool(colon) and event.category == "user_annotation" and backend in _BACKENDS
+    return op if said and not op.startswith(":") else None
+
+
+def _computes(event: _Event) -> bool:
+    shell = event.name.startswith(_SHELLS) or "::" not in event.name
+    return event.category == "cpu_op" and not shell and not event.name.startswith(_COLLECTIVE_OPS)
+
+
+def _union(events: Iterable[_Event]) -> Intervals:
+    union = Intervals()
+    for event in events:
+        union.add(event.start, event.end)
+    return union
+
+
+def _add(union: Intervals, more: Intervals) -> None:
+    for start, end in zip(more.starts, more.ends, strict=True):
+        union.add(start, end)
+
+
+def _shares(comm: Intervals, compute: Intervals, length: int) -> tuple[float, float]:
+    return comm.measure(0, length) / 1e9, comm.minus(compute).measure(0, length) / 1e9
+
+
+def main(arguments: list[str]) -> int:
+    """Measure a packed trace: path, begin, end; the answer is JSON. In a process of its own, for traces are large."""
+    gc.disable()
+    path, from_ns, until_ns = arguments
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+        if len(text) > MOST_CHARACTERS:
+            raise BadTrace(f"it unpacks to more than {MOST_CHARACTERS} characters")
+        answer = asdict(overlap(bounded.load(text, MOST_VALUES), int(from_ns), int(until_ns)))
+    except (OSError, EOFError, ValueError, RecursionError, MemoryError, BadTrace) as error:
+        answer = {"error": f"the trace cannot be read: {error}"}
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,288 @@
+"""NCCL's RAS: a client for its socket, and what its answers say. The parsers are pure.
+
+RAS is a thread in each process of a job (NCCL 2.24 and later, on by default). One of them, asked, gathers from all the others how many
+collectives each rank of each communicator has launched, which ranks do not answer, and which processes are dead.
+
+Source: NVIDIA/nccl, docs/userguide/source/troubleshooting/ras.rst, src/ras/client.cc (protocol), src/ras/client_support.cc (answers).
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+from commwatch.collectors.spans import gaps
+from commwatch.collectors.wire import bounded
+
+#: NCCL's names of the operations that RAS counts, and ours.
+_OPS = {
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AllReduce": "all_reduce",
+}
+#: Longest answer: ten thousand ranks in a few communicators take some tens of megabytes.
+MOST_BYTES = 64 << 20
+#: Values of an answer in JSON; and what one in text may say of ranks that it does not name, which takes it no room: ranks by operation.
+_MOST_VALUES, MOST_UNNAMED = 1 << 22, 1 << 19
+#: RAS gives up gathering after 10 s; no answer takes longer than this, and nobody who does not answer at once gets more time.
+_MOST_S, _FIRST_S = 12.0, 2.0
+_MOST_LINE = 4096
+#: What ranks are said to be.
+RUNNING, INIT, ENDING, ERROR, SILENT, DEAD, ABSENT = "running", "init", "ending", "error", "silent", "dead", "absent"
+_SUCCESS, _IN_PROGRESS = 0, 7
+
+
+class RasError(ValueError):
+    """What answers is not RAS, or says nothing that is known; the message says what."""
+
+
+class Member(NamedTuple):
+    """One rank of a communicator."""
+
+    rank: int
+    #: As the process sees it; ``None``: not told.
+    pid: int | None
+    #: ``running``, ``init``, ``ending``, ``error``, ``silent`` (does not answer), ``dead``, or ``absent`` (answers, but is no member).
+    state: str
+    #: Collectives launched by operation; ``None``: not told.
+    counts: dict[str, int] | None
+
+
+class Communicator(NamedTuple):
+    """One communicator over all nodes."""
+
+    #: NCCL's hash, with the secondary one where that is told.
+    comm: str
+    size: int | None
+    members: tuple[Member, ...]
+
+
+class Status(NamedTuple):
+    """One answer."""
+
+    nccl_version: str | None
+    #: ``json`` or ``text``.
+    form: str
+    communicators: tuple[Communicator, ...]
+    #: Pids of processes that RAS has given up.
+    dead: tuple[int, ...]
+
+
+def ask(host: str, port: int, most_s: float = _MOST_S) -> str:
+    """The status that the RAS at an address tells, as JSON where it can.
+
+    Raises:
+        OSError: nobody is there, or not in time.
+        RasError: somebody else is.
+    """
+    end = time.monotonic() + most_s
+    with socket.create_connection((host, port), timeout=min(_FIRST_S, most_s)) as connection:
+        hello = _command(connection, "CLIENT PROTOCOL 2", min(end, time.monotonic() + _FIRST_S))
+        if not hello.upper().startswith("SERVER PROTOCOL "):
+            raise RasError(f"what answers there is not NCCL's RAS: {hello[:80]!r}")
+        _command(connection, "SET FORMAT json", end)  # before 2.28.7 an error, and then the answer is text
+        connection.sendall(b"VERBOSE STATUS\n")
+        answer = bytearray()
+        for piece in _pieces(connection, end):
+            answer += piece
+            if len(answer) > MOST_BYTES:
+                raise RasError(f"its answer is longer than {MOST_BYTES >> 20} MiB")
+    return answer.decode("utf-8", "replace")
+
+
+def _command(connection: socket.socket, command: str, end: float) -> str:
+    """The line that answers a command."""
+    connection.sendall(f"{command}\n".encode())
+    line = bytearray()
+    for piece in _pieces(connection, end):
+        line += piece
+        if b"\n" in line:
+            return line.split(b"\n")[0].decode("utf-8", "replace")
+        if len(line) > _MOST_LINE:
+            break
+    raise RasError(f"what answers there is not NCCL's RAS: no line in answer to {command}")
+
+
+def _pieces(connection: socket.socket, end: float) -> Iterator[bytes]:
+    """What comes until the other side closes, or ``TimeoutError``."""
+    while True:
+        rest = end - time.monotonic()
+        if rest <= 0:
+            raise TimeoutError("it has not sent its answer in time")
+        connection.settimeout(rest)
+        piece = connection.recv(1 << 16)
+        if not piece:
+            return
+        yield piece
+
+
+def parse(answer: str) -> Status:
+    """What an answer says, in either form; raises ``RasError``."""
+    return _parse_json(answer) if answer.lstrip()[:1] == "{" else _parse_text(answer)
+
+
+# -- JSON -----------------------------------------------------------------------------------------
+
+
+def _parse_json(answer: str) -> Status:
+    try:
+        said = bounded.load(answer, _MOST_VALUES)
+    except (ValueError, RecursionError) as error:
+        raise RasError(f"its answer is torn: {str(error)[:100]}") from None
+    raw = said.get("communicators")
+    if not isinstance(raw, list):
+        raise RasError("its answer has no communicators")
+    found = [each for each in map(_communicator, raw) if each is not None]
+    dead = {m.pid for comm in found for m in comm.members if m.state == DEAD and m.pid is not None}
+    version = said.get("nccl_version")
+    return Status(version[:40] if isinstance(version, str) else None, "json", tuple(found), tuple(sorted(dead)))
+
+
+def _communicator(said: Any) -> Communicator | None:
+    if not isinstance(said, dict) or not isinstance(said.get("hash"), str):
+        return None
+    second = said.get("secondary_hash")
+    members = [_member(each) for each in _listed(said.get("ranks"))]
+    members += [_missing(each) for each in _listed(said.get("missing_ranks"))]
+    known = {member.rank: member for member in members if member is not None}
+    name = f"{said['hash'][:40]}{f' {second[:80]}' if isinstance(second, str) else ''}"
+    return Communicator(name, _number(said.get("size")), tuple(known[rank] for rank in sorted(known)))
+
+
+def _listed(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _member(said: dict[str, Any]) -> Member | None:
+    rank, status, counts = _number(said.get("rank")), said.get("status"), said.get("collective_counts")
+    if rank is None or not isinstance(status, dict):
+        return None
+    told = {}
+    for name, count in counts.items() if isinstance(counts, dict) else ():
+        number = _number(count)
+        if number is not None:
+            told[_OPS.get(name, name[:40])] = number
+    return Member(rank, _number(said.get("pid")), _state(status), told if isinstance(counts, dict) else None)
+
+
+def _state(status: dict[str, Any]) -> str:
+    """As RAS itself sums it up in text."""
+    init, wrong = status.get("init_state"), status.get("async_error")
+    if status.get("abort_flag") is True or status.get("finalize_called") is True or status.get("destroy_flag") is True:
+        return ENDING
+    if init not in (_SUCCESS, _IN_PROGRESS) or wrong not in (_SUCCESS, _IN_PROGRESS, None):
+        return ERROR
+    return RUNNING if init == _SUCCESS else INIT
+
+
+def _missing(said: dict[str, Any]) -> Member | None:
+    rank, status = _number(said.get("rank")), said.get("status")
+    if rank is None or not isinstance(status, dict):
+        return None
+    dead, silent = status.get("considered_dead") is True, status.get("unresponsive") is True
+    return Member(rank, _number(said.get("pid")), DEAD if dead else SILENT if silent else ABSENT, None)
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 62 else None
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+_VERSION = re.compile(r"NCCL version (\S{1,40}) compiled with")
+_TABLE = re.compile(r" *(\d{1,6}) +\d{1,9} +\d{1,9} +[\d-]{1,20} +(\d{1,9}) +\d{1,9} +[A-Z]+ +[A-Z,]+")
+_BLOCK = re.compile(r"#(\d{1,6})-\d{1,6} \(([0-9a-f]{1,16})\) (INCOMPLETE|ERROR|MISMATCH)")
+_COUNTS = re.compile(r"  Communicator ranks have different (\S{1,40}) operation counts")
+_MANY = re.compile(r"  (\d{1,9}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
+_ONE = re.compile(
+    r"  Rank (\d{1,9})(?: has (?:launched up to operation (\d{1,18})|(not) launched any operations))?"
+    r" -- (?:GPU [^-]{0,60}managed by process (\d{1,10}) on node .{0,80}|\[process .{0,60})"
+)
+#: Before NCCL 2.26.
+_LISTED = re.compile(r"  The missing ranks?: ([\d, ]{1,4000})")
+_PROCESS = re.compile(r"  Process (\d{1,10}) on node .{0,120}")
+
+
+class _Block:
+    """What the text says of one communicator: only what is wrong with it."""
+
+    def __init__(self, comm: str, size: int | None) -> None:
+        self.comm, self.size = comm, size
+        self.silent: dict[int, int | None] = {}
+        self.pids: dict[int, int | None] = {}
+        #: By operation: (count, ranks that have it, those of them that are named).
+        self.counts: dict[str, list[tuple[int, int, list[int]]]] = {}
+
+    def communicator(self, dead: set[int]) -> Communicator:
+        """All that can be told of its ranks: the one lot that is not named is all others."""
+        told: dict[int, dict[str, int]] = {}
+        for op, lots in self.counts.items():
+            named = {rank: count for count, _, ranks in lots for rank in ranks}
+            unnamed = [(count, many) for count, many, ranks in lots if not ranks]
+            if len(unnamed) == 1 and self.size is not None:
+                others = gaps([*named, *self.silent], self.size)
+                if sum(map(len, others)) == unnamed[0][1]:
+                    named.update(dict.fromkeys(chain.from_iterable(others), unnamed[0][0]))
+            for rank, count in named.items():
+                told.setdefault(rank, {})[op] = count
+        members = [Member(rank, self.pids.get(rank), RUNNING, counts) for rank, counts in told.items()]
+        members += [Member(rank, pid, DEAD if pid in dead else SILENT, None) for rank, pid in self.silent.items()]
+        return Communicator(self.comm, self.size, tuple(sorted(members, key=lambda member: member.rank)))
+
+
+def _parse_text(answer: str) -> Status:
+    version = _VERSION.search(answer[:2000])
+    if version is None and "Job summary" not in answer:
+        raise RasError("its answer is of no known form")
+    sizes: dict[str, int] = {}
+    blocks: dict[str, _Block] = {}
+    dead: set[int] = set()
+    block: _Block | None = None
+    section, op = "", ""
+    for line in answer.split("\n"):
+        row, head, counts = _TABLE.fullmatch(line), _BLOCK.fullmatch(line), _COUNTS.fullmatch(line)
+        if row is not None and not blocks:
+            sizes[row[1]] = min(int(row[2]), 1 << 20)
+        elif head is not None:
+            block = blocks.setdefault(head[2], _Block(head[2], sizes.get(head[1])))
+            section, op = head[3], ""
+        elif line and not line.startswith(" "):
+            block, section, op = None, line, ""
+        elif block is not None and counts is not None:
+            op = _OPS.get(counts[1], counts[1])
+        elif block is not None:
+            _read(block, section, op, line)
+        elif section == "DEAD" and (process := _PROCESS.fullmatch(line)) is not None:
+            dead.add(int(process[1]))
+    lots = chain.from_iterable(lots for each in blocks.values() for lots in each.counts.values())
+    if sum(many for _, many, ranks in lots if not ranks) > MOST_UNNAMED:
+        raise RasError(f"its answer counts more than {MOST_UNNAMED} ranks without their names")
+    told = tuple(each.communicator(dead) for each in blocks.values())
+    return Status(version[1] if version else None, "text", told, tuple(sorted(dead)))
+
+
+def _read(block: _Block, section: str, op: str, line: str) -> None:
+    many, one, listed = _MANY.fullmatch(line), _ONE.fullmatch(line), _LISTED.fullmatch(line)
+    if listed is not None:
+        block.silent.update(dict.fromkeys((int(rank) for rank in re.findall(r"\d{1,9}", listed[1])), None))
+    if many is not None and op:
+        block.counts.setdefault(op, []).append((int(many[2] or 0), int(many[1]), []))
+        return
+    if one is None:
+        return
+    rank, pid = int(one[1]), int(one[4]) if one[4] else None
+    if section == "INCOMPLETE":
+        block.silent[rank] = pid
+    elif op:
+        block.pids[rank] = pid
+        lots = block.counts.setdefault(op, [])
+        if one[2] or one[3]:
+            lots.append((int(one[2] or 0), 1, [rank]))
+        elif lots:
+            lots[-1][2].append(rank)

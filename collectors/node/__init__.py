@@ -1,0 +1,1 @@
+"""One file per source of the node: processes, GPUs, network devices."""

@@ -1,0 +1,309 @@
+"""PyTorch's Flight Recorder: what a dump of it says, pickled or JSON. Pure, and safe with a dump from anywhere.
+
+The pickle is read by a small machine of our own that knows the few opcodes PyTorch writes: it builds lists, dicts, tuples,
+text and numbers, nothing else. An ``Unpickler`` without globals would not do: its memo can be made to fill all memory.
+
+Source: pytorch/pytorch, torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorderDetail.hpp (dumps of version 2.10).
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, NamedTuple
+
+from commwatch.collectors.wire import bounded
+
+#: Larger dumps are refused: two thousand operations with their stacks take some megabytes.
+MOST_BYTES = 64 << 20
+#: Steps of a pickle, values of JSON: each may make a container, so that they bound the memory.
+MOST_STEPS = 5_000_000
+#: Operations that are read of one dump, the latest.
+MOST_ENTRIES = 100_000
+#: Groups whose operations are read, those used latest: each is compared with all that is in flight.
+MOST_GROUPS = 256
+_MOST_TEXT = 500
+#: What ProcessGroups call operations (after the backend's name) beside the canonical names.
+_OPS = {
+    "_all_gather_base": "all_gather",
+    "_allgather_base": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_barrier": "barrier",
+    "_broadcast_oop": "broadcast",
+    "_reduce_oop": "reduce",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+}
+#: Folders in whose files the caller is not to be found.
+_NOT_THEIRS = ("/torch/", "/commwatch/collectors/")
+#: Bytes of an element, by ATen's name of its type.
+_WIDTHS = {
+    "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8,
+    "ComplexFloat": 8, "ComplexDouble": 16, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
+}  # fmt: skip
+
+
+class BadDump(ValueError):
+    """This is no dump of the Flight Recorder, or a damaged one; the message says why."""
+
+
+class Entry(NamedTuple):
+    """One operation that the recorder remembers."""
+
+    #: The process group's name and description.
+    group: tuple[str, str]
+    #: Number among the group's collectives, or among its sends and receives.
+    seq: int
+    op: str
+    is_p2p: bool
+    dtype: str | None
+    #: S as nccl-tests counts it; ``None``: not known.
+    size_bytes: int | None
+    #: ``scheduled``, ``started`` or ``completed``; on Gloo always the first.
+    state: str
+    #: It has ended.
+    done: bool
+    #: Unix time in ns; ends and starts are when the watchdog found out.
+    created_ns: int
+    completed_ns: int | None
+    #: Where it was called: the first frame outside of torch.
+    frame: str | None
+
+
+class Dump(NamedTuple):
+    """What one rank recorded."""
+
+    version: str
+    #: The oldest first.
+    entries: list[Entry]
+    #: Global ranks of the groups, where they are told.
+    members: dict[tuple[str, str], tuple[int, ...]]
+    #: Older operations than these were overwritten.
+    cut: bool
+    #: Entries of no known form, or of groups past ``MOST_GROUPS``: passed over.
+    unknown: int
+
+
+def load(data: bytes) -> Dump:
+    """Read a dump; raises ``BadDump``."""
+    if len(data) > MOST_BYTES:
+        raise BadDump(f"larger than {MOST_BYTES >> 20} MiB")
+    try:
+        said = bounded.load(data, MOST_STEPS) if data[:1] in (b"{", b" ", b"\n") else unpickled(data)
+    except (ValueError, IndexError, OverflowError, RecursionError) as error:
+        raise BadDump(f"no dump of the Flight Recorder: {str(error)[:200]}") from None
+    if not isinstance(said, dict) or "version" not in said:
+        raise BadDump("no dump of the Flight Recorder: it has no version")
+    raw = said.get("entries")
+    raw = raw[-MOST_ENTRIES:] if isinstance(raw, list) else []
+    read = [_entry(each) for each in raw]
+    known = [entry for entry in read if entry is not None]
+    groups = set(islice({entry.group: None for entry in reversed(known)}, MOST_GROUPS))
+    entries = [entry for entry in known if entry.group in groups]
+    first = raw[0].get("record_id") if raw and isinstance(raw[0], dict) else None
+    cut = isinstance(first, int) and first > 0
+    return Dump(_text(said["version"]) or "unknown", entries, _members(said), cut, len(read) - len(entries))
+
+
+# -- what is in it --------------------------------------------------------------------------------
+
+
+def _members(said: dict[Any, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The groups whose ranks are told: ``pg_config`` has them as text, such as ``[0, 1]``."""
+    config = said.get("pg_config")
+    found = {}
+    for each in config.values() if isinstance(config, dict) else ():
+        if isinstance(each, dict):
+            name, desc, ranks = (_text(each.get(key)) for key in ("name", "desc", "ranks"))
+            numbers = tuple(int(number) for number in re.findall(r"\d{1,9}", ranks or ""))
+            if numbers and name is not None:
+                found[name, desc or ""] = numbers
+    return found
+
+
+def _entry(said: Any) -> Entry | None:
+    if not isinstance(said, dict):
+        return None
+    group = said.get("process_group")
+    name = _text(said.get("profiling_name"))
+    created = _number(said.get("time_created_ns"))
+    is_p2p = said.get("is_p2p") is True
+    seq = _number(said.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
+    if not isinstance(group, (list, tuple)) or len(group) != 2 or name is None or created is None or seq is None:
+        return None
+    backend, _, op = name.rpartition(":")
+    op = op.split(" ")[0]
+    state = said.get("state")
+    completed = _number(said.get("time_discovered_completed_ns")) or None
+    # What is retired has ended; but NCCL retires also what failed.
+    done = state == "completed" or (said.get("retired") is True and backend != "nccl")
+    inputs, outputs = (_data(said.get(f"{way}_sizes"), said.get(f"{way}_dtypes")) for way in ("input", "output"))
+    sizes = [size for size, _ in (inputs, outputs) if size is not None]
+    return Entry(
+        group=(_text(group[0]) or "", _text(group[1]) or ""),
+        seq=seq,
+        op=_OPS.get(op, op),
+        is_p2p=is_p2p,
+        dtype=inputs[1] or outputs[1],
+        size_bytes=max(sizes, default=None),
+        state=state if state in ("scheduled", "started", "completed") else "unknown",
+        done=done,
+        created_ns=created,
+        completed_ns=completed,
+        frame=_frame(said.get("frames")),
+    )
+
+
+def _data(shapes: Any, dtypes: Any) -> tuple[int | None, str | None]:
+    """Bytes and type of tensors; ``None`` where they are not known."""
+    if not isinstance(shapes, list) or not isinstance(dtypes, list) or not shapes or len(shapes) != len(dtypes):
+        return None, None
+    total = 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        width = _WIDTHS.get(dtype) if isinstance(dtype, str) else None
+        if width is None or not isinstance(shape, list):
+            return None, _text(dtypes[0])
+        for length in shape:
+            number = _number(length)
+            if number is None:
+                return None, _text(dtypes[0])
+            width = min(width * number, 1 << 62)
+        total += width
+    return total, _text(dtypes[0])
+
+
+def _frame(frames: Any) -> str | None:
+    """The innermost frame that is neither torch's own nor our hook's, else the innermost."""
+    told = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
+    others = (frame for frame in told if not any(part in (_text(frame.get("filename")) or "") for part in _NOT_THEIRS))
+    frame = next(others, told[0] if told else None)
+    if frame is None:
+        return None
+    file, line, name = _text(frame.get("filename")), _number(frame.get("line")), _text(frame.get("name"))
+    return f"{file or '?'}:{'?' if line is None else line} in {name or '?'}"
+
+
+def _text(value: Any) -> str | None:
+    """Text of bounded length on one line."""
+    return "".join(c if c.isprintable() else "?" for c in value[:_MOST_TEXT]) if isinstance(value, str) else None
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 62 else None
+
+
+# -- the pickle -----------------------------------------------------------------------------------
+
+
+def unpickled(data: bytes) -> Any:
+    """The value of a pickle that holds nothing but containers, text and numbers.
+
+    Raises ``ValueError``, ``IndexError`` or ``OverflowError`` where it holds something else, or is none.
+    """
+    machine = _Machine()
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if number > MOST_STEPS:
+            raise ValueError(f"its pickle has more than {MOST_STEPS} steps")
+        if opcode.name == "STOP":
+            break
+        if opcode.name in _VALUES:
+            machine.stack.append(argument)
+        elif opcode.name in _CONSTANTS:
+            machine.stack.append(_CONSTANTS[opcode.name])
+        elif opcode.name in _EMPTY:
+            machine.stack.append(_EMPTY[opcode.name]())
+        elif opcode.name in _STEPS:
+            _STEPS[opcode.name](machine, argument)
+        elif opcode.name not in _IGNORED:
+            raise ValueError(f"{opcode.name} in its pickle")
+    return machine.stack.pop()
+
+
+class _Machine:
+    """A stack with marks, and a memo."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+
+    def mark(self, _: Any) -> None:
+        self._marks.append(len(self.stack))
+
+    def put(self, number: int) -> None:
+        self._memo[number] = self.stack[-1]
+
+    def memoize(self, _: Any) -> None:
+        self._memo[len(self._memo)] = self.stack[-1]
+
+    def get(self, number: int) -> None:
+        if number not in self._memo:
+            raise ValueError(f"its pickle refers to {number}, which is not there")
+        self.stack.append(self._memo[number])
+
+    def append(self, _: Any) -> None:
+        value = self.stack.pop()
+        self._extend([value])
+
+    def appends(self, _: Any) -> None:
+        self._extend(self._since_mark())
+
+    def set_item(self, _: Any) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._update([key, value])
+
+    def set_items(self, _: Any) -> None:
+        self._update(self._since_mark())
+
+    def tuple_of(self, _: Any) -> None:
+        self.stack.append(tuple(self._since_mark()))
+
+    def pair(self, _: Any) -> None:
+        second, first = self.stack.pop(), self.stack.pop()
+        self.stack.append((first, second))
+
+    def _since_mark(self) -> list[Any]:
+        at = self._marks.pop()
+        values = self.stack[at:]
+        del self.stack[at:]
+        return values
+
+    def _extend(self, values: list[Any]) -> None:
+        if not isinstance(self.stack[-1], list):
+            raise ValueError("its pickle appends to what is no list")
+        self.stack[-1].extend(values)
+
+    def _update(self, values: list[Any]) -> None:
+        target, keys = self.stack[-1], values[::2]
+        if not isinstance(target, dict) or len(values) % 2 or not all(type(key) in (str, int) for key in keys):
+            raise ValueError("its pickle has a dict that is none")
+        target.update(zip(keys, values[1::2], strict=True))
+
+
+_VALUES = frozenset(
+    {"BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"},
+)
+_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}
+_IGNORED = frozenset({"PROTO", "FRAME"})
+_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
+    "MARK": _Machine.mark,
+    "BINPUT": _Machine.put,
+    "LONG_BINPUT": _Machine.put,
+    "MEMOIZE": _Machine.memoize,
+    "BINGET": _Machine.get,
+    "LONG_BINGET": _Machine.get,
+    "APPEND": _Machine.append,
+    "APPENDS": _Machine.appends,
+    "SETITEM": _Machine.set_item,
+    "SETITEMS": _Machine.set_items,
+    "TUPLE": _Machine.tuple_of,
+    "TUPLE2": _Machine.pair,
+}

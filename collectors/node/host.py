@@ -1,0 +1,99 @@
+"""CPU and memory of the node, as far as they explain communication: who has the CPU, what waits for memory. From ``/proc``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from commwatch.collectors.registry import Reading
+from commwatch.collectors.wire.files import text
+
+#: Of ``/proc/stat``, in the order of its columns; guests are in ``user`` and ``nice`` already.
+_COLUMNS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+MODES = tuple(mode for mode in _COLUMNS if mode != "nice")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PRESSURE = re.compile(r"^some .*total=(\d{1,20})$", re.MULTILINE)
+
+
+class Cpu(NamedTuple):
+    """Seconds by mode since the machine came up: of all cores together, and softirq (incoming packets) core by core."""
+
+    seconds: dict[str, float]
+    softirq: list[float]
+
+
+class Memory(NamedTuple):
+    """In bytes; ``None``: not told."""
+
+    total: int | None
+    available: int | None
+
+
+def cpu(words: str) -> Cpu:
+    """Out of ``/proc/stat``; raises ``ValueError`` where that is none."""
+    seconds: dict[str, float] = {}
+    softirq = []
+    for line in words.splitlines():
+        name, *ticks = line.split()
+        if not name.startswith("cpu"):
+            break
+        columns = dict(zip(_COLUMNS, (int(tick) / _TICKS for tick in ticks), strict=False))
+        if name == "cpu" and "nice" in columns:
+            seconds = {mode: columns[mode] for mode in MODES if mode in columns}
+            seconds["user"] += columns["nice"]
+        elif name != "cpu":
+            softirq.append(columns.get("softirq", 0.0))
+    if not seconds:
+        raise ValueError("/proc/stat: no line 'cpu'")
+    return Cpu(seconds, softirq)
+
+
+def memory(words: str) -> Memory:
+    """Out of ``/proc/meminfo``."""
+    told = dict(re.findall(r"^(\w+): +(\d+) kB$", words, re.MULTILINE))
+    total, available = (told.get(name) for name in ("MemTotal", "MemAvailable"))
+    return Memory(None if total is None else int(total) * 1024, None if available is None else int(available) * 1024)
+
+
+class Host:
+    """Reads them."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+
+    def cpu(self) -> Cpu:
+        """Raises ``OSError`` or ``ValueError``."""
+        return cpu((self._proc / "stat").read_text(encoding="utf-8"))
+
+    def memory(self) -> Memory:
+        """Raises ``OSError``."""
+        return memory((self._proc / "meminfo").read_text(encoding="utf-8"))
+
+    def pressure(self) -> dict[str, float]:
+        """Seconds in which some task stood still for want of a resource; absent where the kernel does not tell (``psi=1``)."""
+        told = {name: _PRESSURE.search(text(f"{self._proc}/pressure/{name}") or "") for name in ("cpu", "memory", "io")}
+        return {name: int(matched[1]) / 1e6 for name, matched in told.items() if matched}
+
+
+class HostCollector:
+    """CPU, memory and pressure."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._host = Host(proc)
+
+    def collect(self) -> list[Reading]:
+        """What ``/proc`` says now."""
+        return list(self._collect())
+
+    def _collect(self) -> Iterable[Reading]:
+        for mode, seconds in self._host.cpu().seconds.items():
+            yield Reading("host_cpu_seconds_total", (mode,), seconds)
+        total, available = self._host.memory()
+        for name, value in (("total", total), ("available", available)):
+            if value is not None:
+                yield Reading(f"host_memory_{name}_bytes", (), value)
+        for resource, seconds in self._host.pressure().items():
+            yield Reading("host_pressure_seconds_total", (resource,), seconds)

@@ -1,0 +1,76 @@
+"""How long the training thread stood still while communication was in flight, on CPU.
+
+Over each period with operations in flight: wall time minus CPU time of the training thread. An upper bound:
+a thread that sleeps, reads a file or waits for a core beside an operation counts as exposed too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from commwatch.collectors.wire.handlers import raised_by_handler
+
+
+class Exposure:
+    """Sums up the periods with something in flight.
+
+    Begins and ends come from any thread and take no lock: a signal handler that communicates, or a backend's own
+    thread, must never wait for us. Two threads meeting within a few bytecodes can lose one period, nothing more.
+    """
+
+    def __init__(self) -> None:
+        self._in_flight: set[object] = set()
+        #: Wall and CPU time at the begin of the running period; CPU -1 = unknown.
+        self._wall_ns, self._cpu_ns = 0, -1
+        self._exposed_ns = 0
+        self._thread = self._clock = -1
+        #: False once an operation ran where CPU time says nothing (CUDA).
+        self.known = True
+        self.watch(threading.main_thread().ident or 0)
+
+    def watch(self, thread: int) -> None:
+        """Take ``thread`` (its ident) for the training thread from now on."""
+        if thread != self._thread:
+            self._thread, self._clock = thread, time.pthread_getcpuclockid(thread)
+
+    def begin(self, what: object, now_ns: int) -> None:
+        """``what`` went in flight, or a thread began to wait for it."""
+        if not self._in_flight:
+            self._wall_ns, self._cpu_ns = now_ns, self._look()
+        self._in_flight.add(what)
+
+    def end(self, what: object, now_ns: int) -> None:
+        """It is over."""
+        self._in_flight.discard(what)
+        if not self._in_flight:
+            self._count(now_ns)
+            self._cpu_ns = -1
+
+    def in_call(self, began_ns: int, ended_ns: int) -> None:
+        """An operation was over when its call returned: the caller stood in it."""
+        if not self._in_flight:
+            self._exposed_ns += ended_ns - began_ns
+
+    def take(self, now_ns: int) -> int | None:
+        """Exposed ns since the last call, a running period up to now included; ``None`` where they are not known."""
+        if self._in_flight:
+            self._count(now_ns)
+        exposed, self._exposed_ns = self._exposed_ns, 0
+        return exposed if self.known else None
+
+    def _count(self, now_ns: int) -> None:
+        cpu_ns = self._look()
+        if cpu_ns >= 0 <= self._cpu_ns:
+            stood_still = (now_ns - self._wall_ns) - (cpu_ns - self._cpu_ns)
+            if stood_still > 0:
+                self._exposed_ns += stood_still
+        self._wall_ns, self._cpu_ns = now_ns, cpu_ns
+
+    def _look(self) -> int:
+        try:
+            return time.clock_gettime_ns(self._clock)
+        except OSError as error:  # the thread has ended
+            if raised_by_handler(error):
+                raise
+            return -1

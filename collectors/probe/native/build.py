@@ -1,0 +1,287 @@
+"""Build the native hook with this interpreter's torch: ``python -m commwatch.collectors.probe.native.build VERB``.
+
+Not in the trainer. One builder at a time builds in a folder of its own, tries what came out, and only then gives it
+its name. What the compiler said to a failed build is kept for ``status``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from commwatch.collectors.probe.native import library
+from commwatch.collectors.probe.native.library import NotAvailable
+from commwatch.collectors.wire.identity import make_private_dir
+
+COMPILERS = ("c++", "g++", "clang++")
+_BUILD_S, _TRIAL_S = 900.0, 120.0
+#: Exit codes: the hook is there; it is not.
+AVAILABLE, MISSING = 0, 1
+
+
+class BuildFailed(NotAvailable):
+    """The build failed; ``output`` is what the compiler, or the trial, said."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
+
+
+def compiler(env: Mapping[str, str]) -> list[str]:
+    """The C++ compiler: ``CXX``, else the first usual one on ``PATH``.
+
+    Raises:
+        BuildFailed: there is none.
+    """
+    asked = shlex.split(env.get("CXX", ""))
+    for command in [asked] if asked else [[name] for name in COMPILERS]:
+        if shutil.which(command[0], path=env.get("PATH")):
+            return command
+    what = f"CXX={env['CXX']}" if asked else f"no C++ compiler on PATH ({', '.join(COMPILERS)})"
+    raise BuildFailed(f"{what}: not found" if asked else what)
+
+
+def recipe(env: Mapping[str, str]) -> dict[str, str]:
+    """With what a build would be made: compiler, its version, and the user's own flags."""
+    command = compiler(env)
+    said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    return {"compiler": shlex.join(command), "version": said.partition("\n")[0], "flags": env.get("CXXFLAGS", "")}
+
+
+def command_line(recipe: Mapping[str, str], torch: Path, cxx11_abi: bool, key: str, output: Path) -> list[str]:
+    """The one call of the compiler, to be made in the folder with the sources."""
+    include = torch / "include"
+    return [
+        *shlex.split(recipe["compiler"]),
+        *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(cxx11_abi)}",
+        f'-DCOMMWATCH_KEY="{key}"',
+        # System headers: their warnings are not ours.
+        *("-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")),
+        *shlex.split(recipe["flags"]),
+        *("hook.cpp", "-o", str(output), f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl", "-Wl,-z,defs", "-Wl,-s"),
+    ]
+
+
+def ensure(env: Mapping[str, str], force: bool = False, patient: bool = True) -> Path:
+    """The built hook for this interpreter's torch; builds it where it is missing, or made otherwise.
+
+    Args:
+        force: build in any case.
+        patient: try again what failed before with the same compiler.
+
+    Raises:
+        NotAvailable: the message says why there is none.
+    """
+    facts = library.torch_facts()
+    where = library.folder(env, facts)
+    if not force and (found := _usable(env, facts)):
+        return found
+    made = recipe(env)
+    with _alone(where.parent, env):
+        if not force and (found := _usable(env, facts)):
+            return found  # by whoever we have waited for
+        failure = read_failure(where)
+        if failure is not None and not patient and not force and failure["recipe"] == made:
+            raise BuildFailed(failure["message"], failure["output"])
+        try:
+            return _build(where, facts, made, env)
+        except BuildFailed as failed:
+            _write(where / library.FAILURE, {"recipe": made, "message": str(failed), "output": failed.output})
+            raise
+        except OSError as error:
+            raise BuildFailed(f"cannot write {error.filename or where}: {error.strerror}") from None
+
+
+def _usable(env: Mapping[str, str], facts: Mapping[str, Any]) -> Path | None:
+    """What is there, if this compiler would make the same; a machine without a compiler takes what it finds."""
+    try:
+        path, manifest = library.find(env, facts)
+    except NotAvailable:
+        return None
+    try:
+        return path if manifest.get("recipe") == recipe(env) else None
+    except BuildFailed:
+        return path
+
+
+@contextlib.contextmanager
+def _alone(cache: Path, env: Mapping[str, str]) -> Iterator[None]:
+    """Hold the cache directory's lock; waits for another builder."""
+    try:
+        # Not shared with COMMWATCH_GROUP: what others may write is never loaded.
+        make_private_dir(cache, {})
+        lock = os.open(cache / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BuildFailed(f"cannot write {error.filename or cache}: {error.strerror or error}") from None
+    try:
+        with contextlib.suppress(OSError):  # no locks on this file system: two builders cost time, nothing else
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _build(where: Path, facts: Mapping[str, Any], made: dict[str, str], env: Mapping[str, str]) -> Path:
+    import torch
+
+    print(
+        f"commwatch: building the native hook for torch {facts['version']} (once, about a minute)",
+        file=sys.stderr,
+        flush=True,
+    )
+    began = time.monotonic()
+    where.mkdir(mode=0o700, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=where) as name:
+        scratch = Path(name)
+        for file, text in library.sources().items():
+            (scratch / file).write_text(text, encoding="utf-8")
+        built, expected = scratch / "hook.so", library.key(facts)
+        abi = bool(torch._C._GLIBCXX_USE_CXX11_ABI)
+        _call(
+            "the compiler",
+            command_line(made, Path(torch.__file__).parent, abi, expected, built),
+            scratch,
+            env,
+            _BUILD_S,
+        )
+        trial = [sys.executable, "-m", "commwatch.collectors.probe.native.trial", str(built), expected]
+        _call("the trial of what was built", trial, scratch, {**env, "COMMWATCH_DIR": str(scratch / "run")}, _TRIAL_S)
+        checksum = hashlib.sha256(built.read_bytes()).hexdigest()
+        path = where / f"hook-{checksum[:12]}.so"
+        built.chmod(0o700)
+        built.rename(path)
+    manifest = {
+        "library": path.name,
+        "sha256": checksum,
+        "recipe": made,
+        "torch": dict(facts),
+        "built_s": round(time.monotonic() - began, 1),
+        "built_at": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+    _write(where / library.MANIFEST, manifest)
+    for old in where.iterdir():
+        if old.name not in (path.name, library.MANIFEST) and not old.name.startswith(".build-"):
+            old.unlink()
+    return path
+
+
+def _call(who: str, command: list[str], cwd: Path, env: Mapping[str, str], limit_s: float) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=limit_s, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise BuildFailed(f"{who} took longer than {limit_s:.0f} s") from None
+    except OSError as error:
+        raise BuildFailed(f"{who} cannot be run: {error.strerror}") from None
+    if done.returncode != 0:
+        output = f"$ {shlex.join(command)}\n{done.stderr}{done.stdout}"
+        raise BuildFailed(f"{who} failed (exit code {done.returncode})", output)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all; that a failure cannot be noted is no failure."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    new.chmod(0o600)
+    new.rename(path)
+
+
+def read_failure(where: Path) -> dict[str, Any] | None:
+    """What the last build said, if it failed."""
+    try:
+        failure: dict[str, Any] = json.loads((where / library.FAILURE).read_text(encoding="utf-8"))
+        return failure if {"recipe", "message", "output"} <= failure.keys() else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def status(env: Mapping[str, str]) -> dict[str, Any]:
+    """What there is for this interpreter's torch, and if there is nothing, why."""
+    found: dict[str, Any] = {"available": False, "reason": None, "python": sys.executable}
+    try:
+        facts = library.torch_facts()
+        found["torch"] = facts["version"]
+        where = library.folder(env, facts)
+        failure = read_failure(where)
+        found["failure"] = None if failure is None else {name: failure[name] for name in ("message", "output")}
+        path, manifest = library.find(env, facts)
+    except NotAvailable as error:
+        return {**found, "reason": str(error), "obstacle": _obstacle(env)}
+    return {
+        **found,
+        "available": True,
+        "library": str(path),
+        **{k: manifest[k] for k in ("recipe", "built_at", "built_s")},
+    }
+
+
+def _obstacle(env: Mapping[str, str]) -> str | None:
+    try:
+        compiler(env)
+    except BuildFailed as error:
+        return str(error)
+    return None
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    if found["available"]:
+        made = found["recipe"]
+        flags = f" {made['flags']}" if made["flags"] else ""
+        print(f"native hook for torch {found['torch']}: built {found['built_at']} in {found['built_s']} s")
+        print(f"  library   {found['library']}\n  compiler  {made['version'] or made['compiler']}{flags}")
+        return
+    print(f"no native hook: {found['reason']}\n  the Python hook is used instead")
+    if found["obstacle"]:
+        print(f"  it cannot be built: {found['obstacle']}")
+    if found.get("failure"):
+        print(f"the last build failed: {found['failure']['message']}\n{found['failure']['output'].rstrip()}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="commwatch native")
+    parser.add_argument("verb", choices=("build", "ensure", "status", "clean"))
+    parser.add_argument("--force", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.verb == "status":
+            found = status(os.environ)
+            if arguments.json:
+                print(json.dumps(found))
+            else:
+                _print_status(found)
+            return AVAILABLE if found["available"] else MISSING
+        if arguments.verb == "clean":
+            shutil.rmtree(library.cache_dir(os.environ), ignore_errors=True)
+            return AVAILABLE
+        path = ensure(os.environ, force=arguments.force, patient=arguments.verb == "build")
+    except NotAvailable as error:
+        hint = "; `commwatch native status` has what it said" if isinstance(error, BuildFailed) and error.output else ""
+        falls_back = arguments.verb == "ensure" and os.environ.get("COMMWATCH_HOOK") != "native"
+        instead = ", using the Python one" if falls_back else ""
+        print(f"commwatch: no native hook{instead}: {error}{hint}", file=sys.stderr)
+        return MISSING
+    if arguments.verb == "build":
+        print(path)
+    return AVAILABLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""Where the built hook lies, what it must be to be trusted, and loading it. In the trainer: nothing is built here.
+
+One folder per torch, architecture, C library and source in the user's cache directory. It holds a manifest that names
+the library and its checksum; it is written last, by renaming, so what is there is whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import runpy
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from commwatch.collectors.probe import governor
+from commwatch.collectors.wire import events, others, ring
+from commwatch.collectors.wire.c10d_table import Measure
+
+HERE = Path(__file__).parent
+MANIFEST = "manifest.json"
+FAILURE = "failure.json"
+#: Of a manifest, and of a library, which has half a megabyte; of a larger one the checksum is wrong.
+_MOST_BYTES = 64 << 20
+#: What of ``torch/version.py`` decides whether a library built for one torch works with another.
+_FACTS = ("__version__", "git_version", "cuda", "hip", "debug")
+
+
+class NotAvailable(Exception):
+    """There is no native hook to load; the message says why."""
+
+
+def torch_facts() -> dict[str, Any]:
+    """Which torch this interpreter would import, without importing it.
+
+    Raises:
+        NotAvailable: it has none.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise NotAvailable("this Python has no torch")
+    version = Path(spec.origin).with_name("version.py")
+    try:
+        facts = runpy.run_path(str(version))
+    except OSError as error:
+        raise NotAvailable(f"cannot read {version}: {error.strerror}") from None
+    return {name.strip("_"): facts.get(name) for name in _FACTS}
+
+
+def format_header() -> str:
+    """The C++ header with what the Python side defines: layout of the ring, flags, codes."""
+    numbers = {
+        "kRecordSize": events.RECORD_SIZE,
+        "kCountersAt": ring.COUNTERS_AT,
+        "kInFlightAt": ring.IN_FLIGHT_AT,
+        "kRecordsAt": ring.RECORDS_AT,
+        "kInFlightSlots": ring.IN_FLIGHT_SLOTS,
+        "kStartAt": ring.START_AT,
+        "kFlagsAt": ring.FLAGS_AT,
+        "kCursor": ring.CURSOR,
+        "kHeartbeat": ring.HEARTBEAT,
+        "kDropped": ring.DROPPED,
+        "kProbeNs": ring.PROBE_NS,
+        "kInFlightOverflow": ring.IN_FLIGHT_OVERFLOW,
+        "kClosed": ring.CLOSED,
+        "kOpsStarted": ring.OPS_STARTED,
+        "kMode": ring.MODE,
+        "kModeSinceNs": ring.MODE_SINCE_NS,
+        "kStepMark": events.STEP_MARK,
+        "kNoGroup": events.NO_GROUP,
+        "kTags": events.TAGS,
+        "kAsync": events.ASYNC,
+        "kFailed": events.FAILED,
+        "kNoSize": events.NO_SIZE,
+        "kUntimed": events.UNTIMED,
+        "kUnaligned": events.UNALIGNED,
+        "kExposed": events.EXPOSED,
+        "kBlocked": events.BLOCKED,
+        "kOnDevice": events.ON_DEVICE,
+        "kByNone": events.BY_NONE,
+        "kByFuture": events.BY_FUTURE,
+        "kByPoll": events.BY_POLL,
+        "kByWait": events.BY_WAIT,
+        "kByCall": events.BY_CALL,
+        "kByEvents": events.BY_EVENTS,
+        "kCounted": events.COUNTED,
+        "kCostSample": governor.COST_SAMPLE,
+        "kCostNs": governor.COST_NS,
+        "kCostBound": governor.COST_BOUND,
+        "kCostRemembered": governor.COST_REMEMBERED,
+        "kCostRare": governor.COST_RARE,
+        "kPatience": governor.PATIENCE,
+        "kFirstTrial": governor.FIRST_TRIAL,
+        "kLastTrial": governor.LAST_TRIAL,
+        "kRunBits": governor.RUN_BITS,
+        "kSampleBits": governor.SAMPLE_BITS,
+    }
+    constants = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())
+    modes = ", ".join(f"k{mode.capitalize()}" for mode in governor.MODES)
+    measures = ", ".join(f"k{measure.name.capitalize()} = {measure}" for measure in Measure)
+    return (
+        "// Made from collectors/wire/events.py, ring.py, governor.py and c10d_table.py.\n#pragma once\n"
+        f"namespace commwatch::format {{\n{constants}constexpr unsigned kSpread = {governor.SPREAD}u, kEnough = {governor.ENOUGH};\n"
+        f"constexpr unsigned long long kLookNs = {governor.LOOK_NS}, kLongestNs = {governor.LONGEST_NS};\n"
+        f"enum class Measure {{ {measures} }};\nenum class Mode {{ {modes} }};\n}}\n"
+    )
+
+
+def sources() -> dict[str, str]:
+    """All C++ that makes the library, by file name."""
+    files = sorted(path for path in HERE.iterdir() if path.suffix in (".cpp", ".h"))
+    return {**{path.name: path.read_text(encoding="utf-8") for path in files}, "format.h": format_header()}
+
+
+def key(facts: Mapping[str, Any]) -> str:
+    """Names what a library was built from and for."""
+    libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
+    made_of = [facts, platform.machine(), libc, sources()]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cache_dir(env: Mapping[str, str]) -> Path:
+    """Where built hooks lie: ``commwatch/native`` in ``XDG_CACHE_HOME``.
+
+    Raises:
+        NotAvailable: the user has no home.
+    """
+    home = env.get("XDG_CACHE_HOME") or (env["HOME"] + "/.cache" if env.get("HOME") else "")
+    if not home:
+        raise NotAvailable("no cache directory: neither XDG_CACHE_HOME nor HOME is set")
+    return Path(home) / "commwatch" / "native"
+
+
+def folder(env: Mapping[str, str], facts: Mapping[str, Any]) -> Path:
+    """Where the hook for this torch lies, or would."""
+    return cache_dir(env) / f"torch-{facts['version']}-{key(facts)}"
+
+
+def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The library for this torch and its manifest, checked.
+
+    Raises:
+        NotAvailable: not built, not ours, or not what the manifest says.
+    """
+    where = folder(env, facts)
+    try:
+        manifest: dict[str, Any] = json.loads(_trusted(where / MANIFEST))
+        library = where / str(manifest["library"])
+        if library.parent != where or hashlib.sha256(_trusted(library)).hexdigest() != manifest["sha256"]:
+            raise NotAvailable(f"{library} is damaged; run: commwatch native build --force")
+        _check_owner(where)
+    except FileNotFoundError:
+        raise NotAvailable(f"it has not been built for torch {facts['version']}; run: commwatch native build") from None
+    except OSError as error:
+        raise NotAvailable(f"cannot read {error.filename}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise NotAvailable(f"{where / MANIFEST} is damaged; run: commwatch native build --force") from None
+    return library, manifest
+
+
+def _trusted(path: Path) -> bytes:
+    _check_owner(path)
+    with open(others.open_plain(path), "rb") as file:
+        return file.read(min(os.fstat(file.fileno()).st_size, _MOST_BYTES))
+
+
+def _check_owner(path: Path) -> None:
+    """What we load runs inside the training: nobody but its user (and root) may have written it."""
+    found = path.lstat()
+    if found.st_uid not in (os.getuid(), 0):
+        raise NotAvailable(f"{path} belongs to uid {found.st_uid}, not to us")
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NotAvailable(f"{path} can be written by others")
+
+
+def load(env: Mapping[str, str]) -> Library:
+    """Find, check and load the hook for the torch of this process.
+
+    Raises:
+        NotAvailable: the message says why there is none.
+    """
+    facts = torch_facts()
+    path, _ = find(env, facts)
+    return Library(path, key(facts))
+
+
+#: Calls from C++ when only Python can help, in a thread that C++ makes for each; ctypes takes the GIL for them.
+OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int)
+ADD_GROUP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
+ADD_NAME = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
+
+
+class Library:
+    """The loaded hook: its C functions with their types.
+
+    Raises:
+        NotAvailable: it cannot be loaded, or is not what its place in the cache says.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path = path
+        try:
+            # Once for calls that may last, once for short ones that keep the GIL.
+            slow, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+            quick.cw_key.restype = ctypes.c_char_p
+            found = quick.cw_key()
+        except (OSError, AttributeError) as error:
+            raise NotAvailable(f"cannot load {path}: {error}") from None
+        if found != key.encode():
+            raise NotAvailable(f"{path} was built from other sources; run: commwatch native build --force")
+        self.hook = quick.cw_hook
+        self.hook.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *[ctypes.c_int] * 8]
+        self.unhook = quick.cw_unhook
+        self.install = quick.cw_install
+        self.install.argtypes = [OPEN, ADD_GROUP, ADD_NAME, ADD_NAME, ctypes.c_int, ctypes.c_double]
+        self.install.restype = ctypes.c_void_p
+        self.time_devices = quick.cw_time_devices
+        self.time_devices.argtypes = [ctypes.c_int]
+        self.over = quick.cw_over
+        self.over.argtypes = [ctypes.c_void_p]
+        self.attach = quick.cw_attach
+        self.attach.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+        self.describe_group = quick.cw_describe_group
+        self.describe_group.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.POINTER(ctypes.c_int32),
+            ctypes.c_int,
+        ]
+        self.forget_group = quick.cw_forget_group
+        self.forget_group.argtypes = [ctypes.c_char_p]
+        self.mark = quick.cw_mark
+        self.mark.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8]
+        self.switch_off = quick.cw_switch_off
+        self.uninstall = slow.cw_uninstall

@@ -1,0 +1,233 @@
+"""The Python hook's eye on operations on GPUs; ``native/device.h`` is the native hook's, and says more about the why.
+
+Ends are found by the probe's thread, some milliseconds late. So a duration is the GPU's own (``events``), or, where polling
+was asked for, only as fine as that thread looks.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import torch
+
+from commwatch.collectors.probe.torch_pending import Flight
+from commwatch.collectors.probe.torch_timing import EVENTS, OFF, Timing, step_aside
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.handlers import raised_by_handler
+
+#: ``finish(flight, end_ns, timing, flag, began_ns, measured)``.
+Finish = Callable[[Flight, int, int, int, int, bool], None]
+#: Between two looks while something is pending.
+LOOK_S = 0.005
+_SPARE = 64
+
+
+class Watch:
+    """An operation on a GPU, or all of a batch, which begin and end together."""
+
+    __slots__ = ("began_ns", "device", "flights", "over", "pg", "ready", "seen_waiting", "work")
+
+    def __init__(self, device: torch.device, pg: Any, ready: torch.Event | None) -> None:
+        self.device = device
+        #: Held until the call returns.
+        self.pg = pg
+        #: On the stream that was current at the launch: what the operation takes in is ready.
+        self.ready = ready
+        self.flights: list[Flight] = []
+        self.work: Any = None
+        #: Recorded after the call, where there is no Work: the operation runs on the current stream.
+        self.over: torch.Event | None = None
+        self.began_ns = 0
+        self.seen_waiting = False
+
+
+class Devices:
+    """Looks after operations on GPUs until they are over.
+
+    Args:
+        wake: wakes the probe's thread, which may sleep long while nothing is pending.
+        complain: called with one line once devices do not answer as they should; they are left alone from then on.
+    """
+
+    def __init__(
+        self, timing: Timing, finish: Finish, wake: Callable[[], None], complain: Callable[[str], None]
+    ) -> None:
+        self._mode, self._finish, self._wake, self._complain = timing.mode, finish, wake, complain
+        self._pending: deque[Watch] = deque()
+        self._spare: deque[torch.Event] = deque(maxlen=_SPARE)
+        self._batches = threading.local()
+        #: Process groups that have been asked to time their operations, by id; no WeakSet, as torch_steps.py says.
+        self._asked: dict[int, ref[Any]] = {}
+        self._on: torch.device | None = None
+
+    def __bool__(self) -> bool:
+        """Whether something is pending."""
+        return bool(self._pending)
+
+    # -- in the trainer's threads -------------------------------------------------------------
+
+    def launch(self, device: torch.device, pg: Any, own_times: bool) -> Watch | None:
+        """Before the call; ``None`` where it is not timed.
+
+        Args:
+            own_times: the operation will have a Work, which tells how long it took.
+        """
+        try:
+            module = torch.get_device_module(device)
+            # On another device than the thread's own an event would stand on the wrong stream.
+            if self._mode == OFF or module.current_device() != device.index or module.is_current_stream_capturing():
+                return None
+            if self._mode == EVENTS:
+                self._have_times(pg)
+            return Watch(device, pg, None if self._mode == EVENTS and own_times else self._record(device))
+        except RuntimeError as error:
+            self._leave_alone(error)
+            return None
+
+    def _have_times(self, pg: Any) -> None:
+        asked = self._asked.get(id(pg))
+        if asked is not None and asked() is pg:
+            return
+        self._asked = {key: asked for key, asked in self._asked.items() if asked() is not None}
+        self._asked[id(pg)] = ref(pg)
+        try:
+            pg._enable_collectives_timing()
+        except RuntimeError as error:  # a backend without
+            if raised_by_handler(error):
+                raise
+
+    def follow(self, watch: Watch, flight: Flight, work: Any) -> None:
+        """After the call."""
+        batch = getattr(self._batches, "open", {}).get(id(watch.pg))
+        watch.pg = None
+        if batch is None:
+            watch.flights.append(flight)
+            self._look_after(watch, work)
+        else:
+            batch[0] = watch
+            batch[1].append(flight)
+
+    def begin_batch(self, pg: Any) -> None:
+        """The operations of this group that follow in this thread end together."""
+        if not hasattr(self._batches, "open"):
+            self._batches.open = {}
+        self.drop_batch(pg)  # one that never came to its end, for its user's code raised
+        self._batches.open[id(pg)] = [None, []]
+
+    def end_batch(self, pg: Any, work: Any) -> None:
+        """They end with ``work``; where that is ``None``, with what is on the current stream."""
+        watch, flights = getattr(self._batches, "open", {}).pop(id(pg), (None, []))
+        if watch is not None:
+            watch.flights = flights
+            self._look_after(watch, work)
+
+    def drop_batch(self, pg: Any) -> None:
+        """Its operations have no end that could be seen."""
+        _, flights = self._batches.open.pop(id(pg), (None, []))
+        for flight in flights:
+            self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED, 0, False)
+
+    def _look_after(self, watch: Watch, work: Any) -> None:
+        watch.work = work
+        if work is None:
+            try:
+                watch.over = self._record(watch.device)
+            except RuntimeError as error:
+                self._leave_alone(error)
+                self._untimed(watch)
+                return
+        self._pending.append(watch)
+        if len(self._pending) == 1:
+            self._wake()
+
+    def _record(self, device: torch.device) -> torch.Event:
+        try:
+            event = self._spare.popleft()
+        except IndexError:
+            event = torch.Event(device, enable_timing=self._mode == EVENTS)
+        event.record()
+        return event
+
+    # -- in the probe's thread ----------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Finish what is over."""
+        for _ in range(len(self._pending)):
+            watch = self._pending.popleft()
+            if self._mode == OFF:
+                self._untimed(watch)
+                continue
+            try:
+                if watch.device != self._on:
+                    step_aside(watch.device)
+                    self._on = watch.device
+                over = self._looked(watch)
+            except RuntimeError as error:
+                self._leave_alone(error)
+                self._untimed(watch)
+                continue
+            if over:
+                self._spare.extend(event for event in (watch.ready, watch.over) if event is not None)
+            else:
+                self._pending.append(watch)
+
+    def give_up(self) -> None:
+        """Finish everything that is left: the probe goes."""
+        while self._pending:
+            self._untimed(self._pending.popleft())
+
+    def _looked(self, watch: Watch) -> bool:
+        now = time.monotonic_ns()
+        if watch.ready is not None and self._mode != EVENTS:
+            if not watch.ready.query():
+                watch.seen_waiting = True
+            else:
+                self._spare.append(watch.ready)
+                watch.ready = None
+                watch.began_ns = now if watch.seen_waiting else 0
+        if not (watch.work.is_completed() if watch.over is None else watch.over.query()):
+            return False
+        took_ns = self._duration_ns(watch) if self._mode == EVENTS else None
+        watch.work = None
+        if took_ns is not None:
+            ended = (now, ev.BY_EVENTS, 0, now - took_ns, True)
+        elif self._mode == EVENTS:
+            ended = (now, ev.BY_NONE, ev.UNTIMED, 0, False)
+        else:
+            ended = (now, ev.BY_POLL, 0, watch.began_ns, False)
+        for flight in watch.flights:
+            self._finish(flight, *ended)
+        return True
+
+    def _duration_ns(self, watch: Watch) -> int | None:
+        """On the device's own clock."""
+        try:
+            if watch.over is None:
+                took_ms = watch.work._get_duration()
+            elif watch.ready is None:
+                return None
+            else:
+                took_ms = watch.ready.elapsed_time(watch.over)
+        except RuntimeError:  # timing is not on for it
+            return None
+        return int(took_ms * 1e6) if math.isfinite(took_ms) and took_ms >= 0 else None
+
+    def _leave_alone(self, why: RuntimeError) -> None:
+        if raised_by_handler(why):
+            try:
+                raise why
+            finally:
+                del why  # as Probe.fault does
+        self._mode = OFF
+        self._complain(f"operations on GPUs are no longer timed: {why}")
+
+    def _untimed(self, watch: Watch) -> None:
+        watch.work = None
+        for flight in watch.flights:
+            self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED, 0, False)

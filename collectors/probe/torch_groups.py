@@ -1,0 +1,224 @@
+"""Process groups as the probe sees them: an identity that no re-init and no twin can mix up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.handlers import raised_by_handler
+
+
+def group_id(job: str, restart: int, name: str, ranks: tuple[int, ...] | None, generation: int) -> str:
+    """Short hash that is the same on all members of one group, and different for any other group.
+
+    Args:
+        generation: how many groups of this name and these ranks this rank had made before.
+    """
+    return hashlib.sha256(json.dumps([job, restart, name, ranks, generation]).encode()).hexdigest()[:12]
+
+
+def label(name: str, description: str) -> str:
+    """What people call the group: its description, else its name, else ``unnamed``."""
+    return description if description not in ("", "undefined") else name or "unnamed"
+
+
+class Group:
+    """One process group of this rank, and what is counted per group."""
+
+    __slots__ = ("_tags", "aligned", "id", "last_end", "ranks", "ref", "seqs", "size", "skipped", "small_id")
+
+    def __init__(
+        self, ref: Callable[[], Any], size: int, ranks: tuple[int, ...] | None, group_id: str, aligned: bool
+    ) -> None:
+        self.ref = ref
+        self.size = size
+        self.ranks = ranks
+        self.id = group_id
+        self.aligned = aligned
+        #: Number in the ring's records: groups in the order of their first operation.
+        self.small_id = 0
+        #: Numbers of the operations to come: of the collectives (``None``), and by operation, peer and tag modulo ``TAGS``. They are taken
+        #: by a loop that breaks, not by a call: when a call returns, a signal handler may raise, and the number would be lost.
+        self.seqs: defaultdict[tuple[str, int, int] | None, Iterator[int]] = defaultdict(count)
+        #: The tags that are numbered.
+        self._tags: dict[tuple[str, int, int], int] = {}
+        #: End of the latest operation of each queue: the group's collectives, and each (op, peer).
+        self.last_end: dict[Any, int] = {}
+        #: Queues whose latest operation was only counted: when the next one begins is not known.
+        self.skipped: set[Any] = set()
+
+    def key_of_tag(self, op: str, peer: int, tag: int) -> tuple[str, int, int]:
+        """Key of an operation's number in ``seqs``. A tag begins at 0 if it takes the place of another."""
+        key = (op, peer, tag % ev.TAGS)
+        if self._tags.get(key, tag) != tag:
+            self.seqs.pop(key, None)
+        self._tags[key] = tag
+        return key
+
+    def global_rank(self, group_rank: int) -> int:
+        """Rank in the world of a member of this group; -1 where that is not known."""
+        return self.ranks[group_rank] if self.ranks is not None and 0 <= group_rank < len(self.ranks) else -1
+
+
+class Groups:
+    """The groups of this process; counts creations from ``watch`` on."""
+
+    def __init__(self, job: str, restart: int) -> None:
+        self.job, self.restart = job, restart
+        #: By ``id`` of the ProcessGroup; ids of dead objects are used again, so compare ``ref()`` too.
+        self.known: dict[int, Group] = {}
+        self._made: dict[int, tuple[Callable[[], Any], int]] = {}
+        self._generations: defaultdict[tuple[str, tuple[int, ...]], Callable[[], int]] = defaultdict(
+            lambda: count().__next__
+        )
+        self._next_small_id = count().__next__
+        self._strangers: dict[tuple[str, int], Group] = {}
+        #: Called with the name of each group that is made while watching.
+        self.on_made: Callable[[str], object] | None = None
+        #: Called before a group is made, with this process's rank and the world's size where it is the default group. Returns
+        #: the groups that count it: others than these where a new probe takes over.
+        self.on_making: Callable[[tuple[int, int] | None], Groups] | None = None
+        #: Called when there is a default group (True), and when there is none any more.
+        self.on_default: Callable[[bool], object] | None = None
+        #: What ``watch`` has replaced, by name: the original, and what is in its place.
+        self._replaced: dict[str, tuple[Any, Any]] = {}
+
+    def add(self, pg: Any) -> tuple[Group, dict[str, Any] | None]:
+        """A group at its first operation, and its entry for the names file, ``None`` where that is known.
+
+        The caller puts the group into ``known``, once its entry is written.
+        """
+        if pg not in c10d._world.pg_names:
+            stranger, entry = self.add_stranger(_text(pg, "group_name"), _text(pg, "group_desc"), pg.size())
+            group = Group(weakref.ref(pg), stranger.size, None, stranger.id, aligned=False)
+            group.small_id = stranger.small_id
+            return group, entry
+        name, description = pg.group_name, pg.group_desc
+        ranks = _ranks(pg)
+        made = self._made.get(id(pg))
+        if made is not None and made[0]() is pg:
+            generation, aligned = made[1], True
+        else:
+            generation, aligned = self._generations[name, ranks or ()](), _is_unused(pg)
+        identity = group_id(self.job, self.restart, name, ranks, generation)
+        group = Group(weakref.ref(pg), pg.size(), ranks, identity, aligned and ranks is not None)
+        return group, self._entry(group, name, description)
+
+    def add_stranger(self, name: str, description: str, size: int) -> tuple[Group, dict[str, Any] | None]:
+        """Take in a group that ``torch.distributed`` does not know; those of one name and size are one.
+
+        Returns it and its entry for the names file, ``None`` where that is known.
+        """
+        known = self._strangers.get((name, size))
+        if known is not None:
+            return known, None
+        identity = group_id(self.job, self.restart, name, None, self._generations[name, ()]())
+        group = self._strangers[name, size] = Group(lambda: None, size, None, identity, aligned=False)
+        return group, self._entry(group, name, description)
+
+    def _entry(self, group: Group, name: str, description: str) -> dict[str, Any]:
+        group.small_id = self._next_small_id()
+        entry = {"name": name, "desc": description, "label": label(name, description), "group_id": group.id}
+        about = {"ranks": group.ranks, "size": group.size, "aligned": group.aligned, "backend": _backend(group.ref())}
+        return {**entry, **about}
+
+    def named(self, name: str, size: int) -> Any:
+        """The group that has this name and size now; ``None``: there is none in ``torch.distributed``."""
+        groups = (pg for pg, known_as in list(c10d._world.pg_names.items()) if known_as == name)
+        return next((pg for pg in groups if pg.size() == size), None)
+
+    def watch(self) -> None:
+        """Count creations from now on, so that the n-th group of a name is the n-th on every rank."""
+        self._wrap("_new_process_group_helper", self._making)
+        self._wrap("_update_default_pg", self._updating)
+
+    def _wrap(self, name: str, wrapper: Callable[[Any], Any]) -> None:
+        original = getattr(c10d, name, None)
+        if original is not None:
+            self._replaced[name] = original, wrapper(original)
+            setattr(c10d, name, self._replaced[name][1])
+
+    def _making(self, original: Any) -> Any:
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            groups, members = self, args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group", ())
+            if self.on_making is not None:
+                default = None if members or len(args) < 2 else (args[1], args[0])
+                groups = self.on_making(default)
+            result = original(*args, **kwargs)
+            groups._note(result[0] if isinstance(result, tuple) else result, members)
+            return result
+
+        return watching
+
+    def _note(self, pg: Any, members: Any) -> None:
+        """A group has been made."""
+        try:
+            ranks = tuple(members) or tuple(range(pg.size()))
+            self._made[id(pg)] = weakref.ref(pg), self._generations[pg.group_name, ranks]()
+            if self.on_made is not None:
+                self.on_made(pg.group_name)
+        except (AttributeError, TypeError, RuntimeError) as error:
+            if raised_by_handler(error):
+                raise
+            # Not a member, or a torch that makes groups another way: taken in at first use.
+
+    def _updating(self, original: Any) -> Any:
+        def watching(pg: Any) -> Any:
+            result = original(pg)
+            if self.on_default is not None:
+                self.on_default(pg is not None)
+            return result
+
+        return watching
+
+    def count_on(self, before: Groups) -> None:
+        """Go on where another has stopped counting creations."""
+        self._made, self._generations = before._made, before._generations
+
+    def unwatch(self) -> None:
+        """Undo ``watch``, unless somebody has wrapped the functions again since."""
+        for name, (original, wrapper) in self._replaced.items():
+            if getattr(c10d, name) is wrapper:
+                setattr(c10d, name, original)
+        self._replaced.clear()
+        self.on_making = self.on_default = None
+
+
+def _text(pg: Any, attribute: str) -> str:
+    """Name or description of a group that may have none: then empty."""
+    try:
+        return str(getattr(pg, attribute))
+    except (AttributeError, RuntimeError) as error:
+        if raised_by_handler(error):
+            raise
+        return ""
+
+
+def _ranks(pg: Any) -> tuple[int, ...] | None:
+    members = c10d._world.pg_group_ranks.get(pg)
+    if members is None:
+        return tuple(range(pg.size())) if pg.group_name == "0" else None
+    return tuple(sorted(members, key=members.__getitem__))
+
+
+def _backend(pg: Any) -> str | None:
+    """torch's name of a group's backend; ``None`` where it has several, or is not known."""
+    name = c10d._world.pg_map.get(pg, (None,))[0]
+    return None if name in (None, "undefined") else str(name)
+
+
+def _is_unused(pg: Any) -> bool:
+    try:
+        return bool(pg._get_sequence_number_for_group() == 0)
+    except RuntimeError as error:
+        if raised_by_handler(error):
+            raise
+        return False

@@ -1,0 +1,141 @@
+"""The native hook as the probe uses it: C++ records, Python makes the ring and gives names their numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from commwatch.collectors.probe.native.library import ADD_GROUP, ADD_NAME, OPEN, Library
+from commwatch.collectors.probe.torch_ops import c10d_ops
+from commwatch.collectors.probe.torch_probe import Probe
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire import ring
+
+#: Libraries whose kernels are in the dispatcher, by path: they stay there, and pass everything on while nothing records.
+_hooked: dict[str, Library] = {}
+#: Probes that C++ may still call, and whose rings it may still write to: kept until nobody is in their session.
+_in_use: list[tuple[int, NativeProbe]] = []
+
+
+class NativeProbe(Probe):
+    """The probe with the hook in C++."""
+
+    hook = "native"
+
+    def __init__(self, env: Mapping[str, str], library: Library) -> None:
+        super().__init__(env)
+        self._library = library
+        self._session = 0
+        #: Kept, because C++ calls them.
+        self._callbacks = (
+            OPEN(self._guarded(self._open)),
+            ADD_GROUP(self._guarded(self._add_group)),
+            ADD_NAME(self._guarded(lambda name: self.dtype_code(name.decode()))),
+            ADD_NAME(self._guarded(lambda name: self.op_code(name.decode()))),
+        )
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What C++ calls, in a thread that it makes for the call, while the trainer's own thread waits.
+
+        So no signal handler runs in it. It must wait for nothing that the trainer's thread may hold: it imports nothing,
+        and no finalizer of the user's runs in it, for the garbage collector rests.
+        """
+
+        def call(*args: Any) -> Any:
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                return function(*args)
+            except Exception as error:
+                self._library.switch_off()
+                self.fault(error, "at the first operation of its kind")
+                return 0
+            finally:
+                if collects:
+                    gc.enable()
+
+        return call
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def heir(self, env: Mapping[str, str]) -> NativeProbe:
+        """A probe with the same library."""
+        return NativeProbe(env, self._library)
+
+    def _put_in(self) -> None:
+        if not _hooked:
+            try:
+                self._hook_operators()
+            except BaseException:
+                self._library.unhook()
+                raise
+        clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+        session = self._library.install(*self._callbacks, clock, self.budget)
+        self._library.time_devices(self.timing.code)
+        _in_use[:] = [(other, probe) for other, probe in _in_use if not probe._library.over(other)]
+        _in_use.append((session, self))
+        self.groups.on_made = lambda name: self._library.forget_group(name.encode())
+
+    def _hook_operators(self) -> None:
+        for op in c10d_ops():
+            places = (-1 if at is None else at for at in (op.group_at, op.async_at, op.peer_at, op.tag_at))
+            code = ev.OP_CODE.get(op.op, 0)
+            about = (op.name.encode(), op.op.encode(), code, op.is_p2p, op.measure, op.arguments, *places)
+            if not self._library.hook(*about):
+                raise RuntimeError(f"cannot hook c10d::{op.name}")
+        _hooked[str(self._library.path)] = self._library
+
+    def _take_out(self) -> None:
+        self.groups.on_made = None
+        self._library.uninstall()
+
+    def _make_ring(self, *about: Any) -> None:
+        made = ring.RingFile(*about)
+        wrong = self._library.attach(self._session, made.address, made.slots)
+        if wrong:
+            made.discard()
+            raise OSError(wrong, os.strerror(wrong), str(made.path))
+        self.ring = made
+
+    # -- called from C++ ----------------------------------------------------------------------
+
+    def _open(self, session: int, rank: int, size: int, gpu: int) -> int:
+        self._session = session
+        opened = self.open_ring(rank, size)
+        if gpu >= 0:
+            self.tell_gpu(gpu)
+        return int(opened)
+
+    def _add_group(self, handle: int, address: int, name: bytes, description: bytes, size: int) -> None:
+        pg = self.groups.named(name.decode(), size)
+        group = self.stranger(name.decode(), description.decode(), size) if pg is None else self.group_of(pg)
+        ranks = group.ranks or ()
+        array = (ctypes.c_int32 * len(ranks))(*ranks)
+        self._library.describe_group(handle, group.small_id, group.size, group.aligned, array, len(ranks))
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def _begin_batch(self, pg: Any) -> None:
+        torch.ops.commwatch.batch_begins(pg.boxed())
+
+    def _end_batch(self, pg: Any, work: Any) -> None:
+        torch.ops.commwatch.batch_ends(None if work is None else work.boxed(), pg.boxed())
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
+        self._library.mark(optimizer, number, began, ended, flags)
+
+
+def unhook() -> None:
+    """Take the kernels out of the dispatcher, too. Only while nothing records and no other thread communicates."""
+    for library in _hooked.values():
+        library.unhook()
+    _hooked.clear()

@@ -1,0 +1,338 @@
+"""Operations whose end nobody reports, or that have somebody standing in a wait for them: ended when that returns.
+
+What a blocking call waits for needs no callback, which would take the GIL in the backend's thread to say the same.
+
+A Work is held only while somebody else holds it too (or until it completes): once the reference here is the
+last one in Python, it is let go. A send or recv then has no observable end; a collective still has
+``wait_tensor``, which is recognised by the memory it waits for.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from commwatch.collectors.probe.torch_groups import Group
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.handlers import raised_by_handler
+
+HEARTBEAT_S = 1.0
+_POLL_FIRST_S, _POLL_SLOWEST_S = 0.002, 0.05
+#: References to a Work that only we hold: the flight's attribute and the argument of getrefcount.
+_ONLY_OURS = 2
+_SURELY_HANDED_OVER_NS = 1_000_000_000
+#: A blocking call begins its wait right after the launch.
+_SURELY_WAITING_NS = 50_000_000
+#: Operations kept without their Work, for wait_tensor to claim.
+_MOST_UNCLAIMED = 256
+#: Nor longer than this, well before they would look like a hang.
+_LONGEST_UNCLAIMED_NS = 5_000_000_000
+
+
+class Flight:
+    """One operation between its launch and its record."""
+
+    __slots__ = (
+        "after_skipped",
+        "blocked_since",
+        "cost_of",
+        "done",
+        "flags",
+        "future",
+        "group",
+        "head",
+        "launch",
+        "on_cpu",
+        "outputs",
+        "queue",
+        "slot",
+        "watch",
+        "watched",
+        "work",
+    )
+
+    def __init__(
+        self,
+        head: tuple[int, ...],
+        launch: int,
+        flags: int,
+        group: Group,
+        queue: tuple[str, int] | None,
+        slot: int,
+        on_cpu: bool,
+    ) -> None:
+        #: The first fields of the record to come, ``op`` to ``seq``.
+        self.head = head
+        self.launch = launch
+        self.flags = flags
+        self.group = group
+        #: Operations of one queue run one after another: ``None`` for collectives, (op, peer) for p2p.
+        self.queue = queue
+        #: In-flight slot of the ring.
+        self.slot = slot
+        self.on_cpu = on_cpu
+        self.done = False
+        #: For so many operations stands what this one costs; 0: it is not measured.
+        self.cost_of = 0
+        #: The operation before it in its queue was only counted.
+        self.after_skipped = False
+        #: The exposure counts it.
+        self.watched = False
+        #: When a thread began to stand in a wait for it; 0 = none did.
+        self.blocked_since = 0
+        #: Held while pending, and addresses of the memory its result goes to.
+        self.work: Any = None
+        self.future: Any = None
+        self.outputs: tuple[int, ...] = ()
+        #: On a device, until the call returns: what was noted of it.
+        self.watch: Any = None
+
+
+def _memory_of(outputs: Any) -> tuple[int, ...]:
+    """Where the tensors among them lie."""
+    tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
+    strided = (t for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided)
+    return tuple(t.untyped_storage().data_ptr() for t in strided)
+
+
+class Pending:
+    """The operations without a future, and the waits that end them.
+
+    Args:
+        finish: called as ``finish(flight, end_ns, timing, flag)`` when an end has been seen, or never will be.
+        wait_begins: called with the flight a thread begins to wait for.
+    """
+
+    def __init__(self, finish: Callable[[Flight, int, int, int], None], wait_begins: Callable[[Flight], None]) -> None:
+        self._finish, self._wait_begins = finish, wait_begins
+        self._by_work: dict[int, Flight] = {}
+        self._by_memory: dict[int, Flight] = {}
+        # Not an Event: a signal handler that raises or communicates in the middle of its `set` leaves or finds its lock held,
+        # and the training thread waits for ever.
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._pause = HEARTBEAT_S
+        #: A blocking call has been taken in since the last look. It does not wake the thread, so that looks again soon.
+        self._blocking = False
+        #: What a signal handler raised in a callback of this very thread.
+        self._raised: list[BaseException] = []
+        self._original: Any = None
+        self._library: torch.library.Library | None = None
+
+    def add_blocking(self, flight: Flight, work: Any, future: Any) -> None:
+        """Take in an operation whose caller will wait for it at once."""
+        flight.work, flight.future = work, future
+        self._by_work[id(work)] = flight
+        self._blocking = True
+
+    def ended(self, flight: Flight, timing: int, future: Any) -> None:
+        """Its future is ready."""
+        end = time.monotonic_ns()
+        try:
+            future.value()
+        except Exception as error:  # the operation failed; its owner learns that from its own wait
+            if raised_by_handler(error):
+                raise
+            error.__traceback__ = error.__context__ = (
+                None  # a future may keep it; our callers' frames must not be kept along
+            )
+            self._finish(flight, end, timing, ev.FAILED)
+        else:
+            self._finish(flight, end, timing, 0)
+
+    def add(self, flight: Flight, work: Any, args: Sequence[Any]) -> None:
+        """Take in an operation just launched."""
+        flight.work = work
+        self._by_work[id(work)] = flight
+        if flight.queue is None:
+            self._expect_wait_tensor(flight, args[0])
+        self._pause = _POLL_FIRST_S
+        self.wake()
+
+    def sleep(self, at_most_s: float = HEARTBEAT_S) -> None:
+        """Until there may be something to do: a heartbeat's time, less while operations are pending."""
+        pause = self._pause if self._by_work else _POLL_SLOWEST_S if self._blocking else HEARTBEAT_S
+        self._blocking = False
+        with suppress(Empty):
+            self._wake.get(timeout=min(pause, at_most_s))
+        self._pause = min(self._pause * 2, _POLL_SLOWEST_S)
+
+    def wake(self) -> None:
+        """End ``sleep`` now, or the next one at once."""
+        if self._wake.empty():
+            self._wake.put(None)
+
+    def abandon(self) -> None:
+        """In a forked child: what is pending is the parent's, and so is the lock of the queue, which a thread may have held."""
+        self._wake = SimpleQueue()
+
+    def poll(self) -> None:
+        """Finish what has completed, let go of what nobody else holds."""
+        now = time.monotonic_ns()
+        for key, flight in list(self._by_work.items()):
+            work = flight.work
+            if flight.done or work is None:
+                self._by_work.pop(key, None)
+                continue
+            future = flight.future
+            if future is not None:
+                # Its caller has not come to wait by now, or waits in C++.
+                if now - flight.launch > _SURELY_WAITING_NS and future.done() and self._by_work.pop(key, None):
+                    self.ended(flight, ev.BY_POLL, future)
+                continue
+            try:
+                completed = work.is_completed()
+            except RuntimeError:  # the operation failed; its owner learns that from its own wait
+                self._end(key, flight, ev.BY_POLL, ev.FAILED)
+                continue
+            del work
+            if completed:
+                self._end(key, flight, ev.BY_POLL)
+            else:
+                # Right after the launch the caller may not have been given its reference yet.
+                alone = sys.getrefcount(flight.work) <= _ONLY_OURS and not flight.blocked_since
+                if alone and now - flight.launch > _SURELY_HANDED_OVER_NS:
+                    self._let_go(key, flight)
+
+    def _end(self, key: int, flight: Flight, timing: int, flag: int = 0) -> None:
+        self._finish(flight, time.monotonic_ns(), timing, flag)
+        self._by_work.pop(key, None)
+        for memory in flight.outputs if flight.queue is None else ():
+            if self._by_memory.get(memory) is flight:
+                self._by_memory.pop(memory, None)
+
+    def _let_go(self, key: int, flight: Flight) -> None:
+        self._by_work.pop(key, None)
+        flight.work = None
+        if flight.queue is not None or not flight.outputs:
+            self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
+
+    def give_up(self) -> None:
+        """Finish everything that is left: the probe goes."""
+        for flight in [*self._by_work.values(), *self._by_memory.values()]:
+            if flight.future is not None:
+                self.call_back(flight, flight.future)
+                flight.work = flight.future = None
+            else:
+                self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
+        self._by_work.clear()
+        self._by_memory.clear()
+
+    # -- waits --------------------------------------------------------------------------------
+
+    def watch_waits(self) -> None:
+        """See the waits for pending Works; all others pass at the price of one look-up."""
+        original = self._original = Work.wait
+        by_work = self._by_work
+
+        def wait(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            flight = by_work.get(id(self_))
+            if flight is None or flight.work is not self_ or not flight.on_cpu:
+                return original(self_, *args, **kwargs)
+            return self._waited(flight, id(self_), original, self_, *args, **kwargs)
+
+        wait.__doc__ = original.__doc__
+        wait._torchdynamo_disable = True  # type: ignore[attr-defined]
+        Work.wait = wait  # type: ignore[method-assign, assignment]
+        self._hook_wait_tensor()
+
+    def _waited(self, flight: Flight, key: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if flight.future is not None:
+            return self._blocked(flight, flight.future, key, original, *args, **kwargs)
+        try:
+            self._wait_begins(flight)
+            result = original(*args, **kwargs)
+            self._end(key, flight, ev.BY_WAIT)
+        except BaseException as error:
+            if raised_by_handler(error):
+                self._end(key, flight, ev.BY_NONE, ev.UNTIMED)
+            else:
+                self._end(key, flight, ev.BY_WAIT, ev.FAILED)
+            raise
+        return result
+
+    def _blocked(self, flight: Flight, future: Any, key: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            self._by_work.pop(key, None)
+            result = original(*args, **kwargs)
+            self._after_wait(flight, future)
+        except BaseException:
+            self._after_wait(flight, future)
+            raise
+        return result
+
+    def _after_wait(self, flight: Flight, future: Any) -> None:
+        """May be called twice."""
+        if future.done():
+            self.ended(flight, ev.BY_FUTURE, future)
+        else:  # the wait has run out of time
+            flight.work = flight.future = None
+            self.call_back(flight, future)
+
+    def call_back(self, flight: Flight, future: Any) -> None:
+        """Have ``ended`` called once the future is ready: mostly in the backend's thread, at once where it is ready by now."""
+        future.add_done_callback(partial(self._called_back, flight))
+        if self._raised:
+            raise self._raised.pop()
+
+    def _called_back(self, flight: Flight, future: Any) -> None:
+        try:
+            self.ended(flight, ev.BY_FUTURE, future)
+        except BaseException as error:  # of a signal handler; torch would swallow it
+            self._raised.append(error)
+
+    def unwatch_waits(self) -> None:
+        """Put back what ``watch_waits`` replaced."""
+        if self._original is not None:
+            Work.wait = self._original  # type: ignore[method-assign]
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def _expect_wait_tensor(self, flight: Flight, outputs: Any) -> None:
+        """Functional collectives wait in C++, through ``wait_tensor``, which knows no Work."""
+        flight.outputs = _memory_of(outputs)
+        self._give_up(flight.outputs)
+        for memory in flight.outputs:
+            self._by_memory[memory] = flight
+        if len(self._by_memory) > _MOST_UNCLAIMED:
+            self._give_up(list(self._by_memory)[:-_MOST_UNCLAIMED])
+
+    def overtaken(self, outputs: Any) -> None:
+        """An operation that is only counted writes there: who waits in that memory waits for it, not for one before."""
+        if self._by_memory:
+            self._give_up(_memory_of(outputs))
+
+    def give_up_unclaimed(self, now_ns: int) -> None:
+        """What nobody holds any more or waits for has no end that could be seen."""
+        old = [
+            flight
+            for flight in list(self._by_memory.values())
+            if flight.work is None and not flight.blocked_since and now_ns - flight.launch > _LONGEST_UNCLAIMED_NS
+        ]
+        for flight in old:
+            self._give_up(flight.outputs)
+
+    def _give_up(self, memories: Iterable[int]) -> None:
+        for earlier in [self._by_memory.pop(memory) for memory in memories if memory in self._by_memory]:
+            self._finish(earlier, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
+
+    def _hook_wait_tensor(self) -> None:
+        after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+        redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
+
+        def kernel(keyset: Any, tensor: Any) -> Any:
+            flight = self._by_memory.get(tensor.untyped_storage().data_ptr()) if self._by_memory else None
+            if flight is None or flight.done:
+                return redispatch(keyset & after, tensor)
+            return self._waited(flight, id(flight.work), redispatch, keyset & after, tensor)
+
+        self._library = torch.library.Library("_c10d_functional", "IMPL")
+        self._library.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)

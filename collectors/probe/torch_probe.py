@@ -1,0 +1,382 @@
+"""What the probe does whichever hook it has: its ring, its names, its step marks, its faults."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from multiprocessing.process import parent_process
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from commwatch.collectors.probe.governor import budget_of
+from commwatch.collectors.probe.torch_gpu import Finder
+from commwatch.collectors.probe.torch_groups import Group, Groups
+from commwatch.collectors.probe.torch_steps import StepHooks
+from commwatch.collectors.probe.torch_timing import OFF, Batches, choose, has_runtime
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire import identity, profile_files, ring, variables
+from commwatch.collectors.wire.handlers import raised_by_handler
+from commwatch.collectors.wire.nccl_debug import inspector_dir, own_file
+
+if TYPE_CHECKING:
+    from commwatch.collectors.probe.torch_profile import Profiling
+
+#: Finalisers of ``multiprocessing`` run from high to low: after those of the user, which may still communicate.
+_LAST = -1000
+
+
+class Probe(ABC):
+    """Everything the probe keeps in one trainer process. Nothing in it raises into training."""
+
+    #: As the ring's header calls it.
+    hook: ClassVar[str]
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+        self.off = False
+        self.ring: ring.RingFile | None = None
+        #: How operations on GPUs are timed.
+        self.timing = choose(env, runtime=has_runtime())
+        #: Part of the time that the probe may take.
+        self.budget = budget_of(env, self.hook)
+        self._coalesced = Batches(partial(self._batch, self._begin_batch), partial(self._batch, self._end_batch))
+        self.groups = Groups(identity.job_id(env), identity.restart_count(env))
+        self.steps = StepHooks(self._mark)
+        #: Said by the first rank once it records.
+        self.remark = ""
+        self._making = threading.RLock()  # a signal handler may communicate in the middle of it
+        self._dtypes: dict[str, int] = {}
+        self._ops: dict[str, int] = dict(ev.OP_CODE)
+        self._marks = 0
+        self._said: set[str] = set()
+        self._installed = False
+        #: As the ring's header has it, once there is one.
+        self._job, self._rank, self._size = "", -1, 0
+        #: Where a request for a profile would stand.
+        self._request = ""
+        self._profiling: Profiling | None = None
+        self._may_profile = True
+        #: What ends the records where this is a process of ``multiprocessing``, which leaves without ``atexit``.
+        self._at_exit: Finalize | None = None
+        #: Finds out which GPU this process computes on; ``None`` once it is told, or never will be.
+        self._gpu: Finder | None = Finder(env)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Put the hooks in."""
+        self._installed = True
+        self._put_in()
+        if self.timing.mode != OFF:
+            self._coalesced.watch()
+        self.groups.on_default = self._default_changed
+        self.groups.watch()
+        self.steps.install()
+        atexit.register(self._leave)
+
+    def uninstall(self) -> None:
+        """Take the hooks out again; operations in flight still find their record."""
+        if not self._installed:
+            return
+        self._installed = False
+        try:
+            self._take_all_out()
+        except BaseException:  # of a signal handler
+            self._take_all_out()
+            raise
+
+    def _take_all_out(self) -> None:
+        """Every step of it may be taken twice."""
+        self.steps.uninstall()
+        self._guard_profile(self._end_profile)
+        self.groups.unwatch()
+        self._coalesced.unwatch()
+        self._take_out()
+        atexit.unregister(self._leave)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+
+    def _leave(self) -> None:
+        """At the end of the process: say what ended it, if an exception did, and that this is the end."""
+        # Python keeps what it has printed as uncaught; at a prompt that may be long ago.
+        raised = getattr(sys, "last_type", None) if not hasattr(sys, "ps1") else None
+        if raised is not None and self.ring is not None and not self.off:
+            try:
+                self.ring.name({"raised": str(getattr(raised, "__name__", raised))})
+            except (OSError, ValueError) as error:  # no room: it is not known then
+                if raised_by_handler(error):
+                    raise
+        self.uninstall()
+
+    @abstractmethod
+    def _put_in(self) -> None:
+        """Hook the operators."""
+
+    @abstractmethod
+    def _take_out(self) -> None:
+        """Undo ``_put_in``, and say in the ring that this is the end."""
+
+    @abstractmethod
+    def heir(self, env: Mapping[str, str]) -> Probe:
+        """A probe with the same hook that records nothing yet, not installed."""
+
+    def abandon(self) -> None:
+        """In a forked child: the mapping is inherited, and is the parent's to write. No lock is taken: the parent may have held it."""
+        self.off = True
+        self.ring = None
+        if self._profiling is not None:
+            self._profiling.forget()
+
+    def writes_as(self, rank: int, size: int) -> bool:
+        """False where the ring names another rank or size of the world, and more is to come."""
+        return self.off or self.ring is None or (self._rank, self._size) == (rank, size)
+
+    def _default_changed(self, there_is_one: bool) -> None:
+        """A job that has destroyed its default group has ended well, however the process leaves, unless it makes another."""
+        writer = self.ring
+        if writer is not None and not self.off:
+            writer.counters[ring.CLOSED] = 0 if there_is_one else time.monotonic_ns()
+
+    def fault(self, error: BaseException, doing: str) -> None:
+        """Our own failure: switch off, count it, say it once. Training goes on.
+
+        What a signal handler raised in the middle of our work is no failure: that is raised again.
+        """
+        if raised_by_handler(error):
+            try:
+                raise error
+            finally:
+                del error  # or this frame and the error would hold each other, and all that the user's frames hold
+        self.off = True
+        if self.ring is not None:
+            self.ring.counters[ring.DROPPED] += 1
+        self.say(f"probe switched off in rank {self.env.get('RANK', '?')}: {doing}: {type(error).__name__}: {error}")
+
+    def say(self, text: str, about: str = "records") -> None:
+        """One line to standard error, once about each thing in the life of the process."""
+        if about not in self._said:
+            self._said.add(about)
+            print(f"commwatch: {text}", file=sys.stderr, flush=True)
+
+    # -- ring ---------------------------------------------------------------------------------
+
+    def open_ring(self, group_rank: int, group_size: int) -> bool:
+        """Make the ring at the first operation; no room or no rights switch the probe off.
+
+        Args:
+            group_rank, group_size: this process's rank in the operation's group, and the group's size.
+        """
+        with self._making:
+            if self.ring is None and not self.off and self._installed:
+                try:
+                    rank, size = self._place(group_rank, group_size)
+                    about = self._about_ring(rank, size)
+                    self._job, self._rank, self._size = about[1]["job"], rank, size
+                    self._request = str(profile_files.request_path(identity.run_dir(self.env), self._job))
+                    self._make_ring(*about)
+                except OSError as error:
+                    if raised_by_handler(error):
+                        raise
+                    self.off = True
+                    where = error.filename or identity.run_dir(self.env)
+                    self.say(f"not recording this run: {error.strerror or error} ({where})")
+                else:
+                    self._watch_exit()
+                    self.steps.watch_engine()
+                    self._tell_log()
+                    self._tell_user()
+            return self.ring is not None
+
+    def _place(self, group_rank: int, group_size: int) -> tuple[int, int]:
+        """Rank and size of the world: of the default group, else by the environment, else of the group that communicates first."""
+        if dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        rank, size = self.env.get("RANK", ""), self.env.get("WORLD_SIZE", "")
+        if rank.isdecimal() and size.isdecimal():
+            return int(rank), int(size)
+        return group_rank, group_size
+
+    def _watch_exit(self) -> None:
+        """See the end of a process of ``multiprocessing``. The registry is emptied when such a process begins, so not earlier."""
+        if parent_process() is not None:
+            self._at_exit = Finalize(None, self._leave, exitpriority=_LAST)
+
+    def _about_ring(self, rank: int, size: int) -> tuple[Any, ...]:
+        """Path, identity, slots and mode of the ring to be made."""
+        directory = identity.run_dir(self.env)
+        identity.make_private_dir(directory, self.env)
+        mode = identity.make_private_dir(directory / "rings", self.env)
+        who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
+        self.groups.job, self.groups.restart = who["job"], who["restart"]
+        who["timing"], who["budget"] = self.timing._asdict(), self.budget
+        path = identity.ring_path(directory / "rings", who["job"], who["restart"], rank)
+        return path, who, variables.slots(self.env.get("COMMWATCH_SLOTS", "")) or ring.DEFAULT_SLOTS, mode
+
+    def _tell_user(self) -> None:
+        """What the first rank says for all, now that it records."""
+        remarks = [self.remark, *(f"{wrong}; the default counts" for wrong in variables.wrong(self.env))]
+        for remark in filter(None, remarks) if self._rank == 0 else ():
+            self.say(remark, remark)
+
+    def _tell_log(self) -> None:
+        """Leave word where this process's NCCL and NCCL Inspector write."""
+        try:
+            for name, path in (("nccl_log", own_file(self.env)), ("inspector", inspector_dir(self.env))):
+                if path is not None and self.ring is not None:
+                    self.ring.name({name: path})
+        except (OSError, ValueError) as error:  # no folder to be in, no room: the agent does without
+            if raised_by_handler(error):
+                raise
+
+    def tell_gpu(self, current: int | None = None) -> None:
+        """Leave word which GPU this process computes on, once that can be known; ``current`` as ``Finder.look`` has it."""
+        if self._gpu is None or self.ring is None:
+            return
+        try:
+            found = self._gpu.look(current)
+            if found is not None:
+                self.ring.name({"gpu": found})
+            if found is not None or self._gpu.over:
+                self._gpu = None
+        except Exception as error:  # whatever torch is like: the agent does without
+            if raised_by_handler(error):
+                raise
+            self._gpu = None
+            self.say(f"does not know which GPU it is on: {type(error).__name__}: {error}", "gpu")
+
+    @abstractmethod
+    def _make_ring(self, *about: Any) -> None:
+        """Make ``self.ring`` and start what goes with it; may raise ``OSError``."""
+
+    # -- names --------------------------------------------------------------------------------
+
+    def group_of(self, pg: Any) -> Group:
+        """The group as the ring knows it; a new one gets its number."""
+        with self._making:
+            group = self.groups.known.get(id(pg))
+            if group is None or group.ref() is not pg:
+                group, entry = self.groups.add(pg)
+                if entry is not None:
+                    group.small_id = self._intern("group", group.small_id, entry, ev.NO_GROUP)
+                self.groups.known[id(pg)] = group
+            return group
+
+    def stranger(self, name: str, description: str, size: int) -> Group:
+        """A group that ``torch.distributed`` does not know: counted under its name, never joined."""
+        with self._making:
+            group, entry = self.groups.add_stranger(name, description, size)
+            if entry is not None:
+                group.small_id = self._intern("group", group.small_id, entry, ev.NO_GROUP)
+            return group
+
+    def dtype_code(self, name: str) -> int:
+        """The number of a dtype in the ring."""
+        with self._making:
+            if name not in self._dtypes:
+                self._dtypes[name] = self._intern("dtype", len(self._dtypes) + 1, {"name": name}, ev.NO_DTYPE)
+            return self._dtypes[name]
+
+    def op_code(self, name: str) -> int:
+        """The number of an operation in the ring."""
+        with self._making:
+            if name not in self._ops:
+                code = min(ev.FIRST_UNKNOWN_OP + len(self._ops) - len(ev.OPS), ev.LAST_UNKNOWN_OP)
+                self._ops[name] = self._intern("op", code, {"name": name}, ev.LAST_UNKNOWN_OP)
+            return self._ops[name]
+
+    def _intern(self, kind: str, code: int, entry: dict[str, Any], otherwise: int) -> int:
+        """Give ``entry`` the number ``code`` in the names file; ``otherwise`` where the disk is full."""
+        if self.ring is None or code >= otherwise > 0:
+            return otherwise
+        try:
+            self.ring.name({kind: code, **entry})
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
+            return otherwise
+        return code
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def _batch(self, do: Callable[..., None], *args: Any) -> None:
+        if not self.off:
+            try:
+                do(*args)
+            except Exception as error:
+                self.fault(error, "at a batch")
+
+    @abstractmethod
+    def _begin_batch(self, pg: Any) -> None:
+        """Operations of this group are coalesced from now on."""
+
+    @abstractmethod
+    def _end_batch(self, pg: Any, work: Any) -> None:
+        """They are no more; ``work``, if there is one, ends them all."""
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _mark(self, optimizer: int, began: int, ended: int, same_pass: bool) -> None:
+        """A step mark: one optimizer call has ended, or the user said so (``optimizer`` -1)."""
+        if self.off or self.ring is None:
+            self._guard_profile(self._end_profile)
+            return
+        number = self._marks & ring.STAMP_MASK
+        try:
+            self._write_mark(optimizer, number, began, ended, ev.SAME_PASS if same_pass else 0)
+            self._marks += 1
+        except Exception as error:
+            self.fault(error, "at a step mark")
+        if self._gpu is not None:
+            self.tell_gpu()
+        self._guard_profile(self._profile, optimizer, number, ended)
+
+    @abstractmethod
+    def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
+        """Write the record of a step mark."""
+
+    def mark_now(self) -> None:
+        """The user's own step mark."""
+        self.steps.explicit(time.monotonic_ns())
+
+    # -- profiles -----------------------------------------------------------------------------
+
+    def _profile(self, optimizer: int, number: int, ended: int) -> None:
+        """At a step mark: does somebody ask for a profile, or is one on its way? What does it is loaded when first asked."""
+        if self._profiling is None:
+            try:
+                os.stat(self._request)  # noqa: PTH116 - half the time of Path's, once a step
+            except OSError as error:
+                if raised_by_handler(error):
+                    raise
+                return
+            from commwatch.collectors.probe.torch_profile import Profiling
+
+            self._profiling = Profiling(
+                Path(self._request), self._job, self._rank, self.env, partial(self.say, about="profiles")
+            )
+        self._profiling.mark(optimizer, number, ended)
+
+    def _end_profile(self) -> None:
+        if self._profiling is not None:
+            self._profiling.end()
+
+    def _guard_profile(self, do: Callable[..., None], *args: int) -> None:
+        """Nothing about a profile is the training's trouble, nor the end of the records."""
+        try:
+            if self._may_profile:
+                do(*args)
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            self._may_profile = False
+            self.say(f"no profiles of rank {self._rank}: {type(error).__name__}: {error}", "profiles")

@@ -1,0 +1,457 @@
+"""The Python hook: a Python kernel for every operator of the ``c10d`` namespace. What there is without a compiler.
+
+The same operations and records as the native hook, at a price: every operation and every completion takes the GIL.
+
+The end of an operation is seen, in this order of preference (the record says which):
+
+- ``future``: the future of its Work became ready (CPU backends). A blocking call sees that when its own ``Work.wait``
+  returns, an asynchronous one by a callback in the backend's own thread;
+- ``wait``: ``Work.wait`` (or ``wait_tensor``) returned. Gloo's send, recv and reduce_scatter report nothing else;
+- ``poll``: ``Work.is_completed`` became true, looked at every few milliseconds by one thread;
+- ``call``: the call itself blocked until the end (``monitored_barrier``).
+
+On CUDA the future is ready when the kernel is queued. There ``torch_device.py`` sees to the end: ``events``, or ``poll``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from commwatch.collectors.probe.exposure import Exposure
+from commwatch.collectors.probe.governor import COUNTERS, LOOK_NS, CostTurns, Counts, Governor, UsualCost, is_sampled
+from commwatch.collectors.probe.torch_device import LOOK_S, Devices
+from commwatch.collectors.probe.torch_groups import Group
+from commwatch.collectors.probe.torch_ops import MEASURES, C10dOp, c10d_ops
+from commwatch.collectors.probe.torch_pending import HEARTBEAT_S, Flight, Pending
+from commwatch.collectors.probe.torch_probe import Probe
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire import ring
+from commwatch.collectors.wire.c10d_table import Measure
+from commwatch.collectors.wire.handlers import raised_by_handler
+from commwatch.collectors.wire.ring import RingWriter
+
+_AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+_now = time.monotonic_ns
+_cpu = time.thread_time_ns
+_clock = time.clock_gettime_ns
+#: ``CLOCK_MONOTONIC_COARSE`` of Linux, for which Python has no name: a tick of some ms, at no cost.
+_COARSE = 6
+#: References to a flight that nobody will end: the table of flights, the variable that looks, the argument of getrefcount.
+_ONLY_CLAIMED = 3
+#: What of an operation's flags is the same for those that are counted together.
+_COUNTED_FLAGS = ev.NO_SIZE | ev.UNALIGNED
+
+
+def _entered() -> int:
+    """CPU time of this thread, in ns, where a measurement begins. The first look finds the clock's code out of the caches."""
+    _cpu()
+    return _cpu()
+
+
+def _device_of(what: Any) -> torch.device | None:
+    """Where the first tensor of an argument lies, if not on the CPU."""
+    while isinstance(what, (list, tuple)) and what:
+        what = what[0]
+    return what.device if isinstance(what, torch.Tensor) and not what.is_cpu else None
+
+
+def _place_in(pg: Any) -> tuple[int, int]:
+    """This process's rank in a group, and the group's size."""
+    return pg.rank(), pg.size()
+
+
+def _take_back(group: Group | None, numbered: tuple[str, int, int] | None, seq: int, flight: Flight | None) -> None:
+    """An operation comes to nothing before its call: it has no record, and the next one gets the number that it has taken."""
+    if group is not None and seq >= 0:
+        group.seqs[numbered] = count(seq)
+    if flight is not None:
+        flight.done = True
+
+
+class PythonProbe(Probe):
+    """The probe with the hook in Python."""
+
+    hook = "python"
+    ring: RingWriter | None
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        super().__init__(env)
+        self.exposure = Exposure()
+        self.pending = Pending(self.finish, self._wait_begins)
+        self.devices = Devices(self.timing, self.finish, self.pending.wake, partial(self.say, about="devices"))
+        self._library: torch.library.Library | None = None
+        self._torch_dtypes: dict[torch.dtype, int] = {}
+        self._cost = 0
+        self._turns, self._usual = CostTurns(), UsualCost()
+        #: What of a measurement is only the clock's own cost.
+        self._of_clock = min(-(_cpu() - _cpu()) for _ in range(64))
+        self._governor, self._counts = Governor(self.budget), Counts()
+        #: Begin of the governor's window, and what had been spent by then; measurements since, and when it looked last.
+        self._window, self._measured, self._looked = (0, 0), 0, 0
+        #: An operation since the latest step mark was only counted.
+        self._skipped = False
+        #: By slot of the in-flight table; the last one is for those that found the table full.
+        self._flights: list[Flight | None] = [None] * (ring.IN_FLIGHT_SLOTS + 1)
+        #: Slots that no flight claimed at the latest look, and their stamps.
+        self._unclaimed: dict[int, int] = {}
+        self._thread, self._stopped = self._watcher(), False
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def heir(self, env: Mapping[str, str]) -> PythonProbe:
+        """Another one."""
+        return PythonProbe(env)
+
+    def abandon(self) -> None:
+        """In a forked child: the probe's thread is not there, and may have held the locks that it sleeps on."""
+        super().abandon()
+        self._thread, self._stopped = self._watcher(), False
+        self.pending.abandon()
+
+    def _put_in(self) -> None:
+        self._library = torch.library.Library("c10d", "IMPL")
+        for op in c10d_ops():
+            self._library.impl(op.name, self._kernel(op), "BackendSelect", with_keyset=True)
+        self.pending.watch_waits()
+
+    def _take_out(self) -> None:
+        self.pending.unwatch_waits()
+        if self._library is not None:
+            self._library._destroy()
+        self._stopped = True
+        self.pending.wake()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+        if self.ring is not None and not self.off:
+            self.pending.give_up()
+            self.devices.give_up()
+            self._write_counts()
+            self.ring.close(_now())
+
+    def _make_ring(self, *about: Any) -> None:
+        self._window = (_now(), 0)
+        try:
+            if not self._thread.is_alive():
+                self._thread.start()
+            self.ring = RingWriter(*about)
+        except (
+            BaseException
+        ) as error:  # no room, no rights; or a signal handler has raised, and the ring has never begun
+            if self.ring is None:
+                about[0].unlink(missing_ok=True)
+                about[0].with_suffix(".names").unlink(missing_ok=True)
+            if isinstance(error, RuntimeError) and not raised_by_handler(error):  # the process may have no more threads
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(about[0])) from None
+            raise
+        self.pending.wake()
+        self.tell_gpu()
+
+    def _watcher(self) -> threading.Thread:
+        return threading.Thread(target=self._watch, name="commwatch", daemon=True)
+
+    def _watch(self) -> None:
+        """The probe's one thread: the heartbeat, the governor, and the operations nobody reports the end of."""
+        while not self._stopped and (self.ring is not None or not self.off):
+            if self.ring is not None:
+                self._look(self.ring)
+            self.pending.sleep(LOOK_S if self.devices else HEARTBEAT_S)
+
+    def _look(self, writer: RingWriter) -> None:
+        now = writer.counters[ring.HEARTBEAT] = _now()
+        try:
+            if now - self._looked >= LOOK_NS:
+                self._looked = now
+                self._write_counts()
+                self._govern(now)
+                self._sweep(writer)
+                self.pending.give_up_unclaimed(now)
+            self.pending.poll()
+            self.devices.poll()
+        except Exception as error:
+            self.fault(error, "looking for ended operations")
+
+    def _sweep(self, writer: RingWriter) -> None:
+        """End the operations that nobody will: a signal handler has raised in the middle of our bookkeeping of them."""
+        claimed, taken = self._flights, writer.taken()
+        for slot in taken:
+            flight = claimed[slot]
+            # The exposure holds it while it is watched.
+            if flight is not None and sys.getrefcount(flight) <= _ONLY_CLAIMED + flight.watched:
+                self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
+        unclaimed = {at: stamp for at, stamp in taken.items() if (each := claimed[at]) is None or each.done}
+        for at, _ in unclaimed.items() & self._unclaimed.items():
+            claimed[at] = None
+            writer.end(at)
+        self._unclaimed = unclaimed
+
+    def _govern(self, now: int) -> None:
+        """Perhaps a window is over: how much is to be recorded from now on?"""
+        assert self.ring is not None
+        began, spent = self._window
+        if not self._governor.is_over(now - began, self._measured):
+            return
+        self._measured = 0
+        self._window = (now, self._cost)
+        before = self._governor.mode
+        mode = self._governor.window((self._cost - spent) / (now - began))
+        if mode != before:
+            self.ring.counters[ring.MODE_SINCE_NS], self.ring.counters[ring.MODE] = now, mode
+
+    def _write_counts(self) -> None:
+        """Write down what was only counted."""
+        for each in self._counts.take():
+            head = (each.op, ev.NO_DTYPE, each.group, -1, 0, each.bytes, each.launch_ns, each.seq & ring.STAMP_MASK)
+            assert self.ring is not None
+            self.ring.write(*head, each.number, each.launch_ns, _now(), each.flags | ev.UNTIMED, ev.COUNTED, 0)
+
+    # -- one operation ------------------------------------------------------------------------
+
+    def _kernel(self, op: C10dOp) -> Callable[..., Any]:
+        """The kernel of one operator: note the launch, let the call through, see to its end."""
+        redispatch, launch, follow, finish = op.redispatch, self._launcher(op), self._follow, self.finish
+
+        def kernel(keyset: Any, *args: Any) -> Any:
+            flight = launch(args)
+            try:
+                out = redispatch(keyset & _AFTER, *args)
+            except BaseException as error:
+                if flight is not None:
+                    # A signal handler raises as the call returns: the operation is under way.
+                    ended = (ev.BY_NONE, ev.UNTIMED) if raised_by_handler(error) else (ev.BY_CALL, ev.FAILED)
+                    finish(flight, _now(), *ended)
+                raise
+            if flight is not None:
+                follow(flight, out, args)
+            return out
+
+        return kernel
+
+    def _launcher(self, op: C10dOp) -> Callable[[Sequence[Any]], Flight | None]:
+        """Build what notes the launch of an operation; it returns ``None`` where the probe is off."""
+        group_at, async_at, peer_at, tag_at, is_p2p = op.group_at, op.async_at, op.peer_at, op.tag_at, op.is_p2p
+        name, known, codes, unbox = op.op, self.groups.known, self._ops, ProcessGroup.unbox
+        governor, counts, flights, turn = self._governor, self._counts, self._flights, self._turns.next
+
+        def launch(args: Sequence[Any]) -> Flight | None:
+            if self.off:
+                return None
+            group, flight, numbered, seq = None, None, None, -1
+            try:
+                if self.ring is None and not self.open_ring(*_place_in(unbox(args[group_at]))):
+                    return None
+                writer = self.ring
+                assert writer is not None
+                cost_of = turn(_clock(_COARSE))
+                entered = _entered() if cost_of else 0
+                now = _now()
+                pg = unbox(args[group_at])
+                group = known.get(id(pg))
+                if group is None or group.ref() is not pg:
+                    group = self.group_of(pg)
+                flags, size, dtype, device = self._measure(op, args, group)
+                # Trailing arguments that have their default (async_op=True) do not arrive; p2p has no such argument.
+                if async_at is not None and (len(args) <= async_at or args[async_at]):
+                    flags |= ev.ASYNC
+                peer = group.global_rank(args[peer_at]) if peer_at is not None else -1
+                if is_p2p:
+                    tag = args[tag_at] if tag_at is not None else 0
+                    queue, numbered = (name, peer), group.key_of_tag(name, peer, tag)
+                else:
+                    queue, numbered, tag = None, None, 0
+                for seq in group.seqs[numbered]:  # noqa: B007 - Group.seqs says why
+                    break
+                code = codes.get(name) or self.op_code(name)
+                mode = governor.mode
+                if mode and (mode == COUNTERS or not is_sampled(seq)):
+                    counts.add((code, group.small_id, flags & _COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
+                    self._only_counted(group, queue, args[0])
+                    self._spent(entered, cost_of)
+                    return None
+                head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
+                slot = writer.begin(*head, 0, 0, 0, flags, 0, 0)
+                flight = flights[slot] = Flight(head, now, flags, group, queue, slot, device is None)
+                if queue in group.skipped:
+                    group.skipped.discard(queue)
+                    flight.after_skipped = True
+                if device is not None:
+                    flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC))
+                flight.cost_of = cost_of
+                self._spent(entered, cost_of)
+                return flight
+            except BaseException as error:
+                _take_back(group, numbered, seq, flight)
+                self.fault(error, f"at the launch of {name}")
+                return None
+
+        return launch
+
+    def _only_counted(self, group: Group, queue: tuple[str, int] | None, outputs: Any) -> None:
+        group.skipped.add(queue)
+        self.pending.overtaken(outputs)
+        self._skipped = True
+
+    def _spent(self, entered: int, cost_of: int) -> None:
+        """Note what the bookkeeping has cost this thread since ``entered``, for so many operations; 0: it is not measured."""
+        if cost_of and self.ring is not None:
+            took = max(0, self._usual.bound(_cpu() - entered) - self._of_clock)
+            self._cost, self._measured = self._cost + took * cost_of, self._measured + 1
+            self.ring.counters[ring.PROBE_NS] = self._cost
+
+    def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:
+        """Flags, size in bytes, dtype id of an operation, and where its tensors lie if not on the CPU."""
+        flags = 0 if group.aligned else ev.UNALIGNED
+        if op.measure is Measure.NONE:
+            device = _device_of(args[0])
+            return flags | ev.NO_SIZE | (ev.ON_DEVICE if device else 0), 0, ev.NO_DTYPE, device
+        tensors, factor = MEASURES[op.measure](args, group.size)
+        if not tensors:
+            return flags, 0, ev.NO_DTYPE, None
+        first = tensors[0]
+        dtype = self._torch_dtypes.get(first.dtype) or self._add_dtype(first.dtype)
+        device = None if first.is_cpu else first.device
+        if device is not None:
+            flags |= ev.ON_DEVICE
+            self.exposure.known = False
+        single = len(tensors) == 1
+        strided = first.layout is torch.strided if single else all(t.layout is torch.strided for t in tensors)
+        if not strided:  # sparse: its bytes are not in one place
+            return flags | ev.NO_SIZE, 0, dtype, device
+        size = first.nbytes if single else sum([tensor.nbytes for tensor in tensors])
+        return flags, size * factor, dtype, device
+
+    def _add_dtype(self, dtype: torch.dtype) -> int:
+        code = self._torch_dtypes[dtype] = self.dtype_code(str(dtype).removeprefix("torch."))
+        return code
+
+    def _follow(self, flight: Flight, out: Any, args: Sequence[Any]) -> None:
+        """After the launch: arrange that the end is seen, without keeping anything of the user's past it."""
+        try:
+            cost_of, flight.cost_of = flight.cost_of, 0  # if it ends in here, that is part of this
+            entered = _entered() if cost_of else 0
+            work = out[-1] if isinstance(out, tuple) else out
+            if work is None:
+                self.finish(flight, _now(), ev.BY_CALL)
+                return
+            if not isinstance(work, torch.ScriptObject):  # an operator we do not know, and whose end nothing tells
+                self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
+                return
+            work = Work.unbox(work)
+            if flight.watch is not None:
+                watch, flight.watch = flight.watch, None
+                self.devices.follow(watch, flight, work)
+            elif flight.on_cpu:
+                try:
+                    future = work.get_future()
+                except RuntimeError as error:  # this Work has none
+                    if raised_by_handler(error):
+                        raise
+                    if flight.queue is None:
+                        flight.watched = True
+                        self.exposure.begin(flight, _now())
+                    self.pending.add(flight, work, args)
+                else:
+                    self._follow_future(flight, work, future)
+            else:
+                self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
+            flight.cost_of = cost_of
+            self._spent(entered, cost_of)
+        except Exception as error:
+            self.fault(error, "following an operation")
+
+    def _follow_future(self, flight: Flight, work: Any, future: Any) -> None:
+        if future.done():
+            self.pending.ended(flight, ev.BY_FUTURE, future)
+            return
+        flight.watched = True
+        self.exposure.begin(flight, _now())
+        if flight.flags & ev.ASYNC:
+            self.pending.call_back(flight, future)
+        else:
+            self.pending.add_blocking(flight, work, future)
+
+    def _wait_begins(self, flight: Flight) -> None:
+        """A thread begins to wait for an operation whose end shows only there."""
+        try:
+            if flight.done:
+                return
+            flight.blocked_since = _now()
+            if self.ring is not None:
+                self.ring.blocked(flight.slot, flight.blocked_since)
+            if not flight.watched:
+                flight.watched = True
+                self.exposure.begin(flight, flight.blocked_since)
+        except Exception as error:
+            self.fault(error, "at the begin of a wait")
+
+    def finish(
+        self, flight: Flight, end: int, timing: int, flag: int = 0, began: int = 0, measured: bool = False
+    ) -> None:
+        """Write the record of an operation, once.
+
+        Args:
+            began: when it began on its device, as far as that was seen.
+            measured: there it took from then to its end.
+        """
+        try:
+            writer = self.ring
+            if flight.done or writer is None:
+                return
+            flight.done = True
+            cost_of = flight.cost_of  # `_follow` may set it meanwhile, in another thread
+            entered = _entered() if cost_of else 0
+            flight.work = flight.future = None
+            self._flights[flight.slot] = None
+            writer.end(flight.slot)
+            queue, blocked = flight.queue, flight.blocked_since
+            if flight.watched:
+                self.exposure.end(flight, end)
+            elif queue is None and not flag & ev.UNTIMED:
+                self.exposure.in_call(flight.launch, end)
+            waited = min((end - blocked) // 1000, ring.STAMP_MASK) if blocked and queue is not None else 0
+            last_end = flight.group.last_end
+            previous = last_end.get(queue, 0)
+            start = max(flight.launch, began, 0 if measured else min(previous, end))
+            if end > previous and not flag & ev.UNTIMED:
+                last_end[queue] = end
+            if flight.after_skipped and not measured:
+                flag |= ev.UNTIMED
+            writer.write(*flight.head, waited, start, end, flight.flags | flag, timing, 0)
+            self._spent(entered, cost_of)
+        except Exception as error:
+            self.fault(error, "writing a record")
+
+    # -- batches ------------------------------------------------------------------------------
+
+    def _begin_batch(self, pg: Any) -> None:
+        self.devices.begin_batch(pg)
+
+    def _end_batch(self, pg: Any, work: Any) -> None:
+        self.devices.end_batch(pg, work)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
+        if self.ring is None:
+            return
+        self.exposure.watch(threading.get_ident())
+        exposed = self.exposure.take(ended)
+        if self._skipped:
+            self._skipped, exposed = False, None
+            flags |= ev.UNTIMED
+        elif exposed is not None:
+            flags |= ev.EXPOSED
+        in_flight = min(self.ring.in_flight_now, 0xFFFF)
+        self.ring.write(
+            ev.STEP_MARK, 0, 0, optimizer, 0, exposed or 0, began, number, 0, began, ended, flags, 0, in_flight
+        )

@@ -1,0 +1,92 @@
+"""Where NCCL's debug output goes: the settings in force, from the environment and NCCL's own files.
+
+Runs inside the trainer, too: standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from commwatch.collectors.wire import others
+
+#: Levels at which NCCL writes into its debug file; below, and for unknown words, it does not.
+WRITING = ("WARN", "INFO", "ABORT", "TRACE")
+#: Names of what a process prints to anyway.
+_STANDARD = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/dev/tty", "/dev/null", "/proc/self/fd/")
+#: Of a file of settings.
+_MOST_CHARACTERS = 1 << 20
+_NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
+
+
+def in_force(env: Mapping[str, str], etc: Path = Path("/etc/nccl.conf")) -> dict[str, str]:
+    """The debug settings that NCCL would find: the environment wins over the user's file, that over the machine's."""
+    found: dict[str, str] = {}
+    own = Path(env["NCCL_CONF_FILE"]) if env.get("NCCL_CONF_FILE") else home_conf()
+    for path in (etc, *([own] if own is not None else [])):
+        try:
+            with open(others.open_plain(path, links=True), encoding="utf-8", errors="replace") as file:
+                found.update(read_conf(file.read(_MOST_CHARACTERS)))
+        except OSError:
+            continue
+    found.update({name: env[name] for name in _NAMES if name in env})
+    return {name: value for name, value in found.items() if value}
+
+
+def read_conf(text: str) -> dict[str, str]:
+    """The debug settings in the text of an ``nccl.conf``: NCCL takes blanks as they are, and the first of several."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name in _NAMES:
+            found.setdefault(name, value)
+    return found
+
+
+def home_conf() -> Path | None:
+    """The user's own file, where NCCL looks for it: at home as the system knows it, whatever HOME says."""
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".nccl.conf"
+    except KeyError:
+        return None
+
+
+def file_of(settings: Mapping[str, str]) -> str | None:
+    """The debug file's name with its ``%h`` and ``%p``; ``None`` where NCCL writes to standard output or not at all."""
+    writes = settings.get("NCCL_DEBUG", "").upper() in WRITING
+    name = settings.get("NCCL_DEBUG_FILE") or None
+    return None if name is None or name.startswith(_STANDARD) or not writes else name
+
+
+def expanded(name: str, pid: str, host: str | None = None) -> str:
+    """A debug file's name as NCCL expands it; ``pid`` may be a pattern.
+
+    >>> expanded("/logs/%h.%p", "42", "node1")
+    '/logs/node1.42'
+    """
+    host = short_host() if host is None else host
+    return re.sub("%[hp%]", lambda found: {"%h": host, "%p": pid, "%%": "%"}[found[0]], name)
+
+
+def short_host() -> str:
+    """The host's name as NCCL prints it: up to the first dot."""
+    return socket.gethostname().partition(".")[0]
+
+
+def own_file(env: Mapping[str, str]) -> str | None:
+    """The debug file of this process, as a whole path."""
+    name = file_of(in_force(env))
+    return None if name is None else os.path.abspath(expanded(name, str(os.getpid())))  # noqa: PTH100 - keeps what a link names
+
+
+def inspector_dir(env: Mapping[str, str]) -> str | None:
+    """The folder that NCCL Inspector dumps into, as a whole path; ``None`` where it is not switched on."""
+    if not re.match(r"\s*[+-]?0*[1-9]", env.get("NCCL_INSPECTOR_ENABLE", "")):  # it asks atoi
+        return None
+    job = env.get("SLURM_JOBID", "")
+    name = env.get("NCCL_INSPECTOR_DUMP_DIR") or f"nccl-inspector-{job if job.isdecimal() else 'unknown-jobid'}"
+    return os.path.abspath(name)  # noqa: PTH100 - keeps what a link names

@@ -1,0 +1,459 @@
+"""The ring file: one per rank, written by the trainer, read by the agent, owned by neither's life.
+
+Layout (little endian)::
+
+    0      magic, version, sizes                       written once
+    64     counters: cursor, heartbeat, dropped, ...   8-byte stores
+    512    identity as JSON                            written once, before the file gets its name
+    4096   the operations in flight: 64 records with end_ns 0; stamp 0 = free
+    8192   ``slots`` records; record n lies in slot n % slots and is stamped n + 1 at both ends
+
+Names lie beside it (``.names``): lines of JSON, then zeros where more will come. A larger file takes the place of a full one.
+
+A writer takes a number, writes the record, then stores the cursor; nobody ever waits for anybody. A reader
+copies, looks at the cursor again and throws away what could have been overwritten meanwhile, so that
+``read + lost == written`` holds exactly. Several threads write at once, so the newest records may have gaps
+for a moment, and the cursor may be a little behind: both are looked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from io import FileIO
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commwatch.collectors.wire import bounded, others
+from commwatch.collectors.wire.events import BLOCKED, NONSENSE, RECORD, RECORD_SIZE, Record
+from commwatch.collectors.wire.handlers import raised_by_handler
+from commwatch.collectors.wire.identity import process_of
+from commwatch.collectors.wire.mapping import MappedFile, is_locked, lock_owner
+
+MAGIC = b"CWRING\r\n"
+VERSION = 2
+#: Before 2 no record was of several operations (``events.COUNTED``), which is all the difference.
+_READABLE = (1, VERSION)
+HEADER = struct.Struct("<8sIIIIII")
+COUNTERS_AT, IDENTITY_AT, IN_FLIGHT_AT, RECORDS_AT = 64, 512, 4096, 8192
+IN_FLIGHT_SLOTS = (RECORDS_AT - IN_FLIGHT_AT) // RECORD_SIZE
+DEFAULT_SLOTS = 16_384
+#: Writers that may be between taking a number and finishing their record.
+MARGIN = 64
+STAMP_MASK = 0xFFFFFFFF
+#: Where ``start_ns`` and ``flags`` lie in a record.
+START_AT, FLAGS_AT = 40, 56
+#: Of the names beside a ring so much is read: bytes and lines of all, values of one.
+MOST_NAMES_BYTES, MOST_NAMES, _MOST_VALUES = 16 << 20, 1 << 17, 1 << 20
+#: Reserved for names at first, and read of them at a time.
+_FIRST_NAMES, _NAMES_AT_ONCE = 16 << 10, 64 << 10
+#: How often a counter is looked at until it stays the same.
+COUNTER_LOOKS = 8
+#: Drains a reader waits for a record that others have overtaken.
+GAP_PATIENCE = 20
+
+# Indices of the 8-byte counters.
+CURSOR, HEARTBEAT, DROPPED, PROBE_NS, IN_FLIGHT_OVERFLOW, CLOSED, OPS_STARTED, MODE, MODE_SINCE_NS = range(9)
+COUNTERS = 16
+
+
+def number_of(stamp: int, until_n: int) -> int:
+    """The record number a 32-bit stamp means, in a run of records that ends before number ``until_n``."""
+    return until_n - 1 - ((until_n - stamp) & STAMP_MASK)
+
+
+class BadRing(Exception):
+    """The file is not a ring this version can read; the message says what is wrong with it."""
+
+
+class RingFile:
+    """The file as the trainer makes it. Creating it may raise ``OSError``; nothing after that does, but ``name``.
+
+    Args:
+        path: final name; the file appears there complete and locked, or not at all.
+        identity: JSON-able; who writes (job, rank, ...).
+        slots: number of records kept.
+        mode: permission bits of the file.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any], slots: int = DEFAULT_SLOTS, mode: int = 0o600) -> None:
+        hidden = path.with_name(f".{path.name}.new")
+        self.path, self.slots, self._mode = path, slots, mode
+        self._names_path = path.with_suffix(".names").absolute()
+        self._naming = threading.RLock()
+        try:
+            self._mapping = MappedFile(hidden, RECORDS_AT + slots * RECORD_SIZE, mode)
+            blob = json.dumps(identity if is_locked(hidden) else {**identity, "locked": False}).encode()
+            if len(blob) > IN_FLIGHT_AT - IDENTITY_AT:
+                raise OSError(f"identity of {len(blob)} bytes does not fit the ring header")
+            self._map = self._mapping.memory
+            HEADER.pack_into(self._map, 0, MAGIC, VERSION, RECORDS_AT, RECORD_SIZE, slots, IN_FLIGHT_SLOTS, len(blob))
+            self._map[IDENTITY_AT : IDENTITY_AT + len(blob)] = blob
+            self._names = self._new_names(_FIRST_NAMES)
+            hidden.rename(path)
+        except BaseException:  # no room, no rights; or a signal handler of the trainer's has raised
+            for left in (hidden, self._names_path):
+                with contextlib.suppress(OSError):
+                    left.unlink()
+            raise
+        self.counters = memoryview(self._map)[COUNTERS_AT : COUNTERS_AT + 8 * COUNTERS].cast("Q")
+
+    @property
+    def address(self) -> int:
+        """Where the file is mapped."""
+        return self._mapping.address
+
+    def name(self, entry: dict[str, Any]) -> None:
+        """Append one line to the names file; raises ``OSError`` where there is no room, or where it is no longer there."""
+        line = json.dumps(entry).encode() + b"\n"
+        with self._naming:
+            try:
+                self._names.memory.write(line)
+            except ValueError:  # it does not fit, and nothing of it has been written
+                self._names = self._more_names(len(line))
+                self._names.memory.write(line)
+
+    def _new_names(self, size: int, before: bytes = b"") -> MappedFile:
+        """The names file, anew; what was there before is replaced at once."""
+        hidden = self._names_path.with_name(f".{self._names_path.name}.new")
+        hidden.unlink(missing_ok=True)
+        names = MappedFile(hidden, size, self._mode)
+        names.memory.write(before)
+        try:
+            hidden.rename(self._names_path)
+        except OSError:
+            hidden.unlink(missing_ok=True)
+            raise
+        return names
+
+    def _more_names(self, more: int) -> MappedFile:
+        """A names file for so many bytes more; a file or folder of somebody else at its place is left as it is."""
+        said = self._names.memory[: self._names.memory.tell()]
+        if len(said) + more > MOST_NAMES_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._names_path))
+        if not self._names.is_at(self._names_path):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._names_path))
+        return self._new_names(min(max(2 * len(said), len(said) + more), MOST_NAMES_BYTES), said)
+
+    def close(self, now_ns: int) -> None:
+        """Say that the trainer has ended properly. The mapping stays: late completions still find it."""
+        self.counters[CLOSED] = now_ns
+
+    def release(self) -> None:
+        """Give up the file, and the lock with it: nothing will be written any more."""
+        self._mapping.let_go()
+        self._names.let_go()
+
+    def discard(self) -> None:
+        """Take the file away again, of a trainer that will not write to it after all."""
+        self.release()
+        for path in (self.path, self._names_path):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+class RingWriter(RingFile):
+    """The trainer's end where the hook is Python's; the native hook has a writer of its own for the same file."""
+
+    def __init__(self, path: Path, identity: dict[str, Any], slots: int = DEFAULT_SLOTS, mode: int = 0o600) -> None:
+        super().__init__(path, identity, slots, mode)
+        self._free = deque(range(IN_FLIGHT_SLOTS))
+        self.write = self._make_write(slots)
+        self.begin = self._make_begin()
+
+    def _make_write(self, slots: int) -> Callable[..., None]:
+        """Build ``write(op, ..., aux)``: the fields of ``Record`` without the stamps."""
+        numbers, buffer, counters, pack_into = count(), self._map, self.counters, RECORD.pack_into
+
+        def write(*fields: int) -> None:
+            # No call: when one returns, a signal handler may raise, and nobody would have this number.
+            for n in numbers:  # noqa: B007
+                break
+            stamp = (n + 1) & STAMP_MASK
+            pack_into(buffer, RECORDS_AT + n % slots * RECORD_SIZE, stamp, *fields, stamp)
+            counters[CURSOR] = n + 1
+
+        return write
+
+    def _make_begin(self) -> Callable[..., int]:
+        """Build ``begin(op, ..., aux) -> slot``: note an operation as in flight; -1 = table full."""
+        number, buffer, free, pack_into = count(1).__next__, self._map, self._free, RECORD.pack_into
+        counters = self.counters
+
+        def begin(*fields: int) -> int:
+            n = number()
+            counters[OPS_STARTED] = n
+            try:
+                slot = free.pop()
+            except IndexError as error:
+                if raised_by_handler(error):
+                    raise
+                counters[IN_FLIGHT_OVERFLOW] += 1
+                return -1
+            stamp = n & STAMP_MASK or 1
+            pack_into(buffer, IN_FLIGHT_AT + slot * RECORD_SIZE, stamp, *fields, stamp)
+            return slot
+
+        return begin
+
+    @property
+    def in_flight_now(self) -> int:
+        """Operations in the in-flight table."""
+        return IN_FLIGHT_SLOTS - len(self._free)
+
+    def taken(self) -> dict[int, int]:
+        """The slots of the in-flight table that are in use, and the stamps in them."""
+        free = set(self._free)
+        places = ((slot, IN_FLIGHT_AT + slot * RECORD_SIZE) for slot in range(IN_FLIGHT_SLOTS) if slot not in free)
+        return {slot: int.from_bytes(self._map[at : at + 4], "little") for slot, at in places}
+
+    def blocked(self, slot: int, since_ns: int) -> None:
+        """Say that a thread waits for the operation in ``slot`` since ``since_ns``; 0 = no longer."""
+        if slot >= 0:
+            at = IN_FLIGHT_AT + slot * RECORD_SIZE
+            struct.pack_into("<Q", self._map, at + START_AT, since_ns)
+            flags = self._map[at + FLAGS_AT]
+            self._map[at + FLAGS_AT] = flags | BLOCKED if since_ns else flags & ~BLOCKED
+
+    def end(self, slot: int) -> None:
+        """Free the in-flight ``slot``."""
+        if slot >= 0:
+            at = IN_FLIGHT_AT + slot * RECORD_SIZE
+            self._map[at : at + 4] = b"\0\0\0\0"
+            self._free.append(slot)
+
+
+class Drained(NamedTuple):
+    """What one ``drain`` brought: whole records one after another, and how many were lost before or among them."""
+
+    records: bytes
+    read: int
+    lost: int
+
+
+def _open(path: Path) -> int:
+    """A descriptor of a file that somebody else has made: no link is followed, and no pipe waited for."""
+    try:
+        return others.open_plain(path)
+    except others.Refused as why:
+        raise BadRing(f"{path.name}: {why.strerror}") from None
+
+
+def _said(text: bytes) -> Any:
+    """JSON of a trainer; half a surrogate pair, which is no character and which nothing can store or send, is ``?``.
+
+    Raises ``ValueError`` where it is not JSON, and ``RecursionError`` where it is nested too deeply.
+    """
+    whole = json.dumps(bounded.load(text, _MOST_VALUES), ensure_ascii=False).encode(errors="replace")
+    return json.loads(whole)
+
+
+def _check_owner(path: Path, about: os.stat_result) -> None:
+    """Refuse what a stranger has put into a directory that is open to all; where a group shares it, its members are none."""
+    try:
+        others.check_owner(path, about)
+    except others.Refused as why:
+        raise BadRing(f"{path.name}: {why.strerror}") from None
+
+
+class RingReader:
+    """The agent's end.
+
+    Args:
+        path: the ring file.
+        next_n: number of the first record not read yet, as remembered from an earlier reader.
+
+    Raises:
+        BadRing: not a ring, or one of another version.
+        OSError: cannot be opened.
+    """
+
+    def __init__(self, path: Path, next_n: int = 0) -> None:
+        self.path = path
+        self.next_n = next_n
+        self._gap = (-1, 0)
+        self._names_read = self._lines_read = 0
+        #: What ``process_of`` found; ``None``: it has not been asked.
+        self._pid: int | None = None
+        self._fd = _open(path)
+        try:
+            about = os.fstat(self._fd)
+            size, self.inode, self._uid = about.st_size, about.st_ino, about.st_uid
+            _check_owner(path, about)
+            head = os.pread(self._fd, HEADER.size, 0)
+            if len(head) < HEADER.size or not head.startswith(MAGIC):
+                raise BadRing(f"{path.name}: not a commwatch ring")
+            _, version, records_at, record_size, self.slots, _, blob = HEADER.unpack(head)
+            if version not in _READABLE:
+                raise BadRing(
+                    f"{path.name}: ring format {version}, this agent reads {VERSION}; use the same commwatch in trainer and agent"
+                )
+            if (
+                (records_at, record_size) != (RECORDS_AT, RECORD_SIZE)
+                or size != RECORDS_AT + self.slots * RECORD_SIZE
+                or not self.slots
+                or blob > IN_FLIGHT_AT - IDENTITY_AT
+            ):
+                raise BadRing(f"{path.name}: damaged header or cut short ({size} bytes)")
+            try:
+                self.identity: dict[str, Any] = _said(os.pread(self._fd, blob, IDENTITY_AT))
+            except (ValueError, RecursionError) as error:
+                raise BadRing(f"{path.name}: damaged identity ({error})") from None
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _read(self, at: int, length: int) -> bytes:
+        """Bytes of the file; zeros where it has been cut short. Of a mapping, to read there is the end of the process."""
+        return os.pread(self._fd, length, at).ljust(length, b"\0")
+
+    def counter(self, index: int) -> int:
+        """One of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...); 0 for a number that nobody could have counted to."""
+        at = COUNTERS_AT + 8 * index
+        found = self._read(at, 8)
+        # A copy need not take the eight bytes at once, as the writer stores them: two that agree did.
+        for _ in range(COUNTER_LOOKS):
+            again = self._read(at, 8)
+            if again == found:
+                break
+            found = again
+        counted = int.from_bytes(found, "little")
+        return counted if counted < NONSENSE else 0
+
+    def owner(self) -> int | None:
+        """The trainer's process while it lives: its pid as this process sees it, 0 where it cannot see it.
+
+        ``None``: it is gone. The lock on the file says so, across containers, too; the pid that the file gives counts only
+        where it is of this namespace and found to be that process.
+        """
+        holder = lock_owner(self._fd)
+        if holder is not None and holder >= 0:  # of a trainer whose commwatch locks for the process
+            return holder
+        if holder is None and self.identity.get("locked") is not False:
+            return None
+        if self._pid is None or holder is None:
+            self._pid = process_of(self.identity, self._uid)
+        return self._pid or (None if holder is None else 0)
+
+    def alive(self) -> bool:
+        """True while the trainer's process lives."""
+        return self.owner() is not None
+
+    def drain(self, final: bool = False, limit: int = 1 << 30) -> Drained:
+        """Take what has been written since the last call.
+
+        Args:
+            final: the writer is gone: what is not whole now never will be, and is lost.
+            limit: most records to take in one call.
+        """
+        first, cursor = self.next_n, max(self.counter(CURSOR), self.next_n)
+        if final:  # killed between a record and the cursor: what is there was written
+            cursor = max((n + 1 for n in range(cursor, cursor + MARGIN) if self._is_whole(n)), default=cursor)
+        oldest = max(first, cursor - self.slots)
+        upto = min(cursor + MARGIN, oldest + self.slots, oldest + limit)
+        # A writer begins a record with its first word, and so does a copy: one that was half written when the copy came
+        # to it can be complete when the copy leaves it. So the last words come from a copy that is made before.
+        before, copy = self._copy(oldest, upto), self._copy(oldest, upto)
+        # Whatever a writer may have begun to overwrite while we copied is not to be trusted.
+        margin = 0 if final else MARGIN
+        trusted = min(max(oldest, max(self.counter(CURSOR), cursor if final else 0) + margin - self.slots), upto)
+        skipped = (trusted - oldest) * RECORD_SIZE
+        taken, end = self._whole(before[skipped:], copy[skipped:], trusted, cursor, final)
+        read = len(taken) // RECORD_SIZE
+        self.next_n = end
+        return Drained(taken, read, end - first - read)
+
+    def _whole(self, before: bytes, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
+        """The whole records of ``copy``, whose first is number ``first``, and the number to go on from."""
+        total, words = len(copy) // RECORD_SIZE, RECORD_SIZE // 4
+        heads = memoryview(copy).cast("I")[::words].tolist()
+        tails = memoryview(before).cast("I")[words - 1 :: words].tolist()
+        expected = [(first + i + 1) & STAMP_MASK for i in range(total)]
+        if heads == tails == expected:
+            return copy, first + total
+        whole = [head == tail == stamp for head, tail, stamp in zip(heads, tails, expected, strict=True)]
+        written = max(cursor - first, max((i + 1 for i, good in enumerate(whole) if good), default=0))
+        kept: list[bytes] = []
+        for i in range(min(written, total)):
+            if whole[i]:
+                kept.append(copy[i * RECORD_SIZE : (i + 1) * RECORD_SIZE])
+            elif not final and not self._gave_up_on(first + i):
+                written = i
+                break
+        return b"".join(kept), first + min(written, total)
+
+    def _gave_up_on(self, n: int) -> bool:
+        """True once record ``n`` has stayed half-written over many drains: the thread that owed it is gone."""
+        gap, seen = self._gap
+        self._gap = (n, seen + 1) if gap == n else (n, 1)
+        return self._gap[1] > GAP_PATIENCE
+
+    def _is_whole(self, n: int) -> bool:
+        at = RECORDS_AT + n % self.slots * RECORD_SIZE
+        stamp = struct.pack("<I", (n + 1) & STAMP_MASK)
+        record = self._read(at, RECORD_SIZE)
+        return record[:4] == stamp == record[-4:]
+
+    def _copy(self, first: int, upto: int) -> bytes:
+        """The bytes of records ``first`` to ``upto`` (excluded; at most one lap)."""
+        a, b = first % self.slots, first % self.slots + (upto - first)
+        head = self._read(RECORDS_AT + a * RECORD_SIZE, (min(b, self.slots) - a) * RECORD_SIZE)
+        return head if b <= self.slots else head + self._read(RECORDS_AT, (b - self.slots) * RECORD_SIZE)
+
+    def in_flight(self) -> list[Record]:
+        """The operations that have begun and not ended, oldest first."""
+        for _ in range(3):
+            table = self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT)
+            if table == self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT):
+                break
+        records = (Record._make(fields) for fields in RECORD.iter_unpack(table))
+        return sorted((r for r in records if r.stamp and r.stamp == r.stamp2), key=lambda r: r.launch_ns)
+
+    def names(self) -> list[dict[str, Any]]:
+        """Entries of the names file that have come since the last call; a half-written line waits."""
+        try:
+            fd = _open(self.path.with_suffix(".names"))
+        except (OSError, BadRing):
+            return []
+        with open(fd, "rb", buffering=0) as file:
+            try:
+                _check_owner(self.path, os.fstat(fd))
+            except BadRing:
+                return []
+            text = self._names_from(file)
+        whole, newline, _ = text.rpartition(b"\n")
+        self._names_read += len(whole) + len(newline)
+        if not whole:
+            return []
+        entries, left = [], MOST_NAMES - self._lines_read
+        lines = whole.split(b"\n", left)[:left]
+        self._lines_read += len(lines)
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                entry = _said(line)
+                if isinstance(entry, dict):
+                    entries.append(entry)
+        return entries
+
+    def _names_from(self, file: FileIO) -> bytes:
+        """What has come of names: it ends where the file does, or with the first zero, for what is reserved is zeros."""
+        file.seek(self._names_read)
+        pieces, left = [], MOST_NAMES_BYTES - self._names_read
+        while left > 0 and (piece := file.read(min(left, _NAMES_AT_ONCE))):
+            written, zero, _ = piece.partition(b"\0")
+            pieces.append(written)
+            if zero:
+                break
+            left -= len(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Let go of the file; it stays."""
+        os.close(self._fd)

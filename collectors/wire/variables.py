@@ -1,0 +1,48 @@
+"""What may stand in the variables that the probe reads. Pure: the trainer goes by it, and ``commwatch config check`` tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from commwatch.collectors.wire.ring import MARGIN
+
+#: Hooks that can be asked for, and ways to time operations on GPUs.
+HOOKS = ("auto", "native", "python")
+TIMINGS = ("auto", "off", "poll", "events")
+#: A reader keeps its distance from the writer on both sides; a ring of so many records has 64 GB.
+_LEAST_SLOTS, _MOST_SLOTS = 2 * MARGIN, 999_999_999
+
+
+def part(text: str) -> float | None:
+    """A number from 0 to 1; ``None`` where it is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 <= number <= 1 else None
+
+
+def slots(text: str) -> int | None:
+    """How many records a ring may hold; ``None`` where that is none."""
+    number = int(text) if text.isdecimal() and len(text) <= len(str(_MOST_SLOTS)) else 0
+    return number if number >= _LEAST_SLOTS else None
+
+
+#: What is in order in a variable, and in words.
+_MAY_BE: dict[str, tuple[Callable[[str], bool], str]] = {
+    "COMMWATCH_BUDGET": (lambda text: part(text) is not None, "a number from 0 to 1"),
+    "COMMWATCH_DISABLE": (("0", "1").__contains__, "1 or 0"),
+    "COMMWATCH_HOOK": (HOOKS.__contains__, f"one of {', '.join(HOOKS)}"),
+    "COMMWATCH_SLOTS": (lambda text: slots(text) is not None, f"a whole number from {_LEAST_SLOTS} to {_MOST_SLOTS}"),
+    "COMMWATCH_TIMING": (TIMINGS.__contains__, f"one of {', '.join(TIMINGS)}"),
+}
+
+
+def wrong(env: Mapping[str, str]) -> list[str]:
+    """A line for each variable that is set to what it cannot be, with what it may be; empty is not set.
+
+    >>> wrong({"COMMWATCH_HOOK": "nope", "COMMWATCH_SLOTS": ""})
+    ["COMMWATCH_HOOK: needs one of auto, native, python, not 'nope'"]
+    """
+    asked = ((name, env.get(name, ""), *check) for name, check in _MAY_BE.items())
+    return [f"{name}: needs {needs}, not {text!r}" for name, text, right, needs in asked if text and not right(text)]

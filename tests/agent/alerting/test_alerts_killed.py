@@ -1,0 +1,156 @@
+"""An agent that is killed, and whoever it has told: nobody is told of one occurrence twice, and everybody of its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from commwatch.alerts.model import FIRING, PENDING, RESOLVED
+from tests.helpers import RunningAgent, Trainer, clean_env, fetch, free_port, identity, wait_for
+from tests.receivers import Server
+
+#: Its windows are warm after a second: so long is a restarted agent not to judge what it has found.
+SCRIPT = """
+import sys
+from pathlib import Path
+from commwatch.alerting.alerting import Plan
+from commwatch.alerts import evaluator
+from commwatch.alerts.model import Rule
+from commwatch.config import load
+from commwatch.daemon import Daemon
+evaluator.LEAST_WARM_S = 1.0
+rules = [
+    Rule("Here", "commwatch_rank_up == 1", 0, 0, "warning", "a rank is here", ""),
+    Rule("Later", "commwatch_rank_up == 1", 2, 0, "warning", "a rank has been here", ""),
+]
+plan = Plan(rules, deliver=lambda alerts: daemon._tell(alerts), every_s=0.2)
+daemon = Daemon(load({}, Path(sys.argv[2]), dir=Path(sys.argv[1]), port=0), plan)
+daemon.run()
+"""
+
+
+class Scene:
+    """Ranks, an agent that is told to watch for them, and a webhook."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self.run = directory / "run"
+        self._settings = directory / "commwatch.toml"
+        self.leads_to(url)
+
+    def leads_to(self, url: str) -> None:
+        """Where the agent tells of alerts, from its next start on."""
+        self._settings.write_text(f'[[receivers]]\nkind = "webhook"\nurl = "{url}"\n')
+
+    def noted(self, name: str) -> bool:
+        """The agent has written down that an alert is told, and not that its end is."""
+        return any(f'"name": "{name}"' in file.read_text() for file in self.run.glob("told-*.json"))
+
+    def rank(self, job: str = "train") -> Trainer:
+        """A rank that lives until it is killed."""
+        return Trainer(self.run / "rings" / f"{job}.r0.0.ring", identity(job))
+
+    @contextmanager
+    def agent(self) -> Iterator[RunningAgent]:
+        """An agent that looks five times a second; killed at the end."""
+        command = [sys.executable, "-c", SCRIPT, str(self.run), str(self._settings)]
+        running = RunningAgent(subprocess.Popen(command, env=clean_env()), self.run, fetch)
+        try:
+            wait_for(lambda: answers(running), "the agent")
+            yield running
+        finally:
+            running.kill()
+
+
+def answers(running: RunningAgent) -> bool:
+    """It is there."""
+    assert running.process.poll() is None, "the agent ended at its start"
+    try:
+        about = json.loads((running.directory / "agent.json").read_text())
+        running.url = about["url"]
+        return bool(about["pid"] == running.process.pid and running.get("/healthz"))
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
+
+
+def state(running: RunningAgent, name: str) -> list[str]:
+    """Of the alerts of that name: what they are, active ones first."""
+    found = running.get("/api/v1/alerts")
+    return [one["state"] for part in ("active", "past") for one in found[part] if one["name"] == name]
+
+
+def told(server: Server, name: str, job: str = "train") -> list[str]:
+    """What a server was told of an alert, message by message."""
+    wanted = {"alertname": name, "job_id": job}
+    return [asked.json["status"] for asked in list(server.asked) if asked.json["groupLabels"] == wanted]
+
+
+def others_are_told(scene: Scene, server: Server, number: int) -> None:
+    """Another job, of which the server is told: what was to be told before has been."""
+    with scene.rank(f"other{number}"):
+        wait_for(lambda: told(server, "Later", f"other{number}") == [FIRING], "news of another job")
+
+
+def test_while_firing(tmp_path: Path) -> None:
+    """Of what fires on after a restart nobody is told again; of its end they are, once, also after yet another restart."""
+    with Server() as server:
+        scene = Scene(tmp_path, server.url)
+        with scene.rank() as rank:
+            with scene.agent():
+                wait_for(lambda: told(server, "Here") == [FIRING] and scene.noted("Here"), "the alert")
+            with scene.agent():
+                others_are_told(scene, server, 1)
+                assert told(server, "Here") == [FIRING]
+                rank.kill()
+                wait_for(lambda: told(server, "Here") == [FIRING, RESOLVED] and not scene.noted("Here"), "the end")
+            with scene.agent():
+                others_are_told(scene, server, 2)
+            assert told(server, "Here") == [FIRING, RESOLVED]
+
+
+def test_end_while_away(tmp_path: Path) -> None:
+    """Of what has ended while the agent was away they are told by the next one, and not that it fires once more."""
+    with Server() as server:
+        scene = Scene(tmp_path, server.url)
+        with scene.rank(), scene.agent():
+            wait_for(lambda: told(server, "Here") == [FIRING] and scene.noted("Here"), "the alert")
+        with scene.agent():
+            wait_for(lambda: len(told(server, "Here")) > 1, "the end")
+        assert told(server, "Here") == [FIRING, RESOLVED]
+
+
+def test_end_that_did_not_arrive(tmp_path: Path) -> None:
+    """An end that no receiver took before the agent was killed is told by the next one."""
+    with Server() as server:
+        scene = Scene(tmp_path, server.url)
+        with scene.rank() as rank:
+            with scene.agent():
+                wait_for(lambda: told(server, "Here") == [FIRING] and scene.noted("Here"), "the alert")
+            scene.leads_to(f"http://127.0.0.1:{free_port()}/nobody")
+            with scene.agent() as running:
+                rank.kill()
+                wait_for(lambda: state(running, "Here") == [RESOLVED], "its end")
+        scene.leads_to(server.url)
+        with scene.agent():
+            wait_for(lambda: told(server, "Here") == [FIRING, RESOLVED], "the end")
+            others_are_told(scene, server, 1)
+        assert told(server, "Here") == [FIRING, RESOLVED]
+
+
+def test_while_pending(tmp_path: Path) -> None:
+    """What is pending goes on to be so and fires, of which they are told once, and once of its end."""
+    with Server() as server:
+        scene = Scene(tmp_path, server.url)
+        with scene.rank() as rank:
+            with scene.agent() as running:
+                wait_for(lambda: state(running, "Later") == [PENDING], "the condition")
+            assert told(server, "Later") == []
+            with scene.agent():
+                wait_for(lambda: told(server, "Later") == [FIRING], "the alert")
+                rank.kill()
+                wait_for(lambda: len(told(server, "Later")) > 1, "the end")
+            assert told(server, "Later") == [FIRING, RESOLVED]

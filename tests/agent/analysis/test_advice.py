@@ -1,0 +1,356 @@
+"""Advice: each rule speaks where it should and not beside it, and its gain is the one worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commwatch.analysis.advice import RULES, Advice, Facts, Kind, advice_on
+from commwatch.analysis.near import Place
+from commwatch.analysis.network_advice import Network
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.core.host_views import Complaint
+from commwatch.core.model import Curve
+
+#: 50 us a message, 1 GB/s.
+CURVE = Curve(50e-6, 1e-9)
+
+
+def kind(**more: Any) -> Kind:
+    """The exchange of gradients of four ranks of one node: 10 operations of 1 MB in 40 ms of a step of 100 ms."""
+    about: dict[str, Any] = {"group": "data", "op": "all_reduce", "group_size": 4, "per_step": 10.0, "size_bytes": 1e6}
+    return Kind(**{**about, "seconds": 0.04, "local": 4, **more})
+
+
+def facts(*kinds: Kind, **more: Any) -> Facts:
+    """A job with 40 % of communication in steps of 100 ms, all of it exposed."""
+    about: dict[str, Any] = {"step_s": 0.1, "comm": 0.4, "exposed": 0.4, "kinds": list(kinds) or [kind()]}
+    return Facts(**{**about, "waits": {}, "bubble": None, "findings": [], **more})
+
+
+def given(rule: str, about: Facts) -> Advice | None:
+    """What one rule has to say."""
+    found = [each for each in advice_on(about) if each.rule == rule]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def gain(rule: str, about: Facts) -> float:
+    """The share of a step that it promises."""
+    found = given(rule, about)
+    assert found is not None
+    assert found.because
+    assert found.saves_share is not None
+    return found.saves_share
+
+
+def finding(severity: str) -> Finding:
+    return Finding(
+        "no_gdr", severity, "GPUDirect RDMA is not used", "rank 0 copies", "slower", "load nvidia-peermem", []
+    )
+
+
+def place(distance: str, rank: int = 3, **more: Any) -> Place:
+    """A rank's GPU and the device that its traffic goes through."""
+    about: dict[str, Any] = {"nearest": "mlx5_0:1", "nearest_distance": distance, "seen": True, **more}
+    return Place(rank, f"0000:{rank:02x}:00.0", "mlx5_0:1", distance, **about)
+
+
+def complaint(kind_: str) -> Complaint:
+    return Complaint(kind_, "mlx5_0:1", "is not well", "look at the cable")
+
+
+SPEAKS: dict[str, list[Facts]] = {
+    "straggler": [facts(waits={0: 0.2, 1: 0.01, 2: 0.3})],
+    "accumulate_gradients": [facts(), facts(kind(op="reduce_scatter")), facts(exposed=None)],
+    "larger_buckets": [facts(kind(per_step=100, size_bytes=1e4, curve=CURVE))],
+    "overlap": [facts()],
+    "below_the_link": [facts(kind(efficiency=0.3, reference="catalogue"))],
+    "tensor_parallel_in_node": [
+        facts(kind(group="tensor", group_size=4, local=2), kind(seconds=0.001, curve=CURVE)),
+        facts(kind(group="mesh_tp", group_size=2, local=1), kind(seconds=0.001)),
+    ],
+    "uneven_work": [facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3})],
+    "compression": [facts(kind(dtype="float32")), facts(kind(dtype="bfloat16"))],
+    "faster_network": [facts(kind(curve=CURVE))],
+    "micro_batches": [facts(bubble=0.3)],
+    "nccl_finding": [facts(findings=[finding("warning")])],
+    "gpu_far_from_nic": [
+        facts(kind(local=2), network=Network([place("SYS"), place("PIX", rank=0)])),
+        facts(kind(local=2), network=Network([place("SYS", nearest_distance="PIX")])),
+        facts(kind(local=2), network=Network([place("SYS", seen=False)])),
+    ],
+    "nic_below_its_rate": [facts(kind(local=2), network=Network((), [complaint(each)])) for each in ("slow", "down")],
+    "link_errors": [facts(kind(local=2), network=Network((), [complaint(each)])) for each in ("errors", "congestion")],
+}
+SILENT: dict[str, list[Facts]] = {
+    "straggler": [
+        facts(waits={0: 0.2, 1: 0.15, 2: 0.3}),
+        facts(waits={0: 0.03, 1: 0.0}),
+        facts(waits={0: 0.5}),
+    ],
+    "accumulate_gradients": [
+        facts(comm=0.29),
+        facts(exposed=0.05),  # hidden
+        facts(kind(group="tensor")),
+        facts(kind(op="all_gather")),
+        facts(kind(per_step=1, size_bytes=4)),  # a metric
+        facts(kind(waiting_s=0.03)),  # 14 % of what remains
+    ],
+    "larger_buckets": [
+        facts(kind(per_step=100, size_bytes=1e4)),  # no curve
+        facts(kind(per_step=2, size_bytes=1e8, curve=CURVE)),
+        facts(kind(per_step=1, size_bytes=1e3, curve=CURVE)),
+        facts(kind(per_step=100, size_bytes=1e4, curve=Curve(1e-3, 0.0))),
+        facts(kind(op="barrier", size_bytes=0, curve=CURVE)),
+    ],
+    "overlap": [facts(kind(per_step=1)), facts(exposed=None), facts(exposed=0.1), facts(comm=0.08, exposed=0.08)],
+    "below_the_link": [
+        facts(kind(efficiency=0.3, reference="own_best")),
+        facts(kind(efficiency=0.8, reference="bench")),
+        facts(kind()),
+    ],
+    "tensor_parallel_in_node": [
+        facts(kind(group="tensor")),
+        facts(kind(group="tensor", group_size=16, local=4)),  # larger than a node
+        facts(kind(local=2)),
+        facts(kind(group="tensor", local=2, seconds=0.005)),
+    ],
+    "uneven_work": [
+        facts(waits={0: 0.2, 1: 0.01, 2: 0.3}),  # one rank is late
+        facts(waits={0: 0.2, 1: 0.15, 2: 0.3}, late={1: 0.1}),
+        facts(waits={0: 0.08, 1: 0.05, 2: 0.1}),
+        facts(waits={0: 0.2, 1: 0.15, 2: 0.3}, bubble=0.2),
+        facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.15, 2: 0.3}, exposed=0.1),  # hidden behind compute
+    ],
+    "compression": [
+        facts(kind()),
+        facts(kind(dtype="float32", size_bytes=4)),  # a metric
+        facts(kind(dtype="float32", waiting_s=0.03)),
+        facts(kind(dtype="float32"), comm=0.2),
+        facts(kind(dtype="float32"), exposed=0.01),
+    ],
+    "faster_network": [
+        facts(),
+        facts(kind(curve=CURVE, waiting_s=0.03)),
+        facts(kind(curve=Curve(1e-3, 1e-9))),
+        facts(kind(curve=CURVE), comm=0.2),
+    ],
+    "micro_batches": [facts(), facts(bubble=0.05)],
+    "nccl_finding": [facts(), facts(findings=[finding("info")])],
+    "gpu_far_from_nic": [
+        facts(kind(local=2), network=Network([place("NODE")])),
+        facts(network=Network([place("SYS")])),  # no group crosses nodes
+        facts(kind(local=2, seconds=0.005), network=Network([place("SYS")])),  # hardly
+        facts(kind(local=2)),  # not known
+    ],
+    "nic_below_its_rate": [
+        facts(kind(local=2), network=Network((), [complaint("errors")])),
+        facts(network=Network((), [complaint("slow")])),
+    ],
+    "link_errors": [
+        facts(kind(local=2), network=Network((), [complaint("slow")])),
+        facts(network=Network((), [complaint("errors")])),
+    ],
+}
+
+
+def test_every_rule_has_cases() -> None:
+    """Each rule has a case in which it speaks and one in which it does not."""
+    names = {rule.name for rule in RULES}
+    assert set(SPEAKS) == set(SILENT) == names
+    assert len(names) == len(RULES)
+
+
+@pytest.mark.parametrize(("rule", "about"), [(rule, about) for rule, cases in SPEAKS.items() for about in cases])
+def test_speaks(rule: str, about: Facts) -> None:
+    """A rule speaks where its numbers say so, with what led to it, what to do, and what it brings."""
+    found = given(rule, about)
+    assert found is not None
+    assert all(found.because)
+    assert found.title
+    assert found.do
+    assert found.gain
+    assert found.saves_share is None or 0.01 <= found.saves_share < 1
+
+
+@pytest.mark.parametrize(("rule", "about"), [(rule, about) for rule, cases in SILENT.items() for about in cases])
+def test_silent(rule: str, about: Facts) -> None:
+    """A rule is silent where one of its conditions does not hold."""
+    assert given(rule, about) is None
+
+
+def test_steps_that_bring_the_share_under_the_limit() -> None:
+    """Of 100 ms with 40 ms of gradients: k x 60 ms of compute and one exchange; from k = 2 on it is under 30 % (40 / 160)."""
+    found = given("accumulate_gradients", facts())
+    assert found is not None
+    assert "over 2 steps brings communication from 40 % to 25 %" in found.gain
+    assert found.saves_share == pytest.approx(0.4 / 2)  # a sample takes 60 + 20 ms instead of 100
+    # 60 %: 60 / (k x 40 + 60) under 30 % from k = 4 on (60 / 220 = 27 %).
+    found = given("accumulate_gradients", facts(kind(seconds=0.06), comm=0.6, exposed=0.6))
+    assert found is not None
+    assert "over 4 steps brings communication from 60 % to 27 %" in found.gain
+
+
+def test_steps_are_not_enough() -> None:
+    """Where other communication alone is above 30 % of the rest, it is said that accumulating is not enough."""
+    about = facts(kind(seconds=0.02), kind(group="tensor", seconds=0.04), comm=0.6, exposed=0.6)
+    found = given("accumulate_gradients", about)
+    assert found is not None
+    assert "is not enough" in found.gain
+
+
+def test_larger_buckets_by_the_model() -> None:
+    """100 all_reduces of 10 kB: 6 x 50 us of latency each is 30 ms; in one of 1 MB, under nine times its latency, 0.3 ms."""
+    about = facts(kind(per_step=100, size_bytes=1e4, seconds=0.04, curve=CURVE))
+    assert gain("larger_buckets", about) == pytest.approx((0.030 - 0.0003) / 0.1)
+
+
+def test_half_hidden() -> None:
+    """Where half of the communication is hidden, half as much is to be gained."""
+    assert gain("accumulate_gradients", facts(exposed=0.2)) == pytest.approx(0.1)
+
+
+def test_compression_saves_bytes_only() -> None:
+    """fp16 halves what is not latency: 40 ms - 3 ms; int8 saves three quarters of it."""
+    found = given("compression", facts(kind(dtype="float32", curve=CURVE)))
+    assert found is not None
+    assert "fp16 18 %" in found.gain
+    assert "int8 28 %" in found.gain
+    half = given("compression", facts(kind(dtype="bfloat16", curve=CURVE)))
+    assert half is not None
+    assert "fp16" not in half.gain
+
+
+def test_twice_the_bandwidth() -> None:
+    """Twice the bandwidth halves what is not latency: (40 - 3) / 2 of 100 ms, so 21.5 of 81.5 ms are left."""
+    found = given("faster_network", facts(kind(curve=CURVE)))
+    assert found is not None
+    assert found.saves_share == pytest.approx(0.185)
+    assert "communication 26 % of it" in found.gain
+
+
+def test_tensor_parallel_by_the_nodes_own_curve() -> None:
+    """Ten all_reduces of 1 MB among four at 50 us and 1 GB/s take 10 x (0.3 + 1.5) ms in the node, 40 ms now."""
+    about = SPEAKS["tensor_parallel_in_node"][0]
+    assert gain("tensor_parallel_in_node", about) == pytest.approx((0.04 - 0.018) / 0.1)
+    (unknown,) = [
+        each for each in advice_on(SPEAKS["tensor_parallel_in_node"][1]) if each.rule == "tensor_parallel_in_node"
+    ]
+    assert unknown.saves_share is None
+
+
+def test_last_operation_is_not_hidden() -> None:
+    """Of ten operations a step, nine can run beside compute: of 40 % exposed, 36 % can be hidden."""
+    assert gain("overlap", facts()) == pytest.approx(0.36)
+
+
+def test_late_in_turn() -> None:
+    """Where each rank waits for others, alike work would save what they wait on average."""
+    found = given("uneven_work", facts(waits={0: 0.2, 1: 0.15, 2: 0.3}))
+    assert found is not None
+    assert found.saves_share == pytest.approx(0.65 / 3)
+    assert found.because == ["each rank waits for others, 15 % to 30 % of its steps"]
+
+
+def test_bubble_of_twice_the_micro_batches() -> None:
+    """(p-1)/(m+p-1) = 1/3 becomes 1/5 with twice the m; a sample then takes (2/3)/(4/5) of the time."""
+    assert gain("micro_batches", facts(bubble=1 / 3)) == pytest.approx(1 - (2 / 3) / (4 / 5))
+
+
+def test_who_is_late() -> None:
+    """The rank that waits least is named, and what it costs is what the others (median) wait more than it."""
+    found = given("straggler", facts(waits={0: 0.2, 1: 0.01, 2: 0.3}))
+    assert found is not None
+    assert found.title.startswith("rank 1 ")
+    assert found.saves_share == pytest.approx(0.24)
+
+
+def test_what_remains_without_waiting() -> None:
+    """Of steps of 100 ms with 40 ms of communication, 20 of them waiting: of the other 80 ms 20 are communication, 25 %."""
+    about = facts(kind(waiting_s=0.02), waits={0: 0.2, 1: 0.01, 2: 0.2})
+    rest = about.without_waiting()
+    assert (rest.step_s, rest.comm, rest.exposed) == pytest.approx((0.08, 0.25, 0.25))
+    assert [each.seconds for each in rest.kinds] == pytest.approx([0.02])
+    straggler, overlap = advice_on(about)
+    assert (straggler.rule, overlap.rule) == ("straggler", "overlap")
+    assert (
+        overlap.because[0]
+        == "communication is 25 % of a step (exposed: 25 %), without waiting for late ranks, which takes 20 %"
+    )
+    assert facts(kind(waiting_s=0.0)).without_waiting() == facts(kind(waiting_s=0.0))
+
+
+def test_two_late_ranks() -> None:
+    """Two ranks that hardly wait, where all others do, are late together."""
+    found = given("straggler", facts(waits={0: 0.3, 1: 0.01, 2: 0.3, 3: 0.03}))
+    assert found is not None
+    assert found.title == "ranks 1, 3 are late, the others wait for them"
+    assert found.saves_share == pytest.approx(0.28)
+
+
+def test_stragglers_of_now() -> None:
+    """A straggler that is named right now is the first advice, whatever the means of the whole job say."""
+    found = advice_on(facts(waits={0: 0.2, 1: 0.2}, late={1: 0.42}))
+    assert (found[0].rule, found[0].title) == ("straggler", "rank 1 is late, the others wait for it")
+    assert found[0].because == ["the others wait 42 % of the time for rank 1"]
+    assert found[0].saves_share == 0.42
+
+
+def test_uneven_stages() -> None:
+    """Of the stages of a pipeline, which all wait, one is late that waits less than half as long as the others."""
+    found = given("straggler", facts(waits={0: 0.6, 1: 0.25, 2: 0.6}, bubble=0.5))
+    assert found is not None
+    assert found.title == "rank 1 is late, the others wait for it"
+    assert given("straggler", facts(waits={0: 0.6, 1: 0.35, 2: 0.6}, bubble=0.5)) is None
+
+
+def test_late_rank_first() -> None:
+    """A late rank is the first advice, whatever others promise: nothing else is worth trying before."""
+    found = advice_on(facts(waits={0: 0.06, 1: 0.01, 2: 0.06}))
+    assert found[0].rule == "straggler"
+    assert found[0].saves_share is not None
+    assert max(each.saves_share or 0.0 for each in found[1:]) > found[0].saves_share
+
+
+def test_rank_that_crosses_numa() -> None:
+    """The rank, its GPU and the device are named; where a nearer device is there, it is what to use."""
+    alone, nearer, unseen = (given("gpu_far_from_nic", about) for about in SPEAKS["gpu_far_from_nic"])
+    assert alone is not None
+    assert nearer is not None
+    assert unseen is not None
+    assert alone.title == "rank 3 crosses NUMA to its NIC"
+    assert alone.because == [
+        "groups across nodes take 40 % of a step",
+        "rank 3: GPU 0000:03:00.0 is in another NUMA node than mlx5_0:1, which carries the traffic",
+    ]
+    assert "NICs" not in alone.do
+    assert nearer.do.startswith("Nearer: mlx5_0:1; let the job use it")
+    assert unseen.because[1].endswith("the nearest there is")
+    both = given("gpu_far_from_nic", facts(kind(local=2), network=Network([place("SYS"), place("SYS", rank=5)])))
+    assert both is not None
+    assert both.title == "ranks 3, 5 cross NUMA to their NICs"
+
+
+def test_trouble_of_a_device() -> None:
+    """What is wrong with a device is said with its name and what to do about it."""
+    found = given("link_errors", SPEAKS["link_errors"][0])
+    assert found is not None
+    assert found.because[1] == "mlx5_0:1: is not well"
+    assert found.do == "Look at the cable."
+
+
+def test_the_largest_gain_first() -> None:
+    """Advice comes by gain; what cannot be told in advance comes last."""
+    about = facts(kind(curve=CURVE, dtype="float32"), bubble=0.3, findings=[finding("error")])
+    found = advice_on(about)
+    shares = [each.saves_share for each in found]
+    known = [share for share in shares if share is not None]
+    assert known == sorted(known, reverse=True)
+    assert shares == [*known, None]
+
+
+def test_nothing_to_say() -> None:
+    """A job that communicates little gets no advice."""
+    assert advice_on(facts(kind(seconds=0.002), comm=0.02, exposed=0.01)) == []

@@ -1,0 +1,73 @@
+"""Pipelines out of messages written by hand: directions, stages, bubble."""
+
+from __future__ import annotations
+
+import pytest
+
+from commwatch.analysis.pipelines import is_forward, pipelines
+from commwatch.ingest.aggregate import Aggregate
+from tests.helpers import MS, group_entry, identity, mark, operation, packed
+
+
+@pytest.mark.parametrize(
+    ("op", "me", "peer", "size", "forward"),
+    [
+        ("send", 0, 1, 4, True),
+        ("recv", 1, 0, 4, True),
+        ("send", 1, 0, 4, False),
+        ("recv", 0, 1, 4, False),
+        ("send", 0, 1, 2, True),
+        ("send", 1, 0, 2, False),
+        ("send", 3, 0, 4, True),  # interleaved: from the last stage to the first
+        ("recv", 0, 3, 4, True),
+        ("send", 0, 2, 4, True),  # two stages of two ranks each
+        ("recv", 2, 0, 4, True),
+        ("send", 2, 0, 4, False),
+    ],
+)
+def test_direction(op: str, me: int, peer: int, size: int, forward: bool) -> None:
+    """Forward is receiving from the stage before and sending to the next, the shorter way round the group."""
+    assert is_forward(op, me, peer, size) == forward
+
+
+def test_pipelines_apart() -> None:
+    """Two pipelines in one group are two; stages stand in its order, with what they waited and their bubble."""
+    aggregate = Aggregate()
+    group = group_entry(0, (0, 1, 2, 3), "pp")
+    for rank, peer in ((0, 2), (2, 0), (1, 3), (3, 1)):
+        book = aggregate.open(str(rank), identity(rank=rank, world_size=4))
+        book.learn([group])
+        first = rank < 2
+        times = [
+            record
+            for n in range(4)
+            for at in [n * 100 * MS]
+            for record in (
+                operation("send" if first else "recv", start_ns=at, end_ns=at + 10 * MS, peer=peer, waited_us=4000),
+                operation("recv" if first else "send", start_ns=at, end_ns=at + 50 * MS, peer=peer, waited_us=16_000),
+                mark(n, at + 100 * MS),
+            )
+        ]
+        book.ingest(packed(*times))
+    found = pipelines(aggregate.jobs.values())
+    assert [[stage.rank for stage in pipeline.stages] for pipeline in found] == [[0, 2], [1, 3]]
+    for pipeline in found:
+        assert (pipeline.complete, pipeline.micro_batches, pipeline.least_bubble_share) == (True, 1, 1 / 2)
+        assert pipeline.bubble_share == pytest.approx(0.2)
+        for stage in pipeline.stages:
+            assert (stage.forward, stage.backward) == (4, 4)
+            assert stage.forward_wait_s == pytest.approx(0.016)
+            assert stage.backward_wait_s == pytest.approx(0.064)
+
+
+def test_stages_elsewhere() -> None:
+    """Where stages run on other nodes there is no least bubble; a rank without steps has no bubble; unknown peers are passed over."""
+    book = (aggregate := Aggregate()).open("0", identity(rank=1, world_size=4))
+    book.learn([group_entry(0, (0, 1, 2, 3), "pp")])
+    book.ingest(
+        packed(operation("recv", start_ns=0, end_ns=9, peer=0), operation("recv", start_ns=0, end_ns=9, peer=-1))
+    )
+    (pipeline,) = pipelines(aggregate.jobs.values())
+    assert (pipeline.complete, pipeline.least_bubble_share, pipeline.bubble_share) == (False, None, None)
+    assert pipeline.micro_batches is None
+    assert [(stage.rank, stage.forward, stage.backward) for stage in pipeline.stages] == [(1, 1, 0)]

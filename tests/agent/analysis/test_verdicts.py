@@ -1,0 +1,310 @@
+"""What is concluded from what ranks have in flight: right culprits, and nothing of a job that is well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from commwatch.analysis.joined import Disagreement
+from commwatch.analysis.verdicts import Verdict, combined, disagreement, for_others, lateness, verdicts, waited_for
+from commwatch.analysis.waits import HANG_S
+from commwatch.core.views import Failed, GroupView, InFlight, RankView
+from commwatch.ingest.stragglers import Late
+
+S = 1_000_000_000
+WORLD = GroupView("job", "w", "world", "0", "world", 4, [0, 1, 2, 3], [0, 1, 2, 3], True)
+LEFT = GroupView("job", "l", "left", "1", "left", 2, [0, 1], [0, 1], True)
+RIGHT = GroupView("job", "r", "right", "2", "right", 2, [0, 1], [0, 1], True)
+
+
+def op(name: str = "all_reduce", seq: int = 7, age_s: float = 60.0, group: str = "w", **more: Any) -> InFlight:
+    """An operation in flight, of a kind that usually takes 10 ms."""
+    usual = {
+        "peer": None,
+        "tag": None,
+        "dtype": "float32",
+        "size_bytes": 4000,
+        "blocked": False,
+        "waited_s": None,
+        "usual_s": 0.01,
+    }
+    return InFlight(name, group, group, seq, age_s=age_s, **{**usual, **more})
+
+
+def rank(number: int, *ops: InFlight, last: int | None = 6, **more: Any) -> RankView:
+    """A rank that is alive, has ended collective ``last`` of every group, and has ``ops`` in flight."""
+    done = {} if last is None else dict.fromkeys("wlr", last)
+    view = RankView(
+        "job",
+        number,
+        0,
+        "running",
+        "node",
+        number,
+        100 + number,
+        "native",
+        "sleeping",
+        0.1,
+        done,
+        {},
+        list(ops),
+        [],
+        9,
+        0,
+    )
+    return replace(view, **more)
+
+
+def judged(*ranks: RankView, groups: tuple[GroupView, ...] = (WORLD,)) -> list[Verdict]:
+    """The verdicts."""
+    return verdicts(ranks, groups)
+
+
+WAITING = [rank(n, op()) for n in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("missing", "kind", "cause", "says"),
+    [
+        (rank(3), "stalled", "not_joined", "stalled: rank 3 has not joined; it is alive"),
+        (rank(3, process="stopped"), "hang", "stopped", "its process is stopped"),
+        (rank(3, heartbeat_age_s=30.0), "stalled", "silent", "its Python does not run"),
+        (rank(3, state="gone"), "hang", "dead", "process dead: rank 3"),
+        (rank(3, state="ended"), "hang", "gone", "rank gone: rank 3"),
+        (None, "stalled", "unseen", "no word of rank 3"),
+    ],
+)
+def test_missing_rank(missing: RankView | None, kind: str, cause: str, says: str) -> None:
+    """The rank that others wait for is named, with what has become of it."""
+    (verdict,) = judged(*WAITING, *([] if missing is None else [missing]))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == (kind, cause, [3], [0, 1, 2])
+    assert says in verdict.says
+    assert (verdict.group_id, verdict.seq, verdict.op, verdict.since_s) == ("w", 7, "all_reduce", 60.0)
+
+
+def test_no_room_to_say_so() -> None:
+    """A rank whose table of operations in flight was full lately may be inside unseen: nobody is blamed; long ago is no excuse."""
+    assert judged(*WAITING, rank(3, overflow_s=90.0)) == []
+    (verdict,) = judged(*WAITING, rank(3, overflow_s=300.0))
+    assert verdict.ranks == [3]
+
+
+def test_worst_absence_first() -> None:
+    """Of several missing ranks the one that will never come is to blame; the others are told of."""
+    (verdict,) = judged(rank(0, op()), rank(1), rank(2, state="gone"), rank(3))
+    assert (verdict.cause, verdict.ranks) == ("dead", [2])
+    assert "process dead: rank 2" in verdict.says
+    assert "rank 1, 3 has not joined" in verdict.says
+
+
+def test_all_inside() -> None:
+    """Where every rank has entered, it is stuck inside; in a group's first operation that may be its set-up."""
+    (verdict,) = judged(*(rank(n, op()) for n in range(4)))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "stuck", [0, 1, 2, 3], [])
+    (verdict,) = judged(*(rank(n, op(seq=0, usual_s=None), last=None) for n in range(4)))
+    assert (verdict.kind, verdict.cause) == ("stalled", "stuck")
+
+
+def test_stopped_inside() -> None:
+    """Where every rank has entered and the process of one is stopped, that one is named, and the others wait for it."""
+    (verdict,) = judged(rank(0, op()), rank(1, op(), process="stopped"), rank(2, op()), rank(3, op()))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "stopped", [1], [0, 2, 3])
+    assert "rank 1 has entered, and its process is stopped" in verdict.says
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [rank(n, op(age_s=HANG_S - 1)) for n in (0, 1, 2)] + [rank(3)],
+        [rank(n, op(age_s=60, usual_s=20)) for n in (0, 1, 2)] + [rank(3)],
+        # A later operation has ended meanwhile: the backend runs several at once.
+        [rank(n, op(), last=8) for n in (0, 1, 2)] + [rank(3, last=8)],
+        # Posted, but nobody waits for it.
+        [rank(0, op("recv", peer=1, tag=0)), rank(1), rank(2), rank(3)],
+        [rank(0, op("recv", peer=1, tag=0, waited_s=2.0)), rank(1)],
+        [rank(n) for n in range(4)],
+        [rank(n, op(age_s=1, name="all_reduce" if n else "barrier")) for n in range(4)],
+        [],
+    ],
+    ids=["young", "usually long", "overtaken", "posted", "waits shortly", "idle", "just begun", "nobody"],
+)
+def test_healthy(ranks: list[RankView]) -> None:
+    """What is young, usual, overtaken or not waited for is no verdict."""
+    assert judged(*ranks) == []
+
+
+def test_different_ops() -> None:
+    """Ranks in different operations at one place: those that are not with the most are to blame; all, where there is no most."""
+    (verdict,) = judged(rank(0, op(age_s=3)), rank(1, op(age_s=3)), rank(2, op("broadcast", age_s=3)), rank(3))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("desync", "ops", [2], [0, 1])
+    assert "rank 0-1: all_reduce; rank 2: broadcast" in verdict.says
+    (verdict,) = judged(rank(0, op()), rank(1, op("broadcast")), rank(2), rank(3))
+    assert verdict.ranks == [0, 1]
+
+
+def test_different_data() -> None:
+    """The same operation with other sizes or dtypes is one, where all ranks pass the same; an all_to_all may be uneven."""
+    (verdict,) = judged(rank(0, op()), rank(1, op()), rank(2, op(size_bytes=8)))
+    assert (verdict.cause, verdict.ranks) == ("sizes", [2])
+    (verdict,) = judged(rank(0, op()), rank(1, op()), rank(2, op(dtype="int32")))
+    assert (verdict.cause, verdict.ranks) == ("sizes", [2])
+    uneven = [rank(n, op("all_to_all", size_bytes=n, age_s=5)) for n in range(4)]
+    assert judged(*uneven) == []
+
+
+def test_raised() -> None:
+    """Where the operation raised on some ranks, what they did is still compared, and the dead are still named."""
+    failed = Failed("all_reduce", "w", 7, "float32", 4000, 5.0)
+    (verdict,) = judged(
+        rank(0, failed=[failed]),
+        rank(1, state="gone", failed=[replace(failed, size_bytes=8)]),
+        rank(2, failed=[failed]),
+    )
+    assert (verdict.cause, verdict.ranks) == ("sizes", [1])
+    (verdict,) = judged(*(rank(n, failed=[failed]) for n in (0, 1, 2)), rank(3, state="gone"))
+    assert (verdict.cause, verdict.ranks, verdict.waiting) == ("dead", [3], [0, 1, 2])
+    assert "raised in all_reduce 7" in verdict.says
+    assert judged(*(rank(n, failed=[replace(failed, ago_s=600)]) for n in (0, 1, 2)), rank(3, state="gone")) == []
+
+
+def test_message() -> None:
+    """A rank that waits for a message waits for its peer, unless that has sent: then they are stuck inside."""
+    waits = rank(0, op("recv", group="l", seq=3, peer=1, tag=5, waited_s=30.0))
+    (verdict,) = judged(waits, rank(1), groups=(LEFT,))
+    assert (verdict.cause, verdict.ranks, verdict.waiting, verdict.op) == ("not_joined", [1], [0], "recv")
+    sent = op("send", group="l", seq=3, peer=0, tag=5)
+    (verdict,) = judged(waits, rank(1, sent), groups=(LEFT,))
+    assert (verdict.cause, verdict.kind) == ("stuck", "hang")
+    (verdict,) = judged(waits, rank(1, replace(sent, tag=6)), groups=(LEFT,))
+    assert verdict.cause == "not_joined"
+
+
+def test_cause_before_consequence() -> None:
+    """Who only waits itself is not to blame: the rank at the end of the chain is."""
+    pair = GroupView("job", "p", "pair", "3", "pair", 2, [2, 3], [2, 3], True)
+    ranks = [rank(0, op(age_s=50)), rank(1, op(age_s=50)), rank(2, op(group="p", age_s=55)), rank(3, last=6)]
+    ranks[2] = replace(ranks[2], last_seq={"p": 6, "w": 6})
+    ranks[3] = replace(ranks[3], last_seq={"p": 6, "w": 7})
+    (verdict,) = judged(*ranks, groups=(WORLD, pair))
+    assert (verdict.group, verdict.ranks, verdict.waiting) == ("pair", [3], [2])
+
+
+def test_ring_of_waits() -> None:
+    """Two ranks that wait for each other in different groups have called them in different orders."""
+    found = judged(rank(0, op(group="l")), rank(1, op(group="r")), groups=(LEFT, RIGHT))
+    assert {(verdict.kind, verdict.cause) for verdict in found} == {("desync", "order")}
+    assert "ranks wait for each other in different groups" in found[0].says
+
+
+def test_chain_with_a_free_end() -> None:
+    """Where two groups wait for each other and one of them for somebody who waits for nobody, that one is to blame."""
+    three = replace(WORLD, members=[0, 1, 2], ranks=[0, 1, 2], size=3)
+    found = judged(rank(0, op()), rank(1, op(group="l")), rank(2), groups=(three, LEFT))
+    assert [(verdict.group, verdict.ranks) for verdict in found] == [("world", [2])]
+
+
+def test_launches_without_ends() -> None:
+    """Where ends cannot be seen, a rank that has launched less than the others is named once nobody launches any more."""
+
+    def launched(number: int, seq: int, ago_s: float) -> RankView:
+        return replace(rank(number), last_seq={"w": seq}, launched_s={"w": ago_s})
+
+    (verdict,) = judged(*(launched(n, 40, 30.0) for n in (0, 1, 2)), launched(3, 37, 31.0))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting, verdict.seq) == (
+        "stalled",
+        "not_joined",
+        [3],
+        [0, 1, 2],
+        40,
+    )
+    assert "rank 0-2 launched number 40 of group world 30 s ago, rank 3 number 37" in verdict.says
+    assert judged(*(launched(n, 40, 30.0) for n in range(4))) == []
+    assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2)), launched(3, 37, 1.0)) == []
+    assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2))) == []
+
+
+def test_unaligned() -> None:
+    """The numbers of a group that was used before the probe came do not compare: no verdict."""
+    assert judged(rank(0, op()), rank(1, op("broadcast")), groups=(replace(WORLD, aligned=False),)) == []
+
+
+def test_lives_apart() -> None:
+    """Ranks of a life that the job has left behind are neither dead nor inside: of those of now only what is seen counts."""
+    old = [rank(n, state="gone", restart=0, last=50) for n in range(4)]
+    now = [rank(n, op(), restart=1) for n in (0, 1, 2)]
+    (verdict,) = judged(*old, *now)
+    assert (verdict.cause, verdict.ranks) == ("unseen", [3])
+    (verdict,) = judged(*now, *old)
+    assert (verdict.cause, verdict.ranks) == ("unseen", [3])
+
+
+def test_known_before_unseen() -> None:
+    """A rank that is known not to have come is named before those that nobody sees."""
+    (verdict,) = judged(rank(0, op()), rank(1))
+    assert (verdict.cause, verdict.ranks) == ("not_joined", [1])
+
+
+def test_jobs_apart() -> None:
+    """Ranks of another job are never looked at, and each job has its own verdict."""
+    other = [replace(view, job_id="other") for view in WAITING]
+    found = judged(*WAITING, *other, rank(3, state="gone"), groups=(WORLD, replace(WORLD, job_id="other")))
+    assert {(verdict.job_id, verdict.cause) for verdict in found} == {("job", "dead"), ("other", "unseen")}
+
+
+def test_ended_disagreement() -> None:
+    """A collective that ended in disagreement is told of for a minute."""
+    ranks: dict[int, tuple[str, int, str | None]] = {
+        0: ("all_reduce", 8, "float32"),
+        1: ("all_reduce", 8, "float64"),
+        2: ("all_reduce", 8, "float32"),
+    }
+    what = Disagreement("job", "w", 3, ranks, 5.0)
+    verdict = disagreement(what, WORLD)
+    assert verdict is not None
+    assert (verdict.cause, verdict.ranks, verdict.waiting) == ("sizes", [1], [0, 2])
+    assert disagreement(replace(what, ago_s=600), WORLD) is None
+    assert disagreement(replace(what, ranks=dict.fromkeys(range(3), ranks[0])), WORLD) is None
+
+
+# -- stragglers
+
+
+@pytest.mark.parametrize("steps", [100, None])
+def test_straggler(steps: int | None) -> None:
+    """The verdict names the rank, how late it is in a step where steps are marked, and what that costs."""
+    verdict = lateness(Late(2, 4_500_000_000, 10_000_000_000, steps), WORLD)
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("straggler", "late", [2], [0, 1, 3])
+    by = "late by 45.0 ms a step (mean of 100 steps)" if steps else "late"
+    assert verdict.says == (
+        f"straggler: rank 2 is {by} in group world; in 10 s the others waited 4.50 s for it, 45% of the time"
+    )
+
+
+def test_hanging_rank_is_no_straggler() -> None:
+    """The straggler verdict on a rank that hangs is dropped. Verdicts on other ranks and other jobs are kept."""
+    late = [
+        replace(lateness(Late(rank, S, 10 * S, None), WORLD), job_id=job) for job in ("job", "other") for rank in (1, 2)
+    ]
+    hang = replace(late[0], kind="hang", cause="stopped")
+    assert combined([hang], late) == [hang, *late[1:]]
+    assert combined([], late) == late
+
+
+def test_messages_for_others() -> None:
+    """What ranks wait for the messages of a straggler is not counted twice."""
+    assert for_others(0.48, waiting=0.40, measured=None) == pytest.approx(0.08)
+    assert for_others(0.48, waiting=0.40, measured=0.35) == pytest.approx(0.43)
+    assert for_others(0.30, waiting=0.40, measured=None) == 0
+    assert for_others(None, waiting=0.40, measured=None) is None
+
+
+@pytest.mark.parametrize(
+    ("costs", "waiting", "share"),
+    [([], None, None), ([], 0.2, 0.2), ([0.4], 0.2, 0.3), ([0.1, None], 0.2, 0.2), ([0.4], None, 0.3)],
+)
+def test_waited_for(costs: list[float | None], waiting: float | None, share: float | None) -> None:
+    """Of four ranks three wait for a straggler: what ranks wait for late ones is, as a mean, at least three quarters of its cost."""
+    found = [replace(lateness(Late(1, S, 10 * S, None), WORLD), cost_share=cost) for cost in costs]
+    assert waited_for(found, waiting, 4) == (None if share is None else pytest.approx(share))

@@ -1,0 +1,347 @@
+"""The command line as people and schedulers meet it: exit codes, one-line errors, signals, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.server.routes.test_api import populated, rings_of
+from tests.agent.test_config import one_line
+from tests.helpers import (
+    MS,
+    NOBODY,
+    RunningAgent,
+    agent,
+    clean_env,
+    commwatch,
+    commwatch_as_nobody,
+    elsewhere,
+    end_rank,
+    group_entry,
+    operation,
+    wait_for,
+    write_ring,
+)
+
+
+def python(code: str) -> list[str]:
+    """A command that is no training job."""
+    return [sys.executable, "-c", code]
+
+
+@contextmanager
+def started(*arguments: str | Path, said: Path, **kwargs: Any) -> Iterator[subprocess.Popen[str]]:
+    """A command that goes on running, standard error in ``said``; ended whatever happens."""
+    command = [sys.executable, "-m", "commwatch", *map(str, arguments)]
+    with open(said, "w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_env(), **kwargs)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=60)
+
+
+@contextmanager
+def taken(port: int) -> Iterator[int]:
+    """A port that is in use: by us, or, if it is taken already, by somebody else."""
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+        except OSError:
+            assert port
+        yield port or listener.getsockname()[1]
+
+
+# -- asked wrongly ------------------------------------------------------------------------------
+
+
+def test_unknown_command() -> None:
+    """A command that does not exist, or none at all, is an error of usage that names it."""
+    for arguments, named in ((["nosuch"], "'nosuch'"), ([], "COMMAND"), (["agent", "--colour"], "--colour")):
+        done = commwatch(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert named in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+
+
+def test_version_and_help() -> None:
+    """--version and --help answer on standard output."""
+    assert commwatch("--version").stdout.startswith("commwatch ")
+    for command in ("run", "agent", "report"):
+        done = commwatch(command, "--help")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert all(flag in done.stdout for flag in ("--dir", "--state", "--config", "--port"))
+
+
+def test_run_without_a_job() -> None:
+    """`run` without a job says how it is meant."""
+    assert "commwatch run -- torchrun" in one_line(commwatch("run"))
+    assert "commwatch run -- torchrun" in one_line(commwatch("run", "--"))
+
+
+def test_run_of_no_such_command(tmp_path: Path) -> None:
+    """A job's command that does not exist, or cannot be executed, is named before or instead of anything else."""
+    broken = tmp_path / "broken"
+    broken.write_text("no program\n")
+    lost = tmp_path / "lost"
+    lost.write_text("#!/no/such/interpreter\n")
+    for job in (broken, lost):
+        job.chmod(0o700)
+    for command in ("no-such-command", str(tmp_path), str(broken), str(lost)):
+        done = commwatch("run", "--dir", tmp_path / "run", "--port", "0", "--", command)
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+        assert command in done.stderr.splitlines()[-1]
+        assert list((tmp_path / "run").glob("run-*")) == []
+
+
+def test_report_of_nothing(tmp_path: Path) -> None:
+    """`report` without a history, or with one that is none, names the file."""
+    said = one_line(commwatch("report", "--dir", tmp_path))
+    assert str(tmp_path) in said
+    assert "--state" in said
+    assert "--dir" in said
+    history = tmp_path / f"history-{socket.gethostname()}.sqlite"
+    history.write_text("this is no database, and long enough not to be taken for an empty one" * 20)
+    assert str(history) in one_line(commwatch("report", "--dir", tmp_path))
+    assert str(history) in one_line(commwatch("agent", "--dir", tmp_path, "--port", "0"), code=1)
+    assert history.read_text().startswith("this is no database")
+
+
+# -- the agent ----------------------------------------------------------------------------------
+
+
+def test_agent_ends_cleanly(tmp_path: Path) -> None:
+    """SIGTERM and SIGINT end the agent with exit code 0, in order, and the directory can be used again."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with agent(tmp_path / "run") as running:
+            assert (tmp_path / "run" / "agent.json").exists()
+            running.process.send_signal(number)
+            assert running.process.wait(60) == 0
+        assert not (tmp_path / "run" / "agent.json").exists()
+
+
+def test_directory_is_private(tmp_path: Path) -> None:
+    """What the agent makes is for its user alone."""
+    with agent(tmp_path / "run"):
+        for path in (tmp_path / "run", tmp_path / "run" / "rings"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_second_agent(tmp_path: Path) -> None:
+    """A second agent on one directory is refused, and told where the first one answers."""
+    with agent(tmp_path / "run") as first:
+        said = one_line(commwatch("agent", "--dir", tmp_path / "run", "--port", "0"), code=1)
+        assert first.url in said
+        assert str(tmp_path / "run") in said
+        assert first.get("/healthz") == "ok\n"
+
+
+def test_port_that_is_taken(tmp_path: Path) -> None:
+    """A port asked for that is taken is refused by number; so is a host that is none."""
+    with taken(0) as port:
+        said = one_line(commwatch("agent", "--dir", tmp_path, "--port", str(port)), code=1)
+        assert f"127.0.0.1:{port}" in said
+        assert "choose another port with --port" in said
+    for host in ("192.0.2.1", "no.such.host.invalid", "a..b", "x" * 100):
+        said = one_line(commwatch("agent", "--dir", tmp_path, "--port", "0", "--host", host), code=1)
+        assert host in said
+    for host in ("192.0.2.1", "no.such.host.invalid"):
+        said = one_line(commwatch("agent", "--dir", tmp_path, "--host", host), code=1)
+        assert "name an address of this machine with --host" in said
+        assert "--port" not in said
+
+
+def test_default_port_that_is_taken(tmp_path: Path) -> None:
+    """Where 9477 is taken and no port was asked for, the agent takes another and says which."""
+    said = tmp_path / "said"
+    with taken(9477), started("agent", "--dir", tmp_path / "run", said=said) as process:
+        wait_for((tmp_path / "run" / "agent.json").exists, "the agent")
+        about = json.loads((tmp_path / "run" / "agent.json").read_text())
+        assert about["pid"] == process.pid
+        port = about["url"].rpartition(":")[2]
+        assert port != "9477"
+        assert f"port 9477 is taken, using {port}" in said.read_text()
+
+
+def test_directory_that_is_none(tmp_path: Path) -> None:
+    """A run directory that is a file or a link is refused by name: in /dev/shm a stranger may have put it there."""
+    real, link, file = tmp_path / "real", tmp_path / "link", tmp_path / "file"
+    real.mkdir(mode=0o700)
+    link.symlink_to(real)
+    file.touch()
+    for path in (link, file, file / "below"):
+        assert str(path) in one_line(commwatch("agent", "--dir", path, "--port", "0"), code=1)
+    assert list(real.iterdir()) == []
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user can look into."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def test_directory_of_somebody_else(public: Path) -> None:
+    """A run directory that belongs to another user is refused, naming it, whatever its permissions."""
+    public.chmod(0o777)
+    said = one_line(commwatch_as_nobody("agent", "--dir", public, "--state", "/nowhere", "--port", "0"), code=1)
+    assert str(public) in said
+    assert f"uid {os.getuid()}" in said
+    assert list(public.iterdir()) == []
+
+
+def test_directory_that_is_read_only(public: Path) -> None:
+    """A run directory or history that cannot be written to is refused, naming it."""
+    mine = public / "mine"
+    mine.mkdir(mode=0o500)
+    run = public / "run"
+    run.mkdir(mode=0o700)
+    for path in (mine, run):
+        os.chown(path, NOBODY, NOBODY) if os.getuid() == 0 else None
+    said = one_line(commwatch_as_nobody("agent", "--dir", mine, "--port", "0"), code=1)
+    assert f"{mine}: Permission denied" in said
+    for state in (mine, mine / "x"):
+        said = one_line(commwatch_as_nobody("agent", "--dir", run, "--state", state, "--port", "0"), code=1)
+        assert said.startswith(f"commwatch: {state}")
+        assert said.endswith("cannot be made or opened: Permission denied; choose another with --state\n")
+
+
+# -- report -------------------------------------------------------------------------------------
+
+
+def _wait_for_records(running: RunningAgent, expected: int) -> None:
+    wait_for(lambda: sum(rank["records"] for rank in running.get("/api/v1/ranks")) == expected, "the records")
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the history of three jobs, left by an agent that has ended."""
+    directory = tmp_path_factory.mktemp("report") / "run"
+    with populated(directory):
+        return directory
+
+
+def test_report_as_text(history: Path) -> None:
+    """The text names the job, its operations with their bandwidth, and how to get it again."""
+    done = commwatch("report", "--dir", history, "train")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {tuple(line.split()[:2]): line for line in done.stdout.splitlines() if line.strip()}
+    assert "2 GB/s" in lines["default_pg", "all_gather"]
+    assert "1.5 GB/s" in lines["default_pg", "all_gather"]
+    assert "1 GB/s" in lines["mesh_tp", "reduce_scatter"]
+    assert f"commwatch report --dir {history} train" in done.stdout
+
+
+def test_report_as_json(history: Path) -> None:
+    """JSON has the numbers of the API; without a job it is the latest."""
+    done = commwatch("report", "--dir", history, "--json", "train")
+    report = json.loads(done.stdout)
+    assert (report["job"]["job_id"], report["steps"], report["records"]) == ("train", 1, 40)
+    assert (report["comm_share"], report["exposed_share"]) == (None, None), "one step is too few for a share"
+    # In hours of ranks: 36 ms exposed; waits not known, for of more than one operation in ten there are no times; four ranks for as long
+    # as the job was in sight.
+    assert report["exposed_hours"] == pytest.approx(0.036 / 3600)
+    assert report["wait_hours"] is None
+    assert report["rank_hours"] == pytest.approx(4 * report["duration_s"] / 3600)
+    operations = {(row["by"]["group"], row["by"]["op"]): row for row in report["operations"]}
+    assert operations["default_pg", "all_gather"]["busbw"] == pytest.approx(1.5e9)
+    assert [rank["wait_s"] for rank in report["ranks"]] == pytest.approx([0.003, 0.002, 0.001, 0])
+    assert json.loads(commwatch("report", "--dir", history, "--json").stdout)["job"]["job_id"] == "eval"
+
+
+def test_report_after_the_agent(tmp_path: Path) -> None:
+    """What was counted up to the agent's end is in the report, though the 10 s were not over and the ranks still run."""
+    records = [operation(start_ns=0, end_ns=4 * MS, seq=i, size=1_000_000) for i in range(3)]
+    writer = write_ring(rings_of(tmp_path), records, wall_offset_ns=time.time_ns())
+    for expected in (3, 4):  # a second agent goes on in the same ten seconds
+        with agent(tmp_path) as running:
+            _wait_for_records(running, expected)
+            assert [row["count"] for row in running.get("/api/v1/summary")["rows"]] == [expected]
+        (row,) = json.loads(commwatch("report", "--dir", tmp_path, "--json").stdout)["operations"]
+        assert (row["count"], row["algbw"]) == (expected, pytest.approx(2.5e8))
+        writer.write(*records[0])
+    end_rank(writer)
+
+
+def test_report_has_all_waits(tmp_path: Path) -> None:
+    """Of ranks that ended before the agent looked every wait is known, in whatever order their rings are read."""
+    for rank in range(4):  # rank 3 came 3 ms after rank 0
+        made = [operation(start_ns=rank * MS, end_ns=10 * MS, seq=i, launch_ns=0) for i in range(5)]
+        names = [group_entry(0, (0, 1, 2, 3))]
+        writer = write_ring(rings_of(tmp_path), made, names, rank=rank, world_size=4, wall_offset_ns=time.time_ns())
+        writer.close(1)
+        end_rank(writer)
+    with agent(tmp_path) as running:
+        wait_for(lambda: [job["state"] for job in running.get("/api/v1/jobs")] == ["ended"], "the end of the job")
+    report = json.loads(commwatch("report", "--dir", tmp_path, "--json").stdout)
+    assert [rank["wait_s"] for rank in report["ranks"]] == pytest.approx([0.015, 0.010, 0.005, 0])
+
+
+def test_report_as_html(history: Path, tmp_path: Path) -> None:
+    """HTML is one file with plots, their numbers in tables, that refers to nothing elsewhere; where it cannot be written, that is said."""
+    page = tmp_path / "report.html"
+    done = commwatch("report", "--dir", history, "--html", page, "train")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    html = page.read_text(encoding="utf-8")
+    assert elsewhere(html) == []
+    assert "<script" not in html
+    assert all(text in html for text in ("train", "all_gather", "1.5 GB/s", "mesh_tp"))
+    titles = re.findall(r'role="img".*?<title[^>]*>(.*?)</title>', html)
+    assert {
+        "Communication share over time",
+        "Bus bandwidth of all_gather against size",
+        "Waiting by rank and group",
+    } <= set(titles)
+    assert html.count("<figure>") == html.count("<summary>the numbers</summary>") == len(titles)
+    assert "/no/such" in one_line(commwatch("report", "--dir", history, "--html", "/no/such/page.html", "train"))
+    assert "not allowed" in commwatch("report", "--dir", history, "--html", page, "--json").stderr
+
+
+def test_report_in_a_plain_locale(history: Path, tmp_path: Path) -> None:
+    """A locale without Unicode (cron, a bare container) gets a report, too."""
+    env = clean_env(LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+    done = commwatch("report", "--dir", history, "eval", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = tmp_path / "report.html"
+    assert commwatch("report", "--dir", history, "--html", page, "train", env=env).stderr == ""
+    assert '<meta charset="utf-8">' in page.read_text(encoding="utf-8")
+
+
+def test_report_of_unknown_job(history: Path) -> None:
+    """A job the history does not know is named, beside those it knows."""
+    said = one_line(commwatch("report", "--dir", history, "nosuchjob"))
+    assert "'nosuchjob'" in said
+    assert all(job in said for job in ("train", "eval", "lost"))
+
+
+def test_report_into_a_closed_pipe(history: Path) -> None:
+    """`commwatch report | head -0` ends quietly."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "commwatch", "report", "--dir", str(history)]
+    env = clean_env(PYTHONUNBUFFERED="")  # as people have it
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    os.close(writer)
+    assert done.stderr == ""

@@ -1,0 +1,171 @@
+"""``commwatch config``: where each setting is from, what is wrong, and that no secret is shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from commwatch.config import Config, ConfigError, load
+from commwatch.prometheus.exporter import Exporter
+from tests.helpers import Watch, clean_env, commwatch, write_ring
+
+EVERYTHING = """
+interval = 1
+dir = "/run/file"
+host = "10.0.0.1"
+
+[thresholds]
+comm_share = 0.4
+efficiency = 0.5
+
+[labels]
+cluster = "east"
+
+[[receivers]]
+kind = "webhook"
+name = "hook"
+url = "https://hooks.example.com/services/T000/S3CRET?key=S3CRET"
+
+[[receivers]]
+kind = "slack"
+name = "slack"
+url_file = "/etc/slack"
+
+[[receivers]]
+kind = "email"
+name = "mail"
+smtp = "mail.example.com:587"
+from = "a@example.com"
+to = "b@example.com"
+username = "u"
+password_env = "MAIL_PASSWORD"
+
+[[receivers]]
+kind = "command"
+name = "run"
+command = ["/bin/notify", "--token", "S3CRET"]
+"""
+
+
+def shown(*flags: str | Path, env: dict[str, str] | None = None) -> dict[str, tuple[Any, str]]:
+    """Value and origin of each setting."""
+    done = commwatch("config", "show", "--json", *flags, env=env or clean_env())
+    assert (done.returncode, done.stderr) == (0, "")
+    return {key: (each["value"], each["origin"]) for key, each in json.loads(done.stdout).items()}
+
+
+def test_where_from(tmp_path: Path) -> None:
+    """Every setting, and every entry of a table, is shown with the flag, variable or file that it is from, or as default."""
+    file = tmp_path / "some.toml"
+    file.write_text(EVERYTHING)
+    env = clean_env(
+        COMMWATCH_HOST="10.0.0.2",
+        COMMWATCH_THRESHOLD_EFFICIENCY="0.6",
+        COMMWATCH_LABEL_USER="ann",
+        MAIL_PASSWORD="S3CRET",
+    )
+    found = shown("--config", file, "--port", "9001", env=env)
+    assert {key.partition(".")[0] for key in found} == {field.name for field in fields(Config)}
+    assert {key: found[key] for key in ("port", "host", "interval", "keep_days", "ras", "dir", "state")} == {
+        "port": (9001, "--port"),
+        "host": ("10.0.0.2", "COMMWATCH_HOST"),
+        "interval": (1, str(file)),
+        "keep_days": (7.0, "default"),
+        "ras": (None, "default"),
+        "dir": ("/run/file", str(file)),
+        "state": ("/run/file", str(file)),
+    }
+    assert found["thresholds.comm_share"] == (0.4, str(file))
+    assert found["thresholds.efficiency"] == (0.6, "COMMWATCH_THRESHOLD_EFFICIENCY")
+    assert (found["labels.cluster"], found["labels.user"]) == (("east", str(file)), ("ann", "COMMWATCH_LABEL_USER"))
+    assert found["receivers.hook"] == ("webhook: https://hooks.example.com", str(file))
+    assert found["receivers.slack"] == ("slack: url_file /etc/slack", str(file))
+    assert found["receivers.mail"] == ("email: mail.example.com:587, password_env MAIL_PASSWORD", str(file))
+    assert found["receivers.run"] == ("command: /bin/notify", str(file))
+
+
+def test_no_secret(tmp_path: Path) -> None:
+    """What could be a secret is in no form of the output, and the table has the same settings as the JSON."""
+    file = tmp_path / "some.toml"
+    file.write_text(EVERYTHING)
+    env = clean_env(MAIL_PASSWORD="S3CRET")
+    table, machine = (
+        commwatch("config", "show", "--config", file, *flags, env=env).stdout for flags in ((), ("--json",))
+    )
+    assert "S3CRET" not in table + machine
+    assert [line.split()[0] for line in table.splitlines()] == list(json.loads(machine))
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "says"),
+    [
+        ("prot = 1", {}, "unknown key 'prot'; did you mean port?"),
+        ("port = 70000", {}, "port: needs a whole number"),
+        ("[thresholds]\ncomm_shar = 0.1", {}, "comm_shar"),
+        ("", {"COMMWATCH_PROT": "1"}, "COMMWATCH_PROT: no such variable; did you mean COMMWATCH_PORT?"),
+        ("", {"COMMWATCH_THRESHOLD_COMM_SHARE": "much"}, "COMMWATCH_THRESHOLD_COMM_SHARE=much: not a number"),
+        ("", {"COMMWATCH_BUDGET": "nonsense"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not 'nonsense'"),
+        ("", {"COMMWATCH_BUDGET": "5"}, "COMMWATCH_BUDGET: needs a number from 0 to 1, not '5'"),
+        ("", {"COMMWATCH_HOOK": "nope"}, "COMMWATCH_HOOK: needs one of auto, native, python, not 'nope'"),
+        ("", {"COMMWATCH_SLOTS": "5"}, "COMMWATCH_SLOTS: needs a whole number from 128 to 999999999, not '5'"),
+        ("", {"COMMWATCH_TIMING": "x"}, "COMMWATCH_TIMING: needs one of auto, off, poll, events, not 'x'"),
+        ("", {"COMMWATCH_HOOK": "a\nb", "COMMWATCH_DISABLE": "yes"}, "COMMWATCH_DISABLE: needs 1 or 0, not 'yes'; COMMWATCH_HOOK: needs"),
+        ("[labels]\njob_id = 'x'", {}, "labels: job_id: is a label of ours"),
+        ("[labels]\n1st = 'x'", {}, "labels: 1st: needs letters"),
+        ("[labels]\nuser = 1", {}, "labels: user: needs a text"),
+        ("labels = 'x'", {}, "labels: needs a table"),
+        ("", {"COMMWATCH_LABEL_INSTANCE": "x"}, "COMMWATCH_LABEL_INSTANCE: instance: is a label of ours"),
+    ],
+)  # fmt: skip
+def test_wrong(tmp_path: Path, text: str, variables: dict[str, str], says: str) -> None:
+    """`config check` names what is wrong in file or environment, and what is nearest to it, in one line, with exit code 2."""
+    file = tmp_path / "some.toml"
+    file.write_text(text)
+    done = commwatch("config", "check", "--config", file, env=clean_env(**variables))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert says in done.stderr
+
+
+def test_right(tmp_path: Path) -> None:
+    """What is right passes: the probe's variables, those that Kubernetes makes of a Service, and an empty environment."""
+    file = tmp_path / "some.toml"
+    file.write_text(EVERYTHING)
+    probe = {
+        "COMMWATCH": "1",
+        "COMMWATCH_JOB": "j",
+        "COMMWATCH_GROUP": "1",
+        "COMMWATCH_SLOTS": "128",
+        "COMMWATCH_TIMING": "off",
+        "COMMWATCH_BUDGET": "0.02",
+        "COMMWATCH_HOOK": "",
+        "COMMWATCH_DISABLE": "0",
+    }
+    service = {"COMMWATCH_SERVICE_HOST": "10.0.0.1", "COMMWATCH_PORT_9477_TCP": "tcp://10.0.0.1:9477"}
+    for env in (clean_env(), clean_env(**probe, **service)):
+        done = commwatch("config", "check", "--config", file, env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_labels_of_jobs(tmp_path: Path) -> None:
+    """The labels of the settings stand on ``commwatch_job_info``, so that PromQL can join them, and on nothing else."""
+    config = load({"HOME": "/home/someone", "COMMWATCH_LABEL_CLUSTER": "east", "COMMWATCH_LABEL_USER": "ann"})
+    watch = Watch(tmp_path)
+    write_ring(watch.rings, [])
+    watch.tick()
+    registry = CollectorRegistry()
+    registry.register(Exporter(watch.aggregate, threading.RLock(), lambda: 0, list, labels=config.labels))
+    lines = [line for line in generate_latest(registry).decode().splitlines() if "east" in line]
+    assert lines == ['commwatch_job_info{cluster="east",job_id="job",restart="0",user="ann",world_size="2"} 1.0']
+
+
+def test_empty_label_variable_is_none() -> None:
+    """An empty variable sets no label; a text of two lines is refused."""
+    assert load({"HOME": "/h", "COMMWATCH_LABEL_USER": ""}).labels == {}
+    with pytest.raises(ConfigError, match="COMMWATCH_LABEL_USER: user: needs a text of one line"):
+        load({"HOME": "/h", "COMMWATCH_LABEL_USER": "a\nb"})

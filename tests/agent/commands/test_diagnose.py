@@ -1,0 +1,173 @@
+"""``commwatch diagnose`` against real agents: what they answer comes through whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import time
+import urllib.error
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from commwatch.analysis.verdicts import Verdict
+from commwatch.collectors.wire import events as ev
+from commwatch.commands.diagnose import CannotDiagnose, Seen, ask, conclude, text
+from tests.agent.server.routes.test_api import rings_of
+from tests.helpers import (
+    MS,
+    RunningAgent,
+    Trainer,
+    agent,
+    commwatch,
+    end_rank,
+    group_entry,
+    identity,
+    operation,
+    wait_for,
+    write_ring,
+)
+
+
+def test_ranks_with_failures(tmp_path: Path) -> None:
+    """Operations that raised are judged as those in flight are: a rank that passed another size is named."""
+    with agent(tmp_path) as running:
+        trainers = [Trainer(rings_of(tmp_path) / f"job.r0.{n}.ring", identity(rank=n)) for n in (0, 1)]
+        try:
+            for n, trainer in enumerate(trainers):
+                trainer.call("name", [(group_entry(),)])
+                trainer.write([operation(start_ns=MS, end_ns=2 * MS, seq=3, size=8 << n, flags=ev.FAILED)])
+            wait_for(lambda: sum(len(rank["failed"]) for rank in running.get("/api/v1/ranks")) == 2, "the failures")
+            seen = ask([running.url], None)
+            assert [failed.size_bytes for rank in seen.ranks for failed in rank.failed] == [8, 16]
+            assert conclude(seen) == []  # they raised when this machine was started
+            done = commwatch("diagnose", "--dir", tmp_path)
+            assert (done.returncode, done.stderr) == (0, "")
+        finally:
+            for trainer in trainers:
+                trainer.kill()
+
+
+def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that sends its answer byte by byte and never ends holds nobody up for longer than one that is silent."""
+    monkeypatch.setattr("commwatch.commands.asking._TIMEOUT_S", 0.5)
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n[")
+                while not stop.wait(0.05):
+                    with contextlib.suppress(OSError):
+                        connection.sendall(b" ")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            with pytest.raises(CannotDiagnose, match="has not sent its answer"):
+                ask([f"http://127.0.0.1:{server.getsockname()[1]}"], None)
+        finally:
+            stop.set()
+            dripping.join()
+
+
+def test_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that sends without end fills nobody's memory: it is let go of, and named."""
+    monkeypatch.setattr("commwatch.commands.asking._MOST_BYTES", 1 << 16)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def pour() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n[")
+                while True:
+                    connection.sendall(b" " * 4096)
+
+        pouring = threading.Thread(target=pour)
+        pouring.start()
+        try:
+            with pytest.raises(CannotDiagnose, match="its answer is longer than"):
+                ask([f"http://127.0.0.1:{server.getsockname()[1]}"], None)
+        finally:
+            pouring.join()
+
+
+def test_addresses_of_something_else() -> None:
+    """Only what can be asked over HTTP is an agent's address: no file is read in its place."""
+    done = commwatch("diagnose", "file:///etc/passwd")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "file:///etc/passwd: not the address of an agent" in line
+
+
+def test_words_of_others() -> None:
+    """What agents say of their jobs does nothing to a terminal."""
+    verdict = Verdict("hang", "stuck", "job\x1b[2J", "g", "g", 1, "all_reduce", [0], [1], 12.0, "says\x1b]0;title\x07")
+    shown = text([verdict], Seen([], [], [], {"http://a\x1b[1m": "why\x1b[1m"}), [])
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+
+
+def has_read(running: RunningAgent, records: int) -> bool:
+    """The agent has taken in so many."""
+    return bool(sum(rank["records"] for rank in running.get("/api/v1/ranks")) == records)
+
+
+def test_straggler_over_two_agents(tmp_path: Path) -> None:
+    """Each agent sees two ranks of four and names none; together they name the late one, once, by whatever names they are asked."""
+    names = [group_entry(0, (0, 1, 2, 3), "world", group_id="w"), group_entry(1, (2, 3), "local", group_id="l")]
+    begin, count, writers = time.monotonic_ns() - 6_000 * MS, 100, []
+    for rank in range(4):
+        took = (5 if rank == 3 else 35) * MS
+        ends = [begin + seq * 50 * MS for seq in range(count)]
+        made = [operation(start_ns=end - took, end_ns=end, seq=seq) for seq, end in enumerate(ends)]
+        if rank > 1:  # a group of one node, in which nobody is late
+            made += [operation(start_ns=end, end_ns=end + MS, seq=seq, group=1) for seq, end in enumerate(ends)]
+        where = rings_of(tmp_path / "ab"[rank // 2])
+        writers.append(write_ring(where, made, names, rank=rank, world_size=4, wall_offset_ns=0))
+    with agent(tmp_path / "a") as a, agent(tmp_path / "b") as b:
+        for each, read in ((a, 2 * count), (b, 4 * count)):
+            wait_for(partial(has_read, each, read), "the records")
+            assert each.get("/api/v1/verdicts") == []
+            told = each.get("/api/v1/parts?job=job&limit=20")
+            assert told["limit"] == 20
+            assert [(part["group_id"], len(part["seq"])) for part in told["parts"]] == [("w", 20), ("w", 20)]
+            assert conclude(ask([each.url], None)) == []
+        for urls in ([a.url, b.url], [a.url, b.url, b.url.replace("127.0.0.1", "localhost")]):
+            (verdict,) = conclude(ask(urls, None))
+            assert (verdict.kind, verdict.group, verdict.ranks, verdict.waiting) == (
+                "straggler",
+                "world",
+                [3],
+                [0, 1, 2],
+            )
+            assert re.search(r"rank 3 is late in group world; in 4\.\d s .* (59|60|61)% of the time$", verdict.says)
+        done = commwatch("diagnose", a.url, b.url, "--json")
+        assert (done.returncode, done.stderr) == (1, "")
+        assert [each["ranks"] for each in json.loads(done.stdout)["verdicts"]] == [[3]]
+        for wrong in ("job=none", "limit=0", "limit=2000", "group=w"):
+            with pytest.raises(urllib.error.HTTPError):
+                a.get(f"/api/v1/parts?{wrong}")
+    for writer in writers:
+        end_rank(writer)
+
+
+def test_told_verdicts_count_once(tmp_path: Path) -> None:
+    """An agent that is asked by two names tells of a straggler once."""
+    names, begin = [group_entry(0, (0, 1), "world", group_id="w")], time.monotonic_ns() - 9_000 * MS
+    writers = []
+    for rank in range(2):
+        ends = [begin + seq * 50 * MS for seq in range(160)]
+        made = [operation(start_ns=end - (5 + 30 * rank) * MS, end_ns=end, seq=seq) for seq, end in enumerate(ends)]
+        writers.append(write_ring(rings_of(tmp_path), made, names, rank=rank, wall_offset_ns=0))
+    with agent(tmp_path) as running:
+        wait_for(lambda: running.get("/api/v1/jobs") and running.get("/api/v1/verdicts"), "the verdict")
+        (verdict,) = conclude(ask([running.url, running.url.replace("127.0.0.1", "localhost")], None))
+        assert verdict.ranks == [0]
+    for writer in writers:
+        end_rank(writer)

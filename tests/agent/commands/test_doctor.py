@@ -1,0 +1,177 @@
+"""``commwatch doctor``: each thing that can be wrong is named with its remedy, and nothing is where all is well."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.analysis.traffic import NOT_COUNTED
+from commwatch.commands.doctor import Check, _cost, _witnesses, examine, network_checks
+from commwatch.config import load
+from tests.agent.server.routes.test_api import rings_of
+from tests.agent.watchers.test_host import Watched
+from tests.helpers import MS, RunningAgent, Trainer, agent, commwatch, group_entry, identity, operation, wait_for
+
+
+def found(directory: Path, **flags: Any) -> dict[str, Check]:
+    """The checks by what they are about."""
+    return {check.what: check for check in examine(load({}, None, dir=directory, **flags), wait_s=0.5)}
+
+
+def trainer(running: RunningAgent, rank: int = 0, **more: Any) -> Trainer:
+    """A rank of two, with one operation in its ring."""
+    about = identity(rank=rank, **{"hook": "native", **more})
+    made = Trainer(rings_of(running.directory) / f"job.r0.{rank}.ring", about)
+    made.call("name", [(group_entry(),)])
+    made.write([operation(start_ns=MS, end_ns=2 * MS)])
+    wait_for(
+        lambda: rank in running.get("/api/v1/jobs")[0]["ranks"] if running.get("/api/v1/jobs") else False, "the rank"
+    )
+    return made
+
+
+def test_no_agent(tmp_path: Path) -> None:
+    """Without an agent that is said, and whether its port is free."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        checks = found(tmp_path, port=taken.getsockname()[1])
+        assert (checks["agent"].result, checks["port"].result) == ("fail", "warn")
+        assert "is taken" in checks["port"].says
+    assert found(tmp_path, port=0)["port"].result == "pass"
+    assert "commwatch agent" in checks["agent"].remedy
+
+
+def test_all_well(tmp_path: Path) -> None:
+    """With all ranks in sight, records coming, and Prometheus there, nothing is to be done but about NCCL's log."""
+    with agent(tmp_path) as running, trainer(running, 0) as first, trainer(running, 1):
+        running.samples()
+        before = iter(range(3, 10_000))
+
+        def more() -> None:
+            first.write([operation(start_ns=n * MS, end_ns=n * MS + 1, seq=n) for n in (next(before),)])
+
+        more()
+        checks = found(tmp_path)
+        done = commwatch("doctor", "--dir", tmp_path, "--json")
+    assert {what for what, check in checks.items() if check.result == "fail"} == set()
+    for what in ("agent", "history", "prometheus", "probe", "hook", "version", "run directory"):
+        assert checks[what].result == "pass", checks[what]
+    assert "all 2 ranks" in checks["probe"].says
+    assert checks["nccl log"].result == "warn"
+    assert checks["fl. recorder"].says == "job: not known: its processes are not visible from here"
+    for what in ("inspector", "ras"):
+        assert checks[what].result == "pass"
+        assert checks[what].says.startswith("job: off: ")
+    assert done.returncode == 0
+    assert {entry["what"] for entry in json.loads(done.stdout)} >= {"agent", "probe", "records"}
+
+
+def test_what_is_wrong(tmp_path: Path) -> None:
+    """A missing rank, no records, the dearer hook and nobody who scrapes are named, each with a remedy."""
+    with agent(tmp_path) as running:
+        assert found(tmp_path)["jobs"].result == "warn"
+        with trainer(running, 0, hook="python", world_size=(1 << 31) - 1):  # a size that somebody has written
+            checks = found(tmp_path)
+    for what, says in (
+        ("probe", "no word of rank 1-2147483646"),
+        ("records", "none in"),
+        ("hook", "python"),
+        ("prometheus", "never"),
+    ):
+        assert checks[what].result == "warn", checks[what]
+        assert says in checks[what].says
+        assert checks[what].remedy
+    assert "COMMWATCH_HOOK=python" in checks["hook"].remedy
+
+
+def test_hook_that_is_too_dear() -> None:
+    """Where Python's hook is above its budget, the native one is the remedy: built already and not wanted, or to be built."""
+    rank = {"rank": 0, "state": "running", "probe_s": 1.0, "probe_budget": 0.005, "probe_mode": "counters"}
+    of_python, of_native = (_cost("job", [], [{**rank, "hook": hook}], 2.0).remedy for hook in ("python", "native"))
+    assert "unset COMMWATCH_HOOK=python, or build it: commwatch native build" in of_python
+    assert "commwatch native build" not in of_native
+
+
+def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Inspector that has not written yet, a RAS that does not answer, and a Flight Recorder without a pipe are named with a remedy."""
+    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", str(tmp_path / "pipe_"))
+    here = socket.gethostname()
+    with agent(tmp_path) as running, trainer(running, 0, host=here) as one:
+        one.call("name", [({"inspector": str(tmp_path / "dumps")},)])
+        one.write([operation(start_ns=3 * MS, end_ns=4 * MS, seq=1)])
+        wait_for(lambda: running.get("/api/v1/witnesses")["inspector"]["state"] == "found", "the folder")
+        wait_for(lambda: running.get("/api/v1/ranks")[0]["visible_pid"], "its process")
+        checks = found(tmp_path)
+        os.mkfifo(tmp_path / "pipe_0.pipe")
+        assert found(tmp_path)["fl. recorder"].says == "job: works: commwatch diagnose can have it dumped"
+    for what, says in (("inspector", "job: found: nothing yet in "), ("fl. recorder", "job: down: rank 0 has no pipe")):
+        assert checks[what].result == "warn"
+        assert checks[what].says.startswith(says)
+        assert checks[what].remedy
+    told = {"inspector": {"state": "works", "says": ""}, "ras": {"state": "down", "says": "localhost:1: refused"}}
+    works, down = _witnesses("job", lambda path: told)
+    assert (works.result, works.remedy) == ("pass", "")
+    assert (down.result, down.says) == ("warn", "job: down: localhost:1: refused")
+    assert "NCCL_RAS_ADDR" in down.remedy
+
+
+def test_network(tmp_path: Path) -> None:
+    """What is wrong with a network device is a warning with its remedy; where nothing is, the devices are named with their speeds."""
+    (slow,) = network_checks(asdict(Watched("infiniband", tmp_path / "a").watch.view()))
+    assert (slow.result, slow.what) == ("warn", "network")
+    assert slow.says.startswith("mlx5_1:1: 400 Gbit/s behind a PCI Express link of 32 GT/s x8")
+    assert "slot" in slow.remedy
+    (fine,) = network_checks(asdict(Watched("roce", tmp_path / "b").watch.view()))
+    assert fine.result == "pass"
+    assert fine.says.startswith("mlx5_0:1 (100 Gbit/s), ens1f0np0 (100 Gbit/s)")
+
+
+def test_look_that_is_stuck(tmp_path: Path) -> None:
+    """A look at the node that a driver holds up is named."""
+    view = {**asdict(Watched("roce", tmp_path).watch.view()), "looked_at": time.time() - 60}
+    stuck, *_ = network_checks(view)
+    assert (stuck.result, stuck.says) == ("warn", "not looked at for 60 s")
+
+
+def test_another_network_namespace(tmp_path: Path) -> None:
+    """An agent that sees no device, or none that carries what the collectives send, is in the wrong network namespace."""
+    view = asdict(Watched("roce", tmp_path).watch.view())
+    empty = {**view, "nics": [], "traffic": {**view["traffic"], "says": NOT_COUNTED}}
+    checks = list(network_checks(empty))
+    assert [(check.result, check.what) for check in checks] == [("warn", "network"), ("warn", "traffic")]
+    assert all("network namespace" in check.remedy for check in checks)
+
+
+def test_run_directory_that_cannot_be(tmp_path: Path) -> None:
+    """A run directory that cannot be used is a failure."""
+    (tmp_path / "file").touch()
+    assert found(tmp_path / "file" / "below")["run directory"].result == "fail"
+
+
+def test_run_directory_that_is_not_there(tmp_path: Path) -> None:
+    """A run directory that nobody has made is said not to be there; one that is there is not."""
+    there, nowhere = (found(path)["run directory"] for path in (tmp_path, tmp_path / "a" / "b"))
+    assert f"{tmp_path / 'a' / 'b'} is not there yet; {tmp_path}: " in nowhere.says
+    assert there.says.startswith(f"{tmp_path}: ")
+
+
+def test_host_that_is_not_of_this_machine(tmp_path: Path) -> None:
+    """Where an address cannot be listened on, the remedy is another address, not another port."""
+    check = found(tmp_path, host="192.0.2.1", port=0)["port"]
+    assert (check.result, check.remedy) == ("warn", "name an address of this machine with --host")
+
+
+def test_text(tmp_path: Path) -> None:
+    """For people: a line for each check, the remedy below it; exit code 1 if something fails."""
+    done = commwatch("doctor", "--dir", tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert any(line.startswith("fail  agent") for line in done.stdout.splitlines())
+    assert any(line.strip().startswith("-> commwatch agent") for line in done.stdout.splitlines())

@@ -1,0 +1,336 @@
+"""The frames of ``commwatch top``: answers in, lines out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commwatch.analysis.advice import Advice
+from commwatch.analysis.summary import Row
+from commwatch.analysis.verdicts import Verdict
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.collectors.node.gpu import Card, Gpu, Measured
+from commwatch.commands.top import Seen, frame
+from commwatch.commands.top_answers import Answers, OfJob
+from commwatch.core.cells import coloured, plain, width
+from commwatch.core.views import InFlight, JobView, RankView, StepView
+from commwatch.server.questions import Summary
+from commwatch.server.routes.alert_api import AlertView
+from commwatch.server.routes.api import About
+from commwatch.watchers.gpus import GpuView, GpuViews
+from tests.helpers import examples
+
+NOW = 1_700_000_000.0
+
+
+def rank(number: int, **more: Any) -> RankView:
+    """A rank that runs."""
+    values: dict[str, Any] = {
+        "job_id": "train", "rank": number, "restart": 0, "state": "running", "host": "node1", "local_rank": number, "pid": 1,
+        "hook": "native", "process": "running", "heartbeat_age_s": 0.1, "last_seq": {}, "launched_s": {}, "in_flight": [],
+        "failed": [], "records": 1, "lost": 0,
+    }  # fmt: skip
+    return RankView(**{**values, **more})
+
+
+def step(of: int, comm_s: float = 0.04, exposed_s: float | None = 0.03, **more: Any) -> StepView:
+    """A step of 100 ms."""
+    exposed = None if exposed_s is None else exposed_s * 10
+    made = StepView("train", of, 7, NOW - 0.1, NOW, 0.1, comm_s, comm_s * 10, exposed_s, exposed, {}, None, False)
+    return replace(made, **more)
+
+
+def row(by: dict[str, str | int | None], **more: Any) -> Row:
+    """A line of a summary: 40 operations of two ranks, 2 s of their time."""
+    made = Row(by, 2, 2, 40, 4000, 2.0, 0.001, 0.002, 0.003, 1e9, 1.5e9, 0.5, None, 0, 0, 0.8, "bench")
+    return replace(made, **more)
+
+
+def in_flight(age_s: float, group: str = "dp", waited_s: float | None = None, op: str = "all_reduce") -> InFlight:
+    """An operation that has begun."""
+    return InFlight(op, group, "g1", 8, None, None, None, 4, age_s, True, waited_s, 0.001)
+
+
+def of_job(**more: Any) -> OfJob:
+    """Two ranks, of whom nothing is wrong: 40 % communication, 30 % exposed, over 10 s."""
+    job = JobView("train", "running", 2, [0, 1], 0, NOW - 60, NOW, 0, None)
+    by_rank = [row({"rank": 0}, ranks=1, wait_s=0.5), row({"rank": 1}, ranks=1, wait_s=2.0)]
+    made = OfJob(
+        job=job,
+        ranks=[rank(0), rank(1, in_flight=[in_flight(0.25)])],
+        steps=[step(0), step(1)],
+        by_rank=Summary(NOW - 10, NOW, ["rank"], by_rank),
+        by_operation=Summary(NOW - 10, NOW, ["group", "op"], [row({"group": "dp", "op": "all_reduce"})]),
+        verdicts=[],
+        advice=[],
+        findings=[],
+    )
+    return replace(made, **more)
+
+
+def answers(shown: OfJob | None = None, **more: Any) -> Answers:
+    """What an agent said."""
+    about, gpus = About("0.1.0", 1, "h.sqlite", None, None, None), GpuViews("none", None, None, None, [], [])
+    return replace(Answers("http://127.0.0.1:9477", about, shown, [], [], gpus), **more)
+
+
+def text(shown: OfJob | None, cells: int = 80, height: int | None = 24, **more: Any) -> str:
+    """The frame of new answers, without styles."""
+    return "\n".join(plain(frame(Seen(answers(shown, **more), 0.5, None), cells, height)))
+
+
+def verdict(kind: str, *ranks: int, says: str = "says so") -> Verdict:
+    """A verdict on ranks."""
+    return Verdict(kind, "late", "train", "g1", "dp", None, "all_reduce", list(ranks), [0], 12.0, says)
+
+
+def alert(name: str, state: str = "firing", severity: str = "warning", summary: str = "") -> AlertView:
+    """An alert of the job."""
+    return AlertView("1", name, severity, state, {"job_id": "train"}, {"summary": summary}, 1.0, NOW, NOW, None)
+
+
+def test_no_rates_in_a_hang() -> None:
+    """Where nothing moves for long there is no rate of steps but how long that is, and operations are counted over all the time."""
+    still = replace(answers().about, at=NOW + 42)
+    lines = text(of_job(), cells=110, about=still).splitlines()
+    assert lines[1] == "steps    none for 42.00 s, before that median 100 ms, p95 100 ms, number 7"
+    assert lines[-1].split()[3] == "0.385"  # 20 of each rank in 52 s
+    moving = text(of_job(), about=replace(still, at=NOW + 2)).splitlines()
+    assert moving[1].startswith("steps    10/s, median")
+    ended = replace(of_job().job, state="ended", failed=True, ending="exit code 1")
+    lines = text(of_job(job=ended), about=still).splitlines()
+    assert lines[0].startswith("commwatch top: train, failed at ")
+    assert "steps    median 100 ms, p95 100 ms, number 7" in lines
+    assert "FAILED exit code 1" in lines
+
+
+def test_golden() -> None:
+    """A whole frame of 80 cells: shares against the 30 % line, ranks, operations, and that they are sums over 10 s."""
+    assert text(of_job()).splitlines() == [
+        "commwatch top: train, running, 2 of 2 ranks                              q quits",
+        "steps    10/s, median 100 ms, p95 100 ms, number 7",
+        "comm     ████████│█················  40 %",
+        "         27 % transfer, 12 % waiting for late ranks: above 30 %: communication",
+        "         is the bottleneck",
+        "exposed  ████████│·················  30 %",
+        "",
+        "rank  state    step  step p50  comm  exposed  wait  in flight         age  host",
+        "   0  running     7    100 ms  40 %     30 %   5 %  –                   –  node1",
+        "   1  running     7    100 ms  40 %     30 %  20 %  all_reduce dp  250 ms  node1",
+        "",
+        "group  op          ranks  count/s   p50   p99     busbw   eff  time  wait",
+        "dp     all_reduce      2        2  1 ms  3 ms  1.5 GB/s  80 %  10 %   2 %",
+    ]
+
+
+def test_waiting_for_late_ranks() -> None:
+    """Where more than half of the communication is waiting for late ranks (here 5 s of 10), the network is not blamed."""
+    waits = Summary(
+        NOW - 10, NOW, ["rank"], [row({"rank": 0}, ranks=1, wait_s=5.0), row({"rank": 1}, ranks=1, wait_s=0.5)]
+    )
+    line = text(of_job(by_rank=waits), cells=200).splitlines()[2]
+    assert line.endswith(
+        "40 %: 12 % transfer, 28 % waiting for late ranks: above 30 %: late ranks are the bottleneck, not the network"
+    )
+
+
+def test_sums_of_other_times() -> None:
+    """What the ranks waited is divided by the time of their own sums: a slot began after those of the operations had been asked for."""
+    waits = Summary(
+        NOW - 20, NOW, ["rank"], [row({"rank": 0}, ranks=1, wait_s=5.0), row({"rank": 1}, ranks=1, wait_s=3.0)]
+    )
+    lines = text(of_job(by_rank=waits), cells=200).splitlines()
+    assert "20 % transfer, 20 % waiting for late ranks" in lines[2]
+    waited = [line.split()[9] for line in lines if line.startswith("   ") and " running " in line]
+    assert waited == ["25", "15"]
+
+
+def test_room_is_used() -> None:
+    """On 200 cells both tables stand side by side, with more columns; on 80 they are below one another."""
+    lines = text(of_job(), 200).splitlines()
+    head = next(line for line in lines if "rank  " in line and "group" in line)
+    assert all(column in head for column in ("step p50", "host", "algbw", "time"))
+    assert not any("rank  " in line and "group" in line for line in text(of_job(), 80).splitlines())
+
+
+def test_culprits_are_marked() -> None:
+    """A straggler is marked in its row and told in words on top; a hang, which is worse, comes first and in red."""
+    shown = of_job(verdicts=[verdict("straggler", 0, says="late by 50 ms"), verdict("hang", 1, says="process dead")])
+    lines = text(shown).splitlines()
+    assert [line for line in lines if line.isupper() or line.split(" ")[0].isupper()] == [
+        "HANG rank 1: process dead",
+        "STRAGGLER rank 0: late by 50 ms",
+    ]
+    assert [line[:20].split() for line in lines if line.startswith("!")] == [
+        ["!", "0", "straggler"],
+        ["!", "1", "hang"],
+    ]
+    styled = coloured(frame(Seen(answers(shown), 0.5, None), 80, 24))
+    assert any("\x1b[1;31mHANG" in line for line in styled)
+    assert any("\x1b[33mSTRAGGLER" in line for line in styled)
+
+
+def test_words_on_top() -> None:
+    """Alerts that fire, findings, lost cards, the first advice, an agent in trouble, pending alerts and other jobs are told in words."""
+    finding = Finding("ib_off", "warning", "InfiniBand is not used", "NET/Socket", "", "", [])
+    advice = [
+        Advice("accumulate", "accumulate gradients", [], "", "saves 12 %", 0.12),
+        Advice("x", "second", [], "", "", 0),
+    ]
+    lost = GpuView(Gpu(Card(3, "u", "b", "H100"), Measured(), "has fallen off the bus"), [], [])
+    said = text(
+        of_job(findings=[finding], advice=advice),
+        alerts=[alert("CommShareHigh", summary="40 % of steps"), alert("ExposedCommHigh", "pending")],
+        about=About("0.1.0", 1, "h", "disk full", None, None),
+        gpus=GpuViews("up", None, None, NOW, [lost], []),
+        others=["eval"],
+    ).splitlines()
+    assert said[6:13] == [
+        "agent: disk full",
+        "ALERT CommShareHigh: 40 % of steps",
+        "GPU 3: has fallen off the bus",
+        "NCCL InfiniBand is not used: NET/Socket",
+        "TRY accumulate gradients: saves 12 %",
+        "pending: ExposedCommHigh",
+        "other jobs run here: eval (--job)",
+    ]
+
+
+def test_part_is_recorded() -> None:
+    """That operations are only counted, which leaves shares and waits unknown, is said."""
+    shown = text(of_job(ranks=[rank(0, probe_mode="full"), rank(1, probe_mode="sampling")]), cells=200)
+    assert "recorded in part: one in sixteen operations of rank 1" in shown
+    assert "recorded in part" not in text(of_job(ranks=[rank(0, state="ended", probe_mode="sampling")]), cells=200)
+
+
+def test_too_many_words() -> None:
+    """Words never push out the tables: how many more there are is said."""
+    said = text(of_job(verdicts=[verdict("hang", n, says="word " * 60) for n in range(30)]))
+    assert "and 25 more: commwatch diagnose" in said
+    assert "1.5 GB/s" in said
+    assert len(said.splitlines()) <= 24
+
+
+def test_gpus() -> None:
+    """Cards that can be read have a line, and each rank shows its own."""
+    cards = [
+        GpuView(Gpu(Card(n, "u", "b", "H100"), Measured(utilization=0.87, power_watts=312.4)), [], []) for n in (0, 1)
+    ]
+    said = text(of_job(ranks=[rank(0, gpu=1), rank(1)]), 100, gpus=GpuViews("up", None, None, NOW, cards, []))
+    assert "gpus     0: 87 % 312 W  1: 87 % 312 W" in said
+    assert "1: 87 %  " in next(line for line in said.splitlines() if line.strip().startswith("0  running"))
+
+
+def test_many_ranks() -> None:
+    """Of 64 ranks the worst come first, by verdict, by state, by exposed share; the rest is one line. With room they are by number."""
+    ranks = [rank(n, in_flight=[in_flight(0.001 * n)]) for n in range(64)]
+    ranks[40] = rank(40, process="stopped")
+    ranks[50] = rank(50, heartbeat_age_s=60.0)
+    steps = [step(n, comm_s=0.02, exposed_s=0.05 if n == 9 else 0.01) for n in range(64)]
+    shown = of_job(ranks=ranks, steps=steps, verdicts=[verdict("straggler", 33)])
+    table = [line.lstrip("! ").split() for line in text(shown, height=24).splitlines() if "exposed" not in line]
+    numbers = [
+        cells[0] for cells in table if len(cells) > 2 and cells[1] in ("straggler", "stopped", "silent", "running")
+    ]
+    assert numbers[:6] == ["33", "40", "50", "9", "0", "1"]
+    assert (
+        f"and {64 - len(numbers)} more: {64 - len(numbers)} running, comm 20 % to 20 %, oldest in flight 63 ms"
+        in text(shown)
+    )
+    assert "more" not in text(shown, height=None)
+    assert len(text(shown, height=None).splitlines()) > 70
+
+
+def test_unknown_is_absent() -> None:
+    """A share that some ranks know has their number; one that no rank knows has neither bar nor column. Without steps the reason is there."""
+    (exposed,) = [
+        line
+        for line in text(of_job(steps=[step(0, exposed_s=None), step(1)])).splitlines()
+        if line.startswith("exposed")
+    ]
+    assert exposed.endswith(" 30 % (1 of 2 ranks)")
+    assert "exposed" not in text(of_job(steps=[step(0, exposed_s=None), step(1, exposed_s=None)]))
+    job = replace(of_job().job, steps_unavailable="two optimizers alternate")
+    assert "steps    two optimizers alternate" in text(of_job(steps=[], job=job))
+    assert "steps    no step has ended in the last 30 s" in text(of_job(steps=[]))
+    nothing = Summary(None, None, ["group", "op"], [])
+    assert "no operation has ended in the last 30 s" in text(of_job(by_operation=nothing, by_rank=nothing))
+
+
+def test_hidden_communication_is_no_alarm() -> None:
+    """Above 30 % but hidden behind compute is said so, and is not red."""
+    lines = coloured(frame(Seen(answers(of_job(steps=[step(0, exposed_s=0.005)])), 0.5, None), 120, 24))
+    (at,) = [n for n, line in enumerate(lines) if "comm  " in line and "│" in line]
+    assert "\x1b[32m" in lines[at]
+    assert lines[at + 1].endswith("above 30 %, but hidden behind compute")
+
+
+def test_oldest_wait_is_shown() -> None:
+    """Of several operations in flight the one that keeps somebody waiting is shown, not a message that was only posted early."""
+    shown = of_job(ranks=[rank(0, in_flight=[in_flight(90, waited_s=0.0, op="recv"), in_flight(2.5)])])
+    assert "all_reduce dp +1  2.50 s" in text(shown, 120)
+
+
+def test_job_began_within_the_window() -> None:
+    """Rates of a job that has run for 5 s are over these 5 s, not over the 10 s of the sums."""
+    job = replace(of_job().job, started_at=NOW - 5)
+    assert next(line for line in text(of_job(job=job)).splitlines() if line.startswith("dp")).split()[3] == "4"
+
+
+def test_no_agent_no_job_no_news() -> None:
+    """No answer yet, an agent without a job, answers that are old, and why: each is said in plain words."""
+    assert plain(frame(Seen(None, 0.0, None), 80, 24)) == ["asking the agent"]
+    assert plain(frame(Seen(None, 9.0, "no agent watches /run/x"), 80, 24)) == ["no agent watches /run/x"]
+    assert text(None).splitlines()[0].startswith("commwatch top: no job yet at http://127.0.0.1:9477")
+    old = frame(Seen(answers(of_job()), 12.0, "http://h:1 does not answer: refused"), 100, 24)
+    assert plain(old)[1] == "OLD: what follows is 12.00 s old. http://h:1 does not answer: refused. Asking again."
+    assert {span.style for line in old[2:] for span in line} == {"dim"}
+    assert "The agent takes long to answer" in plain(frame(Seen(answers(of_job()), 6.0, None), 120, 24))[1]
+    ended = replace(of_job().job, state="ended")
+    assert "train, ended at " in text(of_job(job=ended))
+
+
+HOSTILE = ("\x1b]0;gone\x07" * 3, "\u202eevil\u202c", "群" * 200, "x" * 5000, "a\nb\r\nc", "e" + "\u0301" * 400)
+
+
+@pytest.mark.parametrize("cells", [1, 12, 40, 80, 149, 150, 200])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names(name: str, cells: int) -> None:
+    """Whatever groups, hosts, jobs and messages are called, nothing but our own escape sequences is left, and lines keep their width."""
+    shown = of_job(
+        job=replace(of_job().job, job_id=name),
+        ranks=[rank(0, host=name, in_flight=[in_flight(1.0, name)]), rank(1)],
+        by_operation=Summary(
+            NOW - 10, NOW, ["group", "op"], [row({"group": name, "op": name}), row({"group": "dp", "op": "x"})]
+        ),
+        verdicts=[verdict("hang", 0, says=name)],
+    )
+    for trouble in (None, name):
+        lines = frame(Seen(answers(shown, others=[name], url=name), 0.5, trouble), cells, 24)
+        assert len(lines) <= 24
+        for line in plain(lines):
+            assert width(line) <= cells
+            assert line.isprintable()
+    if cells == 80:
+        # The columns behind the name still stand below their heads.
+        table = [line for line in plain(frame(Seen(answers(shown), 0.5, None), cells, None)) if "1.5 GB/s" in line]
+        assert len({width(line) for line in table}) == 1
+
+
+@given(st.integers(1, 220), st.integers(0, 60), st.integers(0, 70), st.integers(0, 30), st.integers(0, 9))
+@examples(60)
+def test_any_size(cells: int, height: int, ranks: int, operations: int, said: int) -> None:
+    """A frame never has more lines or cells than the terminal."""
+    rows = [row({"group": f"group{n}", "op": "all_reduce"}) for n in range(operations)]
+    shown = of_job(
+        ranks=[rank(n) for n in range(ranks)],
+        by_operation=Summary(NOW - 10, NOW, ["group", "op"], rows),
+        verdicts=[verdict("hang", n, says="word " * 50) for n in range(said)],
+    )
+    lines = frame(Seen(answers(shown), 0.5, None), cells, height)
+    assert len(lines) <= height
+    assert all(width(line) <= cells for line in plain(lines))

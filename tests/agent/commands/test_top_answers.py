@@ -1,0 +1,123 @@
+"""What ``commwatch top`` asks: how often, and what it says of who does not answer as an agent."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from commwatch.commands.top_answers import Answers, Asker
+from commwatch.watchers.gpus import GpuViews
+from tests.agent.commands.test_top import of_job
+
+
+@contextmanager
+def server(answers: dict[str, Any], status: int = 200) -> Iterator[tuple[str, Counter[str]]]:
+    """Somebody on a free port who answers by path, and how often each was asked for."""
+    asked: Counter[str] = Counter()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0].removeprefix("/api/v1/")
+            asked[path] += 1
+            found = answers.get(path, [])
+            body = found.encode() if isinstance(found, str) else json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}", asked
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def an_agent() -> dict[str, Any]:
+    """Answers of an agent with one job."""
+    shown = of_job()
+    about = {"version": "1", "pid": 1, "history": "h", "trouble": None, "scraped_at": None, "scraper": None}
+    return {
+        "jobs": [asdict(shown.job)],
+        "about": about,
+        "alerts": {"active": [], "past": []},
+        "gpus": asdict(GpuViews("none", None, None, None, [], [])),
+        "ranks": [asdict(rank) for rank in shown.ranks],
+        "summary": asdict(shown.by_operation),
+        "steps": [asdict(step) for step in shown.steps],
+    }
+
+
+def test_put_together() -> None:
+    """Answers become the values that the API is made of; what a newer agent says beside them is passed over."""
+    answers = an_agent()
+    answers["ranks"][0]["new"] = 1
+    with server(answers) as (url, _):
+        found = Asker(lambda: [url], "", None)()
+    assert isinstance(found, Answers)
+    assert found.shown is not None
+    assert (found.shown.job, found.shown.ranks) == (of_job().job, of_job().ranks)
+    assert (found.shown.steps, found.shown.by_operation) == (of_job().steps, of_job().by_operation)
+
+
+def test_slow_answers_are_asked_for_seldom() -> None:
+    """Advice and topology are asked for every 30 s, all else each time."""
+    now = 0.0
+    with server(an_agent()) as (url, asked):
+        ask = Asker(lambda: [url], "", None, lambda: now)
+        for at in (0.0, 1.0, 29.0, 31.0):
+            now = at
+            assert isinstance(ask(), Answers)
+    assert (asked["advice"], asked["topology"]) == (2, 2)
+    assert (asked["ranks"], asked["jobs"], asked["summary"]) == (4, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "said"),
+    [
+        ({"jobs": "<html>"}, 200, "does not answer as an agent of this version: "),
+        ({"jobs": {"detail": "x"}}, 200, "does not answer as an agent of this version: "),
+        ({"jobs": [{"job_id": 7}]}, 200, "does not answer as an agent of this version: "),
+        ({**an_agent(), "topology": [1]}, 200, "does not answer as an agent of this version: "),
+        ({}, 503, "answers 503 (Service Unavailable) to /api/v1/jobs"),
+    ],
+)
+def test_no_agent(answers: dict[str, Any], status: int, said: str) -> None:
+    """Whoever does not answer as an agent does is told of in one line, and ends nothing."""
+    with server(answers, status) as (url, _):
+        found = Asker(lambda: [url], "", None)()
+    assert isinstance(found, str)
+    assert found.startswith(f"{url} {said}")
+    assert "\n" not in found
+
+
+def test_which_job() -> None:
+    """Of several agents and jobs the latest that runs is shown; one that is asked for, wherever it is."""
+    old, new = an_agent(), an_agent()
+    old["jobs"] = [{**old["jobs"][0], "job_id": "old", "started_at": 1.0}]
+    new["jobs"] = [{**new["jobs"][0], "job_id": "ended", "state": "ended", "started_at": 3.0}]
+    with server(old) as (one, _), server(new) as (two, _):
+        latest, named = (Asker(lambda: [two, one], "", job)() for job in (None, "ended"))
+        assert Asker(lambda: [two, one], "", "x")() == "no job 'x' here yet; there are: ended, old"
+    assert isinstance(latest, Answers)
+    assert isinstance(named, Answers)
+    assert latest.shown is not None
+    assert named.shown is not None
+    assert (latest.url, latest.shown.job.job_id, latest.others) == (one, "old", [])
+    assert (named.url, named.shown.job.job_id, named.others) == (two, "ended", ["old"])
+    assert Asker(list, "nobody", None)() == "nobody"

@@ -1,0 +1,243 @@
+"""Kinds of damage to the history, one by one: what the agent says, what it keeps, and that it goes on."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from commwatch.history.chunks import Damaged
+from commwatch.history.examination import Examination
+from commwatch.history.soundness import mark
+from commwatch.history.store import begin
+from tests.helpers import Trainer, Watch, agent, clean_env, commwatch, group_entry, identity, operation, wait_for
+
+FINE = operation(start_ns=0, end_ns=9)
+
+
+def change(path: Path, *statements: str) -> None:
+    """As somebody might who has no idea of checksums."""
+    with closing(sqlite3.connect(path)) as db, db:
+        for statement in statements:
+            db.execute(statement)
+
+
+def looked_through(path: Path) -> Damaged:
+    """What is found where all of it is looked through."""
+    damaged = Damaged()
+    examination = Examination(path, damaged)
+    while not examination.over:
+        examination.tick()
+    return damaged
+
+
+def history(state: Path) -> Path:
+    """The one in ``state``."""
+    (path,) = state.glob("history-*.sqlite")
+    return path
+
+
+def scramble(path: Path) -> bytes:
+    """Make the file one that SQLite cannot read on; returns what it holds then."""
+    data = bytearray(path.read_bytes())
+    data[100:4096] = bytes(range(256)) * 15 + bytes(156)
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def test_set_aside_at_the_start(tmp_path: Path) -> None:
+    """An agent on a damaged file moves it out of the way, whole, says where to, and takes in what the ring still holds; the next one finds all well."""
+    run, state, log = tmp_path / "run", tmp_path / "state", tmp_path / "log"
+    redirect = ("sh", "-c", 'exec "$@" 2>>"$0"', str(log))
+    with Trainer(run / "rings" / "a.ring", identity()) as rank:
+        rank.call("name", [(group_entry(),)])
+        rank.write([FINE] * 50)
+        with agent(run, "--state", str(state)) as running:
+            wait_for(lambda: [r["records"] for r in running.get("/api/v1/ranks")] == [50], "the records")
+        path = history(state)
+        held = scramble(path)
+        for _ in range(2):
+            with agent(run, "--state", str(state), there=redirect, env=clean_env()) as running:
+                wait_for(lambda: [r["records"] for r in running.get("/api/v1/ranks")] == [50], "the records again")
+    (aside,) = state.glob("history-*.sqlite.damaged-*[0-9]")
+    assert aside.read_bytes() == held
+    (said,) = [line for line in log.read_text().splitlines() if "set aside" in line]
+    assert str(aside) in said
+    assert str(path) in said
+
+
+def test_found_while_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that is damaged under a running agent: the agent reports it and keeps running; the next agent renames the file and reads the ring again."""
+    with Trainer(tmp_path / "rings" / "a.ring") as rank:
+        rank.call("name", [(group_entry(),)])
+        watch = Watch(tmp_path)
+        rank.write([FINE] * 50)
+        watch.tick()
+        with closing(sqlite3.connect(watch.path)) as other:
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        data = bytearray(watch.path.read_bytes())
+        data[4096:] = b"\xa5" * (len(data) - 4096)
+        watch.path.write_bytes(data)
+        watch.store._db.execute("PRAGMA shrink_memory")  # what SQLite has in memory is still right
+        rank.write([FINE] * 50)
+        watch.tick(1)
+        assert "malformed; start the agent again" in (watch.store.trouble or "")
+        assert watch.aggregate.jobs
+        assert mark(watch.path).exists()
+        watch.store._db.close()
+        after = Watch(tmp_path)
+        after.tick(2)
+        assert after.count() == 100
+    assert not mark(after.path).exists()
+    assert len(list(tmp_path.glob("h.sqlite.damaged-*[0-9]"))) == 1
+
+
+def test_damaged_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Transactions behind a damaged page of the write-ahead log are counted as lost, and what the ring holds is read again."""
+    with Trainer(tmp_path / "rings" / "a.ring") as rank:
+        before = Watch(tmp_path)
+        for n in range(5):
+            rank.write([FINE] * 10)
+            before.tick(n)
+        log = tmp_path / "h.sqlite-wal"
+        data = bytearray(log.read_bytes())
+        data[len(data) // 2] ^= 1
+        # Its writer is gone, as in a crash: what it would do at its end is undone.
+        kept = (tmp_path / "h.sqlite").read_bytes()
+        before.store._db.close()
+        (tmp_path / "h.sqlite").write_bytes(kept)
+        log.write_bytes(data)
+        with caplog.at_level(logging.WARNING, "commwatch"):
+            after = Watch(tmp_path)
+        after.tick(9)
+        assert (len(after.damaged), after.count()) == (1, 50)
+    assert "the write-ahead log is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("head", [True, False], ids=["head", "nothing"])
+def test_log_that_is_whole(tmp_path: Path, head: bool) -> None:
+    """The log of an agent that was killed is none that is damaged, whether or not an earlier life has left pages in it; a damaged head is."""
+    with Trainer(tmp_path / "rings" / "a.ring") as rank:
+        before = Watch(tmp_path)
+        for n in range(5):
+            rank.write([FINE] * 10)
+            before.tick(n)
+        before.store._db.execute("PRAGMA wal_checkpoint(RESTART)")
+        rank.write([FINE] * 10)
+        before.tick(9)
+        files = {file: bytearray(file.read_bytes()) for file in tmp_path.glob("h.sqlite*")}
+        before.store._db.close()
+        if head:
+            files[tmp_path / "h.sqlite-wal"][9] ^= 1
+        for file, data in files.items():
+            file.write_bytes(data)
+        after = Watch(tmp_path)
+        after.tick(10)
+        assert (len(after.damaged), after.count()) == (int(head), 60)
+
+
+ROWS: dict[str, Callable[[Path], None]] = {
+    "another number": lambda path: change(path, "UPDATE rollup SET count = count + 1"),
+    "another rank's": lambda path: change(path, "UPDATE rollup SET ring = 77"),
+    "another time": lambda path: change(path, "UPDATE rollup SET slot_ns = -1"),
+    "no number": lambda path: change(path, "UPDATE rollup SET count = 'many'"),
+    "no text": lambda path: change(path, "UPDATE rollup SET durations = x'ff00'"),
+    "no checksum": lambda path: change(path, "UPDATE rollup SET crc = 'x'"),
+    "ring": lambda path: change(path, "UPDATE ring SET rank = 3"),
+    "ring that has read nothing sound": lambda path: change(path, "UPDATE ring SET next_n = 'x'"),
+    "identity": lambda path: change(path, "UPDATE ring SET identity = '{'"),
+    "group": lambda path: change(path, "UPDATE grp SET label = 'other'"),
+    "ranks": lambda path: change(path, "UPDATE grp SET ranks = '[1'"),
+    "step": lambda path: change(path, "UPDATE chunk SET until_ns = 1.5"),
+}
+
+
+@pytest.mark.parametrize("damage", ROWS.values(), ids=ROWS)
+def test_damaged_rows(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """A row in which something has changed is found, counted and left out; nothing ends, and no total is larger or another's."""
+    with Trainer(tmp_path / "rings" / "a.ring") as rank:
+        watch = Watch(tmp_path)
+        rank.call("name", [(group_entry(),)])
+        rank.write([FINE] * 50)
+        watch.tick()
+        rank.kill()
+        watch.tick(1)
+        watch.store.close()
+    damage(watch.path)
+    assert len(looked_through(watch.path)) >= 1
+    after = Watch(tmp_path)
+    after.tick(2)
+    assert after.count() <= 50
+    assert len(after.agent.operations(0, 1 << 62, None, lambda _: True, 100)) <= 50
+    after.agent.ranks(None), after.agent.groups(None), after.agent.jobs(), after.agent.steps(0, 1 << 62, None, None, 9)
+    after.store.close()
+    done = commwatch("report", "--dir", tmp_path, "--state", tmp_path)
+    assert "Traceback" not in done.stderr
+
+
+def test_the_ring_of_a_damaged_row(tmp_path: Path) -> None:
+    """A rank whose row is damaged is read again from its ring, and nothing that was stored under that row is counted twice."""
+    with Trainer(tmp_path / "rings" / "a.ring") as rank:
+        rank.call("name", [(group_entry(),)])
+        watch = Watch(tmp_path)
+        rank.write([FINE] * 50)
+        watch.tick()
+        watch.store.close()
+        change(watch.path, "UPDATE ring SET world_size = 9")
+        rank.write([FINE] * 5)
+        after = Watch(tmp_path)
+        after.tick(1)
+        assert (after.count(), len(after.damaged)) == (55, 1)
+        assert len(after.agent.operations(0, 1 << 62, None, lambda _: True, 100)) == 55
+
+
+def test_damaged_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An index that has lost a row is made anew, and said; nothing is lost by it."""
+    with Trainer(tmp_path / "rings" / "a.ring") as rank:
+        watch = Watch(tmp_path)
+        rank.write([FINE] * 50)
+        watch.tick()
+        rank.kill()
+        watch.tick(1)
+        watch.store.close()
+    with closing(sqlite3.connect(watch.path, isolation_level=None)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        ((root, spare),) = db.execute(
+            "SELECT a.rootpage, b.rootpage FROM sqlite_master a, sqlite_master b WHERE a.name = 'rollup_slot' AND b.name = 'step_end'"
+        )
+        db.execute("UPDATE sqlite_master SET rootpage = ? WHERE name = 'rollup_slot'", (spare,))
+        db.execute("UPDATE sqlite_master SET rootpage = ? WHERE name = 'step_end'", (root,))
+    damaged = looked_through(watch.path)
+    assert len(damaged) == 1
+    assert len(looked_through(watch.path)) == 0, "the second time all is well"
+    after = Watch(tmp_path)
+    assert after.count() == 50
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    """A file that is no database is not set aside: the agent says in one line that it does not start, and leaves the file alone."""
+    state = tmp_path / "state"
+    with agent(tmp_path / "run", "--state", str(state)):
+        pass
+    path = history(state)
+    path.write_bytes(b"precious\n" * 1000)
+    done = commwatch("agent", "--dir", tmp_path / "run", "--state", state, "--port", "0")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert str(path) in line
+    assert path.read_bytes() == b"precious\n" * 1000
+    assert list(state.glob("*.damaged*")) == []
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """Two files that are set aside in the same second have two names."""
+    path = tmp_path / "h.sqlite"
+    for _ in range(3):
+        begin(path, Damaged()).close()
+        scramble(path)
+        begin(path, Damaged()).close()
+    assert len(list(tmp_path.glob("h.sqlite.damaged-*[0-9]"))) == 3

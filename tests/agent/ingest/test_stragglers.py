@@ -1,0 +1,246 @@
+"""Who makes the others wait: loops of ranks that compute and meet, faults in them, and that even, uneven and odd loops name no rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from commwatch.ingest.stragglers import BIN_NS, COSTS, LEAST_NS, MOST_BINS, Late, LateWindow, waiting_least
+from tests.helpers import MS
+
+S = 1000 * MS
+#: What a collective takes.
+MEETS_MS = 2.0
+Delay = Callable[[int, int, random.Random], float]
+
+
+def nothing(rank: int, step: int, chance: random.Random) -> float:
+    return 0.0
+
+
+def late(*ranks: int, by_ms: float = 60.0, every: int = 1) -> Delay:
+    """Ranks that are late in one of ``every`` steps."""
+    return lambda rank, step, chance: by_ms if rank in ranks and step % every == 0 else 0.0
+
+
+class Loop:
+    """Ranks that compute for a while, and meet in a collective at the end of each step.
+
+    Args:
+        delay: what a rank takes longer, in ms, by rank and step.
+        noise_ms: standard deviation of what each takes.
+        buckets: collectives of a step; what comes after the first is noise.
+    """
+
+    def __init__(
+        self,
+        size: int = 4,
+        work_ms: float = 30.0,
+        delay: Delay = nothing,
+        noise_ms: float = 5.0,
+        buckets: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.size, self.work_ms, self.delay, self.noise_ms, self.buckets = size, work_ms, delay, noise_ms, buckets
+        self.window = LateWindow()
+        self.now_ns = 0
+        self.steps: list[int] = []
+        self._chance = random.Random(seed)
+
+    def run(self, seconds: float, delay: Delay | None = None) -> None:
+        """Go on for so long, with another delay."""
+        delay, until = delay or self.delay, self.now_ns + seconds * S
+        while self.now_ns < until:
+            own = [self.work_ms + delay(rank, len(self.steps), self._chance) for rank in range(self.size)]
+            for bucket in range(self.buckets):
+                took = [each * (bucket == 0) + abs(self._chance.gauss(0, self.noise_ms / self.buckets)) for each in own]
+                usual = sorted(took)[(self.size - 1) // 2]
+                self.now_ns += int((max(took) + MEETS_MS) * MS)
+                self.window.add(
+                    self.now_ns - 1, {rank: int(max(0, each - usual) * MS) for rank, each in enumerate(took)}
+                )
+            self.steps.append(self.now_ns)
+
+    def named(self, marked: bool = True) -> list[Late]:
+        """The stragglers now."""
+        return self.window.late(self.now_ns, self.steps if marked else ())
+
+
+def ranks(found: Sequence[Late]) -> list[int]:
+    return [each.rank for each in found]
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(
+    ("size", "work_ms", "delay", "buckets"),
+    [
+        (4, 30.0, late(2), 1),
+        (4, 30.0, late(2), 8),
+        (2, 30.0, late(1), 1),
+        (3, 30.0, late(0), 4),
+        (4, 30.0, late(1, 3), 1),
+        (4, 30.0, late(3, by_ms=120, every=2), 1),
+        (4, 30.0, late(3, by_ms=240, every=4), 1),
+        (4, 30.0, late(1, by_ms=1500), 4),
+        (4, 1000.0, late(1, by_ms=600), 1),
+        (64, 30.0, late(40), 1),
+    ],
+    ids=[
+        "late",
+        "buckets",
+        "two ranks",
+        "three",
+        "two at fault",
+        "every other step",
+        "one in four",
+        "very late",
+        "long steps",
+        "many",
+    ],
+)
+def test_straggler(size: int, work_ms: float, delay: Delay, buckets: int, marked: bool) -> None:
+    """After 12 s of its fault the culprit is named, and from then on always; before it, and once it is well again, no rank is."""
+    culprits = [rank for rank in range(size) if any(delay(rank, step, random.Random()) for step in range(4))]
+    loop = Loop(size, work_ms, buckets=buckets)
+    loop.run(12)
+    assert loop.named(marked) == []
+    loop.run(13, delay)
+    for _ in range(20):
+        assert ranks(loop.named(marked)) == culprits
+        loop.run(0.5, delay)
+    loop.run(32)
+    assert loop.named(marked) == []
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("size", "work_ms", "delay"),
+    [
+        (4, 30.0, nothing),
+        (2, 30.0, lambda rank, step, chance: 120 * chance.random()),
+        (4, 30.0, lambda rank, step, chance: 120 * chance.random()),
+        (3, 1000.0, lambda rank, step, chance: 2000 * chance.random()),
+        (4, 30.0, lambda rank, step, chance: 60.0 * (step % 4 == rank)),
+        (4, 30.0, late(0, by_ms=1000, every=60)),
+        (4, 200.0, late(0, by_ms=1000, every=20)),
+        (4, 200.0, late(1, by_ms=0.05 * 200 - 8)),
+        (3, 30.0, late(0, 1)),
+    ],
+    ids=[
+        "even",
+        "uneven pair",
+        "uneven",
+        "uneven long",
+        "in turn",
+        "checkpoint",
+        "checkpoints",
+        "hardly",
+        "all but one",
+    ],
+)
+def test_no_straggler(size: int, work_ms: float, delay: Delay, seed: int, marked: bool) -> None:
+    """Chance, turns, checkpoints, small change and a rank that is early name no rank, at no time of 40 s."""
+    loop = Loop(size, work_ms, delay, seed=seed)
+    for _ in range(40):
+        loop.run(1)
+        assert loop.named(marked) == []
+
+
+def test_cost() -> None:
+    """A straggler's cost is what the others waited for it: 60 ms of each step of 92 ms."""
+    loop = Loop(delay=late(2), noise_ms=0.1)
+    loop.run(30)
+    (found,) = loop.named()
+    assert found.steps is not None
+    assert found.cost_ns / found.steps == pytest.approx(60 * MS, rel=0.01)
+    assert found.window_ns == pytest.approx(10 * S, abs=2 * BIN_NS)
+    assert found.cost_ns / found.window_ns == pytest.approx(60 / 92, rel=0.02)
+    (unmarked,) = loop.named(marked=False)
+    assert unmarked.steps is None
+    assert unmarked.cost_ns / unmarked.window_ns == pytest.approx(60 / 92, rel=0.02)
+
+
+def test_steady() -> None:
+    """A straggler whose delays scatter stays named while it costs as much, and no longer than some seconds after it does not."""
+    loop = Loop(2, work_ms=250, delay=lambda rank, step, chance: 700 * rank * chance.random() ** 2)
+    loop.run(12)
+    named = list[list[int]]()
+    while len(named) < 60:
+        loop.run(0.5)
+        named.append(ranks(loop.named()))
+    first = named.index([1])
+    assert named[first:].count([1]) >= 0.9 * len(named[first:])
+    loop.run(10, nothing)
+    assert loop.named() == []
+
+
+def test_start() -> None:
+    """A job is not judged before it has run for 5 s: at its start a rank may be last a hundred times."""
+    loop = Loop(delay=late(2), noise_ms=0.1)
+    loop.run(LEAST_NS / S - 0.3)
+    assert loop.named() == []
+    loop.run(1)
+    assert ranks(loop.named()) == [2]
+    assert ranks(loop.window.late(loop.now_ns, loop.steps[:20], least_ns=0)) == [2]
+
+
+def test_still() -> None:
+    """A straggler stays one in a pause, as for an evaluation, but not where nothing has moved for 30 s."""
+    loop = Loop(delay=late(2))
+    loop.run(20)
+    assert ranks(loop.window.late(loop.now_ns + 29 * S, loop.steps)) == [2]
+    assert loop.window.late(loop.now_ns + 31 * S, loop.steps) == []
+
+
+def test_end_of_the_far_future() -> None:
+    """An end that some trainer dated into the far future hides no straggler."""
+    loop = Loop(delay=late(2))
+    loop.run(20)
+    loop.window.add(1 << 61, dict.fromkeys(range(4), 0))
+    assert ranks(loop.named()) == [2]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    """A minute is kept, however long the job runs and whatever clock the ends are of."""
+    window = LateWindow()
+    for n in range(5 * MOST_BINS):
+        window.add((n * 7919 % 4000) * BIN_NS, {0: 0, 1: MS})
+    assert len(window._bins) == MOST_BINS
+
+
+def stages(waited_ms: Sequence[float], noise_ms: float = 3.0) -> list[Late]:
+    """Who is named of the stages of a pipeline that wait so long in each step of 100 ms, for 20 s."""
+    chance = random.Random(0)
+    bins: dict[int, dict[int, int]] = {}
+    for step in range(200):
+        bins[step] = {rank: int(max(0.0, each + chance.gauss(0, noise_ms)) * MS) for rank, each in enumerate(waited_ms)}
+    return waiting_least(bins, range(len(waited_ms)), 20 * S, [(n + 1) * BIN_NS - 1 for n in range(200)])
+
+
+@pytest.mark.parametrize("slow", range(4))
+def test_slow_stage(slow: int) -> None:
+    """Of the stages of a pipeline the slow one waits least, and costs what the others wait more than it."""
+    (found,) = stages([10 if rank == slow else 60 for rank in range(4)])
+    assert found.rank == slow
+    assert found.cost_ns / found.window_ns == pytest.approx(0.5, rel=0.05)
+
+
+def test_late_first_stage() -> None:
+    """A stage that is late is named although it waits for the messages to come back from the others, too."""
+    (found,) = stages([28, 60, 59, 62], noise_ms=8)
+    assert found.rank == 0
+
+
+@pytest.mark.parametrize(
+    "waited_ms",
+    [[30] * 4, [27, 35, 35, 42], [30, 45, 44, 50], [1, 2, 1, 3], [20, 60]],
+    ids=["even", "not quite", "uneven", "hardly", "pair"],
+)
+def test_no_slow_stage(waited_ms: list[float]) -> None:
+    """Stages that are not quite even, and those that hardly wait, name no rank; but a pair one of which waits a lot more does."""
+    found = stages(waited_ms)
+    assert (found == []) == (waited_ms != [20, 60])
+    assert COSTS == 0.05

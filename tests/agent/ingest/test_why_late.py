@@ -1,0 +1,150 @@
+"""Why a straggler is late: the sign that explains its lateness is named with its numbers, and none where nothing does."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from commwatch.analysis import sight
+from commwatch.collectors.node.process import Usage
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.processes import Processes
+from commwatch.ingest.why_late import MOST_SAMPLES, Sample, reason
+from tests.agent.analysis.test_joined import EVERY, node
+
+S = 1_000_000_000
+
+
+def looks(
+    ran: float = 0.2,
+    wanted: float = 0.0,
+    throttled: float | None = None,
+    faults: float = 0.0,
+    held_back: tuple[str, ...] = (),
+) -> list[Sample]:
+    """Eleven looks, one a second, at a process that has so much of each second."""
+    return [
+        Sample(
+            n * S,
+            Usage(
+                int(ran * n * S),
+                int(wanted * n * S),
+                int(faults * n),
+                None if throttled is None else int(throttled * n * S),
+            ),
+            held_back,
+        )
+        for n in range(11)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mine", "phrase"),
+    [
+        (looks(ran=0.3, wanted=0.5), "its main thread waited 50% of the time for a core, those of the others 0%"),
+        (
+            looks(ran=0.25, wanted=0.7, throttled=0.7),
+            "its cgroup was stopped 70% of the time, as its CPU quota was used up",
+        ),
+        (looks(ran=0.7), "its main thread ran 70% of the time, those of the others 20%: it computes longer"),
+        (
+            looks(ran=0.65, wanted=0.31),
+            "its main thread ran 65% of the time, those of the others 20%: it computes longer",
+        ),
+        (looks(faults=400), "it read 400 pages a second from disk (swap, or files in memory)"),
+        (
+            looks(),
+            "meanwhile its main thread neither ran nor wanted a core: it waits for data, a disk, a lock, its GPU or another of its threads",
+        ),
+        (looks(held_back=("hardware_thermal",)), "its GPU keeps its clock down: hardware_thermal"),
+        (looks(ran=0.4), None),
+        (
+            looks(ran=0.7, faults=400),
+            "its main thread ran 70% of the time, those of the others 20%: it computes longer",
+        ),
+        (looks(wanted=0.5, throttled=4.0), "its cgroup was stopped 100% of the time, as its CPU quota was used up"),
+        (
+            looks(ran=0.9, wanted=0.02),
+            "its main thread ran 90% of the time, those of the others 20%: it computes longer",
+        ),
+    ],
+)
+def test_reason(mine: list[Sample], phrase: str | None) -> None:
+    """One phrase, of the largest sign; none where the sign is too small to explain half of the lateness, here 60 % of the time."""
+    assert reason(1, 0.6, {0: looks(), 1: mine, 2: looks(), 3: looks(ran=0.21)}, 0) == phrase
+
+
+def test_what_all_have_explains_nothing() -> None:
+    """A full machine, a quota or page faults of all ranks alike are no reason of one."""
+    for all_alike in (
+        looks(wanted=0.5),
+        looks(wanted=0.5, throttled=0.5),
+        looks(faults=300),
+        looks(held_back=("software_thermal",)),
+    ):
+        found = reason(1, 0.6, dict.fromkeys(range(4), all_alike), 0)
+        assert found is None or "neither ran nor wanted" in found
+        assert "core, those" not in (found or "")
+
+
+def test_quota_known_now_and_then() -> None:
+    """Where the quota was not known at the first look, or the process has moved to another cgroup, it explains nothing."""
+    for first, last in ((None, 4 * S), (4 * S, 0), (4 * S, None)):
+        mine = [Sample(0, Usage(0, 0, 0, first)), Sample(10 * S, Usage(2 * S, 0, 0, last))]
+        assert "quota" not in (reason(1, 0.6, {0: looks(), 1: mine}, 0) or "")
+
+
+def test_not_known() -> None:
+    """No phrase while the process is not seen, is seen once, is another one than before, or has no other rank beside it."""
+    for mine in (
+        [],
+        looks()[:1],
+        [Sample(n * S, None) for n in range(11)],
+        [*looks(ran=0.5)[5:], *looks(wanted=0.9)[:2]],
+    ):
+        assert reason(1, 0.6, {0: looks(), 1: mine}, 0) is None
+    assert reason(1, 0.6, {1: looks(ran=0.9)}, 0) is None
+    assert reason(1, 0.6, {0: looks(), 1: looks(ran=0.9)}, 20 * S) is None
+
+
+def test_only_the_window_counts() -> None:
+    """What the process did before the window explains nothing."""
+    before = [Sample(n * S, Usage(n * S, 0, 0, None)) for n in range(-20, 0)]
+    assert "neither ran" in (reason(1, 0.6, {0: looks(), 1: [*before, *looks()]}, 0) or "")
+
+
+def test_verdict() -> None:
+    """The verdict on a straggler has the reason, in a field of its own and in its words."""
+    aggregate = node(range(4), late=2, seqs=range(80))
+    now = 81 * EVERY
+    for book in aggregate.books():
+        wanted = 0.8 if book.rank == 2 else 0.0
+        book.samples.extend(
+            Sample(now - n * S, Usage(0, int((10 - n) * wanted * S), 0, None)) for n in range(6, -1, -1)
+        )
+    (verdict,) = sight.conclude(aggregate.jobs.values(), now)
+    assert verdict.why == "its main thread waited 80% of the time for a core, those of the others 0%"
+    assert verdict.says.endswith(f"of the time; {verdict.why}")
+
+
+def test_samples() -> None:
+    """Each look leaves a sample in the book of a rank that lives, the latest ones only."""
+    aggregate, now = Aggregate(), iter(range(1000))
+    (book,) = node([0], late=None).books()
+    book.pid = 42
+    aggregate.jobs["job"] = next(iter(node([0], late=None).jobs.values()))
+    aggregate.jobs["job"].books = {"ring-0": book}
+    watch = Processes(
+        aggregate,
+        threading.RLock(),
+        lambda place: ["hardware"],
+        state=lambda pid: "running",
+        usage=lambda pid: Usage(pid, 0, 0, None),
+        now_ns=lambda: next(now),
+    )
+    for _ in range(MOST_SAMPLES + 5):
+        watch.tick()
+    assert book.process == (42, "running")
+    assert len(book.samples) == MOST_SAMPLES
+    assert book.samples[-1] == Sample(MOST_SAMPLES + 4, Usage(42, 0, 0, None), ("hardware",))

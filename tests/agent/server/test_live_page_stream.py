@@ -1,0 +1,211 @@
+"""The live page in Chromium and the agent it listens to: one that dies and comes back, that refuses, that has several jobs; and its reader."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+from playwright.sync_api import expect
+
+from commwatch.server.gate import MOST_STREAMS
+from tests.helpers import RunningAgent, agent, wait_for
+from tests.live import HandMade, hear
+
+if TYPE_CHECKING:
+    from tests.browser import Chromium
+
+REFUSED = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|ERR_CONNECTION_RESET"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """An agent for the jobs of most tests here."""
+    with agent(tmp_path_factory.mktemp("stream") / "run") as running:
+        yield running
+
+
+def test_agent_dies_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
+    """Without an agent the page says at once that what it shows is old; with the next one it goes on, and has all of the past."""
+    directory = tmp_path / "run"
+    with ExitStack() as open_until_the_end:
+        with agent(directory) as running:
+            job = open_until_the_end.enter_context(HandMade(directory, "train", ago_s=300, slots=8192))
+            job.run(1500)
+            job.read_by(running)
+            wait_for(lambda: running.get("/api/v1/steps?job=train&limit=2"), "the steps")
+            visit = open_until_the_end.enter_context(chromium.visit(running.url, dark=True, forgiven=REFUSED))
+            page, port = visit.page, str(urlsplit(running.url).port)
+            expect(page.locator("#comm")).to_have_text("13 %")
+            since = page.locator("#shares-said").text_content()
+            assert since
+            assert since.startswith("Since ")
+            expect(page.get_by_role("alert")).to_be_hidden()
+            running.kill()
+        expect(page.get_by_role("alert")).to_contain_text("OLD: the agent has not been heard since ")
+        expect(page.get_by_role("alert")).to_contain_text("What follows is as old. Trying again.")
+        assert page.locator("#job").evaluate("job => getComputedStyle(job).filter") == "grayscale(1)"
+        expect(page.locator("#comm")).to_have_text("13 %")
+        visit.assert_readable()
+        visit.picture("live-old-1280")
+        with agent(directory, "--port", port) as running:
+            expect(page.get_by_role("alert")).to_be_hidden()
+            assert page.locator("#job").evaluate("job => getComputedStyle(job).filter") == "none"
+            job.run(100)
+            expect(page.locator("#pace")).to_contain_text("now at step 1600")
+            # As much of the past as there was: the agent has kept it.
+            expect(page.locator("#shares-said")).to_contain_text(since.split(". ")[0])
+            visit.assert_clean()
+            page.goto("about:blank")
+
+
+def test_pause(chromium: Chromium, node: RunningAgent) -> None:
+    """By keyboard the page stands still and says so, and goes on where the job is by then."""
+    with HandMade(node.directory, "pause") as job, chromium.visit(f"{node.url}/?job=pause", width=400) as visit:
+        job.run(50)
+        page = visit.page
+        expect(page.locator("#pace")).to_contain_text("now at step 50")
+        expect(page.locator("#timeline-said")).to_contain_text("The latest")
+        button = page.get_by_role("button", name="Pause")
+        button.focus()
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Tab")
+        expect(button).to_be_focused()
+        assert button.evaluate("button => getComputedStyle(button).outlineStyle") == "solid"
+        page.keyboard.press("Enter")
+        expect(button).to_have_attribute("aria-pressed", "true")
+        expect(page.get_by_role("alert")).to_contain_text("Paused at ")
+        before = page.locator("main").inner_text()
+        job.run(50)
+        job.read_by(node)
+        hear(visit, "moment")
+        hear(visit, "timeline", 1)
+        assert page.locator("main").inner_text() == before
+        visit.assert_readable()
+        visit.picture("live-paused-400")
+        page.keyboard.press("Space")
+        expect(button).to_have_attribute("aria-pressed", "false")
+        expect(page.get_by_role("alert")).to_be_hidden()
+        expect(page.locator("#pace")).to_contain_text("now at step 100")
+
+
+def test_two_jobs(chromium: Chromium, tmp_path: Path) -> None:
+    """The latest job is followed when it begins; another can be chosen, and the latest again; a name nobody knows is said."""
+    with agent(tmp_path / "run") as running, HandMade(running.directory, "old job", late=1, ago_s=50) as old:
+        old.run(10)
+        old.read_by(running)
+        with chromium.visit(running.url) as visit:
+            page, choice = visit.page, visit.page.get_by_label("Job")
+            expect(page.locator("#about")).to_contain_text("old job, running")
+            expect(choice).to_be_hidden()
+            with HandMade(running.directory, "new job", 3, ago_s=10) as new:
+                new.run(20)
+                expect(page.locator("#about")).to_contain_text("new job, running")
+                expect(page.locator("#ranks tbody tr")).to_have_count(3)
+                expect(choice).to_have_value("")
+                choice.select_option(label="old job")
+                page.wait_for_url("**/?job=old%20job")
+                expect(page.locator("#about")).to_contain_text("old job, running")
+                expect(choice).to_have_value("old job")
+                choice.select_option(label="the latest")
+                page.wait_for_url(lambda url: "old" not in url)
+                expect(page.locator("#about")).to_contain_text("new job, running")
+                new.end()
+            expect(page.locator("#about")).to_contain_text("old job, running")  # the latest that runs
+        with chromium.visit(f"{running.url}/?job=nosuch%26", width=400) as visit:
+            expect(visit.page.get_by_role("heading", name="No job nosuch& here")).to_be_visible()
+            expect(visit.page.get_by_label("Job")).to_have_value("nosuch&")
+            visit.assert_readable()
+            visit.picture("live-unknown-400")
+            visit.page.get_by_role("link", name="The latest job").click()
+            expect(visit.page.locator("#about")).to_contain_text("old job, running")
+
+
+def test_refused(chromium: Chromium, tmp_path: Path) -> None:
+    """Where too many watch already the page says so in the agent's words, and is served as soon as one has gone."""
+    with agent(tmp_path / "run") as running, HandMade(running.directory) as job, ExitStack() as watching:
+        job.run(20)
+        where = urlsplit(running.url)
+        others = []
+        for _ in range(MOST_STREAMS):
+            other = watching.enter_context(socket.create_connection((where.hostname, where.port), 30))
+            other.sendall(b"GET /api/v1/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert b" 200 " in other.recv(64)
+            others.append(other)
+        with chromium.visit(running.url, forgiven="503") as visit:
+            expect(visit.page.get_by_role("alert")).to_contain_text(f"It says: {MOST_STREAMS} streams are open")
+            visit.assert_readable()
+            visit.picture("live-refused-1280")
+            others[0].close()
+            expect(visit.page.locator("#about")).to_contain_text("train, running")
+            expect(visit.page.get_by_role("alert")).to_be_hidden()
+
+
+def test_focus_and_selection_stay(chromium: Chromium, node: RunningAgent) -> None:
+    """Through updates each second the reader keeps the focus, what is selected, and what is open; Tab leads through all in order."""
+    with HandMade(node.directory, "read", 3, late=1, ago_s=30) as job:
+        job.run(200)
+        job.read_by(node)
+        wait_for(lambda: node.get("/api/v1/advice?job=read"), "the advice")
+        with chromium.visit(f"{node.url}/?job=read") as visit:
+            page = visit.page
+            advice = page.locator("#advice summary").first
+            expect(advice).to_contain_text("rank 1 is late")
+            expect(page.locator("#operations tbody tr")).to_have_count(2)
+            advice.press("Enter")
+            expect(page.locator("#advice details p").first).to_be_visible()
+            page.locator("#ranks tbody td").first.evaluate("cell => getSelection().selectAllChildren(cell)")
+            selected = page.evaluate("String(getSelection())")
+            assert selected.startswith("running")
+            job.run(10)
+            expect(page.locator("#pace")).to_contain_text("now at step 210")
+            hear(visit, "operations", 1)
+            assert page.evaluate("String(getSelection())") == selected
+            expect(advice).to_be_focused()
+            expect(page.locator("#advice details p").first).to_be_visible()
+            page.evaluate("document.activeElement.blur(), getSelection().removeAllRanges()")
+            page.goto(f"{node.url}/?job=read")
+            expect(page.locator("#advice summary").first).to_be_visible()
+            expect(page.get_by_label("Job")).to_be_visible()
+            order = []
+            for _ in range(8):
+                page.keyboard.press("Tab")
+                order.append(
+                    page.evaluate(
+                        "(e => e.id || e.textContent.trim() || e.getAttribute('aria-labelledby'))(document.activeElement)"
+                    )
+                )
+            assert order[:7] == ["Skip to what is measured", "jobs", "pause", "Runbook", "API", "Metrics", "timeline"]
+            focused = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert focused in {"solid", "auto"}
+            assert page.locator("#comm-meter span").evaluate("bar => getComputedStyle(bar).transitionDuration") == "0s"
+            page.emulate_media(reduced_motion="no-preference")
+            assert (
+                page.locator("#comm-meter span").evaluate("bar => getComputedStyle(bar).transitionDuration") == "0.4s"
+            )
+
+
+def test_nothing_else_runs(chromium: Chromium, node: RunningAgent) -> None:
+    """The page's policy lets nothing in but its own files: neither a script in the page, nor a style, nor another host."""
+    with urlopen(node.url + "/", timeout=30) as answer:
+        policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    with chromium.visit(node.url, forgiven="Content Security Policy") as visit:
+        visit.page.evaluate(
+            """() => {
+              const script = document.createElement("script");
+              script.textContent = "window.ran = true";
+              document.body.append(script);
+              document.body.insertAdjacentHTML("beforeend", "<img src=/static/icon.svg alt=x onload='window.ran = true'>");
+            }"""
+        )
+        visit.page.evaluate("document.body.lastElementChild.decode()")
+        assert visit.page.evaluate("window.ran") is None
+        assert visit.page.evaluate("fetch('http://192.0.2.1/').then(() => 'went out', () => 'stayed')") == "stayed"
+    assert len([error for error in visit.errors if "Content Security Policy" in error]) >= 3

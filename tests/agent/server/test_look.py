@@ -1,0 +1,65 @@
+"""What the live page looks at, asked by several threads at once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from commwatch.server.look import Look
+from commwatch.server.watchers import Watchers
+from tests.helpers import PATIENCE_S, Watch, operation, write_ring
+
+
+class Moment(float):
+    """A time that lets something happen when it is compared the first time."""
+
+    def __new__(cls, at: float, then: list[threading.Thread]) -> Moment:
+        made = super().__new__(cls, at)
+        made.then = then
+        return made
+
+    then: list[threading.Thread]
+
+    def __lt__(self, other: float) -> bool:
+        while self.then:
+            other_thread = self.then.pop()
+            other_thread.start()
+            other_thread.join(1.0)  # where a lock keeps it waiting it goes on later
+        return super().__lt__(other)
+
+
+def test_what_is_told_of_two_jobs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that ask about different jobs at the same moment each get their own job's, and neither is worked out again."""
+    watch = Watch(tmp_path)
+    for job in ("a", "b", "c"):
+        write_ring(watch.rings, [operation(start_ns=0, end_ns=9)], job=job)
+    watch.tick()
+    told: list[str] = []
+
+    def tell(self: Look, job: str) -> bytes:
+        told.append(job)
+        return json.dumps(job).encode()
+
+    monkeypatch.setattr(Look, "_tell", tell)
+    then: list[threading.Thread] = []
+    look = Look(watch.agent, None, Watchers(*[None] * len(Watchers._fields)), lambda: None, lambda: Moment(100.0, then))  # type: ignore[arg-type]
+    assert look.told("c") == b'"c"'
+    found: list[bytes] = []
+    meanwhile = threading.Thread(target=lambda: found.append(look.told("b")))
+    original = Look._tell
+
+    def told_then_disturbed(self: Look, job: str) -> bytes:
+        text = original(self, job)
+        if job == "a":
+            then.append(meanwhile)
+        return text
+
+    monkeypatch.setattr(Look, "_tell", told_then_disturbed)
+    assert look.told("a") == b'"a"'
+    meanwhile.join(PATIENCE_S)
+    assert found == [b'"b"']
+    assert [look.told(job) for job in "abc"] == [b'"a"', b'"b"', b'"c"']
+    assert told == ["c", "a", "b"]

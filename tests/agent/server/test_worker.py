@@ -1,0 +1,270 @@
+"""The process that answers questions to the history: the same answers as the agent's own, bounded, and never in the intake's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from commwatch.collectors.node import process
+from commwatch.history.chunks import Damaged
+from commwatch.reference.references import References
+from commwatch.server import answering, questions, worker
+from commwatch.server.questions import Problem, Wanted, text_of
+from commwatch.server.worker import Worker
+from tests.helpers import MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
+
+ALWAYS: dict[str, Any] = {"from_ns": 0, "until_ns": 1 << 62}
+SUMMARY: dict[str, Any] = {**ALWAYS, "job": None, "by": ["rank", "op"], "same": {}}
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """An agent that has taken in two ranks' records: those of the first 10 s are stored, the others in the books."""
+    watch = Watch(tmp_path)
+    with (
+        Trainer(watch.rings / "job.r0.0.ring") as first,
+        Trainer(watch.rings / "job.r0.1.ring", identity(rank=1)) as second,
+    ):
+        for rank, trainer in enumerate((first, second)):
+            trainer.call("name", [(group_entry(group_id="world"),)])
+            records = [mark(0, 1)]
+            for n in range(40):
+                begin = n * 500 * MS
+                records.append(operation(start_ns=begin + rank * MS, end_ns=begin + 10 * MS, seq=n, size=1 << 20))
+                records.append(mark(n + 1, begin + 400 * MS, exposed_ns=MS))
+            trainer.write(records)
+        watch.tick(20_000 * MS)
+        yield watch
+
+
+@pytest.fixture
+def asked(watch: Watch) -> Iterator[Worker]:
+    """Who answers for it."""
+    made = Worker(watch.agent, References(watch.path.parent / "references"), watch.damaged)
+    yield made
+    made.close()
+
+
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "summary": SUMMARY,
+    "operations": {"wanted": Wanted(**ALWAYS, job="job", limit=30)},
+    "operations_csv": {"wanted": Wanted(**ALWAYS, job="job", same={"rank": 1}, limit=30)},
+    "collective": {"group_id": "world", "seq": 3},
+    "steps": {**ALWAYS, "job": "job", "rank": None, "limit": 50},
+    "efficiency": {**ALWAYS, "job": "job"},
+    "advice": {"job": "job", "findings": [], "host": None, "late": {}, "last_s": None},
+}
+
+
+def test_same_answers(watch: Watch, asked: Worker) -> None:
+    """Each question gets the answer that it would get in the agent itself, with what is only in the books."""
+    assert set(QUESTIONS) == set(questions.QUESTIONS)
+    for name, arguments in QUESTIONS.items():
+        expected = questions.QUESTIONS[name](watch.agent, **arguments)
+        assert asked.find(name, **arguments) == expected, name
+        text = asked.text(name, **arguments)
+        assert text == text_of(expected), name
+        if text.media_type == "application/json":
+            assert json.loads(text.body) == json.loads(TypeAdapter(type(expected)).dump_json(expected)), name
+    rows = asked.find("summary", **SUMMARY).rows
+    assert sum(row.count for row in rows) == 80
+
+
+def test_links(asked: Worker) -> None:
+    """What operations should take goes by the settings as they are when the question is put."""
+    before = asked.find("summary", **SUMMARY).rows
+    asked._references.links = {"*": "nvlink4"}
+    after = asked.find("summary", **SUMMARY).rows
+    assert {row.reference for row in before} != {row.reference for row in after} == {"catalogue"}
+
+
+def test_no_web_server(asked: Worker) -> None:
+    """The process holds no web server, so that it is a third of the agent's size; and it makes way for others."""
+    asked.find("summary", **SUMMARY)
+    pid = _pid(asked)
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    assert "pydantic" not in maps
+    assert "sqlite" in maps
+    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + answering.NICE)  # there is no lower one than 19
+    assert os.getpriority(os.PRIO_PROCESS, pid) == lower
+    assert f"{answering.MOST_BYTES}" in Path(f"/proc/{pid}/limits").read_text()
+
+
+def test_problems(asked: Worker) -> None:
+    """What is wrong with a question is said as in the agent itself, and the process goes on."""
+    with pytest.raises(Problem, match="no job 'another'") as caught:
+        asked.text("summary", **{**SUMMARY, "job": "another"})
+    assert caught.value.status == HTTPStatus.NOT_FOUND
+    pid = _pid(asked)
+    assert asked.text("summary", **SUMMARY)
+    assert _pid(asked) == pid
+
+
+def test_history_gone(watch: Watch, asked: Worker) -> None:
+    """A history that cannot be read is said to be that."""
+    watch.path.rename(watch.path.with_suffix(".moved"))
+    with pytest.raises(Problem, match=r"the history cannot be read: .*no history here") as caught:
+        asked.text("summary", **SUMMARY)
+    assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def test_takes_too_long(watch: Watch) -> None:
+    """An answer that takes too long is given up with a word on what to do, and the next question gets its answer."""
+    asked = Worker(watch.agent, References(Path("none")), Damaged())
+    asked.find("summary", **SUMMARY)
+    asked._most_s = 1.0
+    os.kill(_pid(asked), signal.SIGSTOP)
+    with pytest.raises(Problem, match="took longer than 1 s; ask for less") as caught:
+        asked.find("summary", **SUMMARY)
+    assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
+    asked._most_s = worker.MOST_S
+    assert asked.find("summary", **SUMMARY).rows
+    asked.close()
+    with pytest.raises(Problem, match="about to end"):
+        asked.find("summary", **SUMMARY)
+
+
+def test_killed(asked: Worker) -> None:
+    """Where the process was killed, as for want of memory, another answers."""
+    asked.find("summary", **SUMMARY)
+    first = _pid(asked)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: process.state(first) in (None, "zombie"), "its end")
+    assert asked.find("summary", **SUMMARY).rows
+    assert _pid(asked) != first
+
+
+def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer for which there is not the memory is refused, and the next question gets its answer."""
+
+    class Connection:
+        """Asks two questions, of which the first takes what no machine has."""
+
+        def __init__(self) -> None:
+            self.said: list[Any] = []
+            begin = answering.Begin(watch.path, Path("none"))
+            self._asked = [begin, answering.Question("huge", {}, {}, True), answering.Question("small", {}, {}, True)]
+
+        def recv(self) -> Any:
+            if not self._asked:
+                raise EOFError
+            return self._asked.pop(0)
+
+        def send(self, said: Any) -> None:
+            self.said.append(said)
+
+    connection = Connection()
+    asked = {"huge": lambda _: bytes(1 << 60), "small": lambda _: [1]}
+    monkeypatch.setattr(answering, "QUESTIONS", asked)
+    answering.serve(connection)  # type: ignore[arg-type]
+    wrong, right = connection.said
+    assert (wrong.status, f"{answering.MOST_BYTES >> 20} MiB" in wrong.detail) == (HTTPStatus.SERVICE_UNAVAILABLE, True)
+    assert right.answer.body == b"[1]"
+
+
+def test_intake_does_not_wait(watch: Watch, asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that stops while the agent holds its books still for it is killed, and the intake goes on."""
+    monkeypatch.setattr(worker, "_FREEZE_S", 0.2)
+    asked.find("summary", **SUMMARY)
+    pid, live_cells = _pid(asked), watch.agent.live_cells
+
+    def stopped(*arguments: Any) -> Any:
+        os.kill(pid, signal.SIGSTOP)
+        return live_cells(*arguments)
+
+    monkeypatch.setattr(watch.agent, "live_cells", stopped)
+    with pytest.raises(Problem, match="has ended; ask again"):
+        asked.find("summary", **SUMMARY)
+    watch.tick(21_000 * MS)
+    monkeypatch.undo()
+    assert asked.find("summary", **SUMMARY).rows
+
+
+def test_idle(asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has not been asked for a while ends, and no zombie is left; it comes again with the next question."""
+    asked.find("summary", **SUMMARY)
+    pid = _pid(asked)
+    asked.tick()
+    assert _pid(asked) == pid
+    monkeypatch.setattr(worker, "_IDLE_S", 0.0)
+    asked.tick()
+    assert process.state(pid) is None
+    assert asked.find("summary", **SUMMARY).rows
+
+
+def test_ends_with_the_agent(asked: Worker) -> None:
+    """When the agent is gone, so is the process."""
+    asked.find("summary", **SUMMARY)
+    pid = _pid(asked)
+    assert asked._connection is not None
+    asked._connection.close()
+    wait_for(lambda: process.state(pid) in (None, "zombie"), "its end")
+
+
+def test_closed_in_an_answer(asked: Worker) -> None:
+    """An agent that ends does not wait for an answer."""
+    asked.find("summary", **SUMMARY)
+    os.kill(_pid(asked), signal.SIGSTOP)
+    refused: list[Problem] = []
+
+    def ask() -> None:
+        try:
+            asked.find("summary", **SUMMARY)
+        except Problem as problem:
+            refused.append(problem)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_for(asked._lock.locked, "the question")
+    asked.close()
+    thread.join(PATIENCE_S)
+    assert len(refused) == 1
+
+
+def test_closed_as_a_question_begins(asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that ends the process just as a question comes to it starts no other."""
+    asked.find("summary", **SUMMARY)
+    process = asked._process
+    assert process is not None
+    poll = process.poll
+
+    def killed_by_close() -> int | None:
+        asked._closed = True
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: poll() is not None, "the end of the process")
+        return poll()
+
+    monkeypatch.setattr(process, "poll", killed_by_close)
+    with pytest.raises(Problem, match="about to end"):
+        asked.find("summary", **SUMMARY)
+    assert asked._process is None
+
+
+def test_damaged_chunk(watch: Watch, asked: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged chunk that the process comes upon is counted and said by the agent, once."""
+    watch.store._db.execute("UPDATE chunk SET data = x'00'")
+    for _ in range(2):
+        assert asked.find("operations", wanted=Wanted(**ALWAYS, job=None)).operations == []
+    assert len(watch.damaged) == len([one for one in caplog.records if "is damaged" in one.getMessage()]) > 0
+
+
+def test_not_finite() -> None:
+    """What is no finite number is null, as JSON has none, wherever it is in an answer."""
+    rows = questions.Summary(None, float("inf"), ["op"], [])
+    assert text_of([rows, {"a": (float("nan"), 1.5, None, "ä\ud800")}]).body == (
+        b'[{"since":null,"until":null,"by":["op"],"rows":[]},{"a":[null,1.5,null,"\\u00e4\\ud800"]}]'
+    )
+
+
+def _pid(asked: Worker) -> int:
+    assert asked._process is not None
+    return asked._process.pid

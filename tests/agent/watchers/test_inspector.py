@@ -1,0 +1,284 @@
+"""NCCL Inspector's files in the agent: found, followed, joined to ranks and groups, kept apart from what the probe recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.collectors.registry import Reading
+from commwatch.collectors.wire.nccl_debug import inspector_dir
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.watchers import inspector
+from commwatch.watchers.inspector import MOST_CELLS, Inspector
+from tests.agent.server.routes.test_api import rings_of
+from tests.helpers import MS, agent, group_entry, identity, operation, wait_for, write_ring
+
+FIXTURES = Path(__file__).parents[2] / "fixtures/inspector"
+#: The processes of the fixtures.
+PIDS = {4: 104, 6: 106}
+PAIR = group_entry(1, (4, 6), "pair")
+
+
+class Watched:
+    """Ranks 4 and 6 of a job, which dump into ``folder``, and what the agent makes of it."""
+
+    def __init__(self, folder: Path, setting: Path | None = None, told: bool = True) -> None:
+        self.now = 1_700_000_000.0
+        self.aggregate = Aggregate()
+        self.inspector = Inspector(setting, self.aggregate, threading.RLock(), lambda: self.now)
+        for rank, pid in PIDS.items():
+            book = self.aggregate.open(f"ring{rank}", identity("job", rank, pid=pid, host="host.domain"))
+            book.learn([PAIR, *([{"inspector": str(folder)}] if told else [])])
+
+    def tick(self) -> None:
+        """Look at the files, a while later."""
+        self.now += 10
+        self.inspector.tick()
+
+    def readings(self, metric: str) -> dict[tuple[str, ...], float]:
+        """By labels: rank, group, op, timing."""
+        ((_, readings),) = self.inspector.readings()
+        return {each.labels[1:]: each.value for each in readings or () if each.metric == metric}
+
+
+def put(folder: Path, name: str = "nccl-2.28.log", pid: int = 104, host: str = "host.domain") -> Path:
+    """A fixture where the process would have dumped it."""
+    folder.mkdir(exist_ok=True)
+    return Path(shutil.copyfile(FIXTURES / name, folder / f"{host}-pid{pid}.log"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where Inspector dumps."""
+    return tmp_path / "dumps"
+
+
+def test_off(folder: Path) -> None:
+    """Without a word from a probe or the settings it is off: no metric, no collector, nothing read."""
+    put(folder)
+    watched = Watched(folder, told=False)
+    watched.tick()
+    assert watched.inspector.readings() == []
+    view = watched.inspector.view(None)
+    assert (view.state, view.files, view.rows) == ("off", [], [])
+
+
+@pytest.mark.parametrize("by_setting", [False, True])
+def test_sums(folder: Path, by_setting: bool) -> None:
+    """What each rank timed is added up by group, operation and timing; bus bytes over seconds is its bus bandwidth."""
+    put(folder)
+    put(folder, "nccl-2.30.log", 106)
+    watched = Watched(folder, folder if by_setting else None, told=not by_setting)
+    watched.tick()
+    kernel = ("pair", "all_reduce", "kernel_gpu")
+    counts = watched.readings("inspector_collectives_total")
+    assert counts[("4", *kernel)] == 2
+    assert counts["4", "pair", "broadcast", "collective_cpu"] == 1
+    assert counts["6", "pair", "send", "kernel_gpu"] == 1
+    seconds = watched.readings("inspector_collective_seconds_total")
+    bus_bytes = watched.readings("inspector_collective_bus_bytes_total")
+    assert seconds["4", "pair", "all_reduce", "kernel_gpu"] == pytest.approx(4e-3)
+    assert bus_bytes["4", "pair", "all_reduce", "kernel_gpu"] == pytest.approx(16e6)
+    assert ("6", "pair", "other", "kernel_gpu") in seconds
+    assert ("6", "pair", "other", "kernel_gpu") not in bus_bytes
+    view = watched.inspector.view("job")
+    assert (view.state, view.records, view.unknown_lines, view.left_out) == ("works", 9, 0, 0)
+    row = next(row for row in view.rows if row.op == "all_gather")
+    assert (row.rank, row.group_id, row.size_bytes, row.count) == (4, "pair-1", 1 << 21, 1)
+    assert row.busbw == pytest.approx(4e9)  # as Inspector itself says
+    assert watched.inspector.view("other").rows == []
+
+
+def test_torn_line_waits(folder: Path) -> None:
+    """A line without its end waits for the rest; a foreign one is counted and passed over."""
+    whole = put(folder).read_bytes()
+    path = folder / "host.domain-pid104.log"
+    watched = Watched(folder)
+    for end in range(0, len(whole) + 1, 97):
+        path.write_bytes(whole[:end])
+        watched.tick()
+        assert watched.inspector.view(None).unknown_lines == 0
+    path.write_bytes(whole + b"Killed\n\n")
+    watched.tick()
+    view = watched.inspector.view(None)
+    assert (view.records, view.unknown_lines) == (5, 1)
+
+
+def test_strangers(folder: Path) -> None:
+    """A file of a process that is no rank in sight is not read; a record of another process in one's own file is left out."""
+    put(folder, pid=105)
+    path = put(folder)
+    path.write_text(path.read_text().replace('"pid":104', '"pid":99'))
+    watched = Watched(folder)
+    watched.tick()
+    view = watched.inspector.view(None)
+    assert (view.files, view.records, view.left_out) == ([str(path)], 0, 5)
+
+
+def test_old_file(folder: Path) -> None:
+    """A file that was there before the rank began is somebody else's, who had the same pid."""
+    os.utime(put(folder), (1_600_000_000, 1_600_000_000))
+    watched = Watched(folder)
+    watched.tick()
+    assert watched.inspector.view(None).state == "found"
+
+
+def test_twins(folder: Path) -> None:
+    """Of two groups with the same ranks the one is taken that the communicator is called after; without a name it is unknown."""
+    for name, pid, label in (("nccl-2.28.log", 104, "unknown"), ("nccl-2.30.log", 106, "pair")):
+        path = put(folder, name, pid)
+        watched = Watched(folder)
+        for book in watched.aggregate.jobs["job"].books.values():
+            book.learn([group_entry(2, (4, 6), "twin")])
+        watched.tick()
+        assert {row.group for row in watched.inspector.rows(None)} == {label}
+        path.unlink()
+
+
+def test_bounded(folder: Path) -> None:
+    """Communicators without end fill the sums only so far; the rest is counted as left out."""
+    record = json.loads((FIXTURES / "nccl-2.28.log").read_text().splitlines()[0])
+    folder.mkdir()
+    with open(folder / "host.domain-pid104.log", "w") as file:
+        for number in range(MOST_CELLS + 10):
+            record["header"]["id"] = f"0x{number:x}"
+            file.write(json.dumps(record) + "\n")
+    watched = Watched(folder)
+    for _ in range(10):
+        watched.tick()
+    view = watched.inspector.view(None)
+    assert (view.records, view.left_out, len(view.rows)) == (MOST_CELLS, 10, MOST_CELLS)
+    assert len(watched.readings("inspector_collectives_total")) == 1
+
+
+def test_ended_job(folder: Path) -> None:
+    """A job that is forgotten takes its sums along, and its files are let go of."""
+    put(folder)
+    watched = Watched(folder)
+    watched.tick()
+    watched.aggregate.jobs.clear()
+    watched.tick()
+    assert watched.inspector.readings() == []
+    assert watched.inspector.view(None).rows == []
+
+
+def test_stuck(folder: Path) -> None:
+    """When nobody has looked for a while, as where a file server hangs, the collector is down."""
+    watched = Watched(folder)
+    watched.tick()
+    assert watched.inspector.readings() == [("inspector", [])]
+    watched.now += 100
+    assert watched.inspector.readings() == [("inspector", None)]
+    assert watched.inspector.view(None).state == "down"
+
+
+def test_means(folder: Path) -> None:
+    """Text files are shown as they are, means of an interval, and never enter a sum; a bandwidth of 0 is none."""
+    folder.mkdir()
+    shutil.copyfile(FIXTURES / "nccl-2.30.prom", folder / "nccl_inspector_metrics_GPU-1.prom")
+    os.mkfifo(folder / "pipe.prom")  # nobody may be made to wait for it
+    watched = Watched(folder)
+    watched.tick()
+    view = watched.inspector.view("job")
+    assert (view.state, view.rows) == ("works", [])
+    told = {mean.op: mean for mean in view.means}
+    assert told["all_reduce"].duration_s == pytest.approx(9498.47e-6)
+    assert told["all_reduce"].busbw == pytest.approx(678.263e9)
+    assert (told["all_reduce"].job_id, told["all_reduce"].sizes, told["all_reduce"].group_size) == ("job", "4-5GB", 4)
+    assert told["all_to_all"].busbw is None
+    assert told["send"].algo_proto is None
+    assert watched.inspector.readings() == [("inspector", [])]
+    (folder / "nccl_inspector_metrics_GPU-1.prom").unlink()
+    watched.tick()
+    assert watched.inspector.view("job").means == []
+
+
+def test_unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that cannot be opened is said once, and the view says down; the others go on."""
+    folder.mkdir()
+    loop = folder / "host.domain-pid104.log"
+    loop.symlink_to(loop)
+    put(folder, "nccl-2.30.log", 106)
+    said: list[str] = []
+    monkeypatch.setattr("commwatch.watchers.inspector.log.warning", lambda *about: said.append(about[1]))
+    watched = Watched(folder)
+    watched.tick()
+    watched.tick()
+    assert said == [str(loop)]
+    assert watched.inspector.view(None).records == 4
+    (folder / "host.domain-pid106.log").unlink()
+    alone = Watched(folder)
+    alone.tick()
+    assert alone.inspector.view(None).state == "down"
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({}, None),
+        ({"NCCL_INSPECTOR_ENABLE": "0", "NCCL_INSPECTOR_DUMP_DIR": "/d"}, None),
+        ({"NCCL_INSPECTOR_ENABLE": "yes"}, None),
+        ({"NCCL_INSPECTOR_ENABLE": "1", "NCCL_INSPECTOR_DUMP_DIR": "/d/e"}, "/d/e"),
+        ({"NCCL_INSPECTOR_ENABLE": "1"}, "nccl-inspector-unknown-jobid"),
+        ({"NCCL_INSPECTOR_ENABLE": "1", "SLURM_JOBID": "42"}, "nccl-inspector-42"),
+    ],
+)
+def test_folder_by_environment(env: dict[str, str], name: str | None) -> None:
+    """The probe tells the folder that Inspector takes by its environment, and nothing where it is off."""
+    assert inspector_dir(env) == (None if name is None else str(Path.cwd() / name))
+
+
+def test_in_the_agent(tmp_path: Path, folder: Path) -> None:
+    """What a probe's names file tells is enough: metrics, the route, and the probe's own series as they were."""
+    for rank, pid in PIDS.items():
+        put(folder, "nccl-2.28.log" if rank == 4 else "nccl-2.30.log", pid, host="host")
+        names: list[dict[str, Any]] = [PAIR, {"inspector": str(folder)}]
+        made = [operation(start_ns=MS, end_ns=2 * MS, group=1)]
+        write_ring(rings_of(tmp_path), made, names, job="job", rank=rank, host="host", pid=pid).close(1)
+    with agent(tmp_path) as running:
+        labels = '{group="pair",job_id="job",op="all_reduce",rank="4",timing="kernel_gpu"}'
+        wait_for(lambda: f"commwatch_inspector_collectives_total{labels}" in running.samples(), "the collectives")
+        samples = running.samples()
+        assert samples[f"commwatch_inspector_collectives_total{labels}"] == 2
+        assert samples['commwatch_collector_up{collector="inspector"}'] == 1
+        assert samples['commwatch_collectives_total{group="pair",job_id="job",op="all_reduce",rank="4"}'] == 1
+        told = wait_for(
+            lambda: view if (view := running.get("/api/v1/witnesses?job=job"))["inspector"]["records"] == 9 else None,
+            "all records",
+        )
+        assert told["inspector"]["state"] == "works"
+        assert told["inspector"]["rows"][0]["timing"] == "kernel_gpu"
+        assert told["ras"] == {"state": "off", "says": "the setting ras is not set", "answers": []}
+
+
+def test_readings_have_known_names(folder: Path) -> None:
+    """Every reading is of a metric that there is, with its labels."""
+    from commwatch.prometheus.metrics import METRICS
+
+    put(folder)
+    watched = Watched(folder)
+    watched.tick()
+    ((_, readings),) = watched.inspector.readings()
+    assert readings
+    for reading in readings:
+        assert isinstance(reading, Reading)
+        assert len(METRICS[reading.metric].labels) == len(reading.labels)
+
+
+def test_places_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranks of a communicator a process says it is, so many of them are kept; all it timed is counted."""
+    monkeypatch.setattr(inspector, "MOST_CELLS", 8)
+    path = put(folder)
+    line = path.read_text().splitlines()[0].replace('"n_ranks":2', '"n_ranks":1000')
+    path.write_text("".join(line.replace('"rank":0', f'"rank":{rank}') + "\n" for rank in range(100)))
+    watched = Watched(folder)
+    watched.tick()
+    assert watched.inspector.view(None).records == 100
+    (files,) = vars(watched.inspector)["_jobs"].values()
+    assert [len(comm.places) for comm in files.comms.values()] == [8]

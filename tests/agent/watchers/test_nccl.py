@@ -1,0 +1,240 @@
+"""NCCL logs of jobs in sight: found, followed, joined to process groups, served."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+from commwatch.collectors.nccl.account import Account
+from commwatch.collectors.nccl.communicators import communicators
+from commwatch.collectors.registry import Reading
+from commwatch.core.books import GroupInfo
+from commwatch.ingest.aggregate import Aggregate
+from commwatch.watchers.nccl import LogRequest, NcclLogs, matching, remove_old, requests
+from tests.agent.server.routes.test_api import rings_of
+from tests.helpers import MS, PLANTED, RunningAgent, agent, group_entry, operation, wait_for, write_ring
+
+WORLD, PAIR = group_entry(0, (4, 5, 6, 7), "world"), group_entry(1, (4, 6), "pair")
+
+
+def lines(rank: int, pid: int, comm: str, members: tuple[int, ...], transport: str = "P2P/CUMEM") -> list[str]:
+    """What rank ``rank`` of the communicator ``comm`` prints, with a connection to the next rank on two channels."""
+    who, size = f"host:{pid}:{pid} [{rank}] NCCL INFO", len(members)
+    about = f"ncclCommInitRank comm 0x55{comm} rank {rank} nranks {size} cudaDev 0 nvmlDev 0 busId 1000 commId 0x{comm}"
+    links = [f"{who} Channel {c:02d}/0 : {rank}[0] -> {(rank + 1) % size}[1] via {transport}/read" for c in (0, 1)]
+    return [f"{who} {about} - Init START", *links, f"{who} {about} - Init COMPLETE"]
+
+
+def info(small_id: int, members: tuple[int, ...] | None) -> GroupInfo:
+    """A group of those global ranks."""
+    return GroupInfo(f"id{small_id}", f"label{small_id}", "", "", members, len(members or (0, 0)), True)
+
+
+def account_of(*texts: str) -> Account:
+    """What those lines say."""
+    account = Account()
+    for number, line in enumerate(texts, 1):
+        account.add(line, "log", number)
+    return account
+
+
+# -- the join
+
+
+def test_communicator_is_its_group() -> None:
+    """A communicator is the process group whose ranks are the same processes at the same places."""
+    (comm,) = communicators(account_of(*lines(0, 10, "aa", (4, 6)), *lines(1, 12, "aa", (4, 6))))
+    ranks = {("host", 10): 4, ("host", 12): 6}
+    right, reversed_, larger = info(1, (4, 6)), info(2, (6, 4)), info(3, (4, 6, 8))
+    assert matching(comm, ranks, [reversed_, right, larger, info(4, None)]) == [right]
+    twin = info(5, (4, 6))
+    assert matching(comm, ranks, [right, twin]) == [right, twin]
+
+
+def test_strangers_are_no_group() -> None:
+    """Without knowing every process in sight nothing is joined."""
+    (comm,) = communicators(account_of(*lines(0, 10, "aa", (4, 6)), *lines(1, 12, "aa", (4, 6))))
+    assert matching(comm, {("host", 10): 4}, [info(1, (4, 6))]) == []
+    assert matching(comm, {("elsewhere", 10): 4, ("elsewhere", 12): 6}, [info(1, (4, 6))]) == []
+
+
+def test_one_rank_in_sight_is_enough() -> None:
+    """The ranks of other nodes need not be in sight."""
+    (comm,) = communicators(account_of(*lines(1, 12, "aa", (4, 6))))
+    assert matching(comm, {("host", 12): 6}, [info(1, (4, 6)), info(2, (6, 4))]) == [info(1, (4, 6))]
+
+
+# -- requests of ``commwatch run``
+
+
+def test_requests(tmp_path: Path) -> None:
+    """A request holds as long as the process that made it; damaged ones are passed over."""
+    mine = LogRequest("job", ["/logs/*"], 5.0, os.getpid())
+    mine.write(tmp_path)
+    gone = LogRequest("gone", [], 5.0, 1 << 22)
+    path = gone.write(tmp_path)
+    (tmp_path / "logs" / "torn.json").write_text('{"job": "x"')
+    for number, odd in enumerate(('[1]', '{"job": "x", "patterns": 5, "since": 0, "pid": 1}', '{"job": [], "patterns": [], "since": 0, "pid": 1}',
+                                  '{"job": "x", "patterns": [3], "since": "0", "pid": 1}', "[" * 100_000)):  # fmt: skip
+        (tmp_path / "logs" / f"odd{number}.json").write_text(odd)
+    for what, plant in PLANTED.items():
+        plant(tmp_path / "logs" / f"{what}.json")
+    assert requests(tmp_path) == [mine]
+    assert not path.exists()
+    assert requests(tmp_path / "none") == []
+
+
+def test_old_logs_are_removed(tmp_path: Path) -> None:
+    """Logs last written to before a time go, with the folders they leave empty; the others stay."""
+    for job, name, age in (("old", "a", 9), ("mixed", "b", 9), ("mixed", "c", 1)):
+        (tmp_path / job).mkdir(exist_ok=True)
+        (tmp_path / job / name).touch()
+        os.utime(tmp_path / job / name, (1000 - age, 1000 - age))
+    for job in ("old", "mixed"):
+        os.utime(tmp_path / job, (1, 1))
+    remove_old(tmp_path, 995)
+    for job in ("old", "mixed"):
+        if (tmp_path / job).exists():
+            os.utime(tmp_path / job, (1, 1))
+    remove_old(tmp_path, 995)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["mixed", "mixed/c"]
+
+
+# -- in the agent
+
+
+def test_readings(tmp_path: Path) -> None:
+    """Channels are there per group and transport only where the join is certain; every class is, once logs are followed; findings as they come up."""
+    aggregate, now = Aggregate(), [100.0]
+    logs = NcclLogs(tmp_path, aggregate, threading.RLock(), lambda: now[0])
+    assert logs.readings() == [("nccl_log", [])]
+    log = tmp_path / "log"
+    LogRequest("job", [str(log)], time.time(), os.getpid()).write(tmp_path)
+    log.write_text("\n".join([*lines(0, 10, "aa", (4, 6)), ""]))
+    logs.tick()
+    ((name, readings),) = logs.readings()
+    assert name == "nccl_log"
+    assert readings is not None
+    assert {reading.metric for reading in readings} == {"nccl_messages_total"}
+    assert {reading.labels[1] for reading in readings} >= {"cuda_error", "timeout", "other"}
+    book = aggregate.open(
+        "ring", {"job": "job", "rank": 4, "restart": 0, "wall_offset_ns": 0, "host": "host.domain", "pid": 10}
+    )
+    book.learn([PAIR])
+    ((_, readings),) = logs.readings()
+    assert readings is not None
+    assert Reading("nccl_channels", ("job", "pair", "P2P/CUMEM"), 2) in readings
+    book.learn([group_entry(2, (4, 6), "twin")])
+    ((_, readings),) = logs.readings()
+    assert readings is not None
+    assert "nccl_channels" not in {reading.metric for reading in readings}
+    with open(log, "a") as file:  # a second log line makes a finding; until then there was none
+        file.write("host:10:10 [0] misc/x.cc:3 NCCL WARN Cuda failure 'out of memory'\n" * 2)
+    logs.tick()
+    ((_, readings),) = logs.readings()
+    assert readings is not None
+    told = [reading for reading in readings if reading.metric == "nccl_finding"]
+    assert told == [Reading("nccl_finding", ("job", "cuda_error", "error"), 1)]
+    now[0] += 100
+    assert logs.readings() == [("nccl_log", None)]
+    logs.close()
+
+
+def _train(directory: Path) -> list[Path]:
+    """Two ranks of a job whose NCCL writes into files, each into its own."""
+    logs = []
+    for rank, pid in ((4, 104), (6, 106)):
+        log = directory / f"host.{pid}"
+        names = [{**PAIR}, {**WORLD}, {"nccl_log": str(log)}]
+        made = [operation(start_ns=MS, end_ns=2 * MS, group=1)]
+        write_ring(rings_of(directory), made, names, job="job", rank=rank, host="host", pid=pid).close(1)
+        logs.append(log)
+    return logs
+
+
+def _channels(running: RunningAgent) -> dict[str, float]:
+    return {name: value for name, value in running.samples().items() if name.startswith("commwatch_nccl_channels")}
+
+
+def test_log_of_a_rank(tmp_path: Path) -> None:
+    """The log that a rank's probe names is followed: topology, messages and metrics, by process group and global rank."""
+    first, second = _train(tmp_path)
+    with agent(tmp_path) as running:
+        wait_for(lambda: running.get("/api/v1/jobs"), "the job")
+        assert running.get("/api/v1/nccl/messages?job=job") == []
+        first.write_text("\n".join([*lines(0, 104, "aa", (4, 6)), ""]))
+        second.write_text("\n".join([*lines(1, 106, "aa", (4, 6), "SHM/direct"), ""]))
+        wait_for(lambda: len(_channels(running)) == 2, "both logs")
+        assert _channels(running) == {
+            'commwatch_nccl_channels{group="pair",job_id="job",transport="P2P/CUMEM"}': 2,
+            'commwatch_nccl_channels{group="pair",job_id="job",transport="SHM"}': 2,
+        }
+        (topology,) = running.get("/api/v1/topology?job=job")
+        (comm,) = topology["communicators"]
+        assert (comm["comm_id"], comm["hosts"], comm["group_ids"]) == ("0xaa", {"host": [0, 1]}, ["pair-1"])
+        assert comm["links"][0] == {
+            "src": 0,
+            "dst": 1,
+            "transport": "P2P/CUMEM",
+            "device": None,
+            "gdr": None,
+            "channels": 2,
+        }
+        assert topology["files"] == [str(first), str(second)]
+
+        with second.open("a") as file:
+            file.write("\nhost:106:900 [1] misc/x.cc:3 NCCL WARN Cuda failure 'out of memory'\n")
+        (message,) = wait_for(lambda: running.get("/api/v1/nccl/messages"), "the warning")
+        assert abs(message.pop("at") - time.time()) < 60
+        assert message == {
+            "job_id": "job",
+            "class": "cuda_error",
+            "text": "Cuda failure 'out of memory'",
+            "host": "host",
+            "pid": 106,
+            "rank": 6,
+            "file": str(second),
+            "line": 6,
+        }
+        assert running.get("/api/v1/nccl/messages?class=timeout") == []
+        assert len(running.get("/api/v1/nccl/messages?class=cuda_error&since=10m")) == 1
+        assert running.get("/api/v1/nccl/messages?until=1000") == []
+        assert running.samples()['commwatch_nccl_messages_total{class="cuda_error",job_id="job"}'] == 1
+        assert running.samples()['commwatch_nccl_messages_total{class="timeout",job_id="job"}'] == 0
+        assert running.samples()['commwatch_collector_up{collector="nccl_log"}'] == 1
+        (topology,) = running.get("/api/v1/topology")
+        assert topology["findings"][0]["name"] == "cuda_error"
+
+
+def test_log_that_cannot_be_read(tmp_path: Path) -> None:
+    """A log that cannot be opened is said once; the agent goes on."""
+    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock())
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    LogRequest("job", [str(loop)], time.time(), os.getpid()).write(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        said: list[str] = []
+        patch.setattr("commwatch.watchers.nccl.log.warning", lambda *about: said.append(about[1]))
+        logs.tick()
+        logs.tick()
+    assert said == [str(loop)]
+
+
+def test_asked_wrongly(tmp_path: Path) -> None:
+    """Unknown jobs and classes are named."""
+    with agent(tmp_path) as running:
+        assert running.get("/api/v1/topology") == []
+        for path, status in (
+            ("/api/v1/topology?job=nope", 404),
+            ("/api/v1/nccl/messages?job=nope", 404),
+            ("/api/v1/nccl/messages?class=nope", 400),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as error:
+                running.get(path)
+            assert error.value.code == status
+            assert "nope" in error.value.read().decode()

@@ -1,0 +1,450 @@
+"""The agent's side of a profile: what it asks for, takes over, concludes and keeps, with ranks played by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.collectors.wire import profile_files as files
+from commwatch.watchers.profiles import NotThere, Profile, Profiles, RankProfile, Refused, kept_in
+from tests.agent.server.routes.test_api import rings_of
+from tests.helpers import (
+    EPOCH_NS,
+    MS,
+    PLANTED,
+    RunningAgent,
+    Trainer,
+    Watch,
+    agent,
+    commwatch,
+    group_entry,
+    identity,
+    mark,
+    operation,
+)
+
+JOB = "job"
+#: Steps of 100 ms that end at marks 1 to 4; each has 30 ms of communication, 20 ms of it exposed.
+STEP, STEPS = 100 * MS, 4
+KERNELS = (("ncclDevKernel_AllReduce", 100, 140), ("gemm", 120, 200), ("ncclDevKernel_AllReduce", 250, 270))
+
+
+def records() -> list[tuple[int, ...]]:
+    """What the probe recorded."""
+    made = [mark(0, STEP, exposed_ns=0)]
+    for n in range(1, STEPS + 1):
+        made.append(operation(start_ns=n * STEP + 10 * MS, end_ns=n * STEP + 40 * MS, seq=n))
+        made.append(mark(n, (n + 1) * STEP, exposed_ns=20 * MS))
+    return made
+
+
+class Node:
+    """An agent without threads, the trainers of two ranks, and a clock that is set by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.run_dir, self.kept = directory / "run", kept_in(directory / "state")
+        self.run_dir.mkdir(mode=0o700)
+        self.now = 1000.0
+        self.watch = Watch(self.run_dir)
+        self.trainers = [self._trainer(rank) for rank in (0, 1)]
+        self.watch.tick(STEP)
+        self.profiles = self.born()
+
+    def _trainer(self, rank: int) -> Trainer:
+        path = self.watch.rings / f"{JOB}.r0.{rank}.ring"
+        trainer = Trainer(path, identity(JOB, rank))
+        trainer.call("name", [(group_entry(),)])
+        trainer.write(records())
+        return trainer
+
+    def born(self) -> Profiles:
+        """The agent begins its life, or a new one."""
+        return Profiles(self.run_dir, self.kept, self.watch.agent, lambda: self.now)
+
+    def ask(self, **more: Any) -> Profile:
+        """Ask for it."""
+        return self.profiles.ask(**{"job": JOB, "steps": 2, "ranks": None, "timeout_s": 60.0, **more})
+
+    def standing(self) -> files.Request | None:
+        """The request that the trainers find."""
+        path = files.request_path(self.run_dir, JOB)
+        return files.request_from(path.read_text()) if path.exists() else None
+
+    def left(self, request_id: str, rank: int, what: str) -> Path:
+        """A file of a rank."""
+        return files.of_rank(files.directory(self.run_dir), request_id, rank, what)
+
+    def claim(self, request_id: str, rank: int, pid: int | None = None) -> None:
+        """A rank takes it up."""
+        files.write(self.left(request_id, rank, files.CLAIM), files.Claim(pid or self.trainers[rank].process.pid), {})
+
+    def finish(self, request_id: str, rank: int, trace: bytes | None = None, **more: Any) -> None:
+        """A rank is done with steps 2 and 3, as the agent counts them."""
+        began = EPOCH_NS + 2 * STEP
+        result = files.Result(request_id, rank, 2, 1, 3, began, began + 2 * STEP, None)
+        if trace is None:
+            events = [
+                {"ph": "X", "cat": "kernel", "name": name, "ts": start * 1000, "dur": (end - start) * 1000}
+                for name, start, end in KERNELS
+            ]
+            base = EPOCH_NS + STEP
+            trace = gzip.compress(json.dumps({"baseTimeNanoseconds": base, "traceEvents": events}).encode())
+        self.left(request_id, rank, files.TRACE).write_bytes(trace)
+        files.write(self.left(request_id, rank, files.RESULT), replace(result, **more), {})
+
+    def seen(self, request_id: str) -> Profile:
+        """A profile as the API shows it now."""
+        self.profiles.tick()
+        found = self.profiles.get(request_id)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Two ranks that run."""
+    made = Node(tmp_path)
+    yield made
+    for trainer in made.trainers:
+        trainer.kill()
+    made.watch.store.close()
+
+
+def states(profile: Profile) -> list[str]:
+    """Of the profile and its ranks."""
+    return [profile.state, *(rank.state for rank in profile.ranks)]
+
+
+def test_whole_way(node: Node) -> None:
+    """From the request to the result: states, figures of trace and records side by side, and what is kept."""
+    asked = node.ask()
+    request = node.standing()
+    assert request == files.Request(asked.id, JOB, 2, [0, 1], 1060.0)
+    assert states(node.seen(asked.id)) == ["waiting", "waiting", "waiting"]
+    node.claim(asked.id, 0)
+    assert states(node.seen(asked.id)) == ["running", "running", "waiting"]
+    node.finish(asked.id, 0)
+    node.claim(asked.id, 1)
+    assert states(node.seen(asked.id)) == ["running", "done", "running"]
+    node.finish(asked.id, 1, error="a profiler of the training's own is running")
+    found = node.seen(asked.id)
+    assert states(found) == ["done", "done", "failed"]
+    first, second = found.ranks
+    assert second == RankProfile(1, "failed", "a profiler of the training's own is running")
+    assert (first.steps, first.from_seq, first.until_seq) == (2, 1, 3)
+    assert first.step_s == pytest.approx(0.1)
+    # The trace: of 200 ms NCCL has 100 to 140 and 250 to 270, compute 120 to 200.
+    assert first.profile is not None
+    assert first.profile.source == "kernels"
+    assert (first.profile.comm_s, first.profile.comm_share) == pytest.approx((0.06, 0.3))
+    assert (first.profile.exposed_s, first.profile.exposed_share) == pytest.approx((0.04, 0.2))
+    # The records of the steps that end at marks 2 and 3.
+    assert first.continuous is not None
+    assert (first.continuous.comm_s, first.continuous.comm_share) == pytest.approx((0.06, 0.3))
+    assert (first.continuous.exposed_s, first.continuous.exposed_share) == pytest.approx((0.04, 0.2))
+    assert first.trace == str(node.kept / f"{JOB}-{asked.id}" / "rank0.pt.trace.json.gz")
+    assert gzip.decompress(Path(first.trace).read_bytes())
+    # A claim outlives the request: no later life of the rank may take it up.
+    claims = {node.left(asked.id, rank, files.CLAIM) for rank in (0, 1)}
+    assert set(files.directory(node.run_dir).iterdir()) == claims
+    assert node.standing() is None
+    assert node.born().get(asked.id) == found  # also for an agent after this one
+    assert node.profiles.get("0" * 16) is None
+    assert node.profiles.get("*") is None
+
+
+def test_refusals(node: Node) -> None:
+    """Unknown jobs and ranks, and a second profile of a job, are refused by name; an ended job, too."""
+    for more, says in (({"job": "none"}, "no job 'none'"), ({"ranks": [0, 7]}, "rank 7 of job 'job'")):
+        with pytest.raises(NotThere, match=says):
+            node.ask(**more)
+    asked = node.ask(ranks=[1])
+    assert [rank.rank for rank in asked.ranks] == [1]
+    with pytest.raises(Refused, match=f"profile {asked.id} of job 'job' is still in progress"):
+        node.ask()
+    for trainer in node.trainers:
+        trainer.kill()
+    node.watch.tick(STEP)
+    with pytest.raises(Refused, match="does not run"):
+        node.ask()
+
+
+def test_next_one(node: Node) -> None:
+    """When one is over the next can be asked for."""
+    for _ in range(2):
+        asked = node.ask(ranks=[0])
+        node.finish(asked.id, 0)
+        assert node.seen(asked.id).state == "done"
+
+
+def test_too_late(node: Node) -> None:
+    """A rank that comes to no step mark in time, to begin or to stop, is said to have failed, and the request is taken back."""
+    asked = node.ask()
+    node.claim(asked.id, 0)
+    node.now += 61
+    found = node.seen(asked.id)
+    assert [rank.error for rank in found.ranks] == [None, "it came to no step mark in time"]
+    assert node.standing() is not None
+    node.now += 60
+    found = node.seen(asked.id)
+    assert found.state == "failed"
+    assert found.ranks[0].error == "it came to no step mark in time to stop"
+    assert node.standing() is None
+
+
+def test_rank_that_dies(node: Node) -> None:
+    """A rank whose process ends without a result has failed, also where another process has its place."""
+    asked = node.ask()
+    node.claim(asked.id, 0, pid=55)  # of a life before the one that runs
+    node.claim(asked.id, 1)
+    found = node.seen(asked.id)
+    assert [rank.error for rank in found.ranks] == ["its process ended before the profile did", None]
+    node.trainers[1].kill()
+    node.watch.tick(STEP)
+    assert node.seen(asked.id).state == "failed"
+
+
+def test_result_of_a_rank_that_ended(node: Node) -> None:
+    """What a rank leaves before its end counts."""
+    asked = node.ask(ranks=[0])
+    node.finish(asked.id, 0)
+    node.trainers[0].kill()
+    node.watch.tick(STEP)
+    assert node.seen(asked.id).state == "done"
+
+
+@pytest.mark.parametrize(
+    ("trace", "says"),
+    [
+        (b"", "the trace cannot be read"),
+        (b"not packed", "the trace cannot be read"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0), "nothing in the trace lies within the steps"),
+    ],
+)
+def test_damaged_traces(node: Node, trace: bytes, says: str) -> None:
+    """A trace that cannot be read is kept, and is an error; the records' figures stand."""
+    asked = node.ask(ranks=[0])
+    node.finish(asked.id, 0, trace)
+    (rank,) = node.seen(asked.id).ranks
+    assert says in (rank.error or "")
+    assert rank.continuous is not None
+    assert rank.trace is not None
+    assert Path(rank.trace).read_bytes() == trace
+
+
+def test_damaged_results(node: Node) -> None:
+    """A result that cannot be read, or has no steps, is an error of that rank."""
+    asked = node.ask()
+    node.left(asked.id, 0, files.RESULT).write_text("{}")
+    node.finish(asked.id, 1, steps=0)
+    found = node.seen(asked.id)
+    assert found.state == "failed"
+    assert [rank.error is not None for rank in found.ranks] == [True, True]
+    assert "its result cannot be read" in (found.ranks[0].error or "")
+
+
+def test_links_are_not_followed(node: Node, tmp_path: Path) -> None:
+    """What a trainer's link or pipe names is not read with the agent's rights, and holds nothing up."""
+    (tmp_path / "secret").write_text("secret")
+    asked = node.ask()
+    for rank in (0, 1):
+        node.finish(asked.id, rank)
+        trace = node.left(asked.id, rank, files.TRACE)
+        trace.unlink()
+        trace.symlink_to(tmp_path / "secret") if rank else os.mkfifo(trace)
+    found = node.seen(asked.id)
+    assert ["the trace cannot be kept" in (rank.error or "") for rank in found.ranks] == [True, True]
+    assert [path.name for path in (node.kept / f"{JOB}-{asked.id}").iterdir()] == ["profile.json"]
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_planted(what: str, node: Node) -> None:
+    """What somebody has put in the place of a request, a claim, a result and a trace holds nothing up and is not taken over."""
+    asked = node.ask()
+    PLANTED[what](files.request_path(node.run_dir, "other"))
+    node.profiles = node.born()
+    PLANTED[what](node.left(asked.id, 0, files.CLAIM))
+    PLANTED[what](node.left(asked.id, 0, files.RESULT))
+    node.finish(asked.id, 1)
+    node.left(asked.id, 1, files.TRACE).unlink()
+    PLANTED[what](node.left(asked.id, 1, files.TRACE))
+    assert states(node.seen(asked.id)) == ["running", "waiting", "failed"]
+    node.now += 1e6
+    found = node.seen(asked.id)
+    assert states(found) == ["failed"] * 3
+    assert "the trace cannot be kept" in (found.ranks[1].error or "")
+    node.profiles.tidy(0)
+    assert [path.name for path in (node.kept / f"{JOB}-{asked.id}").iterdir()] == ["profile.json"]
+
+
+def test_no_steps_recorded(node: Node) -> None:
+    """Where the records know no steps, their figures are absent, after a while of waiting for them."""
+    asked = node.ask(ranks=[0])
+    node.finish(asked.id, 0, from_seq=91, until_seq=93)
+    assert node.seen(asked.id).state not in ("done", "failed")
+    node.profiles.close()  # no more patience
+    found = node.profiles.get(asked.id)
+    assert found is not None
+    assert found.state == "done"
+    assert found.ranks[0].continuous is None
+
+
+def test_agent_ends(node: Node) -> None:
+    """An agent that ends takes what is there, says of the rest why it is not, and takes its request back."""
+    asked = node.ask()
+    node.finish(asked.id, 0)
+    node.profiles.close()
+    assert node.standing() is None
+    found = node.born().get(asked.id)
+    assert found is not None
+    assert states(found) == ["done", "done", "failed"]
+    assert found.ranks[1].error == "the agent ended"
+
+
+def test_agent_killed(node: Node) -> None:
+    """An agent that starts after one that was killed goes on with its requests; a damaged one is removed."""
+    asked = node.ask(ranks=[0])
+    damaged = files.request_path(node.run_dir, "other")
+    damaged.write_text("{")
+    node.profiles = node.born()
+    node.finish(asked.id, 0)
+    assert node.seen(asked.id).state == "done"
+    assert not damaged.exists()
+
+
+def test_no_room_to_keep(node: Node) -> None:
+    """Where nothing can be kept, the answer is there all the same, and the next can be asked for."""
+    node.kept.parent.mkdir()
+    node.kept.write_text("no directory")
+    asked = node.ask(ranks=[0])
+    node.finish(asked.id, 0)
+    found = node.seen(asked.id)
+    assert found.state == "failed"
+    assert "the trace cannot be kept" in (found.ranks[0].error or "")
+    node.ask()
+
+
+def test_tidy(node: Node) -> None:
+    """What is old goes: kept profiles by keep_days, what ranks have left after an hour; not what is in progress."""
+    asked = node.ask(ranks=[0])
+    node.claim(asked.id, 0)
+    node.finish(asked.id, 0)
+    node.seen(asked.id)
+    standing = node.ask()
+    node.now = time.time()
+    node.profiles.tidy(node.now - 60)
+    assert node.profiles.get(asked.id) is not None
+    assert node.left(asked.id, 0, files.CLAIM).exists()
+    node.now += 2 * files.MOST_SECONDS
+    node.profiles.tidy(node.now)
+    assert not list(node.kept.iterdir())
+    assert list(files.directory(node.run_dir).iterdir()) == [files.request_path(node.run_dir, JOB)]
+    assert node.profiles.get(standing.id) is not None
+
+
+# -- the routes -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """An agent that watches nobody."""
+    directory = tmp_path_factory.mktemp("profiles") / "run"
+    rings_of(directory)
+    with agent(directory) as made:
+        yield made
+
+
+def answer(running: RunningAgent, body: bytes | None, content_type: str | None, path: str = "") -> tuple[int, Any]:
+    """Status and problem of a request to the route."""
+    headers = {"Authorization": f"Bearer {running.token}"}
+    headers |= {} if content_type is None else {"Content-Type": content_type}
+    request = urllib.request.Request(f"{running.url}/api/v1/profiles{path}", body, headers)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=30)
+    with caught.value as error:
+        return error.code, json.load(error)["detail"]
+
+
+WANTED = b'{"job": "none", "steps": 3}'
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_only_json(running: RunningAgent, content_type: str) -> None:
+    """What a page in a browser can send unasked makes nothing happen: the body must be declared to be JSON."""
+    status, detail = answer(running, WANTED, content_type)
+    assert status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    assert "application/json" in detail
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "named"),
+    [
+        (WANTED, HTTPStatus.NOT_FOUND, "no job 'none'"),
+        (b'{"steps": 3}', HTTPStatus.UNPROCESSABLE_ENTITY, "job"),
+        (b'{"job": "none", "steps": 0}', HTTPStatus.UNPROCESSABLE_ENTITY, "steps=0"),
+        (b'{"job": "none", "steps": 51}', HTTPStatus.UNPROCESSABLE_ENTITY, "steps=51"),
+        (b'{"job": "none", "steps": "3"}', HTTPStatus.UNPROCESSABLE_ENTITY, "steps=3"),
+        (b'{"job": "none", "ranks": []}', HTTPStatus.UNPROCESSABLE_ENTITY, "ranks"),
+        (b'{"job": "none", "ranks": [-1]}', HTTPStatus.UNPROCESSABLE_ENTITY, "ranks.0=-1"),
+        (b'{"job": "none", "timeout_s": 1e9}', HTTPStatus.UNPROCESSABLE_ENTITY, "timeout_s"),
+        (b'{"job": "none", "stpes": 3}', HTTPStatus.UNPROCESSABLE_ENTITY, "stpes"),
+        (b"{", HTTPStatus.UNPROCESSABLE_ENTITY, ""),
+    ],
+)
+def test_bad_requests(running: RunningAgent, body: bytes, status: HTTPStatus, named: str) -> None:
+    """A bad request is one problem that names what is wrong."""
+    got, detail = answer(running, body, "application/json; charset=utf-8")
+    assert (got, named in detail) == (status, True), detail
+
+
+def test_misspelt_parameter(running: RunningAgent) -> None:
+    """A query parameter is refused on POST as on GET."""
+    status, detail = answer(running, WANTED, "application/json", "?job=none")
+    assert (status, "job: no such parameter" in detail) == (HTTPStatus.BAD_REQUEST, True)
+
+
+def test_unknown_profile(running: RunningAgent) -> None:
+    """A profile that is not there is a 404 that names it."""
+    status, detail = answer(running, None, None, "/0123456789abcdef")
+    assert (status, "'0123456789abcdef'" in detail) == (HTTPStatus.NOT_FOUND, True)
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--steps", "0"), "--steps 0: 1 to 50"),
+        (("--steps", "51"), "--steps 51: 1 to 50"),
+        (("--ranks", "0,x"), "--ranks 0,x: numbers"),
+        (("--timeout", "0"), "--timeout 0: more than 0"),
+    ],
+)
+def test_asked_wrongly(tmp_path: Path, flags: tuple[str, ...], named: str) -> None:
+    """What makes no sense is one line that names it, exit code 2."""
+    done = commwatch("profile", "--dir", tmp_path, *flags)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert named in done.stderr
+
+
+def test_nobody_there(tmp_path: Path, running: RunningAgent) -> None:
+    """Where no agent is, it says so in one line, exit code 2, as other commands do; where no job is, exit code 1."""
+    for directory, code, says in (
+        (tmp_path, 2, f"no agent watches {tmp_path}"),
+        (running.directory, 1, "no job runs here"),
+    ):
+        done = commwatch("profile", "--dir", directory)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
+        assert says in done.stderr

@@ -1,0 +1,109 @@
+"""Network devices, from a recorded ``/proc/net/dev`` and recorded ``/sys`` trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commwatch.collectors.node.network import Network, parse
+from commwatch.collectors.node.nics import Counts, Nic, Traffic
+from tests.trees import say, unpack, vanish
+
+PROC = Path(__file__).parents[2] / "fixtures" / "proc"
+HEAD = "Inter-| Receive | Transmit\n face |bytes ... |bytes ...\n"
+
+
+def nics(tree: Path) -> dict[str, Nic]:
+    """The devices of a tree by name."""
+    return {nic.name: nic for nic in Network(tree / "proc", tree / "sys").nics()}
+
+
+def test_recorded_counters() -> None:
+    """Bytes, packets, errors and drops of each device but the loopback, in both directions."""
+    counts = Network(proc=PROC).counts()
+    assert list(counts) == ["eth0", "eno1np1", "ibs2", "docker0"]
+    assert counts["eth0"] == Counts(
+        Traffic(734_981_227_654, 1_090_224_315, 0, 17), Traffic(18_446_744_073_709_551_000, 918_273_645, 0, 0)
+    )
+    assert counts["eno1np1"].received.bytes == 1_500_000  # an old kernel leaves no space behind the colon
+
+
+@pytest.mark.parametrize(
+    "text", ["", HEAD, HEAD + "\n", HEAD + "eth0: 1 2 3\n", HEAD + "nonsense\n", HEAD + "a: " + "x " * 16]
+)
+def test_nothing_to_read(text: str) -> None:
+    """No devices, and lines that are no devices, give nothing and no error."""
+    assert parse(text) == {}
+
+
+def test_this_machine() -> None:
+    """The kernel's own files are read."""
+    network = Network()
+    counts = network.counts()
+    assert "lo" not in counts
+    assert {nic.name for nic in network.nics()} <= {*counts}
+    assert all(nic.state for nic in network.nics())
+
+
+def test_no_file(tmp_path: Path) -> None:
+    """Where there are no counters that is an ``OSError``; where there is no sysfs there are no devices."""
+    with pytest.raises(OSError, match="net/dev"):
+        Network(proc=tmp_path).counts()
+    assert Network(sys=tmp_path).nics() == []
+
+
+def test_hardware(tmp_path: Path) -> None:
+    """A device of hardware has kind, state, speed and place; the loopback is left out, IPoIB is told apart."""
+    found = nics(unpack("infiniband", tmp_path))
+    assert list(found) == ["eth0", "ibs1"]
+    eth0 = found["eth0"]
+    assert (eth0.kind, eth0.state, eth0.up, eth0.speed) == ("ethernet", "up", True, 125e6)
+    assert eth0.function is not None
+    assert (eth0.function.address, eth0.function.numa_node) == ("0000:05:00.0", 0)
+    # The driver of IPoIB refuses to tell a speed.
+    assert (found["ibs1"].kind, found["ibs1"].speed) == ("ipoib", None)
+
+
+def test_virtual(tmp_path: Path) -> None:
+    """A veth's speed is no speed, a bond's is; what lies above other devices says so; the oldest come first."""
+    found = nics(unpack("roce", tmp_path))
+    assert list(found) == ["ens1f0np0", "ens1f1np1", "bond0", "bond0.7", "veth1"]
+    assert {name: nic.kind for name, nic in found.items() if nic.kind == "virtual"}.keys() == {
+        "bond0",
+        "bond0.7",
+        "veth1",
+    }
+    assert {name: nic.speed for name, nic in found.items()} == {
+        "ens1f0np0": 12.5e9, "ens1f1np1": None, "bond0": 12.5e9, "bond0.7": None, "veth1": None,
+    }  # fmt: skip
+    assert found["bond0"].over == ("ens1f0np0", "ens1f1np1")
+    assert found["bond0.7"].over == ("bond0",)
+    assert (found["ens1f1np1"].up, found["ens1f1np1"].state) == (False, "down")
+    assert found["bond0"].function is None
+
+
+@pytest.mark.parametrize("speed", ["-1", "0", "4294967295", "", "fast"])
+def test_unknown_speed(tmp_path: Path, speed: str) -> None:
+    """A speed that the driver does not know is absent, however it says so."""
+    tree = unpack("infiniband", tmp_path)
+    say(tree, "sys/class/net/eth0/speed", speed)
+    assert nics(tree)["eth0"].speed is None
+
+
+def test_link_downs(tmp_path: Path) -> None:
+    """How often the link was lost is counted where the kernel counts it (4.16 and later)."""
+    tree = unpack("infiniband", tmp_path)
+    network = Network(tree / "proc", tree / "sys")
+    eth0 = nics(tree)["eth0"]
+    assert network.events(eth0) == {"link_downed": 1}
+    vanish(tree, "sys/class/net/eth0/carrier_down_count")
+    assert network.events(eth0) == {}
+
+
+def test_no_speed_of_a_virtual_machine(tmp_path: Path) -> None:
+    """virtio says -1 and is found behind its PCI function; firmware that tells no NUMA node is not taken at -1."""
+    eth0 = nics(unpack("bare", tmp_path))["eth0"]
+    assert eth0.speed is None
+    assert eth0.function is not None
+    assert (eth0.function.address, eth0.function.numa_node) == ("0000:00:03.0", None)

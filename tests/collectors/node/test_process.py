@@ -1,0 +1,105 @@
+"""What the kernel says of processes, whatever bytes their names are made of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from commwatch.collectors.node import process
+from commwatch.collectors.wire import identity
+from tests.helpers import wait_for
+
+#: Takes a name that the kernel cuts after 15 bytes, in the middle of a character, and one that looks like the end of it.
+NAMED = """
+import ctypes, sys
+assert ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0) == 0
+print("named", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def called(name: str) -> Iterator[int]:
+    """A process of this name; its pid."""
+    command = [sys.executable, "-c", NAMED, name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"named\n"
+        yield child.pid
+        child.kill()
+
+
+def test_name_cut_inside_a_character() -> None:
+    """A process whose name is no UTF-8, for the kernel has cut it, is known as any other: its state, and when it began."""
+    with called("訓練" * 4) as pid:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            assert b"\xe8\xa8" in file.read()[-4:]
+        wait_for(lambda: process.state(pid) == "sleeping", "its sleep")
+        assert identity._start_ticks(pid).isdecimal()
+
+
+def test_name_like_the_end_of_a_name() -> None:
+    """Brackets and blanks in a name end nothing."""
+    with called("a) R 1 (b") as pid:
+        wait_for(lambda: process.state(pid) == "sleeping", "its sleep")
+        assert identity._start_ticks(pid).isdecimal()
+
+
+def test_not_there() -> None:
+    """Of a process that is not there nothing is known."""
+    assert process.state(2**22 + 1) is None
+    assert identity._start_ticks(2**22 + 1) == ""
+
+
+def test_killed() -> None:
+    """A process that was killed is exiting, though it is still there for its parent; one that lives is not, nor is one that is not there."""
+    with called("a) R 1 (b") as pid:
+        assert not process.is_exiting(pid)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: process.state(pid) == "zombie", "its end")
+        assert process.is_exiting(pid)
+    assert not process.is_exiting(pid)
+
+
+def test_usage_of_a_process_that_computes() -> None:
+    """The main thread's time on a core grows by what the process takes."""
+    before = process.usage(os.getpid())
+    assert before is not None
+    begin = time.thread_time_ns()
+    while time.thread_time_ns() - begin < 50_000_000:
+        pass
+    after = process.usage(os.getpid())
+    assert after is not None
+    assert after.ran_ns - before.ran_ns >= 49_000_000
+    assert after.wanted_ns >= before.wanted_ns
+
+
+@pytest.mark.parametrize(
+    ("lines", "folder", "stat", "throttled_ns"),
+    [
+        ("0::/job\n", "job", "usage_usec 5\nthrottled_usec 1500\n", 1_500_000),
+        ("4:cpu,cpuacct:/job\n0::/other\n", "cpu/job", "nr_throttled 3\nthrottled_time 1500\n", 1500),
+        ("0::/\n", ".", "usage_usec 5\n", None),
+        ("0::/gone\n", ".", "throttled_usec 1500\n", None),
+        ("", ".", "", None),
+    ],
+)
+def test_usage_of_files(tmp_path: Path, lines: str, folder: str, stat: str, throttled_ns: int | None) -> None:
+    """Times, page faults and the throttling of its cgroup, of version 1 or 2, as far as it is in sight."""
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "7").mkdir(parents=True)
+    (cgroups / folder).mkdir(parents=True)
+    (proc / "7/stat").write_text("7 (a b) R 1 1 1 0 -1 4194304 5 0 12 0 1 2 0 0 20 0 1 0 9 9 9")
+    (proc / "7/schedstat").write_text("100 20 3\n")
+    (proc / "7/cgroup").write_text(lines)
+    (cgroups / folder / "cpu.stat").write_text(stat)
+    assert process.usage(7, proc, cgroups) == process.Usage(100, 20, 12, throttled_ns)
+    assert process.usage(8, proc, cgroups) is None

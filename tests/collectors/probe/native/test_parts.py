@@ -1,0 +1,78 @@
+"""The native hook's own parts, driven by threads of C++: plainly, and under the sanitizers."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from commwatch.collectors.probe.governor import CostTurns, Governor, UsualCost, is_sampled
+from commwatch.collectors.probe.native import library
+from tests.helpers import needs
+
+DRIVER = Path(__file__).parent
+KINDS = {
+    "plain": ["-Wall", "-Wextra", "-Werror"],
+    "addresses": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "threads": ["-fsanitize=thread"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts(kind: str, tmp_path: Path) -> None:
+    """Ring, in-flight table, exposure, poller, groups, session, flights and questions to Python hold what they promise to eight threads."""
+    needs(shutil.which("g++"), "g++")
+    (tmp_path / "format.h").write_text(library.format_header())
+    flags = ["-std=c++17", "-g", "-O1", "-pthread", "-rdynamic", f"-I{tmp_path}", f"-I{library.HERE}", *KINDS[kind]]
+    files = [str(DRIVER / name) for name in ("ring_driver.cpp", "session_driver.cpp", "aside_driver.cpp")]
+    built = subprocess.run(
+        ["g++", *flags, *files, "-o", str(tmp_path / "driver")],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run(
+        [str(tmp_path / "driver")],
+        env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-6000:]
+    assert done.stdout.split()[::2] == ["ring", "in_flight", "exposure", "few", "poller", "session", "aside"]
+
+
+def test_governor(tmp_path: Path) -> None:
+    """Both hooks decide alike, window by window, sample the same operations, and measure and count their own cost alike."""
+    needs(shutil.which("g++"), "g++")
+    (tmp_path / "format.h").write_text(library.format_header())
+    built = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}", f"-I{library.HERE}"]
+    subprocess.run(
+        [*built, str(DRIVER / "governor_driver.cpp"), "-o", str(tmp_path / "driver")], check=True, timeout=250
+    )
+    draw = random.Random(2)
+    dear = [draw.choice((0.0, 0.005, 0.0050001, 0.5)) for _ in range(400)]
+    shares = [share for share in dear for _ in range(draw.choice((1, 1, 3, 40)))]
+    said = subprocess.run(
+        [str(tmp_path / "driver")],
+        input=" ".join(map(str, (0.005, *shares))),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.split()
+    governor = Governor(0.005)
+    modes = [governor.window(share) for share in shares]
+    assert set(modes) == {0, 1, 2}
+    turns, usual, costs = CostTurns(), UsualCost(), []
+    for n in range(20_000):
+        jitter = n * n % 1013
+        costs += [turns.next(1 + jitter * 1000 + n * 3_000_000), usual.bound(jitter * (1 if n % 5000 < 2500 else 100))]
+    assert [int(number) for number in said] == modes + [seq for seq in range(100_000) if is_sampled(seq)] + costs

@@ -1,0 +1,189 @@
+"""The Python hook's blocking calls: their own wait tells the end, and nothing is held past it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import weakref
+from itertools import count, takewhile
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch.futures import Future
+
+from commwatch.collectors.probe.torch_groups import Group
+from commwatch.collectors.probe.torch_pending import Flight, Pending
+from commwatch.collectors.probe.torch_python import PythonProbe
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.ring import PROBE_NS, RingWriter
+from tests.helpers import PATIENCE_S
+
+MS = 1_000_000
+Ended = list[tuple[Flight, int, int, int]]
+
+
+class Handle:
+    """A handle, as far as ``Pending`` looks at it."""
+
+    def __init__(self, future: Future[Any], failure: str = "") -> None:
+        self._future, self._failure = future, failure
+
+    def wait(self) -> bool:
+        """Ends the operation, or runs out of time."""
+        if self._failure == "timeout":
+            raise RuntimeError("timed out")
+        if self._failure:
+            self._future.set_exception(RuntimeError(self._failure))
+            raise RuntimeError(self._failure)
+        self._future.set_result(None)
+        return True
+
+
+@pytest.fixture
+def ended() -> Ended:
+    """What has been seen to end."""
+    return []
+
+
+@pytest.fixture
+def pending(ended: Ended) -> Pending:
+    """One that lets go of what has ended as the probe does."""
+
+    def finish(flight: Flight, end: int, timing: int, flag: int) -> None:
+        flight.done, flight.work, flight.future = True, None, None
+        ended.append((flight, end, timing, flag))
+
+    return Pending(finish, lambda _: None)
+
+
+class Raised(Exception):
+    """What a signal handler raises."""
+
+
+def test_handler_leaves_no_lock(pending: Pending) -> None:
+    """A handler that raises anywhere in the waking of the probe's thread, the standard library's code too, blocks no later one."""
+    came = 0
+
+    def under_fire(raise_at: int) -> bool:
+        """Raise at one of the events that a trace function sees; returns whether there are so many."""
+        nonlocal came
+        came = 0
+
+        def trace(_frame: FrameType, _event: str, _value: object) -> Any:
+            nonlocal came
+            came += 1
+            if came == raise_at:
+                raise Raised
+            return trace
+
+        sys.settrace(trace)
+        try:
+            pending.wake()
+        except Raised:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    raised: list[int] = []
+    thread = Thread(target=lambda: raised.extend(takewhile(under_fire, count(1))), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert len(raised) >= 3
+
+
+def launched(pending: Pending, failure: str = "", ago_ns: int = 0) -> tuple[Handle, Future[Any]]:
+    """A blocking call that was launched so long ago."""
+    future = Future[Any]()
+    handle = Handle(future, failure)
+    group = Group(lambda: None, 2, (0, 1), "id", aligned=True)
+    flight = Flight((), time.monotonic_ns() - ago_ns, 0, group, None, -1, True)
+    pending.add_blocking(flight, handle, future)
+    return handle, future
+
+
+def wait(pending: Pending, handle: Handle) -> Any:
+    """The wait as the user's call makes it."""
+    return pending._waited(pending._by_work[id(handle)], id(handle), Handle.wait, handle)
+
+
+@pytest.mark.parametrize(("failure", "flag"), [("", 0), ("peer is gone", ev.FAILED)])
+def test_the_wait_tells(failure: str, flag: int, pending: Pending, ended: Ended) -> None:
+    """The return of the wait is the end, well or badly; the Work is let go of at once."""
+    handle, _ = launched(pending, failure)
+    before = time.monotonic_ns()
+    if failure:
+        with pytest.raises(RuntimeError, match=failure):
+            wait(pending, handle)
+    else:
+        assert wait(pending, handle) is True
+    ((_, end, timing, flagged),) = ended
+    assert before <= end <= time.monotonic_ns()
+    assert (timing, flagged) == (ev.BY_FUTURE, flag)
+    held = weakref.ref(handle)
+    del handle
+    gc.collect()  # the exception's own frames
+    assert held() is None
+
+
+def test_a_wait_that_runs_out_of_time(pending: Pending, ended: Ended) -> None:
+    """The operation goes on, nobody holds its Work, and its end is still seen when it comes."""
+    handle, future = launched(pending, "timeout")
+    with pytest.raises(RuntimeError, match="timed out"):
+        wait(pending, handle)
+    assert ended == []
+    held = weakref.ref(handle)
+    del handle
+    gc.collect()
+    assert held() is None
+    future.set_result(None)
+    assert [(timing, flag) for _, _, timing, flag in ended] == [(ev.BY_FUTURE, 0)]
+
+
+@pytest.mark.parametrize(("ago_ns", "expected"), [(0, []), (100 * MS, [ev.BY_POLL])])
+def test_nobody_waits(ago_ns: int, expected: list[int], pending: Pending, ended: Ended) -> None:
+    """A call whose caller waits elsewhere is found by looking, but not before its wait could have begun."""
+    _, future = launched(pending, ago_ns=ago_ns)
+    future.set_result(None)
+    pending.poll()
+    assert [timing for _, _, timing, _ in ended] == expected
+
+
+def test_overtaken(pending: Pending, ended: Ended) -> None:
+    """An operation that is only counted takes the memory of an earlier one that nobody waited for: a wait there is not the earlier one's."""
+    first, second = torch.ones(3), torch.ones(3)
+    group = Group(lambda: None, 2, (0, 1), "id", aligned=True)
+    flights = [Flight((), time.monotonic_ns(), 0, group, None, -1, True) for _ in range(2)]
+    for flight, output in zip(flights, (first, second), strict=True):
+        pending.add(flight, object(), (output,))
+    pending.overtaken([first])
+    assert [(flight, timing, flag) for flight, _, timing, flag in ended] == [(flights[0], ev.BY_NONE, ev.UNTIMED)]
+
+
+def test_cost_that_is_measured_from_the_middle_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that ends in another thread while its launch is being followed costs what it costs, not all that its thread ever took."""
+    probe = PythonProbe({})
+    probe.ring = writer = RingWriter(tmp_path / "a.ring", {})
+    group = Group(lambda: None, 2, (0, 1), "id", aligned=True)
+    flight = Flight((1, 0, 0, -1, 0, 8, 0, 0), 0, 0, group, None, -1, True)
+    # The thread that launched it has done with it while this one is at it.
+    monkeypatch.setattr(writer, "end", lambda _: setattr(flight, "cost_of", 64))
+    probe.finish(flight, 9, ev.BY_FUTURE)
+    assert writer.counters[PROBE_NS] == 0
+
+
+def test_given_up(pending: Pending, ended: Ended) -> None:
+    """When the probe goes, what is in flight is held no longer and still finds its end."""
+    handle, future = launched(pending)
+    pending.give_up()
+    held = weakref.ref(handle)
+    del handle
+    assert (ended, held()) == ([], None)
+    future.set_result(None)
+    assert [timing for _, _, timing, _ in ended] == [ev.BY_FUTURE]

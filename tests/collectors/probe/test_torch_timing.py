@@ -1,0 +1,45 @@
+"""How operations on GPUs are to be timed: decided once, by what is asked for and what is safe; each with its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from commwatch.collectors.probe.torch_timing import Timing, choose
+
+ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+def asked(mode: str, **more: str) -> dict[str, str]:
+    """The environment that asks for it."""
+    return {"COMMWATCH_TIMING": mode, **more}
+
+
+@pytest.mark.parametrize(
+    ("env", "mode", "because"),
+    [
+        ({}, "off", "not been proven on a real GPU yet"),
+        (asked("auto", **ONE_QUEUE), "off", "COMMWATCH_TIMING=events or poll asks for it"),
+        (asked("events"), "events", "COMMWATCH_TIMING=events"),
+        (asked("events", CUDA_DEVICE_MAX_CONNECTIONS="8"), "events", "COMMWATCH_TIMING=events"),
+        (asked("events", **ONE_QUEUE), "poll", "COMMWATCH_TIMING=events, but with"),
+        (asked("poll", **ONE_QUEUE), "poll", "COMMWATCH_TIMING=poll"),
+        (asked("off"), "off", "COMMWATCH_TIMING=off"),
+        (asked("sometimes"), "off", "COMMWATCH_TIMING=sometimes is none of auto, off, poll, events"),
+    ],
+)
+def test_choice(env: dict[str, str], mode: str, because: str) -> None:
+    """Nothing that has not been proven without being asked for, and never what is not safe, even if asked for."""
+    timing = choose(env, runtime=True)
+    assert timing.mode == mode
+    assert because in timing.reason
+
+
+@pytest.mark.parametrize("mode", ["auto", "events", "poll"])
+def test_without_cuda(mode: str) -> None:
+    """A torch without CUDA times nothing on devices, whatever is asked for."""
+    assert choose(asked(mode), runtime=False) == Timing("off", "this torch has no CUDA runtime")
+
+
+def test_codes() -> None:
+    """The numbers are those of native/device.h."""
+    assert [Timing(mode, "").code for mode in ("off", "poll", "events")] == [0, 1, 2]
