@@ -83,7 +83,7 @@ class Config:
     #: Addresses of NCCL's RAS that are polled, with commas between; not set: none is.
     ras: str | None = None
     #: Where alerts go. Secrets stand elsewhere.
-    receivers: tuple[receivers.Asked, ...] = field(default_factory=tuple)
+    receivers: tuple[receivers.ReceiverConfig, ...] = field(default_factory=tuple)
     #: Thresholds of the list of alerts that are not the default, by name. What names there are, the list says.
     thresholds: Mapping[str, float] = field(default_factory=dict)
     #: A list of alerts instead of ours.
@@ -377,7 +377,7 @@ def _checked_labels(value: Any, where: str) -> dict[str, str]:
     return value
 
 
-def _checked_receivers(value: Any, where: str) -> tuple[receivers.Asked, ...]:
+def _checked_receivers(value: Any, where: str) -> tuple[receivers.ReceiverConfig, ...]:
     try:
         return receivers.checked(value)
     except receivers.BadReceiver as error:

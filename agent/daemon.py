@@ -18,41 +18,41 @@ from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
 from commwatch.alerting.alert_rules import plan_of
-from commwatch.alerting.alerting import Alerting, Plan
-from commwatch.alerting.evidence import Evidence, Sources
+from commwatch.alerting.bundles import Evidence, Sources
+from commwatch.alerting.evaluation import Alerting, Plan
 from commwatch.alerting.notifications import address_of, delivery_of, readings, url_of
 from commwatch.alerts.book import Book
 from commwatch.alerts.model import Alert
 from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.alerts.receivers.settings import receivers
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.collectors.registry import Collectors, Reading
 from commwatch.config import Config, ConfigError, addresses
 from commwatch.history.chunks import Damaged
 from commwatch.history.examination import Examination
 from commwatch.history.opening import StoreError
 from commwatch.history.store import begin
-from commwatch.ingest.aggregate import Aggregate
 from commwatch.ingest.intake import Intake, room_for_rings
+from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.processes import Processes
 from commwatch.prometheus.exporter import Exporter
 from commwatch.reference.references import References, directory
 from commwatch.reload import Change, change
-from commwatch.runtime.announcement import announce
-from commwatch.runtime.beside import Beside, known
-from commwatch.runtime.hangup import Hangup
-from commwatch.runtime.places import CannotStart, lock_directory, place_of_alerts, raised_limit
-from commwatch.runtime.supervisor import ALIVE, READY, RELOADING, STOPPING, tell
-from commwatch.server.routes.witness_api import Witnesses
-from commwatch.server.serving import Server, listen
-from commwatch.server.watchers import Watchers
+from commwatch.runtime.discovery import announce
+from commwatch.runtime.periodic import Beside, known
+from commwatch.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
+from commwatch.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, tell
+from commwatch.runtime.sighup import Hangup
+from commwatch.server.listener import Server, listen
+from commwatch.server.routes.witnesses import Witnesses
+from commwatch.server.services import Watchers
 from commwatch.server.web import application
 from commwatch.server.worker import Worker
 from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import HostWatch
 from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.kept_logs import keep
 from commwatch.watchers.nccl import NcclLogs, logs_of, remove_old
+from commwatch.watchers.nccl_archive import keep
 from commwatch.watchers.profiles import Profiles, kept_in
 from commwatch.watchers.ras import Ras
 
@@ -157,7 +157,7 @@ class Daemon:
             config.labels,
         )
         registry.register(self._exporter)
-        agent = Agent(
+        agent = QueryService(
             config.history,
             self._aggregate,
             self._lock,
@@ -254,11 +254,11 @@ class Daemon:
         assert self._reread is not None
         tell(f"{RELOADING}\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", os.environ)
         try:
-            changed, take_up = self._changed(self._reread())
+            changed, apply = self._changed(self._reread())
         except (ConfigError, CannotStart) as error:
             log.error("the settings stay as they are: %s", error)
         else:
-            for each in take_up:
+            for each in apply:
                 each()
             self.config = changed.config
             log.log(logging.WARNING if changed.left else logging.INFO, "settings read again: %s", changed.says)
@@ -278,14 +278,14 @@ class Daemon:
             rules = self._alerting.prepared(plan)
         told = receivers(config.receivers, self._address)
 
-        def take_up() -> None:
+        def apply() -> None:
             self._references.links = config.links
             self._exporter.relabel(config.labels)
             self._delivery.change(told, _FAREWELL_S)
 
         access, renewed = self._server.prepared(config)
         found = change(self.config, asked, rules_differ=differ, certificate_differs=renewed)
-        return found, [access, rules, take_up]
+        return found, [access, rules, apply]
 
     def _plan(self, config: Config) -> Plan:
         instance = f"{socket.gethostname()}:{self.port}"

@@ -129,19 +129,19 @@ class _Compiler:
             case _:
                 what = {"MatrixSelector": "a range outside of a function", "SubqueryExpr": "a subquery"}
                 kind = type(tree).__name__
-                raise UnsupportedExpression(f"{what.get(kind, kind)} is not supported: {_said(tree)}")
+                raise UnsupportedExpression(f"{what.get(kind, kind)} is not supported: {_format_expr(tree)}")
         return made
 
     def _vector(self, tree: ql.Expr) -> Callable[[Moment], Vector]:
         node = self.node(tree)
         if isinstance(node, _Scalar):
-            raise UnsupportedExpression(f"a number where a vector is needed: {_said(tree)}")
+            raise UnsupportedExpression(f"a number where a vector is needed: {_format_expr(tree)}")
         return node.run
 
     def _number(self, tree: ql.Expr) -> Callable[[Moment], float]:
         node = self.node(tree)
         if isinstance(node, _Elements):
-            raise UnsupportedExpression(f"a vector where a number is needed: {_said(tree)}")
+            raise UnsupportedExpression(f"a vector where a number is needed: {_format_expr(tree)}")
         return node.run
 
     # -- selectors ----------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class _Compiler:
             ("or between matchers", tree.matchers.or_matchers),
         ):
             if there:
-                raise UnsupportedExpression(f"{what} is not supported: {_said(tree)}")
+                raise UnsupportedExpression(f"{what} is not supported: {_format_expr(tree)}")
         matchers = [_matcher(one) for one in tree.matchers.matchers]
         names = tuple(one for one in matchers if one.name == NAME)
         if tree.name is not None:
@@ -165,7 +165,7 @@ class _Compiler:
     def _ranged(self, name: str, tree: ql.Expr) -> _Elements:
         tree = _without_parentheses(tree)
         if not isinstance(tree, ql.MatrixSelector):
-            raise UnsupportedExpression(f"{name} of a subquery is not supported: {_said(tree)}")
+            raise UnsupportedExpression(f"{name} of a subquery is not supported: {_format_expr(tree)}")
         range_s = tree.range.total_seconds()
         names, others = self._selected(tree.vector_selector, range_s)
         function = RANGE_FUNCTIONS[name]
@@ -185,7 +185,7 @@ class _Compiler:
     def _binary(self, tree: ql.BinaryExpr) -> _Node:
         op, left, right = str(tree.op), self.node(tree.lhs), self.node(tree.rhs)
         if op not in (*ARITHMETIC, *COMPARISONS, *_SETS):
-            raise UnsupportedExpression(f"the operator {op} is not supported: {_said(tree)}")
+            raise UnsupportedExpression(f"the operator {op} is not supported: {_format_expr(tree)}")
         how, as_bool = _matching(tree)
         if isinstance(left, _Elements) and isinstance(right, _Elements):
             one, other = left.run, right.run
@@ -195,7 +195,7 @@ class _Compiler:
         if isinstance(left, _Scalar) and isinstance(right, _Scalar):
             return _of_numbers(op, left.run, right.run)
         if op in _SETS:
-            raise UnsupportedExpression(f"{op} with a number: {_said(tree)}")
+            raise UnsupportedExpression(f"{op} with a number: {_format_expr(tree)}")
         if isinstance(left, _Elements) and isinstance(right, _Scalar):
             vector, number = left.run, right.run
             return _Elements(
@@ -225,7 +225,7 @@ class _Compiler:
                 return _Elements(lambda moment: _quantiles(number(moment), vector(moment), how))
             return _Elements(lambda moment: ranked(op, number(moment), vector(moment), how))
         if op not in AGGREGATIONS:
-            raise UnsupportedExpression(f"the aggregation {op} is not supported: {_said(tree)}")
+            raise UnsupportedExpression(f"the aggregation {op} is not supported: {_format_expr(tree)}")
         function = AGGREGATIONS[op]
 
         def run(moment: Moment) -> Vector:
@@ -256,7 +256,7 @@ class _Compiler:
                 vector, labels = self._vector(arguments[0]), _absent_labels(arguments[0])
                 made = _Elements(lambda moment: {} if vector(moment) else {labels: 1.0})
             case _:
-                raise UnsupportedExpression(f"the function {name} is not supported: {_said(tree)}")
+                raise UnsupportedExpression(f"the function {name} is not supported: {_format_expr(tree)}")
         return made
 
     def _mapped(self, function: Callable[[float, float], float], arguments: list[ql.Expr]) -> _Elements:
@@ -270,7 +270,7 @@ class _Compiler:
         return _Elements(run)
 
 
-def _said(tree: ql.Expr) -> str:
+def _format_expr(tree: ql.Expr) -> str:
     """An expression as text, on one line."""
     return " ".join(tree.prettify().split())
 
@@ -298,7 +298,7 @@ def _matching(tree: ql.BinaryExpr) -> tuple[Matching, bool]:
         return Matching(), False
     fill = given.fill_values
     if fill is not None and (fill.lhs is not None or fill.rhs is not None):
-        raise UnsupportedExpression(f"fill is not supported: {_said(tree)}")
+        raise UnsupportedExpression(f"fill is not supported: {_format_expr(tree)}")
     on = given.matching is not None and given.matching.type == ql.LabelModifierType.Include
     labels = () if given.matching is None else tuple(given.matching.labels)
     many = _CARDINALITY.get(str(given.card).rpartition(".")[2], "")

@@ -31,13 +31,13 @@ from prometheus_client.exposition import choose_encoder
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from commwatch.analysis import joined, sight
+from commwatch.analysis import cross_node, live_ranks
 from commwatch.collectors.node.infiniband import EVENTS
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.identity import boot_id
-from commwatch.ingest.aggregate import Aggregate
-from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.jobs import Aggregate
+from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import Exporter
 from commwatch.prometheus.metrics import METRICS
 
@@ -122,7 +122,7 @@ def _jitter_ns() -> list[int]:
 class Rank:
     """One rank: where it stands, and what it writes."""
 
-    def __init__(self, layout: Layout, rank: int, book: RankBook) -> None:
+    def __init__(self, layout: Layout, rank: int, book: RankTotals) -> None:
         self.rank, self.book = rank, book
         self._members = [layout.members(label, rank) for label in LABELS]
         self._seq: dict[tuple[int, str], int] = {}
@@ -237,12 +237,12 @@ class Node:
         with self._lock:
             jobs, now = list(self._aggregate.jobs.values()), self._now_ns()
             if path == "parts":
-                limit, parts = joined.parts(jobs, now, int(query["limit"][0]))
+                limit, parts = cross_node.parts(jobs, now, int(query["limit"][0]))
                 return {"limit": limit, "parts": [asdict(part) for part in parts]}
             answers: dict[str, Callable[[], Iterable[Any]]] = {
-                "ranks": lambda: sight.ranks(jobs, now),
-                "groups": lambda: sight.groups(jobs),
-                "verdicts": lambda: sight.conclude(jobs, now),
+                "ranks": lambda: live_ranks.ranks(jobs, now),
+                "groups": lambda: live_ranks.groups(jobs),
+                "verdicts": lambda: live_ranks.conclude(jobs, now),
             }
             if path == "jobs":
                 return [{"job_id": job.id, "state": "running"} for job in jobs]

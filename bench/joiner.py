@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from bench.common import emit
 from commwatch.collectors.wire.events import OP_CODE
-from commwatch.ingest.joins import GroupJoin, Part, Waits
+from commwatch.ingest.collective_join import GroupJoin, Part, Waits
 
 SIZES = (8, 64, 1024)
 #: Collectives of one rank that are read before it is the next one's turn.

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from commwatch.alerting.alerting import Alerting, Plan
-from commwatch.alerting.evidence import Evidence
+from commwatch.alerting.bundles import Evidence
+from commwatch.alerting.evaluation import Alerting, Plan
 from commwatch.alerts.book import Book
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.analysis.summary import Row
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
@@ -32,8 +32,8 @@ from commwatch.collectors.wire.ring import RingWriter
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History
 from commwatch.history.store import RingRow, begin
-from commwatch.ingest.aggregate import Aggregate
 from commwatch.ingest.intake import Intake
+from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.steps import EXPLICIT
 from commwatch.reference.references import References
 from commwatch.runtime import tokens
@@ -154,7 +154,7 @@ def no_alerts() -> tuple[Alerting, Evidence]:
     return Alerting(Plan(), lambda: (), Book(Path("none"))), Evidence(Path("none"), "", lambda job: {})
 
 
-def idle_worker(agent: Agent) -> Worker:
+def idle_worker(agent: QueryService) -> Worker:
     """What answers questions about an agent's history once it is asked."""
     return Worker(agent, References(Path("none")), Damaged())
 
@@ -228,7 +228,7 @@ class Watch:
         self.damaged, lock = Damaged(), threading.RLock()
         self.store, self.aggregate = begin(self.path, self.damaged), Aggregate()
         self.intake = Intake(self.rings, self.aggregate, self.store, lock)
-        self.agent = Agent(self.path, self.aggregate, lock, damaged=self.damaged)
+        self.agent = QueryService(self.path, self.aggregate, lock, damaged=self.damaged)
 
     def tick(self, at_ns: int = 0) -> int:
         """Look at the rings once."""

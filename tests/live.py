@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.identity import ring_prefix
 from commwatch.collectors.wire.ring import HEARTBEAT, RingWriter
-from tests.agent.server.routes.test_api import rings_of
+from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, RunningAgent, end_rank, group_entry, identity, mark, operation, wait_for
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from commwatch.config import load
 from commwatch.runtime import tokens
-from commwatch.server.serving import Server, listen
+from commwatch.server.listener import Server, listen
 from tests.helpers import PATIENCE_S, wait_for
 
 

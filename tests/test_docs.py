@@ -20,7 +20,7 @@ from commwatch.alerts.check import OF_A_SCRAPE, labels
 from commwatch.alerts.export import runbook
 from commwatch.alerts.model import SEVERITIES
 from commwatch.analysis import advice
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.findings import RULES
 from commwatch.collectors.node.gpu import THROTTLE_REASONS
@@ -28,11 +28,11 @@ from commwatch.collectors.node.gpu_xids import XIDS
 from commwatch.collectors.node.infiniband import EVENTS, HW_EVENTS
 from commwatch.collectors.node.nics import LINK_DOWNED
 from commwatch.config import OF_COMMANDS, RELOADED, Config
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.jobs import Aggregate
 from commwatch.prometheus.exporter import MOST_GROUPS
 from commwatch.prometheus.metrics import METRICS
-from commwatch.server.routes.witness_api import Witnesses
-from commwatch.server.watchers import Watchers
+from commwatch.server.routes.witnesses import Witnesses
+from commwatch.server.services import Watchers
 from commwatch.server.web import application
 from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import HostWatch
@@ -133,7 +133,7 @@ def test_every_variable() -> None:
 def openapi() -> dict[str, Any]:
     """The routes of the application and their parameters."""
     lock = threading.RLock()
-    logs, agent = NcclLogs(Path("none"), Aggregate(), lock), Agent(Path("none"), None, lock)
+    logs, agent = NcclLogs(Path("none"), Aggregate(), lock), QueryService(Path("none"), None, lock)
     profiles = Profiles(Path("none"), Path("none"), agent)
     witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
     watchers = Watchers(logs, profiles, Gpus("off"), witnesses, HostWatch(Aggregate(), lock, lambda: 0), *no_alerts())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from commwatch.alerting.alerting import Plan
+from commwatch.alerting.evaluation import Plan
 from commwatch.alerts.catalogue import Catalogue, CatalogueError, read, shipped
 from commwatch.alerts.check import check
 from commwatch.alerts.export import runbook

@@ -17,8 +17,8 @@ from commwatch.analysis import knobs
 from commwatch.analysis.network_advice import Network, Said, complaints, far_from_nic
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
+from commwatch.core.alpha_beta import Curve, messages
 from commwatch.core.bandwidth import bus_factor
-from commwatch.core.model import Curve, messages
 from commwatch.reference.efficiency import BELOW_THE_LINK
 
 #: Above this share of a step communication is the bottleneck; above that it is worth a look.

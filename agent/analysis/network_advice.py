@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from commwatch.analysis.near import Place
+from commwatch.analysis.gpu_nic_affinity import GpuNicPair
 from commwatch.collectors.node.pci import SYS
 from commwatch.core.host_views import Complaint
 
@@ -14,7 +14,7 @@ class Network(NamedTuple):
     """What is known of them."""
 
     #: How far the GPUs of this node's ranks are from the network, where that is known.
-    places: Sequence[Place] = ()
+    places: Sequence[GpuNicPair] = ()
     complaints: Sequence[Complaint] = ()
 
 

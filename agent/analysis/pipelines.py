@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import mean
 
 from commwatch.collectors.wire import events as ev
-from commwatch.core.books import GroupInfo, Messages
-from commwatch.ingest.aggregate import Job
-from commwatch.ingest.rank_book import RankBook
+from commwatch.core.cells import GroupInfo, Messages
+from commwatch.ingest.jobs import Job
+from commwatch.ingest.rank_totals import RankTotals
 
 DIRECTIONS = ("forward", "backward")
 
@@ -62,7 +62,7 @@ def is_forward(op: str, me: int, peer: int, size: int) -> bool:
     return to_next == (op == "send")
 
 
-def directions(book: RankBook) -> dict[tuple[str, str], Messages]:
+def directions(book: RankTotals) -> dict[tuple[str, str], Messages]:
     """The messages of a rank by group label and direction."""
     sums: dict[tuple[str, str], Messages] = {}
     places = {small_id: _places(book.group(small_id), book.rank) for small_id in {key[0] for key in book.messages}}
@@ -81,7 +81,7 @@ def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
     """Every pipeline of the jobs."""
     found = []
     for job in jobs:
-        by_group: dict[str, list[tuple[RankBook, int]]] = {}
+        by_group: dict[str, list[tuple[RankTotals, int]]] = {}
         for book in job.books.values():
             for small_id in {small_id for small_id, _, _ in book.messages}:
                 by_group.setdefault(book.group(small_id).group_id, []).append((book, small_id))
@@ -99,9 +99,9 @@ def _places(group: GroupInfo, rank: int) -> Callable[[int], tuple[int, int | Non
     return lambda peer: (at[rank], at.get(peer), len(at))
 
 
-def _connected(members: list[tuple[RankBook, int]]) -> list[list[tuple[RankBook, int]]]:
+def _connected(members: list[tuple[RankTotals, int]]) -> list[list[tuple[RankTotals, int]]]:
     """Split the ranks of a group by who exchanges messages with whom."""
-    parts: list[tuple[set[int], list[tuple[RankBook, int]]]] = []
+    parts: list[tuple[set[int], list[tuple[RankTotals, int]]]] = []
     for book, small_id in members:
         ranks = {book.rank} | _peers(book, small_id)
         joined = [(book, small_id)]
@@ -112,11 +112,11 @@ def _connected(members: list[tuple[RankBook, int]]) -> list[list[tuple[RankBook,
     return [part for _, part in parts]
 
 
-def _peers(book: RankBook, small_id: int) -> set[int]:
+def _peers(book: RankTotals, small_id: int) -> set[int]:
     return {peer for group, _, peer in book.messages if group == small_id and peer >= 0}
 
 
-def _pipeline(job_id: str, members: list[tuple[RankBook, int]]) -> Pipeline:
+def _pipeline(job_id: str, members: list[tuple[RankTotals, int]]) -> Pipeline:
     members = sorted(members, key=lambda member: member[0].rank)
     group = members[0][0].group(members[0][1])
     here = {book.rank for book, _ in members}
@@ -138,7 +138,7 @@ def _pipeline(job_id: str, members: list[tuple[RankBook, int]]) -> Pipeline:
     )
 
 
-def _stage(book: RankBook, small_id: int) -> Stage:
+def _stage(book: RankTotals, small_id: int) -> Stage:
     sums = directions(book)
     label = book.group(small_id).label
     forward, backward = (sums.get((label, direction), Messages()) for direction in DIRECTIONS)
@@ -152,7 +152,7 @@ def _stage(book: RankBook, small_id: int) -> Stage:
     )
 
 
-def _received(book: RankBook, small_id: int) -> int:
+def _received(book: RankTotals, small_id: int) -> int:
     """Messages that came from the stage before."""
     recv, group, count = ev.OP_CODE["recv"], book.group(small_id), 0
     places = _places(group, book.rank)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from commwatch.collectors.wire.events import OPS
-from commwatch.core.books import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
+from commwatch.core.cells import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
 from commwatch.core.sketch import quantile
 from commwatch.history.store import RingRow
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.events import RECORD, RECORD_SIZE, STEP_MARK, Record
-from commwatch.core.books import GroupInfo
-from commwatch.ingest.rank_book import RankBook
+from commwatch.core.cells import GroupInfo
+from commwatch.ingest.rank_totals import RankTotals
 
 #: Operations in one picture, and how many of a rank at most; at least so many, however many ranks there are.
 MOST_BARS, MOST_OF_RANK, LEAST_OF_RANK = 1024, 256, 24
@@ -102,7 +102,7 @@ class _Names:
         return self.groups[group.group_id]
 
 
-def timeline(books: Iterable[RankBook], now_ns: int) -> Timeline | None:
+def timeline(books: Iterable[RankTotals], now_ns: int) -> Timeline | None:
     """The latest operations of ranks; ``None`` where none has an end that is known, and none is in flight.
 
     Args:
@@ -129,14 +129,14 @@ def timeline(books: Iterable[RankBook], now_ns: int) -> Timeline | None:
     return Timeline((end_ns - begin_ns) / 1e9, max(0, now_ns - end_ns) / 1e9, list(names.ops), names.labels, tracks)
 
 
-def _ended(book: RankBook, most: int, names: _Names) -> list[_Ended]:
+def _ended(book: RankTotals, most: int, names: _Names) -> list[_Ended]:
     """The latest of a rank. Plain tuples all the way: there are thousands, each second."""
     found = []
     known: dict[tuple[int, int], tuple[int, int, bool]] = {}
     for _, op, _, group, _, _, size, _, seq, _, start, end, flags, timing, _, _ in RECORD.iter_unpack(
         book.tail[-most * RECORD_SIZE :]
     ):
-        if op == STEP_MARK or flags & _UNMEASURED or not start <= end < ev.NONSENSE:
+        if op == STEP_MARK or flags & _UNMEASURED or not start <= end < ev.MAX_PLAUSIBLE:
             continue
         if (op, group) not in known:
             name, info = book.op_name(op), book.group(group)
@@ -178,7 +178,7 @@ def _bar(each: _Ended, begin_ns: int, transfers: dict[tuple[int, int], int]) -> 
     return Bar((start_ns - begin_ns) // 1000, (end_ns - start_ns) // 1000, waited, op, group, seq, size)
 
 
-def _open(book: RankBook, record: Record, names: _Names, begin_ns: int, now_ns: int) -> Pending:
+def _open(book: RankTotals, record: Record, names: _Names, begin_ns: int, now_ns: int) -> Pending:
     op, group = names.op(book.op_name(record.op)), names.group(book.group(record.group))
     age_ns = max(0, now_ns - record.launch_ns)
     return Pending((record.launch_ns - begin_ns) // 1000, age_ns // 1000, op, group, record.seq)

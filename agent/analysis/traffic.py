@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.bandwidth import bus_factor
-from commwatch.core.books import GroupInfo
+from commwatch.core.cells import GroupInfo
 from commwatch.core.host_views import GroupTraffic, TrafficView
-from commwatch.ingest.aggregate import Job
-from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.jobs import Job
+from commwatch.ingest.rank_totals import RankTotals
 
 #: Why it is not known what carries it: most likely the agent sits in another network namespace than the trainer.
 NOT_COUNTED = "no device of this network namespace has counted it"
@@ -79,7 +79,7 @@ def parts(jobs: Iterable[Job]) -> dict[Key, Part]:
     return found
 
 
-def _of_rank(book: RankBook, here: set[int]) -> dict[str, Part]:
+def _of_rank(book: RankTotals, here: set[int]) -> dict[str, Part]:
     sums: dict[int, list[float]] = {}
     left_out: dict[int, set[str]] = {}
     for key, cell in book.cells():

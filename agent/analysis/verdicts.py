@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from commwatch.analysis.joined import Disagreement
-from commwatch.analysis.waits import HANG_S, RECENT_S, Wait, absence, raised_in, waits
+from commwatch.analysis.cross_node import Disagreement
+from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, raised_in, waits
 from commwatch.collectors.spans import spans
 from commwatch.collectors.wire import events as ev
 from commwatch.core.views import GroupView, RankView

@@ -17,20 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from commwatch import __version__
-from commwatch.cli import (
-    alerts_cli,
-    bench_cli,
-    dashboards_cli,
-    deploy_cli,
-    profile_cli,
-    query_cli,
-    settings_cli,
-    top_cli,
-)
-from commwatch.commands.debugging import LEVELS
+from commwatch.cli import alerts, bench, dashboards, deploy, profile, query, settings, top
+from commwatch.commands.nccl_debug import LEVELS
 from commwatch.config import Config, ConfigError, UsageError, load, settings_file
 from commwatch.core.ages import LAST, parse_age, parse_last
-from commwatch.core.shown import OneLine, complain, guard_output, line
+from commwatch.core.terminal_text import OneLine, complain, guard_output, line
 
 if TYPE_CHECKING:
     from commwatch.daemon import Daemon
@@ -215,9 +206,9 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--json", action="store_true", help="for programs")
     diagnose.set_defaults(command=_diagnose)
 
-    for part in (bench_cli, query_cli, profile_cli, alerts_cli, top_cli, settings_cli, deploy_cli):
+    for part in (bench, query, profile, alerts, top, settings, deploy):
         part.add_parser(commands, common)
-    dashboards_cli.add_parser(commands)
+    dashboards.add_parser(commands)
 
     native = commands.add_parser(
         "native",
@@ -264,7 +255,7 @@ def _run(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _native(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.commands.native import call
+    from commwatch.commands.native_hook import call
 
     flags = [f"--{name}" for name in ("force", "json") if getattr(arguments, name)]
     try:
@@ -292,8 +283,8 @@ def _doctor(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.commands import asking, diagnose
-    from commwatch.watchers.trainers import evidence
+    from commwatch.commands import client, diagnose
+    from commwatch.watchers.stack_capture import evidence
 
     if arguments.flight_recorder:
         return _flight_recorder(arguments)
@@ -301,9 +292,9 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
         urls = (
             diagnose.addresses(arguments.agents, config.expects_tls)
             if arguments.agents
-            else asking.local_agents(config.dir)
+            else client.local_agents(config.dir)
         )
-        seen = diagnose.ask(urls, arguments.job, asking.keys_of(config))
+        seen = diagnose.ask(urls, arguments.job, client.keys_of(config))
     except diagnose.CannotDiagnose as error:
         raise UsageError(f"diagnose: {error}") from None
     found = diagnose.conclude(seen)
@@ -314,15 +305,17 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _flight_recorder(arguments: argparse.Namespace) -> int:
-    from commwatch.analysis import flight
+    from commwatch.analysis import flight_recorder_analysis
 
     if arguments.agents or arguments.job:
         raise UsageError("diagnose: --flight-recorder asks no agent: without ADDRESS and --job")
-    dumps, damaged = flight.take_all(arguments.flight_recorder)
+    dumps, damaged = flight_recorder_analysis.take_all(arguments.flight_recorder)
     if not dumps:
         raise UsageError(f"diagnose: {'; '.join(f'{file}: {why}' for file, why in damaged.items())}")
-    found = flight.conclude(dumps)
-    print((flight.as_json if arguments.json else flight.text)(found, dumps, damaged))
+    found = flight_recorder_analysis.conclude(dumps)
+    print(
+        (flight_recorder_analysis.as_json if arguments.json else flight_recorder_analysis.text)(found, dumps, damaged)
+    )
     return 1 if found else 2 if damaged else 0
 
 
@@ -343,7 +336,7 @@ def _other_last(last_s: float | None) -> str:
 
 def _agent(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.daemon import Daemon
-    from commwatch.runtime.places import CannotStart
+    from commwatch.runtime.run_lock import CannotStart
 
     try:
         # With a parent whose end is its own, it leaves SIGHUP as it is.
@@ -363,13 +356,13 @@ def _stop_with_parent(daemon: Daemon) -> None:
 
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.analysis.answers import Agent
+    from commwatch.analysis.queries import QueryService
     from commwatch.history.opening import StoreError
     from commwatch.reference.references import References, directory
-    from commwatch.report import pictures, report, report_html
-    from commwatch.watchers.kept_logs import kept
+    from commwatch.report import charts, report, report_page
+    from commwatch.watchers.nccl_archive import kept
 
-    agent = Agent(config.history, references=References(directory(config.state), config.links))
+    agent = QueryService(config.history, references=References(directory(config.state), config.links))
     try:
         jobs = [job.job_id for job in agent.jobs()]
         if not jobs:
@@ -387,7 +380,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         )
     if arguments.html is not None:
         try:
-            page = report_html.html(built, pictures.gather(agent, job), said)
+            page = report_page.html(built, charts.gather(agent, job), said)
             arguments.html.write_text(page, encoding="utf-8")
         except (StoreError, sqlite3.Error) as error:
             raise UsageError(f"report: {_whose(error, config)}") from None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from commwatch.core import shown
+from commwatch.core import terminal_text
 from commwatch.core.bandwidth import algbw, busbw
 from commwatch.core.units import percent, rate, seconds, size
 from commwatch.reference.references import Measured, References
@@ -38,7 +38,7 @@ def table(reference: Measured) -> str:
             lines.append(
                 f"{size_bytes:>12}  {size_bytes // each:>12}  {'float':>8}  {redop:>6}  {root:>6}  {time_s * 1e6:>10.2f}  {rated}"
             )
-    return shown.lines([*lines, "#", *_curves(reference)])
+    return terminal_text.lines([*lines, "#", *_curves(reference)])
 
 
 def _gigabytes(value: float | None) -> str:
@@ -76,7 +76,7 @@ def compared(references: list[Measured]) -> str:
         if len(known) > 1:
             fastest += f" ({max(known.values()) / known[fastest]:.1f} times)"
         lines.append(f"  {op:<14}  {size_bytes:>12}  " + "  ".join(f"{cell:>9}" for cell in cells) + f"  {fastest}")
-    return shown.lines(lines)
+    return terminal_text.lines(lines)
 
 
 def listing(there: References) -> str:
@@ -93,4 +93,4 @@ def listing(there: References) -> str:
         ]
     lines += [f"passed over  {why}" for why in there.damaged.values()]
     lines += [f"link  {group}: {link}" for group, link in there.links.items()]
-    return shown.lines(lines or [f"no references in {Path(there.where)}, and no link is set"])
+    return terminal_text.lines(lines or [f"no references in {Path(there.where)}, and no link is set"])

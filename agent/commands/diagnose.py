@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from commwatch.analysis.joined import RankParts, put_together
-from commwatch.analysis.standing import shedding
+from commwatch.analysis.cross_node import RankParts, put_together
+from commwatch.analysis.rank_state import shedding
 from commwatch.analysis.verdicts import Verdict, combined, lateness, verdicts
 from commwatch.collectors.spans import spans
-from commwatch.commands.asking import NO_KEYS, TOGETHER_S, Keys, get, together
+from commwatch.commands.client import NO_KEYS, TOGETHER_S, Keys, get, together
 from commwatch.config import DEFAULT_PORT
-from commwatch.core import shown
+from commwatch.core import terminal_text
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
-from commwatch.ingest.joins import MOST_PENDING
-from commwatch.watchers.trainers import Evidence
+from commwatch.ingest.collective_join import MOST_PENDING
+from commwatch.watchers.stack_capture import Evidence
 
 #: Most parts of collectives of groups across nodes that all agents are asked for together; at least so many of each group.
 _MOST_PARTS, _LEAST = 500_000, 64
@@ -213,7 +213,7 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
         what = {"python_stack": "where its Python stands", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
         lines += ["", f"rank {each.rank} of {each.job_id}, {what[each.kind]}:"]
         lines += [f"  {line}" for line in each.text.splitlines()]
-    return shown.lines(lines)
+    return terminal_text.lines(lines)
 
 
 def as_json(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:

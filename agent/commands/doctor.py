@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from commwatch import __version__
-from commwatch.analysis.standing import shedding
+from commwatch.analysis.rank_state import shedding
 from commwatch.analysis.traffic import NOT_COUNTED
 from commwatch.collectors.node.gpu import ALARMING
 from commwatch.collectors.spans import rest, spans
-from commwatch.collectors.wire import nccl_debug as debug
-from commwatch.commands.asking import get, keys_of, local_agents
+from commwatch.collectors.wire import nccl_debug_file as debug
+from commwatch.commands.client import get, keys_of, local_agents
 from commwatch.config import DEFAULT_PORT, Config
-from commwatch.core import shown
+from commwatch.core import terminal_text
 from commwatch.server.access import elsewhere
-from commwatch.watchers import trainers
+from commwatch.watchers import stack_capture
 
 #: Room that the rings of a node of eight ranks take, with some to spare.
 _ROOM_BYTES = 32 << 20
@@ -298,7 +298,7 @@ def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
     near = [rank for rank in ranks if rank["host"] == here and rank["visible_pid"] and rank["state"] == "running"]
     if not near:
         return Check(_PASS, what, f"{name}: not known: its processes are not visible from here")
-    states = {rank["rank"]: trainers.recorder(rank["rank"], rank["visible_pid"]) for rank in near}
+    states = {rank["rank"]: stack_capture.recorder(rank["rank"], rank["visible_pid"]) for rank in near}
     down = [rank for rank, state in states.items() if state == "down"]
     if down:
         remedy = "ProcessGroupNCCL makes it, with TORCH_FR_BUFFER_SIZE=2000; no other backend does"
@@ -328,7 +328,7 @@ def text(checks: list[Check]) -> str:
         lines.append(f"{check.result:<5} {check.what:<14} {check.says}")
         if check.remedy:
             lines.append(f"{'':<20} -> {check.remedy}")
-    return shown.lines(lines)
+    return terminal_text.lines(lines)
 
 
 def as_json(checks: list[Check]) -> str:

@@ -21,7 +21,7 @@ from commwatch.collectors.nccl.findings import SEVERITIES, Finding, findings
 from commwatch.collectors.nccl.labels import labels
 from commwatch.collectors.nccl.lines import lines_of
 from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
-from commwatch.core import shown
+from commwatch.core import terminal_text
 
 #: What is shown of lists that can be long; ``--json`` has all of it.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
@@ -106,7 +106,7 @@ def as_json(account: Account, names: list[str]) -> dict[str, Any]:
 def text(account: Account, names: list[str], found: list[Finding]) -> str:
     """One screen for people."""
     width = min(shutil.get_terminal_size((100, 40)).columns, 120)
-    return shown.lines(_lines(account, names, found, width))
+    return terminal_text.lines(_lines(account, names, found, width))
 
 
 def _lines(account: Account, names: list[str], found: list[Finding], width: int) -> Iterator[str]:
@@ -273,7 +273,7 @@ def explain(patterns: list[str], json_wanted: bool) -> int:
     """
     names, account = expand(patterns), Account()
     for remark in read(names, account):
-        shown.complain(remark)
+        terminal_text.complain(remark)
     found = findings(account)
     if json_wanted:
         print(json.dumps(as_json(account, names), indent=2))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from commwatch.collectors.spans import spans
-from commwatch.commands.asking import NO_KEYS, Keys, detail, get, post
-from commwatch.core import shown
+from commwatch.commands.client import NO_KEYS, Keys, detail, get, post
+from commwatch.core import terminal_text
 from commwatch.core.units import percent, seconds
 from commwatch.report.report import columns
 
@@ -30,7 +30,7 @@ class AskedWrongly(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """A job, and an agent that watches ranks of it."""
 
     url: str
@@ -38,7 +38,7 @@ class Place:
     ranks: list[int]
 
 
-def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys = NO_KEYS) -> list[Place]:
+def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys = NO_KEYS) -> list[Target]:
     """Whom to ask.
 
     Args:
@@ -71,14 +71,14 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys
         here = {view["rank"] for view in views if view["state"] == "running"}
         chosen = here if ranks is None else here & set(ranks)
         if chosen:
-            found.append(Place(url, job, sorted(chosen)))
+            found.append(Target(url, job, sorted(chosen)))
     missing = set(ranks or ()) - {rank for place in found for rank in place.ranks}
     if missing:
         raise AskedWrongly(f"rank {spans(missing)} of job '{job}' does not run here")
     return found
 
 
-def take(where: list[Place], steps: int, timeout_s: float, keys: Keys = NO_KEYS) -> list[dict[str, Any]]:
+def take(where: list[Target], steps: int, timeout_s: float, keys: Keys = NO_KEYS) -> list[dict[str, Any]]:
     """Ask, and wait for the end; the answers of the agents.
 
     Raises:
@@ -142,7 +142,7 @@ def text(profiles: list[dict[str, Any]]) -> str:
     if traces:
         lines += ["", "open in https://ui.perfetto.dev:", *(f"  {trace}" for trace in traces)]
     lines += [f"rank {rank['rank']}: no profile: {rank['error']}" for rank in ranks if rank["error"]]
-    return shown.lines(lines)
+    return terminal_text.lines(lines)
 
 
 def _cells(rank: dict[str, Any]) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.core import units
-from commwatch.core.shown import terminal
+from commwatch.core.terminal_text import terminal
 from commwatch.history.opening import StoreError
-from commwatch.ingest.shares import comm_share
+from commwatch.ingest.step_accounting import comm_share
 
 
 def say(text: str, end: str = "\n", drawn: bool = False) -> None:
@@ -43,7 +43,7 @@ class Progress:
         """Draw it with what the history says now."""
         now = time.time_ns()
         try:
-            steps = Agent(self._path).steps(now - 10_000_000_000, now, self._job, None, 200)
+            steps = QueryService(self._path).steps(now - 10_000_000_000, now, self._job, None, 200)
         except (StoreError, sqlite3.Error):
             return
         if not steps and not self._rows:

@@ -19,23 +19,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.findings import findings
 from commwatch.collectors.wire.identity import JOB_VARIABLES, job_id, make_private_dir, probe_mark, ring_prefix
-from commwatch.commands import debugging, explain, native
-from commwatch.commands.passing import Passing
+from commwatch.commands import explain, native_hook, nccl_debug
+from commwatch.commands.output_filter import Passing
 from commwatch.commands.progress import Progress, is_terminal, say
 from commwatch.config import Config
 from commwatch.core.script_names import script_name
-from commwatch.history import exits
+from commwatch.history import job_exit
 from commwatch.history.opening import StoreError
 from commwatch.reference.references import References, directory
 from commwatch.report import report
-from commwatch.runtime.announcement import Announcement, answering
-from commwatch.runtime.waiting import wait_until
-from commwatch.watchers.kept_logs import kept
+from commwatch.runtime.concurrency import wait_until
+from commwatch.runtime.discovery import Announcement, answering
 from commwatch.watchers.nccl import LogRequest, logs_of
+from commwatch.watchers.nccl_archive import kept
 
 #: The agent is ready well within this, also on a busy machine; the job does not wait longer.
 _START_S = 30.0
@@ -58,13 +58,13 @@ class Stopped(Exception):
 
 
 def run(
-    config: Config, file: Path | None, command: list[str], env: Mapping[str, str], report_command: str, nccl_debug: str
+    config: Config, file: Path | None, command: list[str], env: Mapping[str, str], report_command: str, nccl_level: str
 ) -> int:
     """Run ``command`` as a watched job.
 
     Args:
         file: where the settings came from, for an agent of our own.
-        nccl_debug: level of NCCL's debug output where the user has set none (``debugging.LEVELS``).
+        nccl_level: level of NCCL's debug output where the user has set none (``nccl_debug.LEVELS``).
         report_command: what opens a report again, but for the job's name.
 
     Returns:
@@ -78,7 +78,7 @@ def run(
     began = time.time()
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
     job = job_id(env) if named else _new_job_id(command)
-    agent, nccl = None, debugging.Plan()
+    agent, nccl = None, nccl_debug.Plan()
     with Signals() as signals:
         try:
             agent = _find_agent(config) or _start_agent(config, file)
@@ -86,7 +86,7 @@ def run(
             mark = None if agent is None else _await_probe(agent, job)
             history = None if agent is None else agent.history
             if agent is not None:
-                nccl = _follow_nccl(agent, job, env, nccl_debug)
+                nccl = _follow_nccl(agent, job, env, nccl_level)
             code = _run_job(command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl, job, history, signals)
             loaded = _has_come(mark)
             if agent is not None:
@@ -103,7 +103,7 @@ def run(
         opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
         try:
             references = References(directory(history.parent), config.links)
-            _report(Agent(history, references=references), job, f"{opens} {job}", loaded)
+            _report(QueryService(history, references=references), job, f"{opens} {job}", loaded)
             _explain(nccl, began)
         except Exception as error:  # the job's exit code matters more than what is wrong with us
             say(f"commwatch: no report: {type(error).__name__}: {error}")
@@ -150,15 +150,15 @@ def _has_come(mark: Path | None) -> bool:
 def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
     """Have the agent write down how the job ended."""
     try:
-        agent.exit = exits.leave(agent.directory, job, code)
+        agent.exit = job_exit.leave(agent.directory, job, code)
     except OSError as error:
         say(f"commwatch: the exit code is not kept: {error.strerror or error} ({error.filename})")
 
 
-def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> debugging.Plan:
+def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> nccl_debug.Plan:
     """Have NCCL's debug output written where the agent reads it."""
     directory = logs_of(agent.history.parent) / f"{ring_prefix(job).removesuffix('.r')}-{os.getpid()}"
-    planned = debugging.plan(env, level, directory)
+    planned = nccl_debug.plan(env, level, directory)
     try:
         if planned.directory is not None:
             planned.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str)
             agent.request = LogRequest(job, planned.patterns, time.time(), os.getpid()).write(agent.directory)
     except OSError as error:
         say(f"commwatch: no NCCL logs: {error.strerror or error} ({error.filename})")
-        return debugging.Plan()
+        return nccl_debug.Plan()
     if planned.remark:
         say(f"commwatch: {planned.remark}")
     return planned
@@ -174,7 +174,7 @@ def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str)
 
 def _probe(agent: _JobAgent, command: list[str], env: Mapping[str, str]) -> dict[str, str]:
     """What switches the probe on in the job."""
-    return {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory), **native.prepare(command, env)}
+    return {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory), **native_hook.prepare(command, env)}
 
 
 def _new_job_id(command: list[str]) -> str:
@@ -276,7 +276,7 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
 def _run_job(
     command: list[str],
     env: Mapping[str, str],
-    nccl: debugging.Plan,
+    nccl: nccl_debug.Plan,
     job: str,
     history: Path | None,
     signals: Signals,
@@ -346,7 +346,7 @@ def _in_foreground() -> bool:
         os.close(terminal)
 
 
-def _explain(nccl: debugging.Plan, since: float) -> None:
+def _explain(nccl: nccl_debug.Plan, since: float) -> None:
     """What NCCL's logs of the job say that a person should know."""
     sizes = {
         path: about.st_size for path, about in explain.matching(nccl.patterns).items() if about.st_mtime >= since - 1
@@ -366,7 +366,7 @@ def _explain(nccl: debugging.Plan, since: float) -> None:
         say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 
 
-def _report(agent: Agent, job: str, command: str, probe_loaded: bool) -> None:
+def _report(agent: QueryService, job: str, command: str, probe_loaded: bool) -> None:
     try:
         said = kept(agent.path.parent, job)
         built = report.build(agent, job, agent.path, command, [] if said is None else said.findings)

@@ -9,15 +9,15 @@ from statistics import mean, median
 
 from commwatch.analysis.advice import LIMIT, WORTH
 from commwatch.analysis.headline import bottleneck, of_some, split
-from commwatch.analysis.standing import culprits, oldest, shedding, state
+from commwatch.analysis.rank_state import culprits, oldest, shedding, state
 from commwatch.analysis.summary import Row
 from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
 from commwatch.collectors.spans import spans
 from commwatch.commands.top_answers import WINDOW_S, Answers, OfJob
-from commwatch.core.cells import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
+from commwatch.core.text_table import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
 from commwatch.core.units import percent, rate, seconds
 from commwatch.core.views import InFlight, RankView, StepView
-from commwatch.ingest.shares import comm_share, exposed_share, of_known, stands_still
+from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, stands_still
 from commwatch.report.report import stands
 from commwatch.server.questions import Summary
 

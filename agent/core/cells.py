@@ -1,163 +1,232 @@
-"""Text in the cells of a terminal: names made harmless, cut and aligned by the columns they take; tables. Pure."""
+"""What is counted: the values that flow from the aggregate to metrics, store and API."""
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-#: SGR parameters by style.
-_SGR = {"": "", "bold": "1", "dim": "2", "good": "32", "warn": "33", "bad": "1;31", "title": "7"}
-#: Signs of ours where the terminal has no Unicode; what is not here becomes a question mark.
-_ASCII = str.maketrans({"█": "#", "·": ".", "│": "|", "…": "~", "–": "-", "µ": "u"})
-#: Letters, digits, punctuation, symbols: what neither moves the cursor, nor turns the direction, nor stacks upon its neighbour.
-_HARMLESS = "LNPS"
-_GAP = 2
-NOT_KNOWN = "–"
+from commwatch.core.sketch import Packed, encode, merge
 
-
-class Span(NamedTuple):
-    """Text in one style: a key of ``_SGR``."""
-
-    text: str
-    style: str = ""
-
-
-Line = tuple[Span, ...]
-
-
-class Column(NamedTuple):
-    """A column of a table."""
-
-    head: str
-    right: bool = True
-    #: Where there is no room, the column with the highest number goes first; 0 stays.
-    drop: int = 0
-    #: It may be cut down to so many cells; 0: it is shown whole or not at all.
-    least: int = 0
+SLOT_NS = 10_000_000_000
+#: Upper bounds in ns of the duration histogram (12 buckets with +Inf).
+DURATION_BOUNDS_NS = [
+    10_000,
+    30_000,
+    100_000,
+    300_000,
+    1_000_000,
+    3_000_000,
+    10_000_000,
+    30_000_000,
+    100_000_000,
+    1_000_000_000,
+    10_000_000_000,
+]
+#: Upper bounds of the size histogram as powers of two (8 buckets with +Inf).
+SIZE_BOUNDS_LOG2 = [10, 14, 17, 20, 23, 26, 29]
+#: Steps the shares in /metrics look back over.
+SHARE_WINDOW_NS = 60_000_000_000
 
 
-def clean(text: str) -> str:
-    """Text of others without what could harm a terminal: escape sequences, changes of direction, line ends, stacked accents.
+class GroupInfo(NamedTuple):
+    """A process group as one rank announced it."""
 
-    >>> clean("dp\\x1b[2Jgroup\\u202e")
-    'dp�[2Jgroup�'
+    group_id: str
+    label: str
+    name: str
+    description: str
+    ranks: tuple[int, ...] | None
+    size: int
+    aligned: bool
+    #: torch's name of its backend; ``None``: not known.
+    backend: str | None = None
+
+
+def count_of(value: Any) -> int:
+    """A number or count that a trainer has written.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is none, or so large that it could not be stored.
     """
-    return "".join(
-        char if unicodedata.category(char)[0] in _HARMLESS else " " if char.isspace() and char != "\n" else "�"
-        for char in unicodedata.normalize("NFC", text)
-    )
+    number = int(value)
+    if not 0 <= number < 1 << 31:
+        raise ValueError(f"{number} is out of range")
+    return number
 
 
-def width(text: str) -> int:
-    """Cells that clean text takes."""
-    return len(text) if text.isascii() else sum(map(_cells, text))
+UNKNOWN_GROUP = GroupInfo("unknown", "unknown", "unknown", "", None, 0, False)
+#: What shares a label where there are more than can each have their own.
+OTHER = "other"
+#: Groups of one ring, in the order of their first operation, that are counted each for itself. The rest share one, and are
+#: never joined: a trainer may make groups without end.
+MOST_APART = 256
+#: Of the rest so many are known by name, the latest: those that something is in flight in.
+LATEST_KNOWN = 256
+#: The number of the one that the rest share, as large as a group's number in a record can be but for ``NO_GROUP``.
+OTHER_ID = 0xFFFE
+OTHER_GROUP = GroupInfo(OTHER, OTHER, OTHER, "", None, 0, False)
 
 
-def _cells(char: str) -> int:
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+#: The fields of a cell that are plain sums.
+CELL_SUMS = (
+    "count", "bytes", "timed_bytes", "bus_bytes", "busy_ns", "duration_ns", "joined", "wait_ns", "p2p_wait_ns", "failed", "untimed",
+)  # fmt: skip
 
 
-def cut(text: str, cells: int) -> str:
-    """Clean text in at most so many cells; what is cut off is shown by an ellipsis."""
-    if width(text) <= cells:
-        return text
-    kept, room = [], cells - 1
-    for char in text:
-        room -= _cells(char)
-        if room < 0:
-            break
-        kept.append(char)
-    return "".join(kept) + "…"[: max(0, cells)]
+class Cell:
+    """Sums over the operations of one rank, group, op and size class."""
 
+    __slots__ = (
+        "bins", "bus_bytes", "busy_ns", "bytes", "count", "duration_ns", "durations", "failed", "joined", "p2p_wait_ns", "timed_bytes", "untimed", "wait_ns",
+    )  # fmt: skip
 
-def pad(text: str, cells: int, right: bool = False) -> str:
-    """Clean text in exactly so many cells."""
-    text = cut(text, cells)
-    space = " " * (cells - width(text))
-    return space + text if right else text + space
+    def __init__(self) -> None:
+        self.count = self.bytes = 0
+        #: Bytes of S, and times the bus factor, of the operations whose duration is known.
+        self.timed_bytes = self.bus_bytes = 0.0
+        #: Length of the union of their intervals, and the sum of their durations.
+        self.busy_ns = self.duration_ns = 0
+        #: Collectives joined over all ranks, and how long this rank waited in them for late ones.
+        self.joined = self.wait_ns = 0
+        #: How long a thread stood in a wait for a send or recv.
+        self.p2p_wait_ns = 0
+        self.failed = self.untimed = 0
+        #: Sketch of the durations, and their histogram by ``DURATION_BOUNDS_NS``.
+        self.bins: dict[int, int] | Packed = {}
+        self.durations = [0] * (len(DURATION_BOUNDS_NS) + 1)
 
-
-def wrap(text: str, cells: int, most: int | None = None) -> list[str]:
-    """Clean text broken between words; what ``most`` lines do not hold is cut off."""
-    lines, words = [""], text.split()
-    while words:
-        longer = f"{lines[-1]} {words[0]}" if lines[-1] else words[0]
-        if width(longer) <= cells or not lines[-1]:
-            lines[-1] = longer
-            words.pop(0)
-        elif most is not None and len(lines) == most:
-            lines[-1] = " ".join([lines[-1], *words])
-            break
+    def count_unmeasured(self, size: int, failed: bool, number: int = 1) -> None:
+        """Count an operation that has no duration; or several, with their bytes in all."""
+        if failed:
+            self.failed += number
         else:
-            lines.append("")
-    return [cut(line, cells) for line in lines]
+            self.untimed += number
+            self.count += number
+            self.bytes += size
+
+    def pack(self) -> None:
+        """Nothing is counted here for now: keep it in less memory."""
+        self.bins = Packed(encode(self.bins))
+
+    def copy(self) -> Cell:
+        """A snapshot."""
+        snapshot = Cell()
+        snapshot.add(self)
+        return snapshot
+
+    def add(self, other: Cell) -> None:
+        """Take in another cell's sums."""
+        for name in CELL_SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if isinstance(self.bins, Packed):
+            self.bins = dict(self.bins)
+        merge(self.bins, other.bins)
+        self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
 
 
-def cut_line(line: Line, cells: int) -> Line:
-    """A line in at most so many cells."""
-    spans = []
-    for span in line:
-        text = cut(span.text, cells)
-        cells -= width(text)
-        spans.append(Span(text, span.style))
-    return tuple(spans)
+class CellKey(NamedTuple):
+    """What a cell is about: group by its number in the ring, op by code, S <= 2**size_log2 (-1: no size)."""
+
+    group: int
+    op: int
+    size_log2: int
+
+    @property
+    def place(self) -> int:
+        """All of it in one number."""
+        return self.op | self.group << 8 | (self.size_log2 + 1) << 24
 
 
-def pad_line(line: Line, cells: int) -> Line:
-    """A line in exactly so many cells."""
-    line = cut_line(line, cells)
-    return (*line, Span(" " * (cells - sum(width(span.text) for span in line))))
+#: Kinds of operations of one ring that are counted each for itself, those of the slot that has begun among them. The rest share one.
+MOST_KINDS = 16_384
+OTHER_KIND = CellKey(OTHER_ID, 0, -1)
+#: Groups, ops and peers of one ring whose messages are counted each for itself. The rest have no peer.
+MOST_PEERS = 16_384
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], cells: int) -> list[Line]:
-    """Head and rows in at most so many cells. A column of which nothing is known is left out."""
-    kept = [i for i in range(len(columns)) if not rows or any(row[i].text not in ("", NOT_KNOWN) for row in rows)]
-    wanted = {i: max(width(text) for text in (columns[i].head, *(row[i].text for row in rows))) for i in kept}
-    least = {i: min(wanted[i], columns[i].least or wanted[i]) for i in kept}
-    while _taken(least[i] for i in kept) > cells:
-        last = max(kept, key=lambda i: columns[i].drop)
-        if not columns[last].drop:
-            break
-        kept.remove(last)
-    widths = {i: wanted[i] for i in kept}
-    while _taken(widths.values()) > cells:
-        widest = max((i for i in kept if widths[i] > least[i]), key=lambda i: widths[i] - least[i], default=None)
-        if widest is None:
-            break
-        widths[widest] -= 1
-    heads = [Span(column.head, "dim") for column in columns]
-    return [cut_line(_row(columns, row, widths), cells) for row in (heads, *rows)]
+class Counted(NamedTuple):
+    """A cell with everything its numbers stand for."""
+
+    job_id: str
+    rank: int
+    group: str
+    group_id: str
+    group_size: int
+    op: str
+    #: Upper end of the size class in bytes, a power of two; ``None``: the op has no size.
+    size: int | None
+    cell: Cell
+    #: torch's name of the group's backend; ``None``: not known.
+    backend: str | None = None
 
 
-def _taken(widths: Iterable[int]) -> int:
-    found = list(widths)
-    return sum(found) + _GAP * max(0, len(found) - 1)
+def counted(job: str, rank: int, group: GroupInfo, op: str, key: CellKey, cell: Cell) -> Counted:
+    """Join a cell with its names."""
+    size = None if key.size_log2 < 0 else 1 << key.size_log2
+    return Counted(job, rank, group.label, group.group_id, group.size, op, size, cell, group.backend)
 
 
-def _row(columns: Sequence[Column], row: Sequence[Span], widths: dict[int, int]) -> Line:
-    spans: list[Span] = []
-    for i, cells in widths.items():
-        if spans:
-            spans.append(Span(" " * _GAP))
-        spans.append(Span(pad(row[i].text, cells, columns[i].right), row[i].style))
-    return tuple(spans)
+class Compared:
+    """Symmetric operations of one rank and group whose durations compare with those of the group's other ranks."""
+
+    __slots__ = ("count", "duration_ns")
+
+    def __init__(self) -> None:
+        self.count = self.duration_ns = 0
 
 
-def plain(lines: Iterable[Line]) -> list[str]:
-    """The text alone, without blanks at the ends."""
-    return ["".join(span.text for span in line).rstrip() for line in lines]
+class Messages:
+    """Sums over the messages between a rank and one peer, in one direction."""
+
+    __slots__ = ("bytes", "count", "waited_us")
+
+    def __init__(self) -> None:
+        self.count = self.bytes = self.waited_us = 0
+
+    def add(self, size: int, waited_us: int) -> None:
+        """Count one that has ended."""
+        self.count += 1
+        self.bytes += size
+        self.waited_us += waited_us
 
 
-def coloured(lines: Iterable[Line]) -> list[str]:
-    """The text with its styles as escape sequences of ours."""
-    return ["".join(_styled(span) for span in line) for line in lines]
+class StepRecord(NamedTuple):
+    """A step with its communication; times in ns of the trainer's clock."""
+
+    seq: int
+    start_ns: int
+    end_ns: int
+    #: ``None``: not known, for operations without times ran in it, or some that were only counted.
+    comm_ns: int | None
+    #: At most ``comm_ns``; ``None`` where not known.
+    exposed_ns: int | None
+    #: Communication time by group label: each the union of that group's operations, so their sum may be more than ``comm_ns``.
+    groups: tuple[tuple[str, int], ...] = ()
+    #: Union of the waits for messages; ``None``: this rank has never waited for one, or messages were only counted.
+    p2p_wait_ns: int | None = None
+    #: It took far longer than its neighbours.
+    long: bool = False
 
 
-def _styled(span: Span) -> str:
-    return f"\x1b[{_SGR[span.style]}m{span.text}\x1b[m" if span.style else span.text
+class StepSums(NamedTuple):
+    """Steps added up, as far as their communication is known."""
 
+    #: With those of which it is not.
+    steps: int
+    known: int
+    #: Of those of which it is, in whatever unit.
+    duration: float
+    comm: float
+    #: Those of which exposed communication is known, too: how many, how long they are, and how much of it there is.
+    exposed_known: int
+    exposed_duration: float
+    exposed: float
 
-def ascii_signs(text: str) -> str:
-    """Our own signs in ASCII."""
-    return text.translate(_ASCII)
+    def shares(self) -> tuple[float, float | None] | None:
+        """Comm share and exposed share of the steps together.
+
+        Steps of which a share is not known are left out of it. ``None``: there are no others, or more than one in ten is such a one.
+        """
+        if not self.duration or 10 * (self.steps - self.known) > self.steps:
+            return None
+        enough = self.exposed_duration and 10 * (self.known - self.exposed_known) <= self.known
+        return self.comm / self.duration, self.exposed / self.exposed_duration if enough else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from commwatch.collectors.node.gpu import GpuPlace, place_of
 from commwatch.collectors.wire import events as ev
-from commwatch.core.books import (
+from commwatch.core.cells import (
     LATEST_KNOWN,
     MOST_APART,
     OTHER_GROUP,

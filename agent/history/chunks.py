@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from commwatch.collectors.wire.events import NONSENSE, RECORD_SIZE
+from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
 from commwatch.history.soundness import seal
 
 log = logging.getLogger("commwatch")
@@ -96,8 +96,10 @@ class OpenChunk:
     def append(self, records: bytes, until_n: int) -> None:
         """Add whole records, the last of which is number ``until_n - 1``."""
         ops, groups, seqs, ends = zip(*self._LOOK.iter_unpack(records), strict=True)
-        if max(ends) + self._offset_ns >= NONSENSE:
-            ends = tuple(end for end in ends if end + self._offset_ns < NONSENSE) or (self.until_ns - self._offset_ns,)
+        if max(ends) + self._offset_ns >= MAX_PLAUSIBLE:
+            ends = tuple(end for end in ends if end + self._offset_ns < MAX_PLAUSIBLE) or (
+                self.until_ns - self._offset_ns,
+            )
         self.until_ns = max(self.until_ns, max(ends) + self._offset_ns)
         first = min(ends) + self._offset_ns
         self.from_ns = min(self.from_ns, first) if self.records else first

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commwatch.collectors.wire.events import OPS
-from commwatch.core.books import SLOT_NS, GroupInfo, StepSums
+from commwatch.core.cells import SLOT_NS, GroupInfo, StepSums
 from commwatch.history.chunks import Damaged
 from commwatch.history.opening import connect
 from commwatch.history.soundness import SOUND

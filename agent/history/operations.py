@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.bandwidth import algbw, bus_factor
-from commwatch.core.books import UNKNOWN_GROUP, GroupInfo
+from commwatch.core.cells import UNKNOWN_GROUP, GroupInfo
 from commwatch.history.history import Chunk, History
 from commwatch.history.store import RingRow
 
 #: Records that wait for newer ones; where more would, those that are older still are looked for in another pass.
 MOST_WAITING = 1 << 17
-Place = tuple[int, int, int]
+Cursor = tuple[int, int, int]
 #: A record with its place, each number negated: newest first.
 _Placed = tuple[int, int, int, ev.Record]
 
@@ -51,7 +51,7 @@ class Operation:
     aligned: bool
 
 
-def place_of(operation_id: str) -> Place:
+def place_of(operation_id: str) -> Cursor:
     """The place an id names: end in ns, ring, stamp; raises ``ValueError`` on anything else."""
     end, ring, stamp = (int(part) for part in operation_id.split("-"))
     return end, ring, stamp
@@ -105,7 +105,7 @@ class Reader:
         self,
         from_ns: int,
         until_ns: int,
-        before: Place | None,
+        before: Cursor | None,
         wanted: Callable[[Operation], bool],
         go_on: Callable[[], object] = lambda: None,
     ) -> Iterator[Operation]:
@@ -124,10 +124,10 @@ class Reader:
         self,
         from_ns: int,
         until_ns: int,
-        before: Place | None,
+        before: Cursor | None,
         wanted: Callable[[Operation], bool],
         go_on: Callable[[], object],
-    ) -> Generator[Operation, None, Place | None]:
+    ) -> Generator[Operation, None, Cursor | None]:
         """As above, but only so many; returns the place of the last, or ``None`` where there are no more.
 
         Chunks in each of which somebody has written an end of the far future overlap all that is before it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commwatch.core.books import CELL_SUMS
+from commwatch.core.cells import CELL_SUMS
 
 SCHEMA_VERSION = 4
 _STEP = """CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER,

@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commwatch.collectors.wire.identity import unsound
-from commwatch.core.books import CELL_SUMS
+from commwatch.collectors.wire.identity import validate_identity
+from commwatch.core.cells import CELL_SUMS
 from commwatch.core.endings import Ending
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _is_ending(text: object) -> bool:
 
 def _is_identity(text: bytes) -> bool:
     try:
-        return unsound(json.loads(text)) is None
+        return validate_identity(json.loads(text)) is None
     except (ValueError, RecursionError):
         return False
 

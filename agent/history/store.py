@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commwatch.collectors.wire.events import NONSENSE, RECORD_SIZE
+from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
 from commwatch.collectors.wire.ring import number_of
 from commwatch.core import sketch
-from commwatch.core.books import CELL_SUMS, SLOT_NS, Cell, CellKey, GroupInfo, StepRecord
+from commwatch.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey, GroupInfo, StepRecord
 from commwatch.core.endings import Ending
 from commwatch.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement
-from commwatch.history.exits import Exit
+from commwatch.history.job_exit import Exit
 from commwatch.history.opening import DamagedHistory, StoreError, Transaction, connect
 from commwatch.history.soundness import SOUND, is_malformed, mark, seal, set_aside
 
@@ -340,7 +340,7 @@ def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) 
 
 def _storable(total: float) -> float:
     """A sum as SQLite can hold it: its integers have 64 bits, and the sizes in a ring may be anything."""
-    return total if total < NONSENSE else float(total)
+    return total if total < MAX_PLAUSIBLE else float(total)
 
 
 def raw_since(

@@ -14,12 +14,12 @@ from pathlib import Path
 from commwatch.collectors.node.process import is_exiting
 from commwatch.collectors.probe.governor import COUNTERS
 from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.identity import boot_id, unsound
+from commwatch.collectors.wire.identity import boot_id, validate_identity
 from commwatch.core.endings import Ending
-from commwatch.history.exits import Exits
+from commwatch.history.job_exit import Exits
 from commwatch.history.store import RingRow, Writer
-from commwatch.ingest.aggregate import Aggregate
-from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.jobs import Aggregate
+from commwatch.ingest.rank_totals import RankTotals
 
 log = logging.getLogger("commwatch")
 #: Most records taken from one ring before it is the next one's turn: less than a join keeps pending, so that the ranks
@@ -43,7 +43,7 @@ def room_for_rings(files: int) -> int:
 class _Source:
     """One ring in sight, and after its end its books, which other ranks' records still add waits to."""
 
-    def __init__(self, reader: ring.RingReader, row: RingRow, book: RankBook) -> None:
+    def __init__(self, reader: ring.RingReader, row: RingRow, book: RankTotals) -> None:
         self.row, self.book = row, book
         #: ``None`` once everything has been read and the file is gone.
         self.reader: ring.RingReader | None = reader
@@ -162,7 +162,7 @@ class Intake:
             try:
                 reader = ring.RingReader(Path(entry.path))
                 undo.callback(reader.close)
-                if wrong := unsound(reader.identity):
+                if wrong := validate_identity(reader.identity):
                     raise ring.BadRing(f"{entry.name}: damaged identity ({wrong})")
                 row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
                 counted = list(self._store.raw_since(row))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from commwatch.collectors.node import process
 from commwatch.collectors.node.gpu import GpuPlace
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.why_late import Sample
 
 

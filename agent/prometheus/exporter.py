@@ -13,16 +13,16 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from commwatch import __version__
-from commwatch.analysis import sight
+from commwatch.analysis import live_ranks
 from commwatch.analysis.pipelines import directions
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.node.gpu import GpuPlace
 from commwatch.collectors.probe.governor import FULL, RECORDED
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import events as ev
-from commwatch.core.books import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
-from commwatch.ingest.aggregate import Aggregate, Job
-from commwatch.ingest.rank_book import RankBook
+from commwatch.core.cells import DURATION_BOUNDS_NS, OTHER, SIZE_BOUNDS_LOG2, Cell, Counted
+from commwatch.ingest.jobs import Aggregate, Job
+from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.families import Families, Labels
 from commwatch.reference.efficiency import Find, Yardstick, by_kind, finder
 from commwatch.reference.references import References
@@ -98,7 +98,7 @@ class Exporter(Collector):
                 self._job(families, job)
             self._efficiencies(families, find)
             _ups(families, self._aggregate.jobs.values())
-            verdicts = sight.conclude(self._aggregate.jobs.values(), self._now_ns())
+            verdicts = live_ranks.conclude(self._aggregate.jobs.values(), self._now_ns())
             self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
             self._beyond = {job: ranks for job, ranks in self._beyond.items() if job in self._aggregate.jobs}
         _verdicts(families, [*verdicts, *self._told()])
@@ -242,7 +242,7 @@ def _operations(families: Families, job: str, sums: _Sums) -> None:
         families.histogram("collective_size_bytes", (job, group, op), bounds, counts, sums.by_op[group, op].bytes)
 
 
-def _steps(families: Families, job: str, book: RankBook, label: Callable[[str], str], now_ns: int) -> None:
+def _steps(families: Families, job: str, book: RankTotals, label: Callable[[str], str], now_ns: int) -> None:
     steps, periods, labels = book.steps.totals, book.steps.periods, (job, str(book.rank))
     if periods.count:
         families.count("periods_total", labels, periods.count)
@@ -271,7 +271,7 @@ def _steps(families: Families, job: str, book: RankBook, label: Callable[[str], 
 
 def _ups(families: Families, jobs: Iterable[Job]) -> None:
     for job in jobs:
-        for book in sight.of_this_run(job):
+        for book in live_ranks.of_this_run(job):
             if book.alive or not book.closed_properly:
                 families.add("rank_up", (job.id, str(book.rank)), float(book.alive))
 

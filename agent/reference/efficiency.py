@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from commwatch.collectors.wire import events as ev
-from commwatch.core.books import Cell, Counted
-from commwatch.core.model import Curve, Fit, fit
+from commwatch.core.alpha_beta import Curve, Fit, fit
+from commwatch.core.cells import Cell, Counted
 from commwatch.core.sketch import quantile
 from commwatch.reference.references import Measured, Modelled, Reference, References
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from commwatch.core.model import Curve
+from commwatch.core.alpha_beta import Curve
 
 #: Beginning of the keys that carry what a kind of network device carries.
 _OF_DEVICES = {"ethernet": "eth-", "infiniband": "ib-", "roce": "roce-"}

@@ -18,8 +18,8 @@ from math import exp, isfinite, log
 from pathlib import Path
 from typing import Any, ClassVar
 
+from commwatch.core.alpha_beta import Curve, Fit, fit, messages
 from commwatch.core.bandwidth import BUS_FACTOR
-from commwatch.core.model import Curve, Fit, fit, messages
 from commwatch.reference.links import Link, find
 
 logger = logging.getLogger("commwatch")

@@ -12,17 +12,17 @@ from pathlib import Path
 from statistics import median
 
 from commwatch.analysis.advice import Advice, advice_on
-from commwatch.analysis.answers import Agent
-from commwatch.analysis.facts import LAST_S, count, count_last, facts, sums, usual_steps
+from commwatch.analysis.advice_input import LAST_S, count, count_last, facts, sums, usual_steps
 from commwatch.analysis.headline import bottleneck, of_some, split
+from commwatch.analysis.queries import QueryService
 from commwatch.analysis.summary import Row
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.wire.events import SYMMETRIC
-from commwatch.core import shown
+from commwatch.core import terminal_text
 from commwatch.core.host_views import HostView
 from commwatch.core.units import percent, rate, seconds, size
 from commwatch.core.views import JobView, RankView, StepView
-from commwatch.ingest.shares import comm_share, exposed_share, of_known, part_of, total
+from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
 
 _MOST_ADVICE = 5
 
@@ -100,7 +100,7 @@ class Report:
 
 
 def build(
-    agent: Agent,
+    agent: QueryService,
     job_id: str,
     history: Path,
     command: str,
@@ -161,7 +161,7 @@ def build(
 
 
 def lately(
-    agent: Agent,
+    agent: QueryService,
     job: JobView,
     findings: Iterable[Finding],
     last_s: float | None,
@@ -352,7 +352,7 @@ def text(report: Report) -> str:
         ]
         lines += ["    because " + "; ".join(each.because), ""]
     lines += [f"  history   {report.history}", f"  again     {report.command}", ""]
-    return shown.lines(lines)
+    return terminal_text.lines(lines)
 
 
 def about(last_s: float | None) -> str:

@@ -61,7 +61,7 @@ def decide(method: str, path: str, headers: Mapping[str, str], rules: Rules, tok
     if path in HEALTH:
         return None
     host = headers.get("host", "")
-    if not is_called(host, rules):
+    if not host_allowed(host, rules):
         return Refusal(
             HTTPStatus.MISDIRECTED_REQUEST,
             f"host={host or 'none'}: not a name of this agent; the setting allowed_hosts lists further ones",
@@ -82,7 +82,7 @@ def wants_token(method: str, path: str, rules: Rules) -> bool:
     return rules.require_token_for_metrics if path == METRICS else rules.require_token
 
 
-def is_called(host: str, rules: Rules) -> bool:
+def host_allowed(host: str, rules: Rules) -> bool:
     """True if ``host``, a header of that name, is one of the agent's own: a name that somebody else made lead here is not.
 
     The port does not matter: through a tunnel it is another.
@@ -103,10 +103,10 @@ def session(token: str) -> str:
     return hmac.new(token.encode(), b"commwatch session", hashlib.sha256).hexdigest()
 
 
-def way_on(asked: str) -> str:
+def safe_redirect(asked: str) -> str:
     """Where a login leads: to what was asked for, if that is a path of this agent; nothing that a browser takes for another host.
 
-    >>> way_on("/api/v1/jobs?a=b"), way_on("//evil.example"), way_on("/login")
+    >>> safe_redirect("/api/v1/jobs?a=b"), safe_redirect("//evil.example"), safe_redirect("/login")
     ('/api/v1/jobs?a=b', '/', '/')
     """
     # Browsers take \ for /, and leave out tabs and line ends.

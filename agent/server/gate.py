@@ -14,12 +14,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from commwatch.report.pages import STYLE_HASH, page
-from commwatch.runtime.aside import Aside
+from commwatch.report.html_frame import STYLE_HASH, page
+from commwatch.runtime.offload import Aside
 from commwatch.runtime.tokens import BadToken
 from commwatch.server import access, peers
 from commwatch.server.access import Refusal, Rules
-from commwatch.server.connections import MOST_HEADER_BYTES
+from commwatch.server.http_protocol import MOST_HEADER_BYTES
 from commwatch.server.problems import answer
 from commwatch.server.turns import Turns
 
@@ -159,7 +159,9 @@ class Gate:
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             if scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
                 query = scope["query_string"].decode("latin-1")
-                return _login_page("", access.way_on(scope["raw_path"].decode("latin-1") + (query and f"?{query}")))
+                return _login_page(
+                    "", access.safe_redirect(scope["raw_path"].decode("latin-1") + (query and f"?{query}"))
+                )
             return answer(refusal.status, refusal.detail, {"WWW-Authenticate": "Bearer"})
         return _answer(refusal)
 
@@ -170,7 +172,7 @@ class Gate:
         except HTTPException:
             return _answer(_LARGE)
         form = parse_qs(body.decode("latin-1"))
-        shown, on = form.get("token", [""])[0].strip(), access.way_on(form.get("next", [""])[0])
+        shown, on = form.get("token", [""])[0].strip(), access.safe_redirect(form.get("next", [""])[0])
         if not access.is_token(shown, token) or token is None:
             return _login_page("That is not the token of this agent.", on)
         response = RedirectResponse(on, HTTPStatus.SEE_OTHER)

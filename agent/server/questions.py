@@ -14,12 +14,12 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from commwatch.analysis.advice import Advice
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.analysis.summary import Row
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.host_views import HostView
 from commwatch.core.views import StepView
-from commwatch.history.operations import Operation, Place
+from commwatch.history.operations import Cursor, Operation
 from commwatch.reference.efficiency import Efficiency, Line
 from commwatch.report.report import lately
 
@@ -103,26 +103,26 @@ class Wanted:
     #: Field of an operation to its value; ``None``: any.
     same: Mapping[str, str | int | None] = field(default_factory=dict)
     min_seconds: float | None = None
-    before: Place | None = None
+    before: Cursor | None = None
     limit: int = 100
 
 
-def job_exists(agent: Agent, job: str | None) -> None:
+def job_exists(agent: QueryService, job: str | None) -> None:
     """Refuse a job that the history does not know."""
     if job is not None and not agent.has_job(job):
         raise Problem(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
 
 
 def summary(
-    agent: Agent, from_ns: int, until_ns: int, job: str | None, by: list[str], same: dict[str, str | int | None]
+    agent: QueryService, from_ns: int, until_ns: int, job: str | None, by: list[str], same: dict[str, str | int | None]
 ) -> Summary:
-    """Operations by what is asked; arguments as ``Agent.summary`` has them."""
+    """Operations by what is asked; arguments as ``QueryService.summary`` has them."""
     job_exists(agent, job)
     covered, rows = agent.summary(from_ns, until_ns, by, {"job_id": job, **same})
     return Summary(covered[0], covered[1], by, rows)
 
 
-def operations(agent: Agent, wanted: Wanted) -> Operations:
+def operations(agent: QueryService, wanted: Wanted) -> Operations:
     """Single operations, newest first."""
     job_exists(agent, wanted.job)
     checks = [(name, value) for name, value in wanted.same.items() if value is not None]
@@ -146,7 +146,7 @@ def operations(agent: Agent, wanted: Wanted) -> Operations:
     return Operations(page, page[-1].id if len(found) > wanted.limit else None)
 
 
-def operations_csv(agent: Agent, wanted: Wanted) -> Text:
+def operations_csv(agent: QueryService, wanted: Wanted) -> Text:
     """The same as CSV, its cursor in a header."""
     found = operations(agent, wanted)
     headers = {"X-Next-Cursor": found.cursor} if found.cursor else {}
@@ -171,7 +171,7 @@ def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
-def collective(agent: Agent, group_id: str, seq: int) -> Collective:
+def collective(agent: QueryService, group_id: str, seq: int) -> Collective:
     """The ranks of one collective side by side."""
     found = agent.collective(group_id, seq)
     if found is None:
@@ -192,20 +192,22 @@ def collective(agent: Agent, group_id: str, seq: int) -> Collective:
     )
 
 
-def steps(agent: Agent, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
+def steps(
+    agent: QueryService, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int
+) -> list[StepView]:
     """Training steps, newest first."""
     job_exists(agent, job)
     return agent.steps(from_ns, until_ns, job, rank, limit)
 
 
-def efficiency(agent: Agent, from_ns: int, until_ns: int, job: str | None) -> Efficiencies:
+def efficiency(agent: QueryService, from_ns: int, until_ns: int, job: str | None) -> Efficiencies:
     """Operations by group and size beside what they should take."""
     job_exists(agent, job)
     return Efficiencies(*agent.efficiency(from_ns, until_ns, job))
 
 
 def advice(
-    agent: Agent, job: str, findings: list[Finding], host: HostView, late: dict[int, float], last_s: float | None
+    agent: QueryService, job: str, findings: list[Finding], host: HostView, late: dict[int, float], last_s: float | None
 ) -> list[Advice]:
     """What to try in a job, by its last so many seconds or all of it; its stragglers right now are ``late``."""
     known = next((each for each in agent.jobs() if each.job_id == job), None)

@@ -9,7 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from commwatch.runtime.aside import Aside
+from commwatch.runtime.offload import Aside
 
 #: A page holds for so many times as long as a processor worked on it, and for no more than so many seconds: a page that costs much takes
 #: at most an eleventh of a core (where it takes more than 50 ms: at most so many ms of each half second), and one that costs little is always fresh.

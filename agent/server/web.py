@@ -16,21 +16,21 @@ from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
 from commwatch.alerts.catalogue import shipped
-from commwatch.analysis.answers import Agent
-from commwatch.report.pages import page, prose, table
-from commwatch.server.look import Look
+from commwatch.analysis.queries import QueryService
+from commwatch.report.html_frame import page, prose, table
+from commwatch.server.live_feed import LiveFeed
 from commwatch.server.problems import answer, answer_problems
-from commwatch.server.routes import alert_api, api, conclusions, gpu_api, profile_api, stream, witness_api
+from commwatch.server.routes import alerts, diagnosis, gpus, jobs, profiles, stream, witnesses
 from commwatch.server.routes.stream import Feed, Topic
 from commwatch.server.scrape import Scrape
-from commwatch.server.watchers import Watchers
+from commwatch.server.services import Watchers
 from commwatch.server.worker import Worker
 
 _STATIC = Path(__file__).parent / "static"
 
 
 def application(
-    agent: Agent,
+    agent: QueryService,
     worker: Worker,
     watchers: Watchers,
     registry: CollectorRegistry,
@@ -65,7 +65,7 @@ def application(
     app.state.evidence = watchers.evidence
     app.state.scraped = (None, None)
     app.state.trouble = ready
-    look = Look(agent, worker, watchers, ready)
+    look = LiveFeed(agent, worker, watchers, ready)
     topics = [
         Topic("moment", look.moment, 1.0),
         Topic("timeline", look.timeline, 2.0),
@@ -73,7 +73,7 @@ def application(
         Topic("told", look.told, 10.0, "worker"),
     ]
     app.state.feed = Feed(Topic("past", look.past, 0.0, "history"), topics, ending)
-    for part in (api, alert_api, conclusions, gpu_api, profile_api, stream, witness_api):
+    for part in (jobs, alerts, diagnosis, gpus, profiles, stream, witnesses):
         app.include_router(part.router)
     answer_problems(app)
 

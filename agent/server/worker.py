@@ -1,4 +1,4 @@
-"""Questions to the history, answered in a process of their own: see ``answering.py``, which is the other end."""
+"""Questions to the history, answered in a process of their own: see ``worker_process.py``, which is the other end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from http import HTTPStatus
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
-from commwatch.server.answering import Begin, Cells, Found, Question, Ranks, Wrong
 from commwatch.server.questions import Problem, Text
+from commwatch.server.worker_process import Begin, Cells, Found, Question, Ranks, Wrong
 
 log = logging.getLogger("commwatch")
 #: An answer that takes longer is given up; the process that works on it is killed.
@@ -40,7 +40,7 @@ class Worker:
         damaged: gets the chunks of the history that cannot be read any more.
     """
 
-    def __init__(self, agent: Agent, references: References, damaged: Damaged) -> None:
+    def __init__(self, agent: QueryService, references: References, damaged: Damaged) -> None:
         self._agent, self._references, self._damaged, self._most_s = agent, references, damaged, MOST_S
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -135,7 +135,7 @@ class Worker:
         if self._process is None or self._connection is None:
             ours, theirs = Pipe()
             with theirs:
-                code = f"from commwatch.server.answering import main; main({theirs.fileno()})"
+                code = f"from commwatch.server.worker_process import main; main({theirs.fileno()})"
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
                     stdin=subprocess.DEVNULL,

@@ -32,8 +32,8 @@ from commwatch.collectors.node.gpu_nvidia import NvidiaSource
 from commwatch.collectors.node.gpu_xids import meaning
 from commwatch.collectors.registry import Reading
 from commwatch.config import GPUS_OFF, GPUS_REQUIRED
-from commwatch.ingest.aggregate import Job
-from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.jobs import Job
+from commwatch.ingest.rank_totals import RankTotals
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "gpu"
@@ -302,7 +302,7 @@ def _xid(at: float, xid: Xid) -> XidView:
     return XidView(at, xid.number, said.title, said.do)
 
 
-def _rank_on(job: str, book: RankBook, gpu: Gpu, now_ns: int) -> RankOnGpu:
+def _rank_on(job: str, book: RankTotals, gpu: Gpu, now_ns: int) -> RankOnGpu:
     shares = book.steps.totals.shares(now_ns)
     comm, exposed = (None, None) if shares is None else shares
     return RankOnGpu(job, book.rank, comm, exposed, None if book.gpu is None else instance_at(book.gpu, gpu))

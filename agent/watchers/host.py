@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import time
 
-from commwatch.analysis.host_answers import Look, Node, Seldom, answer
+from commwatch.analysis.host_rates import Node, NodeSample, SlowSample, answer
 from commwatch.analysis.traffic import parts
 from commwatch.collectors.node import pci
 from commwatch.collectors.node.host import Host, Memory
@@ -22,7 +22,7 @@ from commwatch.collectors.node.network import Network
 from commwatch.collectors.node.nics import LINK_DOWNED, Counts, Nic
 from commwatch.collectors.registry import Reading
 from commwatch.core.host_views import HostView
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.jobs import Aggregate
 from commwatch.reference.links import of_device
 
 log = logging.getLogger("commwatch")
@@ -59,8 +59,8 @@ class HostWatch:
         self._aggregate, self._lock, self._now_ns, self._sys = aggregate, lock, now_ns, sys
         self._readers: tuple[Network | Infiniband, ...] = (Infiniband(sys), Network(proc, sys))
         self._host = Host(proc)
-        self._looks: deque[Look] = deque()
-        self._seldom: deque[Seldom] = deque()
+        self._looks: deque[NodeSample] = deque()
+        self._seldom: deque[SlowSample] = deque()
         #: What is told; replaced as a whole, so that who asks has no need of a lock.
         self._node: Node | None = None
         self._down: dict[str, str] = {}
@@ -82,7 +82,7 @@ class HostWatch:
             self._seldom.popleft()
         self._node = Node(time(), self._began_ns, tuple(self._looks), tuple(self._seldom), dict(self._down))
 
-    def _look(self) -> Look:
+    def _look(self) -> NodeSample:
         counts: dict[str, Counts] = {}
         for reader in self._readers:
             try:
@@ -98,9 +98,9 @@ class HostWatch:
             cpu, memory = None, Memory(None, None)  # its own collector says so
         with self._lock:
             moved = parts(self._aggregate.jobs.values())
-        return Look(at, counts, cpu, memory, self._host.pressure(), moved)
+        return NodeSample(at, counts, cpu, memory, self._host.pressure(), moved)
 
-    def _look_around(self, now_ns: int) -> Seldom:
+    def _look_around(self, now_ns: int) -> SlowSample:
         nics: list[Nic] = []
         events: dict[str, dict[str, int]] = {}
         for reader in self._readers:
@@ -111,7 +111,7 @@ class HostWatch:
             counts = {name: counts for reader in self._readers for name, counts in reader.counts().items()}
         except OSError:
             counts = {}
-        return Seldom(now_ns, tuple(nics), counts, events, tuple(pci.gpus(self._sys)), pci.numa_nodes(self._sys))
+        return SlowSample(now_ns, tuple(nics), counts, events, tuple(pci.gpus(self._sys)), pci.numa_nodes(self._sys))
 
     def _fails(self, name: str, error: OSError) -> None:
         if name not in self._down:

@@ -21,9 +21,9 @@ from commwatch.collectors.nccl.inspector import Timed, parse_line, parse_prom
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import others
 from commwatch.core.bandwidth import algbw, bus_factor
-from commwatch.core.books import OTHER, UNKNOWN_GROUP, GroupInfo
+from commwatch.core.cells import OTHER, UNKNOWN_GROUP, GroupInfo
 from commwatch.core.witness_views import InspectorMean, InspectorRow, InspectorView, means
-from commwatch.ingest.aggregate import Aggregate, Job
+from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.prometheus.exporter import MOST_GROUPS
 from commwatch.watchers.nccl import fitting, groups_of, ranks_of
 

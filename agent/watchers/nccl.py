@@ -25,9 +25,9 @@ from commwatch.collectors.nccl.topology import choices, hosts, view
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import others
 from commwatch.collectors.wire.identity import make_private_dir, write_whole
-from commwatch.core.books import GroupInfo
+from commwatch.core.cells import GroupInfo
 from commwatch.core.nccl_views import NcclMessage, Topology
-from commwatch.ingest.aggregate import Aggregate, Job
+from commwatch.ingest.jobs import Aggregate, Job
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "nccl_log"

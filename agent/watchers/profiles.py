@@ -19,13 +19,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire import profile_files as files
 from commwatch.collectors.wire.identity import make_private_dir, ring_prefix
 from commwatch.core.views import RankView, StepView
-from commwatch.ingest.shares import comm_share, exposed_share, total
-from commwatch.watchers import traces
-from commwatch.watchers.trace import GroupShare
+from commwatch.ingest.step_accounting import comm_share, exposed_share, total
+from commwatch.watchers import trace_files
+from commwatch.watchers.trace_overlap import GroupShare
 
 log = logging.getLogger("commwatch")
 #: Seconds within which a rank that profiles has written its trace once the request is over, and in which the records of
@@ -128,7 +128,7 @@ class Profiles:
         clock: Unix time.
     """
 
-    def __init__(self, run_dir: Path, kept: Path, agent: Agent, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, run_dir: Path, kept: Path, agent: QueryService, clock: Callable[[], float] = time.time) -> None:
         self._run_dir, self._kept, self._agent, self._clock = run_dir, kept, agent, clock
         self._lock = threading.Lock()
         self._active: dict[str, _Active] = {}
@@ -226,10 +226,10 @@ class Profiles:
         if known.state in ("done", "failed"):
             return
         place = files.directory(self._run_dir)
-        claim = traces.read(files.of_rank(place, active.request.id, rank, files.CLAIM))
+        claim = trace_files.read(files.of_rank(place, active.request.id, rank, files.CLAIM))
         gone = _gone(claim, view)
         # After the look at its process, which leaves the result before it ends.
-        result = traces.read(files.of_rank(place, active.request.id, rank, files.RESULT))
+        result = trace_files.read(files.of_rank(place, active.request.id, rank, files.RESULT))
         if result is not None:
             self._take(active, rank, result, reading_s, records_s)
         elif gone:
@@ -279,13 +279,13 @@ class Profiles:
         left = files.of_rank(files.directory(self._run_dir), result.id, known.rank, files.TRACE)
         try:
             trace = self._folder(active.request) / f"rank{known.rank}.{files.TRACE}"
-            traces.take(left, trace)
+            trace_files.take(left, trace)
         except OSError as error:
             return replace(
                 known, state="failed", error=f"the trace cannot be kept: {error.strerror} ({error.filename})"
             )
         known = replace(known, trace=str(trace))
-        answer = traces.overlap(trace, result.from_ns, result.until_ns, reading_s)
+        answer = trace_files.overlap(trace, result.from_ns, result.until_ns, reading_s)
         if "error" in answer:
             return replace(known, state="failed", error=answer["error"])
         length = answer["length_s"]

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commwatch.analysis.verdicts import Verdict
-from commwatch.analysis.waits import HANG_S
+from commwatch.analysis.wait_graph import HANG_S
 from commwatch.collectors.nccl import ras
 from commwatch.collectors.nccl.ras import Communicator, Member, Status
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.spans import spans
-from commwatch.core.books import GroupInfo
+from commwatch.core.cells import GroupInfo
 from commwatch.core.witness_views import RasAnswer, RasCommunicator, RasView
-from commwatch.ingest.aggregate import Aggregate, Job
+from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.watchers.nccl import groups_of
 
 log = logging.getLogger("commwatch")

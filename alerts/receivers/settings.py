@@ -49,7 +49,7 @@ class BadReceiver(ValueError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceiverConfig:
     """One receiver of the settings. What is secret in it stands elsewhere."""
 
     kind: str
@@ -73,11 +73,11 @@ class Asked:
         return [secret for secret in (self.url, self.login.token, self.login.password) if secret is not None]
 
 
-def checked(tables: Any) -> tuple[Asked, ...]:
+def checked(tables: Any) -> tuple[ReceiverConfig, ...]:
     """The receivers that the settings ask for; raises ``BadReceiver``."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadReceiver("needs tables: [[receivers]] above each")
-    found: dict[str, Asked] = {}
+    found: dict[str, ReceiverConfig] = {}
     for number, table in enumerate(tables, 1):
         try:
             asked = _Table(table).asked()
@@ -92,19 +92,19 @@ def checked(tables: Any) -> tuple[Asked, ...]:
 
 
 class _Table:
-    """One table, on its way to ``Asked``."""
+    """One table, on its way to ``ReceiverConfig``."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._table = table
 
-    def asked(self) -> Asked:
+    def asked(self) -> ReceiverConfig:
         kind = self._one_of("kind", KINDS)
         for key in self._table:
             self._known(key, kind)
         name = self._text("name", kind)
         if not re.fullmatch(r"[\w.@-]{1,64}", name):
             raise BadReceiver("name: needs letters, digits, '_', '-', '.', '@', at most 64 of them")
-        asked = Asked(
+        asked = ReceiverConfig(
             kind=kind,
             name=name,
             severity=self._one_of("severity", SEVERITIES, WARNING),
@@ -236,7 +236,7 @@ class _Table:
 # -- and the receivers --------------------------------------------------------------------------
 
 
-def receivers(asked: Sequence[Asked], agent_url: str) -> list[Receiver]:
+def receivers(asked: Sequence[ReceiverConfig], agent_url: str) -> list[Receiver]:
     """The receivers themselves; of several addresses of Alertmanager each is one.
 
     Args:
@@ -246,7 +246,7 @@ def receivers(asked: Sequence[Asked], agent_url: str) -> list[Receiver]:
     return [receiver for each in asked for receiver in _receivers(each, agent_url, hidden)]
 
 
-def _receivers(asked: Asked, agent_url: str, hidden: frozenset[str]) -> list[Receiver]:
+def _receivers(asked: ReceiverConfig, agent_url: str, hidden: frozenset[str]) -> list[Receiver]:
     policy = Policy(asked.repeat_s, send_resolved=asked.send_resolved, severity=asked.severity)
     if asked.kind == ALERTMANAGER:
         often = Policy(ALERTMANAGER_REPEAT_S, ALERTMANAGER_LINGER_S, grouped=False, severity=asked.severity)

@@ -43,14 +43,14 @@ class AmdSource:
         except self._smi.AmdSmiException as error:
             if getattr(error, "err_code", None) in _NOTHING_LOADED:
                 raise NoGpus("no AMD driver is loaded") from None
-            raise DriverTrouble(_said(error)) from None
+            raise DriverTrouble(_error_text(error)) from None
         try:
             handles = self._smi.amdsmi_get_processor_handles()
             self._cards = [(handle, self._identify(at, handle)) for at, handle in enumerate(handles)]
             version = str(self._smi.amdsmi_get_gpu_driver_info(handles[0])["driver_version"]) if handles else ""
         except self._smi.AmdSmiException as error:
             self.close()
-            raise DriverTrouble(_said(error)) from None
+            raise DriverTrouble(_error_text(error)) from None
         if not self._cards:
             self.close()
             raise NoGpus("the AMD driver gives us no card")
@@ -152,7 +152,7 @@ class AmdSource:
         try:
             return {} if call is None else call(handle, *arguments)
         except self._smi.AmdSmiException as error:
-            trouble.append(_said(error))
+            trouble.append(_error_text(error))
             return {}
 
 
@@ -194,5 +194,5 @@ def _whole(value: Any, factor: int = 1) -> int | None:
     return None if number is None else int(number) * factor
 
 
-def _said(error: Any) -> str:
+def _error_text(error: Any) -> str:
     return "AMD SMI: " + " ".join(str(error).split())

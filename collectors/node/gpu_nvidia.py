@@ -121,13 +121,13 @@ class NvidiaSource:
         except self._nvml.NVMLError as error:
             if error.value in _NOBODY:
                 raise NoGpus(_NOBODY[error.value]) from None
-            raise DriverTrouble(_said(error)) from None
+            raise DriverTrouble(_error_text(error)) from None
         try:
             version, cuda = self._nvml.nvmlSystemGetDriverVersion(), self._nvml.nvmlSystemGetCudaDriverVersion()
             self._take_up()
         except self._nvml.NVMLError as error:
             self.close()
-            raise DriverTrouble(_said(error)) from None
+            raise DriverTrouble(_error_text(error)) from None
         if not self._cards:
             self.close()
             raise NoGpus("the NVIDIA driver gives us no card")
@@ -155,7 +155,7 @@ class NvidiaSource:
                 if error.value in _GONE:
                     raise
                 if error.value != _NO_PERMISSION:  # a card that is not ours to see is not lost
-                    silent[at] = _said(error)
+                    silent[at] = _error_text(error)
                 continue
             self._known[card.uuid] = at, card
             found.append(_Watched(card, handle))
@@ -313,15 +313,15 @@ class NvidiaSource:
             if error.value in _NEVER:
                 watched.refused.add(call)
             else:
-                watched.error = _said(error)
+                watched.error = _error_text(error)
             return None
 
     def _judge(self, error: Any) -> None:
         """Whether an error is one of the driver, of the card, or only of the call."""
         if error.value in _GONE:
-            raise DriverTrouble(_said(error)) from None
+            raise DriverTrouble(_error_text(error)) from None
         if error.value in _LOST:
-            raise _Lost(_said(error)) from None
+            raise _Lost(_error_text(error)) from None
 
     # -- Xids ---------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class NvidiaSource:
                 event = self._nvml.nvmlEventSetWait(self._events, 0)
             except self._nvml.NVMLError as error:
                 if error.value in _GONE:
-                    raise DriverTrouble(_said(error)) from None
+                    raise DriverTrouble(_error_text(error)) from None
                 break  # nothing more; or a card is lost, which its own calls will say
             uuid = owners.get(_address(event.device))
             if uuid is not None and event.eventType == _XID_EVENT:
@@ -351,7 +351,7 @@ class NvidiaSource:
         return tuple(found)
 
 
-def _said(error: Any) -> str:
+def _error_text(error: Any) -> str:
     return f"NVML: {error}"
 
 

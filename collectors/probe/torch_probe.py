@@ -26,7 +26,7 @@ from commwatch.collectors.probe.torch_timing import OFF, Batches, choose, has_ru
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import identity, profile_files, ring, variables
 from commwatch.collectors.wire.handlers import raised_by_handler
-from commwatch.collectors.wire.nccl_debug import inspector_dir, own_file
+from commwatch.collectors.wire.nccl_debug_file import inspector_dir, own_file
 
 if TYPE_CHECKING:
     from commwatch.collectors.probe.torch_profile import Profiling

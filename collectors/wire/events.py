@@ -57,7 +57,7 @@ BLOCKED = 64  # in flight: a thread stands in wait() since ``start_ns``
 ON_DEVICE = 128  # ran on a GPU: nobody on the CPU stands in it
 
 #: Times (ns), sizes and counts from here on were written by nobody: 146 years, four exabytes.
-NONSENSE = 1 << 62
+MAX_PLAUSIBLE = 1 << 62
 
 #: How the end of an operation was observed, by code.
 TIMING = ("none", "future", "poll", "wait", "call", "events")

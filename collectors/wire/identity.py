@@ -177,7 +177,7 @@ _MAY = {"host": str, "boot_id": str, "hook": str, "pid": int, "local_rank": int}
 _MOST_COUNT, _MOST_TIME_NS = 1 << 31, 1 << 62
 
 
-def unsound(identity: object) -> str | None:
+def validate_identity(identity: object) -> str | None:
     """What is wrong with an identity that somebody has written; ``None``: it is as ``describe`` makes it."""
     if not isinstance(identity, dict):
         return "not an object"

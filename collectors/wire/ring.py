@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commwatch.collectors.wire import bounded, others
-from commwatch.collectors.wire.events import BLOCKED, NONSENSE, RECORD, RECORD_SIZE, Record
+from commwatch.collectors.wire.events import BLOCKED, MAX_PLAUSIBLE, RECORD, RECORD_SIZE, Record
 from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.collectors.wire.identity import process_of
 from commwatch.collectors.wire.mapping import MappedFile, is_locked, lock_owner
@@ -246,7 +246,7 @@ def _open(path: Path) -> int:
         raise BadRing(f"{path.name}: {why.strerror}") from None
 
 
-def _said(text: bytes) -> Any:
+def _parse_json(text: bytes) -> Any:
     """JSON of a trainer; half a surrogate pair, which is no character and which nothing can store or send, is ``?``.
 
     Raises ``ValueError`` where it is not JSON, and ``RecursionError`` where it is nested too deeply.
@@ -303,7 +303,7 @@ class RingReader:
             ):
                 raise BadRing(f"{path.name}: damaged header or cut short ({size} bytes)")
             try:
-                self.identity: dict[str, Any] = _said(os.pread(self._fd, blob, IDENTITY_AT))
+                self.identity: dict[str, Any] = _parse_json(os.pread(self._fd, blob, IDENTITY_AT))
             except (ValueError, RecursionError) as error:
                 raise BadRing(f"{path.name}: damaged identity ({error})") from None
         except BaseException:
@@ -325,7 +325,7 @@ class RingReader:
                 break
             found = again
         counted = int.from_bytes(found, "little")
-        return counted if counted < NONSENSE else 0
+        return counted if counted < MAX_PLAUSIBLE else 0
 
     def owner(self) -> int | None:
         """The trainer's process while it lives: its pid as this process sees it, 0 where it cannot see it.
@@ -437,7 +437,7 @@ class RingReader:
         self._lines_read += len(lines)
         for line in lines:
             with contextlib.suppress(ValueError, RecursionError):
-                entry = _said(line)
+                entry = _parse_json(line)
                 if isinstance(entry, dict):
                     entries.append(entry)
         return entries

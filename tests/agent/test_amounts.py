@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis import flight
+from commwatch.analysis import flight_recorder_analysis
 from commwatch.analysis.pipelines import directions
 from commwatch.collectors.nccl import ras
 from commwatch.collectors.nccl.account import Account
@@ -24,16 +24,16 @@ from commwatch.collectors.node import flight_recorder
 from commwatch.collectors.wire import bounded, ring
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.ring import RingReader
-from commwatch.core.books import OTHER
+from commwatch.core.cells import OTHER
 from commwatch.core.intervals import Intervals
 from commwatch.core.sketch import Packed
 from commwatch.history import chunks, operations
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History
-from commwatch.ingest import cycles, rank_book, shares
+from commwatch.ingest import cycles, rank_totals, step_accounting
 from commwatch.ingest.cycles import EachPass, Mark
-from commwatch.ingest.rank_book import LAST_NS, RankBook
-from commwatch.ingest.shares import StepBook
+from commwatch.ingest.rank_totals import LAST_NS, RankTotals
+from commwatch.ingest.step_accounting import StepBook
 from commwatch.ingest.steps import EXPLICIT, StepTracker
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring
 
@@ -41,8 +41,8 @@ ALWAYS = (0, 1 << 62)
 S = 1000 * MS
 
 
-def a_book() -> RankBook:
-    book = RankBook(identity(), {})
+def a_book() -> RankTotals:
+    book = RankTotals(identity(), {})
     book.learn([group_entry()])
     return book
 
@@ -71,7 +71,7 @@ def test_step_of_optimizers_without_end() -> None:
 
 def test_steps_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many steps are said to lie in a minute, shares look back over so many; all are counted."""
-    monkeypatch.setattr(shares, "MOST_RECENT", 16)
+    monkeypatch.setattr(step_accounting, "MOST_RECENT", 16)
     book = StepBook()
     for n in range(1000):
         book.mark(
@@ -115,7 +115,7 @@ def test_moments_that_no_step_claims() -> None:
 
 def test_labels_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Communication of more group labels than are measured each for itself is measured together."""
-    monkeypatch.setattr(shares, "MOST_LABELS", 4)
+    monkeypatch.setattr(step_accounting, "MOST_LABELS", 4)
     book = StepBook()
     book.mark(
         ev.Record._make(
@@ -149,13 +149,13 @@ def test_labels_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pieces_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of operations that are all of one moment so many pieces are kept, of each label and of all together; messages among them."""
-    monkeypatch.setattr(shares, "MOST_PIECES", 32)
-    monkeypatch.setattr(shares, "_MOST_TOGETHER", 64)
+    monkeypatch.setattr(step_accounting, "MOST_PIECES", 32)
+    monkeypatch.setattr(step_accounting, "_MOST_TOGETHER", 64)
     unions = [Intervals() for _ in range(8)]
     for union in unions:
         for n in range(20):
             union.add(2 * n, 2 * n + 1)
-    shares.trim(unions)
+    step_accounting.trim(unions)
     assert {(len(union.starts), union.ends[-1]) for union in unions} == {(8, 39)}
     book = a_book()
     book.ingest(packed(*(operation("recv", peer=1, start_ns=2 * n, end_ns=2 * n + 1) for n in range(500))))
@@ -165,7 +165,7 @@ def test_pieces_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_peers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages with more peers than there can be are counted, the rest without their peers."""
-    monkeypatch.setattr(rank_book, "MOST_PEERS", 10)
+    monkeypatch.setattr(rank_totals, "MOST_PEERS", 10)
     book = a_book()
     book.ingest(packed(*(operation("recv", peer=peer, start_ns=0, end_ns=9) for peer in range(100))))
     assert len(book.messages) == 11
@@ -175,7 +175,7 @@ def test_peers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kinds_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations of more kinds than anybody has are counted, the rest as one; those known before stay apart."""
-    monkeypatch.setattr(rank_book, "MOST_KINDS", 10)
+    monkeypatch.setattr(rank_totals, "MOST_KINDS", 10)
     book = a_book()
     known = operation(start_ns=0, end_ns=9, size=1)
     odd = [
@@ -329,12 +329,12 @@ def test_dump_of_many_groups(tmp_path: Path) -> None:
     ]  # fmt: skip
     path = tmp_path / "dump_0"
     path.write_text(json.dumps({"version": "2", "entries": entries}))
-    taken = flight.take(path)
+    taken = flight_recorder_analysis.take(path)
     assert taken.dump.unknown == 2000 - flight_recorder.MOST_GROUPS
     assert {entry.group[0] for entry in taken.dump.entries} == {
         str(n) for n in range(2000 - flight_recorder.MOST_GROUPS, 2000)
     }
-    assert flight.conclude([taken]) is not None
+    assert flight_recorder_analysis.conclude([taken]) is not None
 
 
 def ras_text(size: int, *blocks: str) -> str:

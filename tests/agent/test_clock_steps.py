@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 
-from commwatch.alerting.alerting import Alerting, Plan
+from commwatch.alerting.evaluation import Alerting, Plan
 from commwatch.alerts.book import Book
 from commwatch.alerts.model import Rule
-from commwatch.core.books import SLOT_NS
+from commwatch.core.cells import SLOT_NS
 from commwatch.history.history import History
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation
 

@@ -12,7 +12,7 @@ import pytest
 
 from commwatch.commands.doctor import Check, examine
 from commwatch.config import load
-from tests.agent.server.routes.test_api import rings_of
+from tests.agent.server.routes.test_jobs import rings_of
 from tests.gpus import UUIDS, Script, build
 from tests.helpers import MS, RunningAgent, Trainer, agent, clean_env, group_entry, identity, mark, operation, wait_for
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire.ring import RingReader
-from commwatch.core.books import SLOT_NS, Cell, CellKey, StepRecord
+from commwatch.core.cells import SLOT_NS, Cell, CellKey, StepRecord
 from commwatch.core.sketch import bin_of
 from commwatch.history.history import History
 from commwatch.history.operations import Operation
 from commwatch.history.store import Writer
-from commwatch.ingest.rank_book import RankBook
-from commwatch.ingest.shares import StepTotals
+from commwatch.ingest.rank_totals import RankTotals
+from commwatch.ingest.step_accounting import StepTotals
 from commwatch.ingest.stragglers import MOST_BINS, LateWindow
 from tests.helpers import EPOCH_NS, MS, Watch, group_entry, identity, operation, packed, write_ring
 
@@ -58,7 +58,7 @@ def test_late_window() -> None:
 
 def test_cells_of_the_last_minute() -> None:
     """Cells whose 10 s are over take a fraction of the live ones: a node has a thousand of them in its last minute."""
-    book, slots, sizes = RankBook(identity(), {}), 6, [1 << n for n in range(10, 18)]
+    book, slots, sizes = RankTotals(identity(), {}), 6, [1 << n for n in range(10, 18)]
     book.learn([group_entry()])
 
     def minute() -> None:
@@ -109,7 +109,7 @@ def test_rollups(tmp_path: Path) -> None:
         _, for_all = memory(lambda: sum(1 for _ in history.rollups(*ALWAYS, [row.id])))
         (one, *_) = history.rollups(*ALWAYS, [row.id])
     assert (one.cell.bins, for_all < 200_000) == (a_cell().bins, True)
-    agent = Agent(path)
+    agent = QueryService(path)
     _, for_sum = memory(lambda: agent.summary(*ALWAYS, ["op"], {}))
     covered, (summed,) = agent.summary(*ALWAYS, ["op"], {})
     assert covered == (EPOCH_NS / 1e9, (EPOCH_NS + number * SLOT_NS) / 1e9)

@@ -24,8 +24,8 @@ import pytest
 
 from commwatch.config import Config
 from commwatch.reload import change
-from commwatch.runtime.supervisor import READY, RELOADING
-from tests.agent.runtime.test_supervisor import supervisor, told
+from commwatch.runtime.sd_notify import READY, RELOADING
+from tests.agent.runtime.test_sd_notify import supervisor, told
 from tests.agent.server.test_tls import authority, believing, settings_of
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, wait_for, write_ring
 from tests.receivers import Server

@@ -6,13 +6,13 @@ import struct
 import time
 from pathlib import Path
 
-from commwatch.analysis import sight
-from commwatch.analysis.standing import shedding
+from commwatch.analysis import live_ranks
+from commwatch.analysis.rank_state import shedding
 from commwatch.collectors.probe.governor import COUNTERS, FULL, SAMPLING
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
-from commwatch.ingest.aggregate import Aggregate, Job
-from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.jobs import Aggregate, Job
+from commwatch.ingest.rank_totals import RankTotals
 from tests.helpers import MS, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
 
 S = 1000 * MS
@@ -27,8 +27,8 @@ def together(
     )
 
 
-def book(*records: tuple[int, ...], mode: int = SAMPLING, rank: int = 0) -> RankBook:
-    found = RankBook(identity(rank=rank), {})
+def book(*records: tuple[int, ...], mode: int = SAMPLING, rank: int = 0) -> RankTotals:
+    found = RankTotals(identity(rank=rank), {})
     found.learn([group_entry()])
     found.mode, found.heartbeat_ns = mode, 20 * S
     found.ingest(packed(*records))
@@ -47,7 +47,7 @@ def test_counts_are_exact() -> None:
 
 def test_damaged_count() -> None:
     """A record of no operations, or of more bytes than there are numbers, breaks nothing."""
-    cells = dict(book(together(0, 4096), together(1, ev.NONSENSE - 1)).cells())
+    cells = dict(book(together(0, 4096), together(1, ev.MAX_PLAUSIBLE - 1)).cells())
     assert sum(cell.count for cell in cells.values()) == 2
 
 
@@ -75,7 +75,7 @@ def test_messages_to_nobody() -> None:
     assert (group, op, peer, messages.count, messages.bytes) == (0, ev.OP_CODE["send"], -1, 10, 4000)
 
 
-def job_of(*books: RankBook) -> Job:
+def job_of(*books: RankTotals) -> Job:
     job = Job("job")
     job.books = {str(n): found for n, found in enumerate(books)}
     return job
@@ -84,30 +84,30 @@ def job_of(*books: RankBook) -> Job:
 def test_hang_of_what_is_only_counted() -> None:
     """Who has not come to a collective that others have launched is named after ten seconds, though none is recorded by itself."""
     there, late = book(together(50, 0, seq=49, launch_ns=S)), book(together(49, 0, seq=48, launch_ns=S), rank=1)
-    (verdict,) = sight.conclude([job_of(there, late)], 20 * S)
+    (verdict,) = live_ranks.conclude([job_of(there, late)], 20 * S)
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("stalled", "not_joined", [1], [0])
-    assert sight.conclude([job_of(there, late)], 9 * S) == []
-    assert sight.conclude([job_of(there, book(together(50, 0, seq=49, launch_ns=S), rank=1))], 20 * S) == []
+    assert live_ranks.conclude([job_of(there, late)], 9 * S) == []
+    assert live_ranks.conclude([job_of(there, book(together(50, 0, seq=49, launch_ns=S), rank=1))], 20 * S) == []
 
 
 def test_job_that_is_over() -> None:
     """Where no rank runs that could wait, nobody is blamed any more; where one runs, who has died is named."""
     there, late = book(together(50, 0, seq=49, launch_ns=S)), book(together(49, 0, seq=48, launch_ns=S), rank=1)
     late.alive = False
-    (verdict,) = sight.conclude([job_of(there, late)], 20 * S)
+    (verdict,) = live_ranks.conclude([job_of(there, late)], 20 * S)
     assert (verdict.cause, verdict.ranks) == ("dead", [1])
     there.alive = False
-    assert sight.conclude([job_of(there, late)], 20 * S) == []
+    assert live_ranks.conclude([job_of(there, late)], 20 * S) == []
 
 
 def test_hang_after_a_sampled_one() -> None:
     """A rank whose latest was recorded by itself is still one that may have launched more; in full mode what has ended says all."""
     last = operation(start_ns=2 * S, end_ns=3 * S, seq=48)
     there = book(together(50, 0, seq=49, launch_ns=2 * S, at_ns=3 * S))
-    (verdict,) = sight.conclude([job_of(there, book(together(9, 0, seq=9), last, rank=1))], 20 * S)
+    (verdict,) = live_ranks.conclude([job_of(there, book(together(9, 0, seq=9), last, rank=1))], 20 * S)
     assert verdict.ranks == [1]
     full = book(together(9, 0, seq=9), last, mode=FULL, rank=1)
-    assert sight.rank("job", full, 20 * S).launched_s == {}
+    assert live_ranks.rank("job", full, 20 * S).launched_s == {}
 
 
 def test_sample_and_count_come_in_any_order() -> None:

@@ -21,10 +21,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from commwatch.collectors.registry import Reading
 from commwatch.dashboards.common import rank_map
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.jobs import Aggregate
 from commwatch.prometheus.exporter import Exporter
 from commwatch.watchers.host import HostWatch
-from tests.agent.server.routes.test_api import rings_of
+from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.watchers.test_nccl import lines
 from tests.alerts.promtool import exported
 from tests.dashboards.grafana import NAMES, Target, Values, choices, load, substituted, targets

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.core.model import Curve
+from commwatch.core.alpha_beta import Curve
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import digest, results, run_on
 

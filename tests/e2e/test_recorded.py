@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.analysis.flight import conclude, take
+from commwatch.analysis.flight_recorder_analysis import conclude, take
 from commwatch.collectors.node.flight_recorder import load, unpickled
 from commwatch.collectors.wire.ring import RingReader
 from tests.e2e.torchjob import run_job

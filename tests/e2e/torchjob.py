@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from commwatch.analysis.answers import Agent
+from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.ring import RingReader
 from commwatch.history.store import Writer
-from commwatch.ingest.aggregate import Aggregate
 from commwatch.ingest.intake import Intake
+from commwatch.ingest.jobs import Aggregate
 from tests.conftest import CACHE
 from tests.e2e import prefork
 from tests.e2e.hosts import Host
@@ -199,11 +199,11 @@ def results(output: str) -> list[Any]:
     return [value for _, value in sorted(lines, key=lambda line: line[0])]
 
 
-def digest(directory: Path) -> tuple[Agent, Aggregate]:
+def digest(directory: Path) -> tuple[QueryService, Aggregate]:
     """Take the rings a job has left through an agent's own parts: what its API and its metrics would say."""
     lock = threading.RLock()
     store, aggregate = Writer(directory / "history.sqlite"), Aggregate()
     intake = Intake(directory / "rings", aggregate, store, lock)
     intake.tick(time.monotonic_ns(), time.time_ns())
     store.close()
-    return Agent(directory / "history.sqlite", aggregate, lock, time.monotonic_ns), aggregate
+    return QueryService(directory / "history.sqlite", aggregate, lock, time.monotonic_ns), aggregate

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from commwatch.analysis.joined import stragglers
+from commwatch.analysis.cross_node import stragglers
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.ring import RingReader
 from tests.helpers import Watch, identity, write_ring

@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from commwatch.history.opening import StoreError
 from commwatch.server.problems import ERRORS
 from commwatch.server.questions import Problem
-from commwatch.server.routes.query import JobFilter, of_app, sound_parameters
+from commwatch.server.routes.params import JobFilter, of_app, sound_parameters
 
 
 class Topic(NamedTuple):

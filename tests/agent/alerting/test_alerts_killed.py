@@ -18,7 +18,7 @@ from tests.receivers import Server
 SCRIPT = """
 import sys
 from pathlib import Path
-from commwatch.alerting.alerting import Plan
+from commwatch.alerting.evaluation import Plan
 from commwatch.alerts import evaluator
 from commwatch.alerts.model import Rule
 from commwatch.config import load

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from commwatch.analysis.advice import RULES, Advice, Facts, Kind, advice_on
-from commwatch.analysis.near import Place
+from commwatch.analysis.gpu_nic_affinity import GpuNicPair
 from commwatch.analysis.network_advice import Network
 from commwatch.collectors.nccl.findings import Finding
+from commwatch.core.alpha_beta import Curve
 from commwatch.core.host_views import Complaint
-from commwatch.core.model import Curve
 
 #: 50 us a message, 1 GB/s.
 CURVE = Curve(50e-6, 1e-9)
@@ -51,10 +51,10 @@ def finding(severity: str) -> Finding:
     )
 
 
-def place(distance: str, rank: int = 3, **more: Any) -> Place:
+def place(distance: str, rank: int = 3, **more: Any) -> GpuNicPair:
     """A rank's GPU and the device that its traffic goes through."""
     about: dict[str, Any] = {"nearest": "mlx5_0:1", "nearest_distance": distance, "seen": True, **more}
-    return Place(rank, f"0000:{rank:02x}:00.0", "mlx5_0:1", distance, **about)
+    return GpuNicPair(rank, f"0000:{rank:02x}:00.0", "mlx5_0:1", distance, **about)
 
 
 def complaint(kind_: str) -> Complaint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commwatch.analysis.pipelines import is_forward, pipelines
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 

@@ -7,15 +7,17 @@ from typing import Any
 from commwatch.analysis.timeline import LEAST_OF_RANK, LONGEST_NS, MOST_BARS, Bar, Pending, Timeline, timeline
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.events import Record
-from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.rank_totals import RankTotals
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 SECOND = 1000 * MS
 
 
-def book(rank: int, *records: tuple[int, ...], groups: list[dict[str, Any]] | None = None, ranks: int = 2) -> RankBook:
+def book(
+    rank: int, *records: tuple[int, ...], groups: list[dict[str, Any]] | None = None, ranks: int = 2
+) -> RankTotals:
     """The books of a rank that has done this."""
-    found = RankBook(identity(rank=rank, world_size=ranks), {})
+    found = RankTotals(identity(rank=rank, world_size=ranks), {})
     found.learn(groups if groups is not None else [group_entry(0, tuple(range(ranks)))])
     found.ingest(packed(*records))
     return found
@@ -26,7 +28,7 @@ def in_flight(op: str, launch_ns: int, *, seq: int = 0, flags: int = 0) -> Recor
     return Record._make((1, *operation(op, start_ns=launch_ns, end_ns=0, seq=seq, flags=flags), 1))
 
 
-def seen(*books: RankBook, now_ns: int = 10 * SECOND) -> Timeline:
+def seen(*books: RankTotals, now_ns: int = 10 * SECOND) -> Timeline:
     """What is there to see."""
     found = timeline(books, now_ns)
     assert found is not None

@@ -8,7 +8,7 @@ import pytest
 
 from commwatch.analysis.traffic import NOT_COUNTED, Sample, carriers, parts, traffic
 from commwatch.core.host_views import TrafficView
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.jobs import Aggregate
 from tests.helpers import MS, group_entry, operation, packed
 
 S = 1000 * MS

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.joined import Disagreement
+from commwatch.analysis.cross_node import Disagreement
 from commwatch.analysis.verdicts import Verdict, combined, disagreement, for_others, lateness, verdicts, waited_for
-from commwatch.analysis.waits import HANG_S
+from commwatch.analysis.wait_graph import HANG_S
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.ingest.stragglers import Late
 

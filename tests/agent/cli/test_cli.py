@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.server.routes.test_api import populated, rings_of
+from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.agent.test_config import one_line
 from tests.helpers import (
     MS,

@@ -17,7 +17,7 @@ import pytest
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.wire import events as ev
 from commwatch.commands.diagnose import CannotDiagnose, Seen, ask, conclude, text
-from tests.agent.server.routes.test_api import rings_of
+from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
     RunningAgent,
@@ -54,7 +54,7 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
 
 def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that sends its answer byte by byte and never ends holds nobody up for longer than one that is silent."""
-    monkeypatch.setattr("commwatch.commands.asking._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("commwatch.commands.client._TIMEOUT_S", 0.5)
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -78,7 +78,7 @@ def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that sends without end fills nobody's memory: it is let go of, and named."""
-    monkeypatch.setattr("commwatch.commands.asking._MOST_BYTES", 1 << 16)
+    monkeypatch.setattr("commwatch.commands.client._MOST_BYTES", 1 << 16)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def pour() -> None:

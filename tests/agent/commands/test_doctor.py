@@ -15,7 +15,7 @@ import pytest
 from commwatch.analysis.traffic import NOT_COUNTED
 from commwatch.commands.doctor import Check, _cost, _witnesses, examine, network_checks
 from commwatch.config import load
-from tests.agent.server.routes.test_api import rings_of
+from tests.agent.server.routes.test_jobs import rings_of
 from tests.agent.watchers.test_host import Watched
 from tests.helpers import MS, RunningAgent, Trainer, agent, commwatch, group_entry, identity, operation, wait_for
 

@@ -44,7 +44,7 @@ KILLS = f"""
 import json, os, signal, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from pathlib import Path
-from commwatch.runtime.announcement import answering
+from commwatch.runtime.discovery import answering
 from tests.helpers import MS, fetch, operation, wait_for, write_ring
 directory = Path(os.environ["COMMWATCH_DIR"])
 made = [operation("all_gather", start_ns=MS, end_ns=2 * MS, size=3_000_000)]

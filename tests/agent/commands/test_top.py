@@ -16,11 +16,11 @@ from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.node.gpu import Card, Gpu, Measured
 from commwatch.commands.top import Seen, frame
 from commwatch.commands.top_answers import Answers, OfJob
-from commwatch.core.cells import coloured, plain, width
+from commwatch.core.text_table import coloured, plain, width
 from commwatch.core.views import InFlight, JobView, RankView, StepView
 from commwatch.server.questions import Summary
-from commwatch.server.routes.alert_api import AlertView
-from commwatch.server.routes.api import About
+from commwatch.server.routes.alerts import AlertView
+from commwatch.server.routes.jobs import About
 from commwatch.watchers.gpus import GpuView, GpuViews
 from tests.helpers import examples
 

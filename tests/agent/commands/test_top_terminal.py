@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.core.cells import width
-from tests.agent.server.routes.test_api import populated, rings_of
+from commwatch.core.text_table import width
+from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.agent.test_config import one_line
 from tests.helpers import (
     RunningAgent,

@@ -12,7 +12,7 @@ import pytest
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.identity import make_private_dir
 from commwatch.core.endings import Ending, failed, first_to_fail, says
-from commwatch.history import exits
+from commwatch.history import job_exit
 from commwatch.report.report import build, headlines
 from tests.agent.ingest.test_intake import trainer
 from tests.helpers import MS, Watch, operation
@@ -116,7 +116,7 @@ def test_exit_code_is_kept(tmp_path: Path) -> None:
         rank.write([operation(start_ns=0, end_ns=5)])
         watch.tick()
         rank.call("close", [(9,)])
-    left = exits.leave(tmp_path, "job", 3)
+    left = job_exit.leave(tmp_path, "job", 3)
     watch.tick()
     watch.tick()
     assert not left.exists()
@@ -137,7 +137,7 @@ def test_damaged_exit(tmp_path: Path, text: str) -> None:
     """What is no exit code is removed, and nothing comes of it."""
     make_private_dir(tmp_path / "exits", os.environ)
     (tmp_path / "exits" / "1.json").write_text(text)
-    taking = exits.Exits(tmp_path)
+    taking = job_exit.Exits(tmp_path)
     assert taking.take() == []
     taking.remove()
     assert list((tmp_path / "exits").iterdir()) == []
@@ -150,4 +150,4 @@ def test_odd_exits(tmp_path: Path) -> None:
     (tmp_path / "exits" / "link.json").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "exits" / "pipe.json")
     (tmp_path / "exits" / "odd.json").write_text(json.dumps(["\ud800", 1, 1]))
-    assert exits.Exits(tmp_path).take() == [exits.Exit("?", 1, 1.0)]
+    assert job_exit.Exits(tmp_path).take() == [job_exit.Exit("?", 1, 1.0)]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.core.books import SLOT_NS
+from commwatch.core.cells import SLOT_NS
 from commwatch.history.history import History
 from commwatch.history.store import Rollup, Writer
 from tests.helpers import (

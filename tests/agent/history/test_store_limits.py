@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from commwatch.collectors.wire import events as ev
-from commwatch.core.books import Cell, CellKey, GroupInfo, StepRecord
+from commwatch.core.cells import Cell, CellKey, GroupInfo, StepRecord
 from commwatch.history.chunks import CHUNK_RECORDS
 from commwatch.history.history import History
 from commwatch.history.opening import StoreError

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring import BadRing, RingReader
-from commwatch.core.books import SLOT_NS
+from commwatch.core.cells import SLOT_NS
 from tests.helpers import (
     EPOCH_NS,
     MS,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring import RingWriter
-from commwatch.core.books import SLOT_NS
+from commwatch.core.cells import SLOT_NS
 from commwatch.report.report import build
 from tests.helpers import MS, Trainer, Watch, examples, group_entry, identity, mark, operation, rewind_ring, write_ring
 

@@ -17,7 +17,7 @@ import pytest
 
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
-from commwatch.core.books import SLOT_NS
+from commwatch.core.cells import SLOT_NS
 from commwatch.history.chunks import CHUNK_RECORDS
 from commwatch.history.store import Writer
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, needs, operation, small_tmpfs, write_ring

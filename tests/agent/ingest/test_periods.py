@@ -6,15 +6,15 @@ import pytest
 
 from commwatch.collectors.probe.governor import COUNTERS, FULL
 from commwatch.collectors.wire import events as ev
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.periods import Periods
-from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.rank_totals import RankTotals
 from tests.helpers import MS, group_entry, identity, mark, operation, packed
 
 S = 1000 * MS
 
 
-def book() -> RankBook:
+def book() -> RankTotals:
     """A rank's book, whose group has a second rank elsewhere."""
     made = Aggregate().open("ring", identity(rank=0, world_size=2))
     made.learn([group_entry(0, (0, 1), "world", group_id="w")])
@@ -26,12 +26,12 @@ def sums(periods: Periods) -> tuple[int, float, float, float]:
     return periods.count, periods.duration_ns / 1e9, periods.comm_ns / 1e9, periods.comm_squares
 
 
-def tick(book: RankBook, now_s: float) -> None:
+def tick(book: RankTotals, now_s: float) -> None:
     """The agent looks."""
     book.tick(int(now_s * 1e9) + book.offset_ns)
 
 
-def train(book: RankBook, ends_s: list[float], unknown: int | None = None) -> None:
+def train(book: RankTotals, ends_s: list[float], unknown: int | None = None) -> None:
     """Steps that end so, each with 30 ms of communication, or in one case with some of unknown duration."""
     for seq, end_s in enumerate(ends_s):
         at = round(end_s * 1e9)

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from commwatch.analysis import sight
+from commwatch.analysis import live_ranks
 from commwatch.collectors.node.process import Usage
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.processes import Processes
 from commwatch.ingest.why_late import MOST_SAMPLES, Sample, reason
-from tests.agent.analysis.test_joined import EVERY, node
+from tests.agent.analysis.test_cross_node import EVERY, node
 
 S = 1_000_000_000
 
@@ -123,7 +123,7 @@ def test_verdict() -> None:
         book.samples.extend(
             Sample(now - n * S, Usage(0, int((10 - n) * wanted * S), 0, None)) for n in range(6, -1, -1)
         )
-    (verdict,) = sight.conclude(aggregate.jobs.values(), now)
+    (verdict,) = live_ranks.conclude(aggregate.jobs.values(), now)
     assert verdict.why == "its main thread waited 80% of the time for a core, those of the others 0%"
     assert verdict.says.endswith(f"of the time; {verdict.why}")
 

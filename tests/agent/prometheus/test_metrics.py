@@ -25,8 +25,8 @@ from commwatch.collectors.node.gpu import readings as gpu_readings
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
-from commwatch.ingest.aggregate import Aggregate
-from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.jobs import Aggregate
+from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import MOST_GROUPS, Exporter
 from commwatch.prometheus.metrics import METRICS
 from tests.gpus import DRIVER, UUIDS, full, lost
@@ -66,7 +66,7 @@ def samples(text: str) -> Samples:
     return dict(found)
 
 
-def take(aggregate: Aggregate, path: Path) -> RankBook:
+def take(aggregate: Aggregate, path: Path) -> RankTotals:
     """Read a ring as the agent does; its trainer counts as alive."""
     reader = ring.RingReader(path)
     book = aggregate.open(str(path), reader.identity)

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from commwatch.core.books import Cell, Counted
-from commwatch.core.model import Curve
+from commwatch.core.alpha_beta import Curve
+from commwatch.core.cells import Cell, Counted
 from commwatch.core.sketch import bin_of
 from commwatch.reference.efficiency import Efficiency, Yardstick, by_kind, curve_of, lines
 from commwatch.reference.references import Measured, Modelled, Reference

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.core.model import Curve
+from commwatch.core.alpha_beta import Curve
 from commwatch.reference.links import find
 from commwatch.reference.references import BadReference, Measured, References, catalogued, directory, load, save
 from tests.helpers import examples

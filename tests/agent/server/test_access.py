@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.server.access import COOKIE, SECURE_COOKIE, Rules, decide, is_called, rules_of, session
+from commwatch.server.access import COOKIE, SECURE_COOKIE, Rules, decide, host_allowed, rules_of, session
 
 TOKEN = "right-right-right-right"
 HERE = {"host": "127.0.0.1:9477"}
@@ -95,7 +95,7 @@ ALL = rules_of("0.0.0.0", ("0.0.0.0", "node1"), (), False, False)
 )  # fmt: skip
 def test_own_names(host: str) -> None:
     """The agent answers to its address, its machine's names, and those of the settings, at any port, for there are tunnels."""
-    assert is_called(host, LOCAL)
+    assert host_allowed(host, LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_own_names(host: str) -> None:
 )  # fmt: skip
 def test_names_that_lead_here(host: str) -> None:
     """A name that somebody else made lead here is refused, and so is what is no name."""
-    assert not is_called(host, LOCAL)
+    assert not host_allowed(host, LOCAL)
     refused = decide("GET", "/api/v1/jobs", {"host": host}, LOCAL, None)
     assert refused is not None
     assert refused.status == HTTPStatus.MISDIRECTED_REQUEST
@@ -113,8 +113,8 @@ def test_names_that_lead_here(host: str) -> None:
 
 def test_any_address() -> None:
     """An agent on all addresses answers to each of them, for an address cannot be made to lead elsewhere, but to no more names."""
-    assert all(is_called(host, ALL) for host in ("10.0.0.7:9477", "[fd00::7]:9477", "node1:9477", "0.0.0.0"))
-    assert not any(is_called(host, ALL) for host in ("evil.example", "10.0.0.7.evil.example"))
+    assert all(host_allowed(host, ALL) for host in ("10.0.0.7:9477", "[fd00::7]:9477", "node1:9477", "0.0.0.0"))
+    assert not any(host_allowed(host, ALL) for host in ("evil.example", "10.0.0.7.evil.example"))
 
 
 def test_health_under_any_name() -> None:

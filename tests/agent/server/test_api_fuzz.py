@@ -18,9 +18,9 @@ import pytest
 
 from commwatch.config import Config
 from commwatch.server import questions
+from commwatch.server.listener import listen
 from commwatch.server.questions import Problem, Wanted, operations
-from commwatch.server.serving import listen
-from tests.agent.server.routes.test_api import populated, rings_of
+from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.helpers import (
     MS,
     PATIENCE_S,

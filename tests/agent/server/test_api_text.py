@@ -14,9 +14,9 @@ import pytest
 from fastapi import FastAPI
 
 from commwatch.server import problems
-from commwatch.server.routes.query import MOST_CHARACTERS
+from commwatch.server.routes.params import MOST_CHARACTERS
 from commwatch.watchers.nccl import LogRequest
-from tests.agent.server.routes.test_api import populated
+from tests.agent.server.routes.test_jobs import populated
 from tests.helpers import RunningAgent, agent, wait_for
 
 #: As they are sent, and what is said of them.

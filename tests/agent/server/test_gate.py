@@ -20,11 +20,11 @@ from urllib.parse import unquote, urlencode
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from commwatch.commands.asking import Keys, get
+from commwatch.commands.client import Keys, get
 from commwatch.runtime import tokens
 from commwatch.server import gate
 from commwatch.server.access import Rules, session
-from commwatch.server.connections import MOST_HEADER_BYTES
+from commwatch.server.http_protocol import MOST_HEADER_BYTES
 from tests.helpers import NOBODY, PATIENCE_S, RunningAgent, agent, clean_env, commwatch, needs
 from tests.serving import Served, serving
 

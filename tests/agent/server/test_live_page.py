@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Dialog, expect
 
 from commwatch.collectors.wire import events as ev
-from tests.agent.report.test_plots import HOSTILE
+from tests.agent.report.test_svg import HOSTILE
 from tests.helpers import RunningAgent, agent, end_rank, wait_for
 from tests.live import HandMade, hear, number, table
 

@@ -15,9 +15,9 @@ import pytest
 
 from commwatch.alerting.notifications import address_of, url_of
 from commwatch.config import ConfigError, load
-from commwatch.runtime.places import CannotStart
-from commwatch.server import connections
-from commwatch.server.serving import listen
+from commwatch.runtime.run_lock import CannotStart
+from commwatch.server import http_protocol
+from commwatch.server.listener import listen
 from commwatch.server.tls import listening
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, fetch, needs, wait_for
 from tests.serving import Served, serving
@@ -126,7 +126,7 @@ def test_renewal(
     tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A renewed certificate is taken up while the agent runs; one that does not fit its key, or is none, leaves it with the old."""
-    monkeypatch.setattr("commwatch.server.serving._RENEWAL_S", 0)
+    monkeypatch.setattr("commwatch.server.listener._RENEWAL_S", 0)
     pair = (tmp_path / "tls.crt", tmp_path / "tls.key")
 
     def put(new: tuple[Path, Path]) -> None:
@@ -154,8 +154,8 @@ def test_silent_before_the_handshake(
     tmp_path: Path, ours: Authority, node: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections that have not shown that they speak TLS are counted among the others: the oldest gives way, and nobody is kept out."""
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 5)
-    monkeypatch.setattr(connections, "REQUEST_S", 3600)
+    monkeypatch.setattr(http_protocol, "MOST_CONNECTIONS", 5)
+    monkeypatch.setattr(http_protocol, "REQUEST_S", 3600)
     with serving(tmp_path / "run", settings=settings_of(node)) as served, ExitStack() as stack:
         silent = []
         for n in range(12):
@@ -173,13 +173,13 @@ def test_slow_handshake(
     tmp_path: Path, ours: Authority, node: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     """Who does not come to the end of a handshake is let go as who does not come to the end of a request is."""
-    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+    monkeypatch.setattr(http_protocol, "REQUEST_S", 0.2)
     with serving(tmp_path / "run", settings=settings_of(node)) as served, served.connect() as slow:
         slow.sendall(begun)
         slow.settimeout(PATIENCE_S)
         with suppress(ConnectionResetError):
             assert slow.recv(1) == b""
-        monkeypatch.setattr(connections, "REQUEST_S", 10)
+        monkeypatch.setattr(http_protocol, "REQUEST_S", 10)
         assert served.ask("/healthz", context=believing(ours)).status == 200
 
 

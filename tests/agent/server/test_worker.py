@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from commwatch.collectors.node import process
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
-from commwatch.server import answering, questions, worker
+from commwatch.server import questions, worker, worker_process
 from commwatch.server.questions import Problem, Wanted, text_of
 from commwatch.server.worker import Worker
 from tests.helpers import MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
@@ -94,9 +94,9 @@ def test_no_web_server(asked: Worker) -> None:
     maps = Path(f"/proc/{pid}/maps").read_text()
     assert "pydantic" not in maps
     assert "sqlite" in maps
-    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + answering.NICE)  # there is no lower one than 19
+    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + worker_process.NICE)  # there is no lower one than 19
     assert os.getpriority(os.PRIO_PROCESS, pid) == lower
-    assert f"{answering.MOST_BYTES}" in Path(f"/proc/{pid}/limits").read_text()
+    assert f"{worker_process.MOST_BYTES}" in Path(f"/proc/{pid}/limits").read_text()
 
 
 def test_problems(asked: Worker) -> None:
@@ -151,8 +151,12 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def __init__(self) -> None:
             self.said: list[Any] = []
-            begin = answering.Begin(watch.path, Path("none"))
-            self._asked = [begin, answering.Question("huge", {}, {}, True), answering.Question("small", {}, {}, True)]
+            begin = worker_process.Begin(watch.path, Path("none"))
+            self._asked = [
+                begin,
+                worker_process.Question("huge", {}, {}, True),
+                worker_process.Question("small", {}, {}, True),
+            ]
 
         def recv(self) -> Any:
             if not self._asked:
@@ -164,10 +168,13 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
     connection = Connection()
     asked = {"huge": lambda _: bytes(1 << 60), "small": lambda _: [1]}
-    monkeypatch.setattr(answering, "QUESTIONS", asked)
-    answering.serve(connection)  # type: ignore[arg-type]
+    monkeypatch.setattr(worker_process, "QUESTIONS", asked)
+    worker_process.serve(connection)  # type: ignore[arg-type]
     wrong, right = connection.said
-    assert (wrong.status, f"{answering.MOST_BYTES >> 20} MiB" in wrong.detail) == (HTTPStatus.SERVICE_UNAVAILABLE, True)
+    assert (wrong.status, f"{worker_process.MOST_BYTES >> 20} MiB" in wrong.detail) == (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        True,
+    )
     assert right.answer.body == b"[1]"
 
 

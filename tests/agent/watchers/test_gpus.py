@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from commwatch.collectors.node.gpu import DriverTrouble, Gpu, GpuPlace, NoGpus, Snapshot, Xid
-from commwatch.ingest.aggregate import Aggregate
-from commwatch.ingest.rank_book import RankBook
+from commwatch.ingest.jobs import Aggregate
+from commwatch.ingest.rank_totals import RankTotals
 from commwatch.watchers.gpus import Gpus
 from tests.agent.prometheus.test_metrics import exporter, samples
 from tests.gpus import UUIDS, ToldSource, card, full, lost
@@ -144,7 +144,7 @@ def test_first_that_finds_cards() -> None:
 # -- ranks ------------------------------------------------------------------------------------
 
 
-def rank(aggregate: Aggregate, number: int, gpu: object, job: str = "train") -> RankBook:
+def rank(aggregate: Aggregate, number: int, gpu: object, job: str = "train") -> RankTotals:
     """A rank that spends a fifth of its steps communicating, and has left word of its card."""
     book = aggregate.open(f"{job}-{number}", identity(job, number, wall_offset_ns=0))
     book.learn([group_entry(), {"gpu": gpu}])

@@ -14,15 +14,15 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from commwatch.analysis.answers import Agent
-from commwatch.analysis.near import places
+from commwatch.analysis.gpu_nic_affinity import places
+from commwatch.analysis.queries import QueryService
 from commwatch.collectors.registry import Reading
 from commwatch.core.host_views import HostView, NicView
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.ingest.jobs import Aggregate
 from commwatch.prometheus.metrics import METRICS
 from commwatch.reference.links import links, of_device
-from commwatch.server.routes.witness_api import Witnesses
-from commwatch.server.watchers import Watchers
+from commwatch.server.routes.witnesses import Witnesses
+from commwatch.server.services import Watchers
 from commwatch.server.web import application
 from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import MOST_VIRTUAL, HostWatch
@@ -275,7 +275,7 @@ def test_route(tmp_path: Path) -> None:
     """The route answers with all of it, as JSON."""
     watched, lock = Watched("infiniband", tmp_path), threading.RLock()
     view = watched.later(1)
-    agent, logs = Agent(tmp_path / "h.sqlite"), NcclLogs(tmp_path, Aggregate(), lock)
+    agent, logs = QueryService(tmp_path / "h.sqlite"), NcclLogs(tmp_path, Aggregate(), lock)
     profiles = Profiles(tmp_path, tmp_path, agent)
     witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
     watchers = Watchers(logs, profiles, Gpus("off"), witnesses, watched.watch, *no_alerts())

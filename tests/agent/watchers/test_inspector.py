@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from commwatch.collectors.registry import Reading
-from commwatch.collectors.wire.nccl_debug import inspector_dir
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.collectors.wire.nccl_debug_file import inspector_dir
+from commwatch.ingest.jobs import Aggregate
 from commwatch.watchers import inspector
 from commwatch.watchers.inspector import MOST_CELLS, Inspector
-from tests.agent.server.routes.test_api import rings_of
+from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, agent, group_entry, identity, operation, wait_for, write_ring
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/inspector"

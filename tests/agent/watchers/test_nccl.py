@@ -13,10 +13,10 @@ import pytest
 from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.communicators import communicators
 from commwatch.collectors.registry import Reading
-from commwatch.core.books import GroupInfo
-from commwatch.ingest.aggregate import Aggregate
+from commwatch.core.cells import GroupInfo
+from commwatch.ingest.jobs import Aggregate
 from commwatch.watchers.nccl import LogRequest, NcclLogs, matching, remove_old, requests
-from tests.agent.server.routes.test_api import rings_of
+from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import MS, PLANTED, RunningAgent, agent, group_entry, operation, wait_for, write_ring
 
 WORLD, PAIR = group_entry(0, (4, 5, 6, 7), "world"), group_entry(1, (4, 6), "pair")

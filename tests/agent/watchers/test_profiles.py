@@ -18,7 +18,7 @@ import pytest
 
 from commwatch.collectors.wire import profile_files as files
 from commwatch.watchers.profiles import NotThere, Profile, Profiles, RankProfile, Refused, kept_in
-from tests.agent.server.routes.test_api import rings_of
+from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     EPOCH_NS,
     MS,

@@ -16,10 +16,10 @@ from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl import ras as client
 from commwatch.collectors.nccl.ras import Communicator, Member, parse
 from commwatch.commands import diagnose
-from commwatch.core.books import GroupInfo
-from commwatch.ingest.aggregate import Aggregate
-from commwatch.server.routes.witness_api import Witnesses
-from commwatch.server.watchers import Watchers
+from commwatch.core.cells import GroupInfo
+from commwatch.ingest.jobs import Aggregate
+from commwatch.server.routes.witnesses import Witnesses
+from commwatch.server.services import Watchers
 from commwatch.server.web import application
 from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import HostWatch
@@ -27,7 +27,7 @@ from commwatch.watchers.inspector import Inspector
 from commwatch.watchers.nccl import NcclLogs
 from commwatch.watchers.profiles import Profiles
 from commwatch.watchers.ras import POLL_S, SETTLED_S, Joined, Known, Ras, join, judge
-from tests.agent.server.routes.test_api import rings_of
+from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
     Trainer,

@@ -1,0 +1,216 @@
+"""What the joins of the live books tell: who was late, who disagreed, and what waits for ranks of other nodes. Pure.
+
+A group whose ranks are on several nodes is never complete in one agent, so no agent judges it. Each tells the parts it
+has, and whoever asks all of them puts those together: by (``group_id``, ``seq``) and ages, for clocks of nodes differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from commwatch.collectors.probe.governor import FULL
+from commwatch.collectors.wire import events as ev
+from commwatch.core.cells import GroupInfo
+from commwatch.ingest.collective_join import MOST_PENDING, NOT_KNOWN_NS, OwnLateness, Part, split
+from commwatch.ingest.jobs import Job
+from commwatch.ingest.rank_totals import RankTotals, told
+from commwatch.ingest.stragglers import WINDOWS_NS, Late, LateWindow, waiting_least
+
+#: Most parts in one answer, over all its groups and ranks.
+MOST_PARTS = 16_384
+#: An answer has the parts of so much time up to now.
+WINDOW_NS = WINDOWS_NS[-1]
+#: Longer times than that (30 years) nobody has measured.
+_MOST_S = 1e9
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A collective that ended though its ranks were in different operations, or passed different data."""
+
+    job_id: str
+    group_id: str
+    seq: int
+    #: Operation, size in bytes and dtype by rank.
+    ranks: dict[int, tuple[str, int, str | None]]
+    #: Seconds since.
+    ago_s: float
+
+
+@dataclass(frozen=True)
+class RankParts:
+    """The latest symmetric operations of one rank in a group that has ranks elsewhere; six columns, newest first."""
+
+    job_id: str
+    group_id: str
+    #: Ranks of the group, on all nodes.
+    group_size: int
+    rank: int
+    seq: list[int]
+    op: list[str]
+    duration_s: list[float]
+    #: Seconds since the end.
+    age_s: list[float]
+    #: Seconds from the end of what the rank stood in before to the launch; ``None``: not known.
+    own_s: list[float | None]
+    #: The same number for the operations of one run (``joins.OwnLateness``); ``None``: the rank stood in it.
+    run: list[int | None]
+
+    def __post_init__(self) -> None:
+        columns = (self.seq, self.op, self.duration_s, self.age_s, self.own_s, self.run)
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("columns of different lengths")
+        times_s = (*self.duration_s, *self.age_s, *(own for own in self.own_s if own is not None))
+        if not (0 <= self.rank < 1 << 31 and all(0 <= time_s < _MOST_S for time_s in times_s)):
+            raise ValueError("numbers out of range")
+
+
+# -- on one node --------------------------------------------------------------------------------
+
+
+def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
+    """Job, ``group_id`` and straggler, of the groups whose ranks are all on this node; each rank of a job once."""
+    found: dict[tuple[str, int], tuple[str, str, Late]] = {}
+    for job in jobs:
+        books = {book.rank: book for book in job.books.values() if book.alive}
+        if not books:
+            continue
+        late = [
+            (group_id, each)
+            for group_id, join in job.joins.items()
+            for each in join.window.late(now_ns, _steps(books, join.window.ranks))
+        ]
+        for group_id, each in (*late, *_late_senders(books, now_ns)):
+            found.setdefault((job.id, each.rank), (job.id, group_id, each))
+    return list(found.values())
+
+
+def _late_senders(books: Mapping[int, RankTotals], now_ns: int) -> Iterator[tuple[str, Late]]:
+    """``group_id`` and straggler, of the groups all of whose ranks send to each other and receive."""
+    for group_id, ranks in _senders(books).items():
+        of_group = [books[rank] for rank in ranks]
+        if all(_waits_are_known(book, books, now_ns) for book in of_group):
+            bins: dict[int, dict[int, int]] = {}
+            for book in of_group:
+                for at, waited_ns in book.stood_ns.items():
+                    bins.setdefault(at, {})[book.rank] = waited_ns
+            yield from ((group_id, late) for late in waiting_least(bins, ranks, now_ns, _steps(books, ranks)))
+
+
+def _senders(books: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]]:
+    """The ranks of such groups, by ``group_id``. One that only sends waits for none, however well it does."""
+    both: dict[GroupInfo, set[int]] = {}
+    for rank, book in books.items():
+        ops = {(group, book.op_name(op)) for group, op, _ in book.messages}
+        for group in {group for group, _ in ops}:
+            if {(group, "send"), (group, "recv")} <= ops:
+                both.setdefault(book.group(group), set()).add(rank)
+    return {info.group_id: info.ranks for info, ranks in both.items() if info.ranks and set(info.ranks) == ranks}
+
+
+def _waits_are_known(book: RankTotals, books: Mapping[int, RankTotals], now_ns: int) -> bool:
+    """Whether all that a rank waited lately is known. Otherwise it would seem to wait least.
+
+    It is not while the rank records only some operations, on a GPU, and in collectives with ranks of other nodes.
+    """
+    shed = book.mode != FULL or (book.mode_since_ns and book.mode_since_ns > now_ns - WINDOWS_NS[-1])
+    here = all(info.ranks is not None and books.keys() >= set(info.ranks) for info in book.groups.values())
+    return not shed and not book.on_device and here
+
+
+def _steps(books: Mapping[int, RankTotals], ranks: Collection[int]) -> list[int]:
+    """When the latest steps of one of these ranks ended, on the clock of this node."""
+    steps = (books[rank].steps.totals.recent for rank in ranks if rank in books)
+    return [step.end_ns for step in max(steps, key=len, default=())]
+
+
+def disagreements(jobs: Iterable[Job], now_ns: int) -> Iterator[Disagreement]:
+    """The latest ones of each group whose ranks are all on this node."""
+    for job in jobs:
+        for group_id, join in job.joins.items():
+            for seq, parts in join.odd:
+                ago_s = max(0, now_ns - max(part.end_ns for part in parts)) / 1e9
+                yield Disagreement(job.id, group_id, seq, {part.rank: told(part) for part in parts}, ago_s)
+
+
+def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[int, list[RankParts]]:
+    """What waits for ranks of other nodes, of the last 30 s.
+
+    Args:
+        limit: most collectives of a group: the latest.
+
+    Returns:
+        The limit that was kept, lower where there are many groups and ranks; and the parts.
+    """
+    across = [(job, group_id, ranks) for job in jobs for group_id, ranks in _across(job).items()]
+    limit = max(1, min(limit, MOST_PARTS // max(1, sum(len(ranks) for _, _, ranks in across))))
+    found = []
+    for job, group_id, ranks in across:
+        join = job.joins[group_id]
+        columns = {rank: RankParts(job.id, group_id, join.size, rank, [], [], [], [], [], []) for rank in ranks}
+        _fill(columns, islice(join.waiting(), limit), now_ns)
+        found += [column for column in columns.values() if column.seq]
+    return limit, found
+
+
+def _across(job: Job) -> dict[str, list[int]]:
+    """The groups that only some ranks of this node belong to, by ``group_id``; and which."""
+    here: dict[str, set[int]] = {}
+    for book in job.books.values():
+        if book.alive:
+            for info in book.groups.values():
+                here.setdefault(info.group_id, set()).add(book.rank)
+    return {at: sorted(ranks) for at, ranks in here.items() if at in job.joins and len(ranks) < job.joins[at].size}
+
+
+def _fill(columns: dict[int, RankParts], waiting: Iterable[tuple[int, list[Part]]], now_ns: int) -> None:
+    for seq, collective in waiting:
+        for part in collective:
+            column = columns.get(part.rank)
+            if column is not None and part.book.owner.alive and now_ns - part.end_ns < WINDOW_NS:
+                column.seq.append(seq)
+                column.op.append(told(part)[0])
+                column.duration_s.append(round(part.duration_ns / 1e9, 7))
+                column.own_s.append(round(part.own_ns / 1e9, 7) if part.own_ns < NOT_KNOWN_NS else None)
+                column.run.append(part.run)
+                column.age_s.append(round(max(0, now_ns - part.end_ns) / 1e9, 6))
+
+
+# -- over many ----------------------------------------------------------------------------------
+
+
+def put_together(columns: Iterable[RankParts]) -> Iterator[tuple[str, str, LateWindow]]:
+    """Job, ``group_id`` and the joined collectives of each group all of whose ranks are there; now is 0, ends are minus ages."""
+    groups: dict[tuple[str, str], dict[int, RankParts]] = {}
+    for column in columns:  # an agent that was asked twice, by two names, counts once
+        groups.setdefault((column.job_id, column.group_id), {})[column.rank] = column
+    for (job_id, group_id), ranks in groups.items():
+        size = next(iter(ranks.values())).group_size
+        if len(ranks) == size:
+            yield job_id, group_id, _join([ranks[rank] for rank in sorted(ranks)])
+
+
+def _join(ranks: list[RankParts]) -> LateWindow:
+    """The complete ones. All ends are the first rank's: ages that two agents told are from two moments."""
+    collectives: dict[int, list[Part]] = {}
+    for column in ranks:
+        rows = zip(column.seq, column.op, column.duration_s, column.age_s, column.own_s, column.run, strict=True)
+        for seq, op, duration_s, age_s, own_s, run in rows:
+            own = NOT_KNOWN_NS if own_s is None else _ns(own_s)
+            part = Part(column.rank, ev.OP_CODE.get(op, 0), 0, -_ns(age_s), _ns(duration_s), None, own_ns=own, run=run)
+            collectives.setdefault(seq, []).append(part)
+    window, own_lateness = LateWindow(), OwnLateness()
+    for _, collective in sorted(collectives.items()):  # a run is counted from its first operation on
+        ops = {part.op for part in collective}
+        if len(collective) == len(ranks) and len(ops) == 1 and ops <= _SYMMETRIC:
+            window.add(collective[0].end_ns, own_lateness.of(split(collective)))
+    return window
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+_SYMMETRIC = {ev.OP_CODE[op] for op in ev.SYMMETRIC}

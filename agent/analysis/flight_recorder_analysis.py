@@ -1,0 +1,228 @@
+"""Dumps of PyTorch's Flight Recorder, read on demand: each rank's last operations, and who has not entered what.
+
+Several ranks' dumps become the views that ``verdicts`` judges, so that what it says of them is said in the same words. Clocks of
+different nodes are not compared: ages are those within one dump, up to when its file was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from commwatch.analysis.verdicts import Verdict, verdicts
+from commwatch.collectors.node.flight_recorder import MOST_BYTES, BadDump, Dump, Entry, load
+from commwatch.collectors.spans import spans
+from commwatch.collectors.wire import others
+from commwatch.core import terminal_text
+from commwatch.core.views import GroupView, InFlight, RankView
+
+#: What stands where a verdict names its job: dumps do not say theirs.
+JOB = "the dumps"
+SOURCE = "flight_recorder"
+_UNNAMED = ("", "undefined")
+
+
+@dataclass(frozen=True)
+class RankDump:
+    """The dump of one rank."""
+
+    file: str
+    rank: int
+    #: Unix time in ns at which it was written.
+    at_ns: int
+    dump: Dump
+
+
+@dataclass(frozen=True)
+class LastOperation:
+    """Where a rank is in one of its groups: its oldest collective that has not ended, else its latest."""
+
+    group: str
+    op: str
+    seq: int
+    #: ``scheduled``, ``started`` or ``completed``; Gloo's recorder never says more than the first.
+    state: str
+    done: bool
+    #: Seconds from its call until the dump was written.
+    age_s: float
+    #: Collectives of the group that wait behind it.
+    behind: int
+    where: str | None
+
+
+def take(path: Path, rank: int | None = None) -> RankDump:
+    """Read a dump; its rank is what its name ends with, as PyTorch names it, unless told.
+
+    Raises:
+        BadDump: it is none, or whose it is cannot be told.
+        OSError: it cannot be read.
+    """
+    try:
+        fd = others.open_plain(path, links=True)
+    except others.Refused:
+        raise BadDump("it is no file") from None
+    with open(fd, "rb") as file:
+        about = os.fstat(fd)
+        dump = load(file.read(MOST_BYTES + 1))
+    if rank is None:
+        number = re.search(r"(\d{1,9})(\.[A-Za-z]+)?$", path.name)
+        if number is None:
+            raise BadDump("its name does not end with the number of its rank")
+        rank = int(number[1])
+    newest = max((max(each.created_ns, each.completed_ns or 0) for each in dump.entries), default=0)
+    return RankDump(str(path), rank, max(about.st_mtime_ns, newest), dump)
+
+
+def take_all(paths: Iterable[Path]) -> tuple[list[RankDump], dict[str, str]]:
+    """The dumps, one of each rank, and what is to be said of files that are passed over."""
+    dumps: dict[int, RankDump] = {}
+    damaged = {}
+    for path in paths:
+        try:
+            taken = take(path)
+        except (BadDump, OSError) as error:
+            damaged[str(path)] = getattr(error, "strerror", None) or str(error)
+            continue
+        if taken.rank in dumps:
+            damaged[str(path)] = f"another dump of rank {taken.rank}, beside {dumps[taken.rank].file}"
+        dumps.setdefault(taken.rank, taken)
+    return list(dumps.values()), damaged
+
+
+def label(group: tuple[str, str]) -> str:
+    """What people call a group: its description, or its name where there is none."""
+    name, desc = group
+    return name if desc in _UNNAMED else desc
+
+
+def last_operations(taken: RankDump) -> list[LastOperation]:
+    """Where the rank is in each of its groups, the longest wait first."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in taken.dump.entries:
+        if not entry.is_p2p:
+            groups.setdefault(entry.group, []).append(entry)
+    found = []
+    for group, entries in groups.items():
+        waiting = [entry for entry in entries if not entry.done]
+        entry = waiting[0] if waiting else entries[-1]
+        age_s = max(0, taken.at_ns - entry.created_ns) / 1e9
+        behind = max(0, len(waiting) - 1)
+        found.append(
+            LastOperation(label(group), entry.op, entry.seq, entry.state, entry.done, age_s, behind, entry.frame)
+        )
+    return sorted(found, key=lambda op: (op.done, -op.age_s))
+
+
+# -- the views that are judged --------------------------------------------------------------------
+
+
+def conclude(dumps: Iterable[RankDump]) -> list[Verdict]:
+    """What is wrong by the dumps of several ranks, the longest first; one rank's dump blames nobody who is not in it."""
+    by_rank = {taken.rank: taken for taken in dumps}
+    groups = _groups(by_rank)
+    told = verdicts([_rank(taken, groups) for taken in by_rank.values()], groups.values())
+    return [replace(verdict, source=SOURCE) for verdict in told]
+
+
+def _groups(by_rank: dict[int, RankDump]) -> dict[tuple[str, str, tuple[int, ...] | None], GroupView]:
+    """The groups by name, description and, where those are told, members: a mesh has several of one name."""
+    users: dict[tuple[str, str, tuple[int, ...] | None], set[int]] = {}
+    for rank, taken in by_rank.items():
+        for group in {entry.group for entry in taken.dump.entries}:
+            users.setdefault((*group, taken.dump.members.get(group)), set()).add(rank)
+    views = {}
+    for (name, desc, members), ranks in users.items():
+        everybody = members or tuple(sorted(by_rank if desc == "default_pg" else ranks))
+        group_id = f"{name}:{desc}:{spans(everybody)}"
+        about = (label((name, desc)), name, desc, len(everybody), list(everybody), sorted(ranks))
+        views[name, desc, members] = GroupView(JOB, group_id, *about, aligned=True)
+    return views
+
+
+def _rank(taken: RankDump, groups: dict[tuple[str, str, tuple[int, ...] | None], GroupView]) -> RankView:
+    dump = taken.dump
+    in_flight: list[InFlight] = []
+    last_seq: dict[str, int] = {}
+    used = set()
+    of_group: dict[tuple[str, str], list[Entry]] = {}
+    for entry in dump.entries:
+        of_group.setdefault(entry.group, []).append(entry)
+    for group, its in of_group.items():
+        view = groups[(*group, dump.members.get(group))]
+        used.add(view.group_id)
+        entries = [entry for entry in its if not entry.is_p2p]
+        ended = [entry for entry in entries if entry.done]
+        if ended:
+            last_seq[view.group_id] = max(entry.seq for entry in ended)
+        took = [(entry.completed_ns - entry.created_ns) / 1e9 for entry in ended if entry.completed_ns]
+        usual_s = max(0.0, median(took)) if took else 0.0 if ended else None
+        in_flight += [_in_flight(entry, view, taken.at_ns, usual_s) for entry in entries if not entry.done]
+    # What was overwritten in this dump may be what others wait for.
+    unsure = dump.cut and any(
+        taken.rank in (view.members or ()) and view.group_id not in used for view in groups.values()
+    )
+    return RankView(
+        job_id=JOB,
+        rank=taken.rank,
+        restart=0,
+        state="running",
+        host="",
+        local_rank=None,
+        pid=0,
+        hook="",
+        process=None,
+        heartbeat_age_s=None,
+        last_seq=last_seq,
+        launched_s={},
+        in_flight=in_flight,
+        failed=[],
+        records=len(dump.entries),
+        lost=dump.unknown,
+        overflow_s=0.0 if unsure else None,
+    )
+
+
+def _in_flight(entry: Entry, group: GroupView, at_ns: int, usual_s: float | None) -> InFlight:
+    age_s = max(0, at_ns - entry.created_ns) / 1e9
+    about = (entry.op, group.group, group.group_id, entry.seq)
+    return InFlight(*about, None, None, entry.dtype, entry.size_bytes, age_s, False, None, usual_s)
+
+
+# -- output ---------------------------------------------------------------------------------------
+
+
+def told(taken: RankDump) -> list[str]:
+    """Where the rank is in each group, a line each."""
+    lines = []
+    for op in last_operations(taken):
+        how = f"{op.state}, not completed, called {op.age_s:.1f} s before" if not op.done else "completed, the latest"
+        behind = f", {op.behind} more behind it" if op.behind else ""
+        lines.append(f"{op.group}: {op.op} {op.seq} {how}{behind}{f' ({op.where})' if op.where else ''}")
+    return lines or ["it has no collectives"]
+
+
+def text(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -> str:
+    """For people."""
+    lines = [f"{file} is passed over: {why}" for file, why in damaged.items()]
+    if not found:
+        lines.append(f"nothing stands out in the dumps of {len(dumps)} rank{'s' * (len(dumps) != 1)}")
+    for verdict in found:
+        lines += [f"{verdict.kind.upper()} in {verdict.job_id}: rank {spans(verdict.ranks)}", f"  {verdict.says}"]
+    for taken in sorted(dumps, key=lambda taken: taken.rank):
+        lines += ["", f"rank {taken.rank}, {taken.file}:", *(f"  {line}" for line in told(taken))]
+    return terminal_text.lines(lines)
+
+
+def as_json(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -> str:
+    """For programs."""
+    ranks = [
+        {"rank": each.rank, "file": each.file, "groups": [asdict(op) for op in last_operations(each)]} for each in dumps
+    ]
+    return json.dumps(
+        {"verdicts": [asdict(verdict) for verdict in found], "ranks": ranks, "damaged": damaged}, indent=2
+    )

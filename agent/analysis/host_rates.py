@@ -1,0 +1,230 @@
+"""What the looks at a node amount to: rates, shares, what has grown, distances. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from commwatch.analysis import traffic
+from commwatch.analysis.gpu_nic_affinity import distances, for_traffic, nearest
+from commwatch.analysis.nic_health import complaints
+from commwatch.collectors.node.host import Cpu, Memory
+from commwatch.collectors.node.nics import Counts, Nic
+from commwatch.collectors.node.pci import GPU_VENDORS, Function
+from commwatch.core.host_views import CpuView, GpuView, HostView, MemoryView, NicView, PciView, TrafficView
+from commwatch.reference.links import of_device
+
+#: The stretch that rates are taken over, and the least that makes one.
+_RATE_NS, _LEAST_NS = 10_000_000_000, 500_000_000
+
+
+class NodeSample(NamedTuple):
+    """What is read each time."""
+
+    at_ns: int
+    counts: dict[str, Counts]
+    cpu: Cpu | None
+    memory: Memory
+    pressure: dict[str, float]
+    parts: dict[traffic.Key, traffic.Part]
+
+
+class SlowSample(NamedTuple):
+    """What is read now and then."""
+
+    at_ns: int
+    nics: tuple[Nic, ...]
+    counts: dict[str, Counts]
+    events: dict[str, dict[str, int]]
+    gpus: tuple[Function, ...]
+    numa_nodes: int
+
+
+class Node(NamedTuple):
+    """All that is known of a node: looks of the last minute, of each ten seconds of the last ten minutes; there is one of both at least."""
+
+    looked_at: float
+    #: When the first look was.
+    began_ns: int
+    looks: tuple[NodeSample, ...]
+    seldom: tuple[SlowSample, ...]
+    #: Sources that cannot be read, and why.
+    down: dict[str, str]
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """The latest counters."""
+        return self.looks[-1].counts
+
+    @property
+    def nics(self) -> list[Nic]:
+        """The devices that are there: one that has vanished since they were listed has no counters."""
+        return [nic for nic in self.seldom[-1].nics if nic.name in self.counts]
+
+    @property
+    def events(self) -> dict[str, dict[str, int]]:
+        """The latest events, by device."""
+        return self.seldom[-1].events
+
+
+def answer(node: Node | None, job: str | None) -> HostView:
+    """The whole answer; one without anything where nobody has looked yet."""
+    if node is None:
+        return HostView(None, 0.0, None, None, {}, [], [], 1, [], traffic.traffic([], 0, job, ()))
+    nics = [_nic(nic, node) for nic in node.nics]
+    last = node.looks[-1]
+    return HostView(
+        looked_at=node.looked_at,
+        lately_s=(node.seldom[-1].at_ns - node.seldom[0].at_ns) / 1e9,
+        cpu=_cpu(node.looks),
+        memory=MemoryView(last.memory.total, last.memory.available),
+        pressure=_pressure(node.looks),
+        nics=nics,
+        gpus=[_gpu(gpu, node, for_traffic(nics)) for gpu in node.seldom[-1].gpus],
+        numa_nodes=node.seldom[-1].numa_nodes,
+        complaints=complaints(nics),
+        traffic=_traffic(node, nics, job),
+    )
+
+
+def _traffic(node: Node, nics: Sequence[NicView], job: str | None) -> TrafficView:
+    samples = []
+    for look in node.looks:
+        sent = {name: counts.sent.bytes for name, counts in look.counts.items() if counts.sent.bytes is not None}
+        samples.append(traffic.Sample(look.at_ns, sent, look.parts))
+    named = {nic.device for nic in nics}
+    ports = {nic.netdev: nic.device for nic in nics if nic.netdev is not None}
+    # A device above others counts what they count, and IPoIB goes through its port; for RoCE see docs/host.md.
+    beside = [
+        nic.device for nic in nics if named.intersection(nic.over) or (nic.kind == "ipoib" and nic.device in ports)
+    ]
+    beside += [name for sample in samples for name in sample.sent if name not in named]
+    return traffic.traffic(samples, node.began_ns, job, beside, ports)
+
+
+# -- network devices ----------------------------------------------------------------------------
+
+
+def _nic(nic: Nic, node: Node) -> NicView:
+    counts = node.counts[nic.name]
+    received, sent = (_rate([(look.at_ns, _bytes(look, nic.name, way)) for look in node.looks]) for way in (0, 1))
+    rates = [rate for rate in (received, sent) if rate is not None]
+    return NicView(
+        device=nic.name,
+        kind=nic.kind,
+        state=nic.state,
+        up=nic.up,
+        speed=nic.speed,
+        link=of_device(nic.kind, nic.speed),
+        pci=None if nic.function is None else _pci(nic.function),
+        netdev=nic.netdev,
+        over=list(nic.over),
+        received_bytes=counts.received.bytes,
+        sent_bytes=counts.sent.bytes,
+        received_bytes_per_s=received,
+        sent_bytes_per_s=sent,
+        utilization=max(rates) / nic.speed if rates and nic.speed else None,
+        received_packets=counts.received.packets,
+        sent_packets=counts.sent.packets,
+        errors=_errors(counts, node.events.get(nic.name, {})),
+        errors_lately={name: more for name, more in _grown(nic.name, node.seldom).items() if more},
+        packets_lately=_packets_lately(nic.name, node.seldom),
+    )
+
+
+def _bytes(look: NodeSample, name: str, way: int) -> float | None:
+    return look.counts[name][way].bytes if name in look.counts else None
+
+
+def _errors(counts: Counts, events: Mapping[str, int]) -> dict[str, int]:
+    own = {
+        "receive_errors": counts.received.errors,
+        "transmit_errors": counts.sent.errors,
+        "receive_drops": counts.received.drops,
+        "transmit_drops": counts.sent.drops,
+    }
+    return {**{name: value for name, value in own.items() if value is not None}, **events}
+
+
+def _grown(name: str, seldom: Sequence[SlowSample]) -> dict[str, int]:
+    """By how much what a device counts has grown; what began again at 0 is taken as it stands."""
+    told = [_errors(one.counts[name], one.events.get(name, {})) for one in seldom if name in one.counts]
+    sums: dict[str, int] = {}
+    for before, after in pairwise(told):
+        for event, value in after.items():
+            more = value - before.get(event, value)
+            sums[event] = sums.get(event, 0) + (more if more >= 0 else value)
+    return sums
+
+
+def _packets_lately(name: str, seldom: Sequence[SlowSample]) -> int | None:
+    told = [_packets(one.counts[name]) for one in seldom if name in one.counts]
+    known = [packets for packets in told if packets is not None]
+    return known[-1] - known[0] if len(known) > 1 and known[-1] >= known[0] else None
+
+
+def _packets(counts: Counts) -> int | None:
+    both = [traffic.packets for traffic in counts if traffic.packets is not None]
+    return sum(both) if both else None
+
+
+def _rate(points: Sequence[tuple[int, float | None]]) -> float | None:
+    """What a counter has grown a second, over the last ten; ``None`` where it cannot be told: it began again, or is new."""
+    known = [(at, value) for at, value in points if value is not None and at >= points[-1][0] - _RATE_NS]
+    if not known or known[-1][0] - known[0][0] < _LEAST_NS or known[-1][1] < known[0][1]:
+        return None
+    return (known[-1][1] - known[0][1]) / ((known[-1][0] - known[0][0]) / 1e9)
+
+
+# -- PCI ----------------------------------------------------------------------------------------
+
+
+def _pci(function: Function) -> PciView:
+    link, most = function.link, function.most
+    return PciView(
+        address=function.address,
+        numa_node=function.numa_node,
+        link=None if link is None else str(link),
+        bandwidth=None if link is None else link.bandwidth,
+        most=None if most is None else str(most),
+        most_bandwidth=None if most is None else most.bandwidth,
+        model=f"{function.vendor:04x}:{function.model:04x}"
+        if function.vendor is not None and function.model is not None
+        else None,
+    )
+
+
+def _gpu(gpu: Function, node: Node, able: Sequence[str]) -> GpuView:
+    far = distances(gpu, {nic.name: nic.function for nic in node.nics}, node.seldom[-1].numa_nodes)
+    return GpuView(GPU_VENDORS.get(gpu.vendor or 0, "unknown"), _pci(gpu), far, nearest(far, able))
+
+
+# -- CPU ----------------------------------------------------------------------------------------
+
+
+def _cpu(looks: Sequence[NodeSample]) -> CpuView | None:
+    last = looks[-1].cpu
+    if last is None:
+        return None
+    modes = {
+        mode: _rate([(look.at_ns, None if look.cpu is None else look.cpu.seconds.get(mode)) for look in looks])
+        for mode in last.seconds
+    }
+    total = sum(rate for rate in modes.values() if rate is not None)
+    cores = [_rate([(look.at_ns, _core(look.cpu, core)) for look in looks]) for core in range(len(last.softirq))]
+    known = [rate for rate in cores if rate is not None]
+    return CpuView(
+        cores=len(last.softirq),
+        shares={mode: rate / total for mode, rate in modes.items() if rate is not None} if total else {},
+        softirq_busiest=min(1.0, max(known)) if known else None,
+    )
+
+
+def _core(cpu: Cpu | None, core: int) -> float | None:
+    return cpu.softirq[core] if cpu is not None and core < len(cpu.softirq) else None
+
+
+def _pressure(looks: Sequence[NodeSample]) -> dict[str, float]:
+    rates = {name: _rate([(look.at_ns, look.pressure.get(name)) for look in looks]) for name in looks[-1].pressure}
+    return {name: min(1.0, rate) for name, rate in rates.items() if rate is not None}

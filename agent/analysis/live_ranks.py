@@ -1,0 +1,184 @@
+"""Ranks, groups and verdicts from the live books alone: cheap enough for every scrape, for nothing is read from the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from commwatch.analysis import cross_node
+from commwatch.analysis.verdicts import Verdict, combined, disagreement, lateness, verdicts
+from commwatch.collectors.probe.governor import FULL, MODES
+from commwatch.collectors.wire import events as ev
+from commwatch.core.cells import GroupInfo
+from commwatch.core.endings import Ending
+from commwatch.core.views import Failed, GroupView, InFlight, RankView
+from commwatch.ingest.jobs import Job
+from commwatch.ingest.rank_totals import RankTotals
+from commwatch.ingest.why_late import reason
+
+
+def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
+    """The ranks in sight, each in its latest life, but for those that ended before a rank of now began.
+
+    Args:
+        jobs: held still by the caller.
+        now_ns: the monotonic clock.
+    """
+    return [rank(job.id, book, now_ns) for job in jobs for book in of_this_run(job)]
+
+
+def of_this_run(job: Job) -> Iterator[RankTotals]:
+    """The books of the job's latest life, one a rank."""
+    began = max((int(book.identity.get("started_ns", 0)) for book in job.books.values() if book.alive), default=0)
+    life = max((int(book.identity["restart"]) for book in job.books.values()), default=0)
+    last = {book.rank: book for book in job.books.values() if int(book.identity["restart"]) == life}
+    # What ended before a rank of now began is of a run before, under the same name.
+    yield from (book for book in last.values() if book.alive or book.gone_ns is None or book.gone_ns >= began)
+
+
+def rank(job_id: str, book: RankTotals, now_ns: int) -> RankView:
+    """One rank, as far as its books go: records are those that this agent has read, and the number of its card is not known."""
+    identity, place = book.identity, book.gpu
+    mode, reason = gpu_timing(identity)
+    return RankView(
+        job_id=job_id,
+        rank=book.rank,
+        restart=int(identity["restart"]),
+        state="running" if book.alive else "ended" if book.closed_properly else "gone",
+        host=str(identity.get("host", "")),
+        local_rank=identity.get("local_rank"),
+        pid=int(identity.get("pid", 0)),
+        hook=str(identity.get("hook", "")),
+        process=book.process[1] if book.process is not None and book.process[0] == book.pid else None,
+        heartbeat_age_s=max(0, now_ns - book.heartbeat_ns) / 1e9 if book.alive else None,
+        last_seq={book.group(small_id).group_id: seq for small_id, seq in book.last_seq.items()},
+        launched_s={
+            book.group(group).group_id: max(0, now_ns - book.launched_ns.get(group, now_ns)) / 1e9
+            for group, seq in book.unseen.items()
+            if book.mode != FULL or book.last_seq.get(group) == seq
+        },
+        in_flight=[_in_flight(book, record, now_ns) for record in book.in_flight],
+        failed=[_failed(book, record, now_ns) for record in book.failures],
+        records=book.read,
+        lost=book.lost + book.dropped,
+        overflow_s=max(0, now_ns - book.overflow_ns) / 1e9 if book.overflow_ns is not None else None,
+        visible_pid=book.pid,
+        gpu_timing=mode,
+        gpu_timing_reason=reason,
+        gpu_uuid=place.uuid if place is not None else None,
+        gpu_bus_id=place.bus_id or None if place is not None else None,
+        probe_mode=MODES[book.mode],
+        probe_mode_s=max(0, now_ns - book.mode_since_ns) / 1e9 if book.mode_since_ns and book.alive else None,
+        probe_s=book.probe_ns / 1e9,
+        probe_budget=budget(identity),
+        ended_at=None if book.ending is None else book.ending.until_ns / 1e9,
+        raised=(book.ending and book.ending.raised) or None,
+    )
+
+
+def endings(job: Job) -> dict[int, Ending]:
+    """How the ranks of the job's latest life ended, of those that have."""
+    return {book.rank: book.ending for book in of_this_run(job) if book.ending is not None}
+
+
+def gpu_timing(identity: Mapping[str, Any]) -> tuple[str, str]:
+    """How a rank times its operations on GPUs, and why so, as the header of its ring says; empty where it does not."""
+    timing = identity.get("timing")
+    return (str(timing.get("mode", "")), str(timing.get("reason", ""))) if isinstance(timing, dict) else ("", "")
+
+
+def budget(identity: Mapping[str, Any]) -> float | None:
+    """The part of the time that a rank's probe may take, as the header of its ring says; ``None`` where it does not."""
+    told = identity.get("budget")
+    return float(told) if isinstance(told, int | float) and 0 <= told <= 1 else None
+
+
+def groups(jobs: Iterable[Job]) -> list[GroupView]:
+    """The groups that ranks in sight have used; ``jobs`` as above."""
+    return [
+        group(job.id, members)
+        for job in jobs
+        for members in _members((book.rank, info) for book in job.books.values() for info in book.groups.values())
+    ]
+
+
+def _members(told: Iterable[tuple[int, GroupInfo]]) -> Iterable[list[tuple[int, GroupInfo]]]:
+    by_id: dict[str, list[tuple[int, GroupInfo]]] = {}
+    for member in told:
+        by_id.setdefault(member[1].group_id, []).append(member)
+    return by_id.values()
+
+
+def group(job_id: str, members: list[tuple[int, GroupInfo]]) -> GroupView:
+    """One group, as ranks of one node have announced it: (rank, what it said), at least one."""
+    first = members[0][1]
+    return GroupView(
+        job_id,
+        first.group_id,
+        first.label,
+        first.name,
+        first.description,
+        first.size,
+        None if first.ranks is None else list(first.ranks),
+        sorted({rank for rank, _ in members}),
+        all(info.aligned for _, info in members),
+        first.backend,
+    )
+
+
+def conclude(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:
+    """What is wrong right now, from nothing but the books; ``jobs`` as above."""
+    held = list(jobs)
+    seen = groups(held)
+    return combined(verdicts(ranks(held, now_ns), seen), told(held, seen, now_ns))
+
+
+def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:
+    """The stragglers of the ``jobs``, by rank: the part of the time that the others wait for each."""
+    return {late.rank: late.cost_ns / late.window_ns for _, _, late in cross_node.stragglers(jobs, now_ns)}
+
+
+def told(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
+    """What the joins tell of the groups ``seen``: ranks that disagreed in what has ended, and stragglers."""
+    by_id = {(group.job_id, group.group_id): group for group in seen}
+    odd = [
+        disagreement(what, by_id[what.job_id, what.group_id])
+        for what in cross_node.disagreements(jobs, now_ns)
+        if (what.job_id, what.group_id) in by_id
+    ]
+    samples = {job.id: {book.rank: book.samples for book in job.books.values() if book.alive} for job in jobs}
+    late = [
+        lateness(
+            who,
+            by_id[job_id, group_id],
+            reason(who.rank, who.cost_ns / who.window_ns, samples[job_id], now_ns - who.window_ns),
+        )
+        for job_id, group_id, who in cross_node.stragglers(jobs, now_ns)
+        if (job_id, group_id) in by_id
+    ]
+    return [verdict for verdict in odd if verdict is not None] + late
+
+
+def _in_flight(book: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
+    group, op = book.group(record.group), book.op_name(record.op)
+    blocked, usual_ns = bool(record.flags & ev.BLOCKED), book.usual_ns(record.group, record.op)
+    return InFlight(
+        op=op,
+        group=group.label,
+        group_id=group.group_id,
+        seq=record.seq,
+        peer=record.peer if record.peer >= 0 else None,
+        tag=record.tag if op in ev.P2P else None,
+        dtype=book.dtypes.get(record.dtype),
+        size_bytes=None if record.flags & ev.NO_SIZE else record.size_bytes,
+        age_s=max(0, now_ns - record.launch_ns) / 1e9,
+        blocked=blocked,
+        waited_s=max(0, now_ns - record.start_ns) / 1e9 if blocked and op in ev.P2P else None,
+        usual_s=None if usual_ns is None else usual_ns / 1e9,
+    )
+
+
+def _failed(book: RankTotals, record: ev.Record, now_ns: int) -> Failed:
+    size = None if record.flags & ev.NO_SIZE else record.size_bytes
+    dtype, ago = book.dtypes.get(record.dtype), max(0, now_ns - record.end_ns) / 1e9
+    return Failed(book.op_name(record.op), book.group(record.group).group_id, record.seq, dtype, size, ago)

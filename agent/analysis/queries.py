@@ -1,0 +1,374 @@
+"""What the API, the report and the command line show: answers put together from history and live books."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from time import time_ns
+
+from commwatch.analysis import live_ranks
+from commwatch.analysis.summary import Row, identify, merged, summarise
+from commwatch.analysis.time_buckets import Slot, slot_of
+from commwatch.collectors.node.gpu import Gpu, GpuPlace
+from commwatch.collectors.wire import events as ev
+from commwatch.core.alpha_beta import Curve
+from commwatch.core.cells import SLOT_NS, Counted, GroupInfo
+from commwatch.core.endings import failed, says
+from commwatch.core.views import GroupView, JobView, RankView, StepView, WaitView
+from commwatch.history.chunks import Damaged
+from commwatch.history.history import History
+from commwatch.history.operations import Cursor, Operation, Reader
+from commwatch.history.store import RingRow
+from commwatch.ingest import collective_join
+from commwatch.ingest.jobs import Aggregate, Job
+from commwatch.reference.efficiency import Efficiency, Line, Yardstick, curve_of, finder
+from commwatch.reference.references import References
+
+
+class QueryService:
+    """Answers from the history at ``path`` and, inside an agent, from its live books too.
+
+    Args:
+        aggregate: the live books, or ``None`` where only the history is there.
+        lock: guards them, for moments.
+        handover: held while cells go from them into the history; by default the lock itself.
+        now_ns: the monotonic clock.
+        references: what operations should take; by default nothing is known of it but the job's own best.
+        gpu_at: the card that a rank computes on.
+        damaged: gets the chunks of the history that cannot be read any more.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        aggregate: Aggregate | None = None,
+        lock: threading.RLock | None = None,
+        now_ns: Callable[[], int] = lambda: 0,
+        references: References | None = None,
+        gpu_at: Callable[[GpuPlace | None], Gpu | None] = lambda where: None,
+        handover: threading.RLock | None = None,
+        damaged: Damaged | None = None,
+    ) -> None:
+        self.path, self._references, self._gpu_at = path, references, gpu_at
+        self._aggregate, self._lock, self._now_ns = aggregate, lock or threading.RLock(), now_ns
+        self._handover = handover or self._lock
+        self._damaged = Damaged() if damaged is None else damaged
+
+    def has_job(self, job: str) -> bool:
+        """Whether the history knows it."""
+        with History(self.path, self._damaged) as history:
+            return bool(history.rings(job))
+
+    def jobs(self) -> list[JobView]:
+        """All jobs, the latest started first."""
+        with History(self.path, self._damaged) as history:
+            by_job: dict[str, list[RingRow]] = {}
+            for ring in history.rings():
+                by_job.setdefault(ring.job, []).append(ring)
+            exits = history.exits()
+        found = (_job(job, rings, exits.get(job)) for job, rings in by_job.items())
+        return sorted(found, key=lambda job: -job.started_at)
+
+    def summary(
+        self, from_ns: int, until_ns: int, by: list[str], same: dict[str, str | int | None]
+    ) -> tuple[tuple[float | None, float | None], list[Row]]:
+        """Rows, and the time really covered (first and last roll-up)."""
+        job = same.get("job_id")
+        covered, cells = self._cells(from_ns, until_ns, None if job is None else str(job))
+        wanted = [(name, value) for name, value in same.items() if value is not None]
+        matching = (cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted))
+        rows = summarise(matching, by, Yardstick(cells, finder(self._references)).overall)
+        return covered, rows
+
+    def efficiency(self, from_ns: int, until_ns: int, job: str | None) -> tuple[list[Efficiency], list[Line]]:
+        """Operations beside what they should take, and the job's own α-β curves."""
+        _, cells = self._cells(from_ns, until_ns, job)
+        yardstick = Yardstick(cells, finder(self._references))
+        return yardstick.efficiencies(cells), list(yardstick.lines.values())
+
+    def curves(self, job: str) -> dict[tuple[str, str], Curve]:
+        """What operations should take, by group label and op: by a reference of the link, else by the job's own best."""
+        _, cells = self._cells(0, 1 << 62, job)
+        yardstick = Yardstick(cells, finder(self._references))
+        found: dict[tuple[str, str], Curve] = {}
+        for one in cells:
+            reference = yardstick.reference(one)
+            curve = None if reference is None else curve_of(reference, one.op)
+            if curve is not None:
+                found.setdefault((one.group, one.op), curve)
+        return found
+
+    def _cells(
+        self, from_ns: int, until_ns: int, job: str | None
+    ) -> tuple[tuple[float | None, float | None], list[Counted]]:
+        """The time really covered, and what was counted in it."""
+        spans: set[tuple[int, int]] = set()
+
+        def noted() -> Iterator[Counted]:
+            for begin, length, one in self._slots(from_ns, until_ns, job):
+                spans.add((begin, length))
+                yield one
+
+        cells = merged(noted())
+        if not spans:
+            return (None, None), cells
+        return (min(spans)[0] / 1e9, min(max(map(sum, spans)), time_ns()) / 1e9), cells
+
+    def _slots(self, from_ns: int, until_ns: int, job: str | None) -> Iterator[tuple[int, int, Counted]]:
+        """What was counted: when its slot began, how long that is, and the cell. One at a time: there may be a hundred thousand."""
+        with History(self.path, self._damaged) as history:
+
+            def freeze() -> None:
+                history.freeze()
+                history.rings(job)
+
+            live = self.live_cells(from_ns, until_ns, job, freeze)
+            rings = {ring.id: ring for ring in history.rings(job)}
+            if live is None:
+                live = _live(_recount(history, rings.values()), from_ns, until_ns, job)
+            groups, ops = history.groups(list(rings)), history.names("op", list(rings))
+            for stored in history.rollups(from_ns, until_ns, list(rings)):
+                for one in identify([(stored.ring, stored.key, stored.cell)], rings, groups, ops):
+                    yield stored.slot_ns, stored.length_ns, one
+        for slot_ns, one in live:
+            yield slot_ns, SLOT_NS, one
+
+    def live_cells(
+        self, from_ns: int, until_ns: int, job: str | None, freeze: Callable[[], object]
+    ) -> list[tuple[int, Counted]] | None:
+        """What the books have of a job, or of all, and the history has not, as it is when ``freeze`` is called; ``None``: there are no books."""
+        with self._handover:  # a cell is either stored or live, as long as this is held
+            freeze()
+            if self._aggregate is None:
+                return None
+            with self._lock:
+                return _live(self._aggregate, from_ns, until_ns, job)
+
+    def waits(self, job: str) -> list[WaitView]:
+        """Who waited for late ranks when: of each rank, and each slot in which a collective of its was joined."""
+        sums: dict[tuple[int, int, int], int] = {}
+        for begin, length, one in self._slots(0, 1 << 62, job):
+            if one.cell.joined:
+                at = begin, length, one.rank
+                sums[at] = sums.get(at, 0) + one.cell.wait_ns
+        return [WaitView(rank, begin / 1e9, length / 1e9, wait / 1e9) for (begin, length, rank), wait in sums.items()]
+
+    def operations(
+        self,
+        from_ns: int,
+        until_ns: int,
+        before: Cursor | None,
+        wanted: Callable[[Operation], bool],
+        limit: int,
+        job: str | None = None,
+        go_on: Callable[[], object] = lambda: None,
+    ) -> list[Operation]:
+        """Single operations, newest first; with ``job`` nothing else is read. What ``go_on`` raises ends the search."""
+        with History(self.path, self._damaged) as history:
+            reader = Reader(history, {ring.id: ring for ring in history.rings(job)})
+            return list(islice(reader.newest_first(from_ns, until_ns, before, wanted, go_on), limit))
+
+    def collective(self, group_id: str, seq: int) -> tuple[list[Operation], collective_join.Waits | None] | None:
+        """The ranks of one collective and, where all are here and the operation is symmetric, who waited."""
+        with History(self.path, self._damaged) as history:
+            found = Reader(history, {ring.id: ring for ring in history.rings()}).collective(group_id, seq)
+        if not found:
+            return None
+        joinable = (
+            len(found) == found[0].group_size > 1 and len({o.op for o in found}) == 1 and found[0].op in ev.SYMMETRIC
+        )
+        if not joinable or any(
+            o.duration_s is None or not o.aligned or (o.timing == "wait" and o.is_async) for o in found
+        ):
+            return found, None
+        parts = [
+            collective_join.Part(o.rank, ev.OP_CODE[o.op], 0, 0, round((o.duration_s or 0) * 1e9), None) for o in found
+        ]
+        return found, collective_join.split(parts)
+
+    def steps(self, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
+        """Steps that ended in the window, newest first."""
+        with History(self.path, self._damaged) as history:
+            rings = {ring.id: ring for ring in history.rings(job) if rank is None or ring.rank == rank}
+            steps = history.steps(from_ns, until_ns, list(rings), limit)
+        views = []
+        for step in steps:
+            ring, duration = rings[step.ring], (step.end_ns - step.start_ns) / 1e9
+            exposed = None if step.exposed_ns is None else step.exposed_ns / 1e9
+            comm = None if step.comm_ns is None else step.comm_ns / 1e9
+            share, exposed_share = (None if part is None else part / duration for part in (comm, exposed))
+            views.append(
+                StepView(
+                    ring.job,
+                    ring.rank,
+                    step.seq,
+                    step.start_ns / 1e9,
+                    step.end_ns / 1e9,
+                    duration,
+                    comm,
+                    share,
+                    exposed,
+                    exposed_share,
+                    {label: comm_ns / 1e9 / duration for label, comm_ns in step.groups.items()},
+                    None if step.p2p_wait_ns is None else step.p2p_wait_ns / 1e9,
+                    step.long,
+                )
+            )
+        return views
+
+    def ranks(self, job: str | None) -> list[RankView]:
+        """The ranks, by job and number."""
+        latest: dict[tuple[str, int], RingRow] = {}
+        kept: dict[tuple[object, ...], tuple[int, int]] = {}
+        with History(self.path, self._damaged) as history:
+            for ring in history.rings(job):
+                latest[ring.job, ring.rank] = ring
+                records, lost = kept.get(_process(ring), (0, 0))
+                kept[_process(ring)] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
+        begun: dict[str, int] = {}
+        for ring in latest.values():
+            if ring.running:
+                begun[ring.job] = max(begun.get(ring.job, 0), ring.started_ns)
+        # What ended before a rank of now began is of a run before, under the same name.
+        latest = {at: ring for at, ring in latest.items() if ring.running or ring.seen_ns >= begun.get(ring.job, 0)}
+        live = self.live_ranks()
+        views = [_rank(ring, live.get(ring.uid), *kept[_process(ring)]) for ring in latest.values()]
+        return sorted(views, key=lambda view: (view.job_id, view.rank))
+
+    def begun_at(self, job: str) -> float:
+        """Unix time when the latest rank of a job began; a run before under the same name is over by then."""
+        with History(self.path, self._damaged) as history:
+            return max((ring.started_ns for ring in history.rings(job)), default=0) / 1e9
+
+    def live_ranks(self) -> dict[str, RankView]:
+        """The ranks in sight by the name of their ring, as far as the books go."""
+        with self._lock:
+            jobs, now_ns = self._aggregate.jobs.values() if self._aggregate is not None else (), self._now_ns()
+            found = [
+                (uid, book.gpu, live_ranks.rank(job.id, book, now_ns))
+                for job in jobs
+                for uid, book in job.books.items()
+            ]
+        gpus = ((uid, self._gpu_at(place), view) for uid, place, view in found)
+        return {uid: replace(view, gpu=None if gpu is None else gpu.card.index) for uid, gpu, view in gpus}
+
+    def slots(self, from_ns: int, until_ns: int, job: str) -> list[Slot]:
+        """A job by 10 s, oldest first, as far as that is in the history."""
+        with History(self.path, self._damaged) as history:
+            rings = [ring.id for ring in history.rings(job)]
+            shares, sums = history.shares(from_ns, until_ns, rings), history.bus_sums(from_ns, until_ns, rings)
+        return [slot_of(at, shares.get(at), sums.get(at, {})) for at in sorted(shares.keys() | sums.keys())]
+
+    @contextmanager
+    def live(self, job: str | None) -> Iterator[tuple[list[Job], int]]:
+        """The books of the jobs in sight, held still meanwhile, and what the clock says."""
+        with self._lock:
+            jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
+            yield [each for each in jobs if job in (None, each.id)], self._now_ns()
+
+    def groups(self, job: str | None) -> list[GroupView]:
+        """The groups, by job."""
+        with History(self.path, self._damaged) as history:
+            rings = {ring.id: ring for ring in history.rings(job)}
+            seen: dict[tuple[str, str], list[tuple[int, GroupInfo]]] = {}
+            for (ring, _), group in history.groups(list(rings)).items():
+                seen.setdefault((rings[ring].job, group.group_id), []).append((rings[ring].rank, group))
+        views = [live_ranks.group(job_id, members) for (job_id, _), members in seen.items()]
+        return sorted(views, key=lambda view: (view.job_id, -view.size, view.name))
+
+
+def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
+    """The books of what is stored but not in a roll-up yet: an agent's last seconds, seen from outside of it."""
+    aggregate, open_ended = Aggregate(), [ring for ring in rings if ring.rolled_n < ring.next_n]
+    ids = [ring.id for ring in open_ended]
+    groups, ops = history.groups(ids), history.names("op", ids)
+    for ring in open_ended:
+        book = aggregate.open(ring.uid, ring.identity)
+        book.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
+        book.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
+        for records, until_n in history.raw_since(ring):
+            book.ingest(records, until_n)
+    return aggregate
+
+
+def _live(aggregate: Aggregate, from_ns: int, until_ns: int, job: str | None) -> list[tuple[int, Counted]]:
+    return [
+        (slot, book.counted(each.id, key, cell.copy()))
+        for each in aggregate.jobs.values()
+        if job in (None, each.id)
+        for book in each.books.values()
+        for slot, key, cell in book.live_cells()
+        if from_ns <= slot < until_ns
+    ]
+
+
+def _process(ring: RingRow) -> tuple[object, ...]:
+    """What all rings of one process have in common: the probe makes one each time it is put in."""
+    return ring.job, ring.rank, ring.restart, *(ring.identity.get(key) for key in ("host", "boot_id", "pid"))
+
+
+def _rank(ring: RingRow, live: RankView | None, records: int, lost: int) -> RankView:
+    return _stored(ring, records, lost) if live is None else replace(live, records=records, lost=lost)
+
+
+def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobView:
+    """A job.
+
+    Args:
+        rings: oldest first.
+        left: exit code of a launcher of that name, and wall time of its end.
+    """
+    unavailable = next((ring.steps_unavailable for ring in rings if ring.steps_unavailable), None)
+    running = any(ring.running for ring in rings)
+    life = max(ring.restart for ring in rings)
+    began = max(ring.started_ns for ring in rings)
+    ended = [] if running else [(ring.rank, ring.ending) for ring in rings if ring.restart == life]
+    # What ended before that is of a run before, under the same name.
+    endings = {rank: ending for rank, ending in ended if ending is not None and ending.until_ns >= began}
+    code = left[0] if left is not None and not running and left[1] >= began else None
+    return JobView(
+        job_id=job,
+        state="running" if running else "ended",
+        world_size=rings[-1].world_size,
+        ranks=sorted({ring.rank for ring in rings}),
+        restarts=life,
+        started_at=min(ring.started_ns for ring in rings) / 1e9,
+        last_seen_at=max(ring.seen_ns for ring in rings) / 1e9,
+        lost=sum(ring.lost + ring.dropped for ring in rings),
+        records=sum(ring.next_n - ring.lost for ring in rings),
+        steps_unavailable=unavailable,
+        exit_code=code,
+        failed=failed(endings.values(), code),
+        ending=says(endings, code),
+    )
+
+
+def _stored(ring: RingRow, records: int, lost: int) -> RankView:
+    """A rank that only the history knows: nothing of it is in flight."""
+    mode, reason = live_ranks.gpu_timing(ring.identity)
+    return RankView(
+        job_id=ring.job,
+        rank=ring.rank,
+        restart=ring.restart,
+        state="running" if ring.running else "ended" if ring.state == "ended" else "gone",
+        host=str(ring.identity.get("host", "")),
+        local_rank=ring.identity.get("local_rank"),
+        pid=int(ring.identity.get("pid", 0)),
+        hook=str(ring.identity.get("hook", "")),
+        process=None,
+        heartbeat_age_s=None,
+        last_seq={},
+        launched_s={},
+        in_flight=[],
+        failed=[],
+        records=records,
+        lost=lost,
+        gpu_timing=mode,
+        gpu_timing_reason=reason,
+        ended_at=None if ring.ending is None else ring.ending.until_ns / 1e9,
+        raised=(ring.ending and ring.ending.raised) or None,
+    )

@@ -1,0 +1,48 @@
+"""How a rank stands, in a word: what every view of ranks shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from commwatch.analysis.verdicts import Verdict
+from commwatch.analysis.wait_graph import SILENT_S, age
+from commwatch.collectors.spans import spans
+from commwatch.core.views import InFlight, RankView
+
+#: Verdicts after which nothing moves any more.
+WORST = frozenset({"hang", "desync"})
+#: What is recorded one by one, where it is not all, by the mode of the probe.
+_RECORDED = {"sampling": "one in sixteen operations", "counters": "no operation"}
+
+
+def state(rank: RankView) -> str:
+    """``running``, ``stopped``, ``zombie``, ``silent`` (its probe gives no sign of life), ``ended`` or ``gone``."""
+    if rank.state != "running":
+        return rank.state
+    if rank.process in ("stopped", "zombie"):
+        return rank.process
+    silent = rank.heartbeat_age_s is not None and rank.heartbeat_age_s > SILENT_S
+    return "silent" if silent else rank.state
+
+
+def oldest(rank: RankView) -> InFlight | None:
+    """The operation that has kept somebody waiting the longest; messages that nobody waits for yet come last."""
+    return max(rank.in_flight, key=lambda op: (age(op), op.age_s), default=None)
+
+
+def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:
+    """Whose operations are not all recorded, of ranks with the modes of their probes; ``None``: nobody's."""
+    known = list(modes)
+    who = {part: [rank for rank, of_rank in known if of_rank == mode] for mode, part in _RECORDED.items()}
+    parts = [f"{part} of rank{'s' * (len(ranks) > 1)} {spans(ranks)}" for part, ranks in who.items() if ranks]
+    if not parts:
+        return None
+    return f"recorded in part: {', '.join(parts)}; the rest is only counted, for the probe was above its budget"
+
+
+def culprits(verdicts: Iterable[Verdict]) -> dict[int, str]:
+    """Ranks that a verdict names, and its kind; the worst where there are several."""
+    found: dict[int, str] = {}
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.kind in WORST):
+        found.update(dict.fromkeys(verdict.ranks, verdict.kind))
+    return found

@@ -1,0 +1,136 @@
+"""``commwatch alerts``: the one list as rules for Prometheus and Kubernetes, whether a list is right, whether receivers are."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from commwatch.config import DEFAULT_PORT, Config, ConfigError
+from commwatch.core.terminal_text import complain, line
+
+_LABEL = re.compile(r"([A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?)=([-A-Za-z0-9_.]*)")
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command and its verbs."""
+    alerts = commands.add_parser(
+        "alerts",
+        help="the one list of alerts: for Prometheus, for Kubernetes, checked; and the receivers, tried",
+        description="The one list of alerts (docs/alerts.md), with the thresholds that your settings say.",
+    )
+    verbs = alerts.add_subparsers(metavar="VERB", required=True)
+    _add_export(verbs, common)
+    _add_check(verbs, common)
+    _add_test(verbs, common)
+
+
+def _add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
+    export = verbs.add_parser(
+        "export",
+        parents=[common],
+        help="a rule file for Prometheus, or a PrometheusRule for Kubernetes",
+        description="Write the list as a rule file for Prometheus (2.42 or later), or as a PrometheusRule.",
+    )
+    export.add_argument("--format", choices=("prometheus", "k8s"), default="prometheus", help="default: prometheus")
+    export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    export.add_argument(
+        "--runbook-url", metavar="URL", help="where the runbook is read (default: at an agent on this host)"
+    )
+    export.add_argument("--name", default="commwatch", help="k8s: name of the resource (default: commwatch)")
+    export.add_argument("--namespace", help="k8s: its namespace")
+    export.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="k8s: a label by which the operator finds it, such as release=prometheus; may be repeated",
+    )
+    export.set_defaults(command=_export)
+
+
+def _add_check(verbs: Any, common: argparse.ArgumentParser) -> None:
+    check = verbs.add_parser(
+        "check",
+        parents=[common],
+        help="is a list right: keys, thresholds, PromQL, metrics, texts",
+        description="Check a list of alerts that you have changed. Exit code 1, and one line, if something is wrong.",
+    )
+    check.add_argument("file", type=Path, metavar="FILE", help="a list such as rules.yaml")
+    check.set_defaults(command=_check)
+
+
+def _add_test(verbs: Any, common: argparse.ArgumentParser) -> None:
+    test = verbs.add_parser(
+        "test",
+        parents=[common],
+        help="send a test alert, and its end, through every receiver",
+        description="Send a test alert, and its end, through every receiver of the settings, and say what came of it. "
+        "Exit code 1 if one of them did not take it.",
+    )
+    test.add_argument("--receiver", metavar="NAME", help="only this one")
+    test.set_defaults(command=_test)
+
+
+def _export(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.alerting.alert_rules import catalogue
+    from commwatch.alerts.export import RUNBOOK_URL, kubernetes, prometheus
+
+    found, url = catalogue(config), arguments.runbook_url or RUNBOOK_URL
+    in_kubernetes = (arguments.name, arguments.namespace, labels(arguments.label))
+    text = kubernetes(found, url, *in_kubernetes) if arguments.format == "k8s" else prometheus(found, url)
+    if arguments.output is None:
+        print(text, end="")
+        return 0
+    try:
+        arguments.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        complain(f"alerts export: cannot write {arguments.output}: {error.strerror}")
+        return 1
+    return 0
+
+
+def labels(given: list[str]) -> dict[str, str]:
+    """What ``--label`` asks for; raises ``ConfigError`` where it is no label of Kubernetes."""
+    found = {}
+    for each in given:
+        parts = _LABEL.fullmatch(each)
+        if parts is None:
+            raise ConfigError(f"--label {each}: needs KEY=VALUE, such as release=prometheus")
+        found[parts[1]] = parts[2]
+    return found
+
+
+def _check(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.alerting.alert_rules import labels_by_series, text_of
+    from commwatch.alerts.catalogue import CatalogueError, read
+    from commwatch.alerts.check import check
+
+    try:
+        found = read(text_of(arguments.file), config.thresholds)
+        check(found, labels_by_series())
+    except CatalogueError as error:
+        complain(f"{arguments.file}: {error}")
+        return 1
+    print(line(f"{arguments.file}: {len(found.alerts)} alerts, {len(found.records)} recording rules"))
+    return 0
+
+
+def _test(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.alerting.notifications import address_of
+    from commwatch.alerts.receivers.settings import receivers
+    from commwatch.alerts.receivers.trial import trial
+
+    asked = [each for each in config.receivers if arguments.receiver in (None, each.name)]
+    if not config.receivers:
+        raise ConfigError("alerts test: no receivers; the settings file has none under [[receivers]]")
+    if not asked:
+        known = ", ".join(each.name for each in config.receivers)
+        raise ConfigError(f"alerts test: no receiver '{arguments.receiver}'; there are {known}")
+    made = receivers(asked, address_of(config, config.port or DEFAULT_PORT))
+    outcomes = [(each.name, trial(each, time.time())) for each in made]
+    for name, trouble in outcomes:
+        print(line(f"{name}: {trouble or 'ok'}"))
+    return int(any(trouble for _, trouble in outcomes))

@@ -1,0 +1,91 @@
+"""``commwatch bench``: what the links give, measured with the user's own launch command, kept as a reference."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from commwatch.config import Config, UsageError
+from commwatch.core.terminal_text import complain, line
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    bench = commands.add_parser(
+        "bench",
+        parents=[common],
+        help="measure what the links give: commwatch bench -- torchrun ...",
+        description="Sweep collectives over sizes with your launch command, print what nccl-tests would, and keep it as a reference "
+        "that jobs are held against.",
+    )
+    bench.add_argument("--backends", help="with commas between them: compared (default: the one torch would take)")
+    bench.add_argument(
+        "--ops",
+        help="with commas between them (default: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all)",
+    )
+    bench.add_argument("--min-bytes", default="1K", help="smallest size (default: 1K)")
+    bench.add_argument("--max-bytes", default="64M", help="largest size (default: 64M)")
+    bench.add_argument("--factor", type=float, default=4.0, help="from one size to the next (default: 4)")
+    bench.add_argument("--seconds", type=float, default=20.0, help="how long it takes in all, about (default: 20)")
+    bench.add_argument(
+        "--import", type=Path, dest="file", metavar="FILE", help="take in what nccl-tests printed, or its -J file"
+    )
+    bench.add_argument("--list", action="store_true", help="say which references there are")
+    bench.add_argument("--json", action="store_true", help="for programs")
+    bench.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the ranks")
+    bench.set_defaults(command=_bench)
+
+
+def _bench(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands import bench, bench_tables
+    from commwatch.reference import references
+
+    command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
+    if bool(command) + (arguments.file is not None) + arguments.list != 1:
+        raise UsageError("bench: one of: a launch command (commwatch bench -- torchrun ...), --import FILE, --list")
+    if arguments.list:
+        return _list_references(config, arguments.json)
+    try:
+        if arguments.file is not None:
+            ops = bench.operations(arguments.ops)
+            if len(ops) > 1:
+                raise UsageError("bench: --import takes one of --ops, for output that does not name its operation")
+            kept, left_out = bench.take_in(arguments.file, config.state, ops[0] if ops else None)
+        else:
+            sizes = (arguments.min_bytes, arguments.max_bytes, arguments.factor, arguments.seconds)
+            swept = bench.run(
+                command, bench.wanted(arguments.backends, arguments.ops, *sizes), config.state, os.environ
+            )
+            left_out = swept.left_out
+            kept = [bench.keep(outcome, config.state, command) for outcome in swept.outcomes]
+    except bench.CannotBench as error:
+        complain(f"bench: {error}")
+        return error.code
+    except references.BadReference as error:
+        complain(f"bench: {error}")
+        return 1
+    if arguments.json:
+        print(json.dumps(bench.as_json(kept, left_out), indent=2))
+        return 0 if kept else 1
+    for _, reference in kept:
+        print(bench_tables.table(reference))
+    if len(kept) > 1 and arguments.file is None:
+        print(bench_tables.compared([reference for _, reference in kept]))
+    for note in (*left_out, *(f"kept as {path}" for path, _ in kept)):
+        print(line(f"# {note}"))
+    return 0 if kept else 1
+
+
+def _list_references(config: Config, as_json: bool) -> int:
+    from commwatch.commands import bench, bench_tables
+    from commwatch.reference import references
+
+    there = references.References(references.directory(config.state), config.links)
+    if as_json:
+        print(json.dumps(bench.as_json(list(there.measured.items()), list(there.damaged.values())), indent=2))
+    else:
+        print(bench_tables.listing(there))
+    return 0

@@ -1,0 +1,284 @@
+"""``commwatch probe`` and ``commwatch manifest``: what a site needs to run the agent beside its jobs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commwatch import __version__
+from commwatch.cli import alerts
+from commwatch.config import DEFAULT_PORT, Config, ConfigError
+from commwatch.core.terminal_text import complain
+from commwatch.deploy.slurm import FILES, scripts
+
+if TYPE_CHECKING:
+    from commwatch.deploy.kubernetes import Object, Site
+
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")  # with what is put behind it at most 63 letters
+#: Flags of the agent without a value.
+_SWITCHES = ("require_token", "insecure")
+_ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the commands and their verbs."""
+    probe = commands.add_parser(
+        "probe",
+        help="bring the probe into a trainer's environment that lacks commwatch",
+        description="The probe alone, for trainers whose image has no commwatch.",
+    )
+    install = probe.add_subparsers(metavar="VERB", required=True).add_parser(
+        "install",
+        help="put it into a folder for PYTHONPATH",
+        description="Put the probe into a folder that the trainer's PYTHONPATH names. It needs torch and nothing else. "
+        "May be done again at any time, also for another version and under trainers that run.",
+    )
+    install.add_argument("to", type=Path, metavar="DIR", help="where to; made if it is not there")
+    install.set_defaults(command=_install, dir=None, state=None, config=None, host=None, port=None)
+    manifest = commands.add_parser(
+        "manifest",
+        help="print what a site needs: for Kubernetes, for Slurm, for systemd",
+        description="Print what a site needs to run the agent (docs/deploy.md).",
+    )
+    verbs = manifest.add_subparsers(metavar="VERB", required=True)
+    _add_k8s(verbs, common)
+    _add_slurm(verbs)
+    _add_systemd(verbs, common)
+
+
+def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
+    k8s = verbs.add_parser(
+        "k8s",
+        parents=[common],
+        help="a Job with the agent as its sidecar, or a DaemonSet; what scrapes it, alerts and dashboards",
+        description="Print Kubernetes objects (1.29 or later): a training Job with the agent as a native sidecar, or "
+        "--daemonset. For `kubectl apply -f -`. Alerts have the thresholds of your settings.",
+    )
+    k8s.add_argument("--daemonset", action="store_true", help="one agent on each node instead of one in each pod")
+    k8s.add_argument(
+        "--only", action="append", default=[], metavar="KIND", help="only objects of this kind; may be repeated"
+    )
+    k8s.add_argument("--name", default="commwatch", help="of the objects (default: commwatch)")
+    k8s.add_argument("--namespace", help="of the objects (default: where they are applied)")
+    k8s.add_argument(
+        "--image", default=f"commwatch:{__version__}", help=f"of the agent (default: commwatch:{__version__})"
+    )
+    k8s.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="on all objects, such as release=prometheus, by which the operator finds them; may be repeated",
+    )
+    k8s.add_argument("--user", type=int, default=65532, metavar="UID", help="that the agent runs as (default: 65532)")
+    k8s.add_argument(
+        "--group", type=int, default=64646, metavar="GID", help="that trainers and agent share (default: 64646)"
+    )
+    k8s.add_argument(
+        "--monitoring-namespace",
+        default="monitoring",
+        metavar="NAME",
+        help="where Prometheus runs (default: monitoring)",
+    )
+    k8s.add_argument("--runtime-class", metavar="NAME", help="such as nvidia, where it is not the default")
+    k8s.add_argument("--host-network", action="store_true", help="--daemonset: see the network devices of the node")
+    k8s.add_argument(
+        "--trainer-image", default="trainer:latest", metavar="IMAGE", help="of the Job (default: trainer:latest)"
+    )
+    k8s.add_argument(
+        "--trainer-command",
+        default="torchrun --nproc-per-node=gpu train.py",
+        metavar="COMMAND",
+        help="of the Job (default: %(default)s)",
+    )
+    k8s.add_argument("--gpus", type=int, default=8, metavar="N", help="of the Job's pod (default: 8; 0: none)")
+    k8s.add_argument(
+        "--runbook-url", metavar="URL", help="where the runbook is read (default: at an agent on this host)"
+    )
+    k8s.set_defaults(command=_k8s)
+
+
+def _add_slurm(verbs: Any) -> None:
+    slurm = verbs.add_parser(
+        "slurm",
+        help="prolog, epilog and task prolog; a script for who is no administrator",
+        description="Print or write scripts for Slurm: prolog, epilog and task prolog, which give each job an agent of its user's on "
+        "each node, and one that does so in a batch script, without an administrator.",
+    )
+    slurm.add_argument("parts", nargs="*", metavar="PART", help=f"only {', '.join(FILES)} (default: all)")
+    slurm.add_argument("--dir", type=Path, dest="to", metavar="DIR", help="write them into this folder")
+    slurm.add_argument(
+        "--run-dir", default="/run/commwatch", metavar="DIR", help="in memory, for rings (default: /run/commwatch)"
+    )
+    slurm.add_argument(
+        "--state-dir", default="/var/lib/commwatch", metavar="DIR", help="for histories (default: /var/lib/commwatch)"
+    )
+    slurm.add_argument("--probe", metavar="DIR", help="where `probe install` has put the probe, on each node")
+    slurm.add_argument("--config", type=Path, help="settings file of the agents, on each node")
+    slurm.add_argument("--host", help="address the agents listen on (default: 127.0.0.1)")
+    slurm.add_argument("--port", type=int, help="port of the agents (default: 9477, or a free one if it is taken)")
+    slurm.set_defaults(command=_slurm, dir=None, state=None)
+
+
+def _add_systemd(verbs: Any, common: argparse.ArgumentParser) -> None:
+    systemd = verbs.add_parser(
+        "systemd",
+        parents=[common],
+        help="a hardened unit",
+        description="Print a unit of systemd (247 or later) for an agent that watches all jobs of a node.",
+    )
+    systemd.add_argument("--name", default="commwatch", help="of the unit and its folders (default: commwatch)")
+    systemd.add_argument("--user", default="commwatch", help="that the agent runs as (default: commwatch)")
+    systemd.add_argument("--group", default="commwatch", help="whose members' jobs are watched (default: commwatch)")
+    systemd.add_argument("--memory", default="512M", help="the most it may have (default: 512M)")
+    systemd.add_argument("--cpu", default="50%", help="the most it may have (default: 50%%)")
+    systemd.set_defaults(command=_systemd)
+
+
+def _install(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.deploy.probe_bundle import CannotInstall, install
+
+    try:
+        place = install(arguments.to)
+    except CannotInstall as error:
+        complain(f"probe install: {error}")
+        return 1
+    where = shlex.quote(str(place))
+    print(
+        f"probe {__version__} is in {where}; in the trainer set PYTHONPATH={where} COMMWATCH=1, and COMMWATCH_DIR as the agent has it"
+    )
+    return 0
+
+
+def _k8s(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.alerts.export import dumped
+
+    objects = _objects(config, arguments)
+    kinds = list(dict.fromkeys(each["kind"] for each in objects))
+    for kind in arguments.only:
+        if kind not in kinds:
+            raise ConfigError(f"manifest k8s: --only {kind}: there are {', '.join(kinds)}")
+    chosen = [each for each in objects if not arguments.only or each["kind"] in arguments.only]
+    print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(map(dumped, chosen)), end="")
+    return 0
+
+
+def _objects(config: Config, arguments: argparse.Namespace) -> list[Object]:
+    from commwatch.alerting.alert_rules import catalogue
+    from commwatch.alerts.export import RUNBOOK_URL, prometheus_rule
+    from commwatch.dashboards.export import configmap_objects
+    from commwatch.deploy import kubernetes
+
+    site = _site(config, arguments)
+    if arguments.daemonset:
+        objects = kubernetes.daemon_set(site)
+    else:
+        command = _words(arguments.trainer_command)
+        objects = kubernetes.sidecar(site, kubernetes.Trainer(arguments.trainer_image, command, arguments.gpus))
+    url = arguments.runbook_url or RUNBOOK_URL
+    objects.append(prometheus_rule(catalogue(config), url, site.name, site.namespace, None))
+    objects += configmap_objects(url, site.namespace)
+    return [kubernetes.labelled(site, each) for each in objects]
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise ConfigError(f"manifest k8s: --trainer-command {command}: {error}") from None
+    if not words:
+        raise ConfigError("manifest k8s: --trainer-command: is empty")
+    return words
+
+
+def _site(config: Config, arguments: argparse.Namespace) -> Site:
+    from commwatch.deploy.kubernetes import Site
+
+    for flag in ("name", "namespace", "monitoring_namespace"):
+        value = getattr(arguments, flag)
+        if value is not None and not _DNS_LABEL.fullmatch(value):
+            raise ConfigError(
+                f"manifest k8s: --{flag.replace('_', '-')} {value}: needs a name of Kubernetes: a-z, 0-9 and '-', at most 52"
+            )
+    for flag, least in (("user", 1), ("group", 1), ("gpus", 0)):
+        if getattr(arguments, flag) < least:
+            raise ConfigError(f"manifest k8s: --{flag} {getattr(arguments, flag)}: at least {least}")
+    if arguments.host_network and not arguments.daemonset:
+        raise ConfigError("manifest k8s: --host-network is for --daemonset; a sidecar has the network of its pod")
+    return Site(
+        name=arguments.name,
+        image=arguments.image,
+        port=config.port or DEFAULT_PORT,
+        namespace=arguments.namespace,
+        labels=alerts.labels(arguments.label),
+        uid=arguments.user,
+        gid=arguments.group,
+        monitoring=arguments.monitoring_namespace,
+        runtime_class=arguments.runtime_class,
+        host_network=arguments.host_network,
+    )
+
+
+def _slurm(config: Config, arguments: argparse.Namespace) -> int:
+    for part in arguments.parts:
+        if part not in FILES:
+            raise ConfigError(f"manifest slurm: {part}: there are {', '.join(FILES)}")
+    folders = {"run_dir": arguments.run_dir, "state_dir": arguments.state_dir, "probe": arguments.probe or ""}
+    for flag, value in folders.items():
+        if value and not re.fullmatch(r"/[^:\0-\x1f\x7f]+", value):  # Slurm reads lines, PYTHONPATH colons
+            raise ConfigError(
+                f"manifest slurm: --{flag.replace('_', '-')} {value!r}: needs an absolute path without ':'"
+            )
+    run, state = (str(Path(folders[flag])) for flag in ("run_dir", "state_dir"))
+    # Other users have accounts on the node.
+    flags = [*_given(arguments), "--require-token"]
+    made = scripts(str(_program()), flags, run=run, state=state, probe=folders["probe"])
+    chosen = {FILES[part]: text for part, text in made.items() if part in (arguments.parts or FILES)}
+    if arguments.to is None:
+        print("\n".join(chosen.values()), end="")
+        return 0
+    try:
+        for name, text in chosen.items():
+            arguments.to.mkdir(parents=True, exist_ok=True)
+            (arguments.to / name).write_text(text, encoding="utf-8")
+            (arguments.to / name).chmod(0o755)
+    except OSError as error:
+        complain(f"manifest slurm: cannot write {error.filename}: {error.strerror}")
+        return 1
+    return 0
+
+
+def _program() -> Path:
+    return Path(sys.executable).with_name("commwatch")
+
+
+def _given(arguments: argparse.Namespace) -> list[str]:
+    """Flags of the agent that were given here: all else it shall read when it starts."""
+    flags = {
+        "--config": arguments.config and arguments.config.absolute(),
+        "--host": arguments.host,
+        "--port": arguments.port,
+    }
+    words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    return words + [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(arguments, name, None)]
+
+
+def _systemd(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.deploy.systemd import unit
+
+    for flag in ("name", "user", "group"):
+        value = getattr(arguments, flag)
+        if not _ACCOUNT.fullmatch(value):
+            raise ConfigError(f"manifest systemd: --{flag} {value}: needs a-z, 0-9, '_' and '-', at most 32")
+    for flag, pattern, example in (("memory", r"\d+[KMGT]?", "512M"), ("cpu", r"\d+%", "50%")):
+        value = getattr(arguments, flag)
+        if not re.fullmatch(pattern, value):
+            raise ConfigError(f"manifest systemd: --{flag} {value}: needs an amount such as {example}")
+    command = [str(_program()), "agent", *_given(arguments)]
+    accounts = {"name": arguments.name, "user": arguments.user, "group": arguments.group}
+    print(unit(command, **accounts, memory=arguments.memory, cpu=arguments.cpu), end="")
+    return 0

@@ -1,0 +1,147 @@
+"""``commwatch query``: any route of the query API, asked of this node's agent or of many at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.error
+import urllib.parse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from commwatch.config import Config, UsageError
+from commwatch.core.terminal_text import complain
+
+if TYPE_CHECKING:
+    from commwatch.commands.client import Keys
+
+#: Cells of a table are cut after so many.
+_MOST_CELLS = 60
+#: No answer of an agent is nested so deeply.
+_DEEPEST = 64
+#: What has a meaning in a question, and is asked as it stands.
+_SIGNS = "/?&=%+:,"
+
+
+class Answer(NamedTuple):
+    """What an agent answers to a question, or why it does not."""
+
+    said: Any
+    trouble: str | None
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    query = commands.add_parser(
+        "query",
+        parents=[common],
+        help="ask the query API, of this node's agent or of many at once",
+        description="Ask a route of the query API (docs/api.md) of the agents of this node, or of all that are named, at "
+        "once and in bounded time. Exit code 0: all answered, 1: none did, 2: some did not.",
+    )
+    query.add_argument(
+        "question", metavar="QUESTION", help="a route under /api/v1 with its parameters: 'summary?since=15m&by=op'"
+    )
+    query.add_argument(
+        "agents",
+        nargs="*",
+        metavar="ADDRESS",
+        help="agents (host, host:port, URL), or a file of targets (file_sd, .json)",
+    )
+    query.add_argument("--json", action="store_true", help="for programs")
+    query.set_defaults(command=_query)
+
+
+def _query(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands import client, diagnose
+
+    try:
+        named = diagnose.addresses(arguments.agents, config.expects_tls)
+    except diagnose.CannotDiagnose as error:
+        raise UsageError(f"query: {error}") from None
+    urls = named or client.local_agents(config.dir)
+    if not urls:
+        raise UsageError(f"query: no agent watches {config.dir}; name one, or give its run directory with --dir")
+    path = urllib.parse.quote(arguments.question.removeprefix("/").removeprefix("api/v1/"), _SIGNS)
+    keys = client.keys_of(config)
+    late = Answer(None, f"has not answered in {client.TOGETHER_S:.0f} s")
+    found = client.together(lambda url: ask(url, path, keys), urls)
+    answers = {url: answer or late for url, answer in zip(urls, found, strict=True)}
+    silent = {url: answer.trouble for url, answer in answers.items() if answer.trouble is not None}
+    told = {url: answer.said for url, answer in answers.items() if url not in silent}
+    if arguments.json:
+        print(json.dumps({"answers": told, "silent": silent}, indent=2))
+    else:
+        for line in table(told, name_agents=len(urls) > 1):
+            print(line)
+        for url, why in silent.items():
+            complain(f"query: {url}: {why}")
+    return 0 if not silent else 2 if told else 1
+
+
+def ask(url: str, path: str, keys: Keys) -> Answer:
+    """One agent."""
+    from commwatch.commands import client
+
+    try:
+        said = client.get(url, path, keys)
+        if not _flat_enough(said):
+            raise ValueError("it is nested too deeply")
+        return Answer(said, None)
+    except urllib.error.HTTPError as error:
+        return Answer(None, client.detail(error) or f"{error.code} {error.reason}")
+    except OSError as error:
+        return Answer(None, str(getattr(error, "reason", error)))
+    except ValueError as error:
+        return Answer(None, f"does not answer as an agent: {error}")
+
+
+def _flat_enough(said: Any) -> bool:
+    """Nothing in it lies so deep that it could not be printed."""
+    level = [said]
+    for _ in range(_DEEPEST):
+        level = [inner for each in level for inner in _inside(each)]
+    return not level
+
+
+def _inside(said: Any) -> Iterable[Any]:
+    if isinstance(said, dict):
+        return said.values()
+    return said if isinstance(said, list) else ()
+
+
+def table(told: dict[str, Any], name_agents: bool) -> list[str]:
+    """Answers as the lines of one table: a line for each thing of a list, else one for each agent."""
+    from commwatch.core.text_table import clean, cut
+    from commwatch.report.report import columns
+
+    rows = [
+        ({"agent": url} if name_agents else {}) | _flat(thing) for url, said in told.items() for thing in _things(said)
+    ]
+    head = list(dict.fromkeys(name for row in rows for name in row))
+    if not head:
+        return ["nothing"] if told else []
+    cells = [tuple(cut(clean(_text(row.get(name))), _MOST_CELLS) for name in head) for row in rows]
+    return [line.removeprefix("  ") for line in columns(tuple(map(clean, head)), cells, left=len(head))]
+
+
+def _things(said: Any) -> list[Any]:
+    if isinstance(said, list):
+        return said
+    lists = [value for value in said.values() if isinstance(value, list)] if isinstance(said, dict) else []
+    things = [value for value in lists if not value or isinstance(value[0], dict)]
+    return things[0] if len(things) == 1 else [said]
+
+
+def _flat(thing: Any) -> dict[str, Any]:
+    """By column; what a summary is split by stands in columns of its own."""
+    if not isinstance(thing, dict):
+        return {"answer": thing}
+    by = thing.get("by")
+    return {**(by if isinstance(by, dict) else {}), **{name: value for name, value in thing.items() if value is not by}}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,107 @@
+"""``commwatch config``: the settings with their origin, and whether they are right."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from commwatch.alerts.receivers.settings import ReceiverConfig
+from commwatch.config import Config, check_variables, explained
+from commwatch.core.terminal_text import line
+
+DEFAULT = "default"
+
+
+class Setting(NamedTuple):
+    """One setting, or one entry of a table."""
+
+    key: str
+    value: str | float | None
+    #: A flag, a variable of the environment, a file, or ``default``.
+    origin: str
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command and its verbs."""
+    config = commands.add_parser(
+        "config",
+        help="the settings: what they are and where from, and whether they are right",
+        description="The settings (docs/settings.md) that a command started here, with these flags, would have.",
+    )
+    verbs = config.add_subparsers(metavar="VERB", required=True)
+    show = verbs.add_parser(
+        "show",
+        parents=[common],
+        help="each setting, its value, and where it is from; no secrets",
+        description="Show each setting, its value, and the flag, variable or file that it is from. Secrets are not shown.",
+    )
+    show.add_argument("--json", action="store_true", help="for programs")
+    show.set_defaults(command=_show)
+    check = verbs.add_parser(
+        "check",
+        parents=[common],
+        help="are file, environment and list of alerts right",
+        description="Check the settings file, the environment and the list of alerts. "
+        "Exit code 2, and one line, if something is wrong.",
+    )
+    check.set_defaults(command=_check)
+
+
+def settings(config: Config, origins: Mapping[str, str]) -> Iterator[Setting]:
+    """Every setting; of a table every entry, or the table if it has none.
+
+    Args:
+        origins: as ``explained`` says them.
+    """
+    for field in fields(config):
+        value, origin = getattr(config, field.name), origins.get(field.name, DEFAULT)
+        entries = _entries(value)
+        if entries is None:
+            plain = value if value is None or isinstance(value, (int, float)) else str(value)
+            yield Setting(field.name, plain, origin)
+        elif not entries:
+            yield Setting(field.name, None, origin)
+        for name, entry in (entries or {}).items():
+            key = f"{field.name}.{name}"
+            yield Setting(key, entry, origins.get(key, origin))
+
+
+def _entries(value: object) -> Mapping[str, str | float] | None:
+    if isinstance(value, tuple):
+        return {asked.name: _without_secrets(asked) for asked in value}
+    return value if isinstance(value, Mapping) else None
+
+
+def _without_secrets(asked: ReceiverConfig) -> str:
+    """A receiver in words; of an address only the host, of a command only the program: the rest is often a secret."""
+    where = [f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in asked.urls]
+    where += [f"{asked.smtp[0]}:{asked.smtp[1]}"] if asked.smtp else []
+    where += [asked.command[0]] if asked.command else []
+    where += [f"{secret.key} {secret.file or secret.variable}" for secret in asked.secrets]
+    return f"{asked.kind}: {', '.join(where)}"
+
+
+def _show(config: Config, arguments: argparse.Namespace) -> int:
+    flags = {name: getattr(arguments, name) for name in ("dir", "state", "host", "port")}
+    found = list(settings(*explained(os.environ, arguments.config, **flags)))
+    if arguments.json:
+        print(json.dumps({one.key: {"value": one.value, "origin": one.origin} for one in found}, indent=2))
+        return 0
+    wide, long = (max(len(str(one[column])) for one in found) for column in (0, 1))
+    for one in found:
+        print(line(f"{one.key:{wide}}  {'–' if one.value is None else one.value!s:{long}}  {one.origin}"))
+    return 0
+
+
+def _check(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.alerting.alert_rules import catalogue
+
+    check_variables(os.environ)
+    catalogue(config)
+    print("the settings are right")
+    return 0

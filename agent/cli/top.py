@@ -1,0 +1,105 @@
+"""``commwatch top``: the live view in the terminal, and one frame of it for logs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from commwatch.config import Config, ConfigError, UsageError
+from commwatch.core.terminal_text import complain, terminal
+
+if TYPE_CHECKING:
+    from commwatch.commands.top_answers import Answers, Asker
+    from commwatch.core.text_table import Line
+
+#: Of a frame that is not for a terminal.
+_PLAIN_CELLS = 120
+_LEAST_S, _MOST_S = 0.2, 3600.0
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    top = commands.add_parser(
+        "top",
+        parents=[common],
+        help="a job as it runs, in the terminal",
+        description="Show a job of this node as it runs: shares, ranks, operations, and what is wrong. q quits. "
+        "Exit code 1 if an agent is asked for one frame and does not answer, 2 if none is there.",
+    )
+    top.add_argument("--address", metavar="URL", help="an agent: host, host:port, URL (default: that of --dir)")
+    top.add_argument("--job", help="job id (default: the latest that runs)")
+    top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)")
+    top.add_argument("--once", action="store_true", help="print one frame, without a terminal's tricks, and end")
+    top.add_argument("--json", action="store_true", help="one frame for programs")
+    top.set_defaults(command=_top)
+
+
+def _top(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands.client import keys_of
+    from commwatch.commands.top_answers import Asker, as_json
+
+    if not _LEAST_S <= arguments.interval <= _MOST_S:
+        raise ConfigError(f"top: --interval {arguments.interval:g}: {_LEAST_S:g} to {_MOST_S:g} seconds")
+    live = not (arguments.once or arguments.json)
+    if live and (not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"):
+        raise ConfigError("top: standard output is no terminal; --once prints one frame, --json for programs")
+    nobody = f"no agent watches {config.dir}; start a job with commwatch run, or name an agent with --address"
+    urls = _urls(config, arguments.address)
+    ask = Asker(urls, nobody, arguments.job, keys=keys_of(config))
+    if live:
+        return _live(ask, arguments.interval)
+    if not urls():
+        raise UsageError(f"top: {nobody}")
+    answers = ask()
+    if isinstance(answers, str):
+        complain(f"top: {answers}")
+        return 1
+    if arguments.json:
+        print(as_json(answers))
+    else:
+        print(_once(answers), file=terminal(sys.stdout))
+    return 0
+
+
+def _urls(config: Config, address: str | None) -> Callable[[], list[str]]:
+    from commwatch.commands import client, diagnose
+
+    if address is None:
+        return lambda: client.local_agents(config.dir)
+    try:
+        named = diagnose.addresses([address], config.expects_tls)
+    except diagnose.CannotDiagnose as error:
+        raise ConfigError(f"top: {error}") from None
+    return lambda: named
+
+
+def _once(answers: Answers) -> str:
+    from commwatch.commands.top import Seen, frame
+
+    cells = shutil.get_terminal_size((_PLAIN_CELLS, 24)).columns
+    return "\n".join(_texts(frame(Seen(answers, 0.0, None), cells), sys.stdout.isatty()))
+
+
+def _live(ask: Asker, interval_s: float) -> int:
+    from commwatch.commands.terminal import watch
+    from commwatch.commands.top import Seen, frame
+
+    def draw(answers: Answers | None, age_s: float, trouble: str | None, size: os.terminal_size) -> list[str]:
+        # Terminals that do not know their size say 0.
+        return _texts(frame(Seen(answers, age_s, trouble), size.columns or 80, size.lines or 24), True)
+
+    keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    watch(ask, draw, interval_s, keys, sys.stdout.fileno(), sys.stdout.encoding)
+    return 0
+
+
+def _texts(lines: list[Line], terminal: bool) -> list[str]:
+    """In colour where that is wanted (https://no-color.org), in signs that the terminal has."""
+    from commwatch.core.text_table import ascii_signs, coloured, plain
+
+    texts = coloured(lines) if terminal and not os.environ.get("NO_COLOR") else plain(lines)
+    return texts if sys.stdout.encoding.lower().startswith("utf") else [ascii_signs(text) for text in texts]

@@ -1,0 +1,467 @@
+"""The books of one rank: its records to totals, steps and waits. Pure: no clock, no file; times are parameters.
+
+One ``RankTotals`` per ring. What it counts goes into ``Cell``s, one per (group, op, size class) and 10 s of wall time;
+closed cells are handed to the store, and their sums stay here for ``/metrics``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator
+from math import log
+from typing import Any
+
+from commwatch.collectors.probe.governor import FULL
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.ring import number_of
+from commwatch.core.bandwidth import bus_factor
+from commwatch.core.cells import (
+    DURATION_BOUNDS_NS,
+    LATEST_KNOWN,
+    MOST_APART,
+    MOST_KINDS,
+    MOST_PEERS,
+    OTHER_ID,
+    OTHER_KIND,
+    SLOT_NS,
+    Cell,
+    CellKey,
+    Compared,
+    Counted,
+    Messages,
+    counted,
+)
+from commwatch.core.endings import Ending
+from commwatch.core.intervals import Intervals
+from commwatch.core.names import Names
+from commwatch.core.sketch import BINS_PER_E, merge, quantile
+from commwatch.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part, Waits, own_lateness_at_root, waits_at_root
+from commwatch.ingest.step_accounting import StepBook
+from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
+from commwatch.ingest.why_late import MOST_SAMPLES, Sample
+
+_MOST_FAILURES = 16
+#: Of groups, those that are forgotten among them.
+_MOST_NUMBERS = 2 * (MOST_APART + LATEST_KNOWN)
+#: Of the latest records.
+_TAIL_BYTES = 256 * ev.RECORD_SIZE
+#: What ``lately`` is about.
+LAST_NS = 60_000_000_000
+NO_GROUP = ev.NO_GROUP
+_JOINABLE = ev.SYMMETRIC | ev.TO_ROOT | ev.FROM_ROOT
+_UNMEASURED = ev.FAILED | ev.UNTIMED
+#: Its caller went on: asked for a handle, or put it on a stream.
+_NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
+
+
+class _CellTotals:
+    """A live cell with what one look-up should bring along."""
+
+    __slots__ = ("bins", "busy", "cell", "compared", "factor", "join", "key", "live", "op", "owner", "p2p", "symmetric")
+
+    def __init__(
+        self, owner: RankTotals, key: CellKey, op: str, factor: float, join: GroupJoin | None, p2p: Intervals | None
+    ) -> None:
+        self.owner, self.key, self.op, self.factor, self.join, self.p2p = owner, key, op, factor, join, p2p
+        self.symmetric = op in ev.SYMMETRIC
+        self.busy = owner.steps.busy(owner.group(key.group).label)
+        self.cell, self.compared = Cell(), owner.compared.setdefault(key.group, Compared())
+        #: The cell's own, while it is live.
+        self.bins: dict[int, int] = {}
+        self.cell.bins = self.bins
+        #: False once the cell has been closed.
+        self.live = True
+
+    def close(self) -> None:
+        """Nothing more is counted in the cell; what waits for other ranks may keep these books for long."""
+        self.live, self.bins = False, {}
+        self.cell.pack()
+
+
+class RankTotals(Names):
+    """The books of one ring: one rank in one life of its process.
+
+    Args:
+        identity: the ring's.
+        joins: the job's, by ``group_id``.
+    """
+
+    def __init__(self, identity: dict[str, Any], joins: dict[str, GroupJoin]) -> None:
+        super().__init__()
+        self.identity = identity
+        self.rank: int = identity["rank"]
+        #: From the trainer's clock to wall time.
+        self.offset_ns: int = identity["wall_offset_ns"]
+        self._joins = joins
+        #: Cells the store has not taken yet, and the sums of all closed ones.
+        self.closed: list[tuple[int, CellKey, Cell]] = []
+        self.totals: dict[CellKey, Cell] = {}
+        #: By group: how long others waited for this rank; number of its latest collective that has ended, or whose end is not seen.
+        self.lateness_ns: dict[int, int] = {}
+        self.last_seq: dict[int, int] = {}
+        #: By group: what its join takes.
+        self.compared: dict[int, Compared] = {}
+        self.steps = StepBook()
+        #: By (group, op, peer): what its messages were, and how long it stood waiting for them.
+        self.messages: dict[tuple[int, int, int], Messages] = {}
+        self.lost = 0
+        self.read = 0
+        #: Records whole by their stamps but beyond all reason; passed over.
+        self.nonsense = 0
+        #: The latest operations that raised.
+        self.failures: deque[ev.Record] = deque(maxlen=_MOST_FAILURES)
+        #: The latest records as they came, whole ones.
+        self.tail = b""
+        #: Of a rank with messages: how long it stood in waits, for messages and for late ranks, by ``stragglers.BIN_NS`` of time.
+        self.stood_ns: dict[int, int] = {}
+        #: By group: launch of the collective with that number; number of the latest whose end was not seen, or that was only counted.
+        self.launched_ns: dict[int, int] = {}
+        self.unseen: dict[int, int] = {}
+        #: What the ring says of its trainer right now; the intake keeps these current.
+        self.in_flight: list[ev.Record] = []
+        self.alive = True
+        #: The trainer's pid as the agent sees it; ``None``: not visible from here.
+        self.pid: int | None = None
+        #: A pid that it had, and the state of that process at the latest look, as ``collectors.process`` has it.
+        self.process: tuple[int, str | None] | None = None
+        #: The latest looks at its process and card.
+        self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self.closed_properly = False
+        #: How it ended, where it has.
+        self.ending: Ending | None = None
+        self.gone_ns: int | None = None  # when its trainer was found to live no more; monotonic
+        self.heartbeat_ns = self.dropped = self.probe_ns = self.overflow = 0
+        #: How much the probe records (``governor.MODES``), and since when.
+        self.mode = FULL
+        self.mode_since_ns = 0
+        #: Records lost by the latest tick, and when that was found: what was communicated before is not all known.
+        self._lost_before = self._known_from_ns = 0
+        #: When operations were last found to have had no room in the table of those in flight.
+        self.overflow_ns: int | None = None
+        #: End of the latest operation that a thread of this rank stood in, and of the latest collective of all; 0: not known.
+        self._came_out_ns = self._ended_ns = 0
+        #: The latest two step marks; the key of the current run (``joins.OwnLateness``), and when the communication before it ended.
+        self._marks_ns = 0, 0
+        self._run_ns, self._before_run_ns = -1, 0
+        #: Messages on a GPU: who stood still for them is not known.
+        self.on_device = False
+        self._p2p_busy: dict[tuple[int, int], Intervals] = {}
+        self._live: dict[int, _CellTotals] = {}
+        #: Cells closed within the last minute.
+        self._lately: deque[tuple[int, CellKey, Cell]] = deque()
+        #: Number of the first record in the live cells.
+        self.live_from: int | None = None
+        self._slot_end = 0
+
+    # -- records ------------------------------------------------------------------------------
+
+    def pending(self) -> Iterator[ev.Record]:
+        """What is in flight and keeps somebody waiting: a posted send or recv is no news until somebody waits for it."""
+        return (noted for noted in self.in_flight if noted.flags & ev.BLOCKED or self.op_name(noted.op) not in ev.P2P)
+
+    def ingest(self, records: bytes, until_n: int | None = None) -> None:
+        """Take in whole records, in the order of the ring.
+
+        Args:
+            until_n: number of the record that follows the last one; by default what its stamp says.
+        """
+        live, offset, bounds, bins_per_e = self._live, self.offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
+        last_seq, launched, rank, dtypes = self.last_seq, self.launched_ns, self.rank, self.dtypes
+        self.read += len(records) // ev.RECORD_SIZE
+        self.tail = (self.tail + records)[-_TAIL_BYTES:]
+        for record in ev.RECORD.iter_unpack(records):
+            stamp, op, dtype, group, peer, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
+            if not launch <= end < ev.MAX_PLAUSIBLE or start > end or size >= ev.MAX_PLAUSIBLE:
+                self.nonsense += 1
+                continue
+            if op == ev.STEP_MARK or timing == ev.COUNTED:
+                self._take_other(ev.Record._make(record), until_n)
+                continue
+            if end + offset >= self._slot_end:
+                self.roll(end + offset)
+            books = live.get(
+                op
+                | (at := OTHER_ID if MOST_APART <= group < NO_GROUP else group) << 8
+                | ((size - 1).bit_length() + 1 if size else 0) << 24
+            )
+            if books is None:
+                books = self._open(at, op, size)
+            if self.live_from is None:
+                self.live_from = _number(stamp, until_n)
+            p2p, cell = books.p2p, books.cell
+            if p2p is None and not flags & ev.FAILED:
+                last_seq[group], launched[group] = seq, launch
+            if flags & _UNMEASURED:
+                cell.count_unmeasured(size, failed=bool(flags & ev.FAILED))
+                self._note(record, flags)
+                continue
+            duration = end - start
+            cell.count += 1
+            cell.bytes += size
+            cell.duration_ns += duration
+            cell.timed_bytes += size
+            cell.bus_bytes += size * books.factor
+            bins, number = books.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
+            bins[number] = bins.get(number, 0) + 1
+            cell.durations[bisect_left(bounds, duration)] += 1
+            came_out = self._came_out_ns
+            if waited_us or not (p2p is not None or flags & _NOT_STOOD_IN):
+                # What ends when one side is through takes nothing from what the rank took before.
+                self._came_out_ns = end if books.symmetric else came_out and came_out + (waited_us * 1000 or duration)
+            if p2p is not None:
+                cell.busy_ns += p2p.add(start, end)
+                cell.p2p_wait_ns += waited_us * 1000
+                self._message(books, peer, size, waited_us, start, end, flags)
+                continue
+            cell.busy_ns += duration
+            books.busy.add(start, end)
+            # An end seen when the caller came to wait for it says nothing about when the ranks finished.
+            if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
+                own = self._own(launch, end, came_out, flags)
+                part = Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype), *own)
+                _compare(books, books.join, seq, part, peer)
+        self.steps.trim(self._p2p_busy.values())
+
+    def _own(self, launch_ns: int, end_ns: int, came_out_ns: int, flags: int) -> tuple[int, int | None]:
+        """What the rank took before an operation, and the operation's run, as ``Part`` has them."""
+        if not flags & _NOT_STOOD_IN:
+            since, run = came_out_ns, None
+        else:
+            since, run = self._before_run(launch_ns, came_out_ns)
+            if flags & ev.ON_DEVICE:  # the trainer's clock says nothing about when the GPU was ready
+                since = 0
+        self._ended_ns = max(self._ended_ns, end_ns)
+        return launch_ns - since if launch_ns >= since > 0 else NOT_KNOWN_NS, run
+
+    def _before_run(self, launch_ns: int, came_out_ns: int) -> tuple[int, int]:
+        """Return when the communication before an operation's run ended, in ns, and the key of the run."""
+        before, latest = self._marks_ns
+        run = max(came_out_ns, latest if latest <= launch_ns else before)
+        if run != self._run_ns:
+            known = came_out_ns <= self._ended_ns <= launch_ns
+            self._run_ns, self._before_run_ns = run, self._ended_ns if known else came_out_ns
+        return self._before_run_ns, run
+
+    def _take_other(self, record: ev.Record, until_n: int | None) -> None:
+        """Take in a step mark, or operations of one kind and size class that were only counted."""
+        if record.op == ev.STEP_MARK:
+            self.steps.mark(record)
+            self._marks_ns = self._marks_ns[1], record.end_ns
+            return
+        self._came_out_ns = self._ended_ns = 0  # where its ranks stood meanwhile is not known
+        self.roll(record.end_ns + self.offset_ns)
+        number, group = max(1, record.waited_us), record.group
+        each = -(-record.size_bytes // number)
+        at = OTHER_ID if MOST_APART <= group < NO_GROUP else group
+        cell = self.cell(CellKey(at, record.op, ev.size_log2(each)))
+        if self.live_from is None:
+            self.live_from = _number(record.stamp, until_n)
+        cell.count_unmeasured(record.size_bytes, failed=False, number=number)
+        if self.op_name(record.op) in ev.P2P:  # to whom is not known
+            messages = self._messages_with(at, record.op, -1)
+            messages.count, messages.bytes = messages.count + number, messages.bytes + record.size_bytes
+        else:
+            self.last_seq[group] = max(record.seq, self.last_seq.get(group, -1))
+            self.launched_ns[group] = max(record.launch_ns, self.launched_ns.get(group, 0))
+            self.unseen[group] = record.seq
+
+    def _message(
+        self, books: _CellTotals, peer: int, size: int, waited_us: int, start_ns: int, end_ns: int, flags: int
+    ) -> None:
+        """Take in what only messages have: a peer, and a wait for them.
+
+        On the CPU a message that nobody waits for costs nothing. On a GPU it keeps its stream from start to end, and who
+        stood still for that is not known.
+        """
+        if flags & ev.ON_DEVICE:
+            self.on_device = True
+            books.busy.add(start_ns, end_ns)
+        else:
+            waited_ns = max(start_ns, end_ns - waited_us * 1000)
+            books.busy.add(waited_ns, end_ns)
+            self.steps.messages().add(waited_ns, end_ns)
+            self.stood(end_ns, end_ns - waited_ns)
+        self._messages_with(books.key.group, books.key.op, peer).add(size, waited_us)
+
+    def stood(self, end_ns: int, waited_ns: int) -> None:
+        """Add up how long the rank waited until ``end_ns``."""
+        at = end_ns // BIN_NS
+        self.stood_ns[at] = self.stood_ns.get(at, 0) + waited_ns
+        if len(self.stood_ns) > MOST_BINS:
+            del self.stood_ns[next(iter(self.stood_ns))]
+
+    def _messages_with(self, group: int, op: int, peer: int) -> Messages:
+        whom = group, op, peer
+        if whom not in self.messages and len(self.messages) >= MOST_PEERS:
+            whom = group, op, -1
+        return self.messages.setdefault(whom, Messages())
+
+    def note_failure(self, record: ev.Record) -> None:
+        """Remember an operation that its rank died in."""
+        self._note(record, ev.FAILED)
+
+    def _note(self, record: tuple[int, ...], flags: int) -> None:
+        """Remember an operation that raised; of one without an end, when it was launched."""
+        noted = ev.Record._make(record)
+        if not flags & _NOT_STOOD_IN:
+            self._came_out_ns = self._ended_ns = 0  # when it came out is not known
+        if flags & ev.FAILED:
+            self.failures.append(noted)
+            return
+        message = self.op_name(noted.op) in ev.P2P
+        if not message:
+            self.unseen[noted.group] = noted.seq
+        if not message or flags & ev.ON_DEVICE:  # a message on the CPU that nobody waits for costs nothing
+            self.steps.untimed(noted.launch_ns)
+
+    def _open(self, group: int, op: int, size: int) -> _CellTotals:
+        """A fresh cell, or the one that is shared where there are too many."""
+        key = CellKey(group, op, ev.size_log2(size))
+        if key not in self.totals and len(self.totals) + len(self._live) >= MOST_KINDS and key != OTHER_KIND:
+            return self._live.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0)
+        name, info = self.op_name(op), self.group(group)
+        joinable = name in _JOINABLE and info.aligned and info.size > 1
+        join = self._joins.setdefault(info.group_id, GroupJoin(info.size, _same)) if joinable else None
+        p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
+        books = _CellTotals(self, key, name, bus_factor(name, info.size) or 0.0, join, p2p)
+        self._live[key.place] = books
+        return books
+
+    def cell(self, key: CellKey) -> Cell:
+        """The live cell of ``key``, opened again where its slot has ended."""
+        books = self._live.get(key.place)
+        return (books or self._open(key.group, key.op, 0 if key.size_log2 < 0 else 1 << key.size_log2)).cell
+
+    def tick(self, wall_ns: int) -> None:
+        """Close the cells of the slot that has ended by the clock, or that no clock has come to: somebody wrote an end that nobody saw."""
+        if self._slot_end > wall_ns + LAST_NS:
+            self._close()
+            self._lately.clear()
+            self._slot_end = 0
+        self.roll(wall_ns)
+        now_ns = wall_ns - self.offset_ns
+        if self.lost != self._lost_before:
+            self._lost_before, self._known_from_ns = self.lost, now_ns
+        known_from_ns = max(self.mode_since_ns, self._known_from_ns) if self.mode == FULL else ev.MAX_PLAUSIBLE
+        self.steps.tick(min((record.launch_ns for record in self.pending()), default=now_ns), known_from_ns)
+
+    def roll(self, wall_ns: int) -> None:
+        """Close the cells of the slot that has ended by ``wall_ns``."""
+        if wall_ns < self._slot_end:
+            return
+        self._close()
+        for p2p in self._p2p_busy.values():
+            p2p.forget(wall_ns - self.offset_ns - SLOT_NS)
+        self._slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
+
+    def _close(self) -> None:
+        slot = self._slot_end - SLOT_NS
+        while self._lately and self._lately[0][0] <= slot - LAST_NS:
+            self._lately.popleft()
+        for books in self._live.values():
+            books.close()
+            self.closed.append((slot, books.key, books.cell))
+            self._lately.append((slot, books.key, books.cell))
+            self.totals.setdefault(books.key, Cell()).add(books.cell)
+        self._live.clear()
+        self.live_from = None
+        for numbers in (self.last_seq, self.launched_ns, self.unseen):
+            if len(numbers) > _MOST_NUMBERS:
+                for forgotten in numbers.keys() - self.groups.keys():
+                    del numbers[forgotten]
+
+    def usual_ns(self, group: int, op: int) -> float | None:
+        """Median duration of such operations so far; ``None`` where none has ended."""
+        bins: dict[int, int] = {}
+        for key, cell in self.cells():
+            if (key.group, key.op) == (group, op):
+                merge(bins, cell.bins)
+        return quantile(bins, 0.5)
+
+    def cells(self) -> Iterator[tuple[CellKey, Cell]]:
+        """All that has been counted since the agent took up this ring: closed sums and live cells."""
+        yield from self.totals.items()
+        yield from ((books.key, books.cell) for books in self._live.values())
+
+    def counted(self, job: str, key: CellKey, cell: Cell) -> Counted:
+        """A cell of these books with its names."""
+        return counted(job, self.rank, self.group(key.group), self.op_name(key.op), key, cell)
+
+    def lately(self, now_ns: int) -> Iterator[tuple[int, CellKey, Cell]]:
+        """What was counted in the last minute, by the trainer's clock, with the slot of wall time that it is of."""
+        since = now_ns + self.offset_ns - LAST_NS
+        yield from (counted for counted in self._lately if counted[0] >= since)
+        if self._slot_end > since:
+            yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())
+
+    def live_cells(self) -> Iterator[tuple[int, CellKey, Cell]]:
+        """What the store has not been given yet, as (slot, key, cell)."""
+        yield from self.closed
+        yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())
+
+    def take_closed(self, count: int | None = None) -> list[tuple[int, CellKey, Cell]]:
+        """Hand over the oldest ``count`` closed cells (all by default), and forget them."""
+        taken = self.closed[:count]
+        del self.closed[: len(taken)]
+        return taken
+
+    def finish(self) -> None:
+        """The rank has ended: close everything that is still open. Waits that other ranks add later open it again."""
+        self.steps.end()
+        self._p2p_busy.clear()
+        self._close()
+        for cell in self.totals.values():
+            if isinstance(cell.bins, dict):  # a job that runs again and again keeps the sums of each of its lives
+                cell.pack()
+
+
+def _number(stamp: int, until_n: int | None) -> int:
+    """The number of a record, by its stamp and the number that follows the last one; without that, what the stamp says."""
+    return number_of(stamp, until_n if until_n is not None else stamp + 1)
+
+
+def _compare(books: _CellTotals, join: GroupJoin, seq: int, part: Part, root: int) -> None:
+    """Put a rank's part beside those of the others."""
+    if not books.symmetric:
+        parts, to_root = join.add_rooted(seq, part, root), books.op in ev.TO_ROOT
+        if parts is not None:
+            _write(zip(parts.values(), waits_at_root(parts, root, to_root).values(), strict=True))
+            join.window.add(part.end_ns, own_lateness_at_root(parts, root, to_root))
+        return
+    books.compared.count += 1
+    books.compared.duration_ns += part.duration_ns
+    joined = join.add(seq, part)
+    if joined is not None:
+        _settle(joined, join)
+
+
+def _settle(joined: Waits, join: GroupJoin) -> None:
+    """Write a complete collective into the books of its ranks."""
+    _write(joined.waits)
+    late: _CellTotals = joined.late.book
+    lateness = late.owner.lateness_ns
+    lateness[late.key.group] = lateness.get(late.key.group, 0) + joined.lateness_ns
+    join.window.add(joined.late.end_ns, join.own_lateness.of(joined))
+
+
+def _write(waits: Iterable[tuple[Part, int]]) -> None:
+    for part, wait in waits:
+        books: _CellTotals = part.book
+        cell = books.cell if books.live else books.owner.cell(books.key)
+        cell.wait_ns += wait
+        cell.joined += 1
+        if books.owner.messages and part.run is None:
+            books.owner.stood(part.end_ns, wait)
+
+
+def told(part: Part) -> tuple[str, int, str | None]:
+    """Operation, size and dtype of a part, by their names."""
+    books: _CellTotals = part.book
+    return books.owner.op_name(part.op), part.size, part.dtype
+
+
+def _same(part: Part) -> tuple[str, int | None, str | None]:
+    """What must be the same on all ranks of a collective."""
+    name, size, dtype = told(part)
+    return name, size if name in ev.SAME_SIZE else None, dtype

@@ -1,0 +1,95 @@
+"""The report as one self-contained page, with plots."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from commwatch.analysis.advice import Advice
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.collectors.spans import spans
+from commwatch.core.nccl_views import Topology
+from commwatch.core.views import GroupView
+from commwatch.report import html_frame
+from commwatch.report.charts import Material, figures
+from commwatch.report.report import (
+    LEGEND,
+    OPERATION_HEAD,
+    RANK_HEAD,
+    Report,
+    about,
+    headlines,
+    operation_cells,
+    rank_cells,
+)
+from commwatch.report.svg import STYLE
+
+
+def html(report: Report, material: Material, said: Topology | None = None) -> str:
+    """One file: attached to a ticket it needs nothing from elsewhere.
+
+    Args:
+        said: what NCCL's logs told of the job.
+    """
+    body = [html_frame.table((), headlines(report))]
+    if report.advice:
+        basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds.</p>"
+        body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
+    body += ["<h2>What NCCL's logs say</h2>", *map(_finding, report.findings)] if report.findings else []
+    body.append(figures(material))
+    if said is not None and said.communicators:
+        body += [f"<h2>{html_frame.text(said.library)}</h2>", _library(said), _communicators(said, material.groups)]
+    if report.ranks and report.steps:
+        ranks = [rank_cells(line) for line in report.ranks]
+        body += ["<h2>Ranks</h2>", html_frame.table(RANK_HEAD, ranks, "numbers")]
+    if report.operations:
+        operations = [operation_cells(row) for row in report.operations]
+        body += ["<h2>Operations</h2>", html_frame.table(OPERATION_HEAD, operations, "numbers"), f"<p>{LEGEND}</p>"]
+    else:
+        body.append("<p>No operations were seen.</p>")
+    body.append(
+        f"<p>History: <code>{html_frame.text(report.history)}</code>. Again: <code>{html_frame.text(report.command)}</code></p>"
+    )
+    return html_frame.page(f"commwatch report: {report.job.job_id}", "\n".join(body), STYLE)
+
+
+def _advice(advice: Advice) -> str:
+    """A piece of it, and the numbers that led to it."""
+    do = re.sub("`([^`]+)`", r"<code>\1</code>", html_frame.text(advice.do))
+    because = html_frame.text("; ".join(advice.because))
+    return f"<h3>{html_frame.text(advice.title)}</h3><p>{html_frame.text(advice.gain[:1].upper() + advice.gain[1:])}.</p><p>{do}</p><p>Because {because}.</p>"
+
+
+def _finding(finding: Finding) -> str:
+    """What a log says, what it means, and what to do."""
+    where = ", ".join(f"{line.file}:{line.line}" for line in finding.evidence[:3])
+    parts = [html_frame.text(part) for part in (finding.says, finding.means, finding.do, where) if part]
+    return f"<h3>{html_frame.text(finding.severity)}: {html_frame.text(finding.title)}</h3>" + "".join(
+        f"<p>{part}</p>" for part in parts
+    )
+
+
+def _library(said: Topology) -> str:
+    chosen = Counter(f"{choice.algo}/{choice.proto}" for choice in said.choices)
+    rows = [
+        ("version", ", ".join(said.versions)),
+        ("hosts", ", ".join(host.host for host in said.hosts)),
+        ("algorithm and protocol, by how often chosen", ", ".join(name for name, _ in chosen.most_common())),
+    ]
+    return html_frame.table((), [(name, value) for name, value in rows if value])
+
+
+def _communicators(said: Topology, groups: list[GroupView]) -> str:
+    """How ranks reach one another: the topology as the logs tell it."""
+    labels = {group.group_id: group.group for group in groups}
+    rows = [
+        (
+            ", ".join(labels.get(group, group) for group in comm.group_ids) or comm.name,
+            str(comm.nranks),
+            "; ".join(f"{host}: {spans(ranks)}" for host, ranks in comm.hosts.items()),
+            "–" if comm.coll_channels is None else str(comm.coll_channels),
+            ", ".join(f"{transport} {count}" for transport, count in comm.transports.items()) or "–",
+        )
+        for comm in said.communicators
+    ]
+    return html_frame.table(("group or communicator", "ranks", "where", "channels", "connections by transport"), rows)

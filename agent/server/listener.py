@@ -1,0 +1,169 @@
+"""How an agent listens: address, token, TLS, and the server before its routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from commwatch.config import DEFAULT_PORT, Config
+from commwatch.runtime import tokens
+from commwatch.runtime.offload import Aside
+from commwatch.runtime.run_lock import CannotStart
+from commwatch.server import access, tls
+from commwatch.server.gate import Gate
+from commwatch.server.http_protocol import MOST_HEADER_BYTES, Connection, Handshake
+
+log = logging.getLogger("commwatch")
+#: Seconds between two looks whether the certificate has been renewed.
+_RENEWAL_S = 5
+#: The server waits no longer for that look before it goes on.
+_PATIENCE_S = 0.1
+
+
+def listen(config: Config) -> socket.socket:
+    """The socket of an agent, which nobody has been let in by yet.
+
+    Raises:
+        CannotStart: there is no such address, the port is taken, or others would reach it and nothing was said about that.
+    """
+    listener = _bound(config)
+    address = listener.getsockname()[0]
+    if access.beyond_loopback(address) and config.tls_cert is None and not config.insecure:
+        listener.close()
+        raise CannotStart(
+            f"host {config.host} is reached from other machines, and what they send can be read on the way: "
+            "set tls_cert and tls_key, or say --insecure (insecure = true) where the network keeps others out"
+        )
+    listener.listen(128)
+    return listener
+
+
+def _bound(config: Config) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    wanted = DEFAULT_PORT if config.port is None else config.port
+    listener = socket.socket(
+        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # named, or asyncio leaves Nagle's delay on
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, wanted))
+    except OSError as error:
+        if config.port is not None or error.errno != errno.EADDRINUSE:
+            listener.close()
+            raise CannotStart(
+                f"cannot listen on {config.host}:{wanted}: {error.strerror}; {access.elsewhere(error)}"
+            ) from None
+        listener.bind((config.host, 0))
+        log.info("port %d is taken, using %d", wanted, listener.getsockname()[1])
+    return listener
+
+
+class Server(uvicorn.Server):
+    """What answers with ``app``, behind its gate.
+
+    Args:
+        address: that it listens on.
+
+    Raises:
+        CannotStart: token or certificate cannot be used.
+    """
+
+    def __init__(self, app: ASGIApp, config: Config, address: str) -> None:
+        self._address = address
+        self._gate = Gate(app, _rules(config, address), _token(config), config.tls_cert is not None)
+        self._certificates = _certificates(config)
+        self._renewing = Aside("certificates", self._renew)
+        settings = uvicorn.Config(
+            self._gate,
+            http=self._connection,  # type: ignore[arg-type]
+            ws="none",
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            log_config=None,
+            log_level="error",  # what strangers send is no news
+            access_log=False,
+            lifespan="off",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            callback_notify=None if self._certificates is None else self._look_at_certificates,
+            timeout_notify=_RENEWAL_S,
+        )
+        settings.load()
+        super().__init__(settings)
+
+    def prepared(self, config: Config) -> tuple[Callable[[], None], bool]:
+        """Make ready for other settings of who may ask; TLS stays on or off.
+
+        Returns:
+            What takes them up, and whether the certificate's files are others than those in use.
+
+        Raises:
+            CannotStart: token or certificate cannot be used.
+        """
+        rules, token, certificates = _rules(config, self._address), _token(config), _certificates(config)
+
+        def apply() -> None:
+            self._gate.rules, self._gate.token = rules, Aside("token", token)
+            self._certificates, self._renewing = certificates, Aside("certificates", self._renew)
+
+        before, after = (each and each.known for each in (self._certificates, certificates))
+        return apply, before != after
+
+    def _connection(self, **about: Any) -> asyncio.Protocol:
+        plain = Connection(**about)
+        return plain if self._certificates is None else Handshake(self._certificates.context, plain)
+
+    async def _look_at_certificates(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await self._renewing.ask(_PATIENCE_S)
+
+    def _renew(self) -> None:
+        if self._certificates is not None:
+            self._certificates.renew()
+
+
+def _certificates(config: Config) -> tls.Certificates | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    try:
+        return tls.Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
+    except tls.BadCertificate as error:
+        raise CannotStart(str(error)) from None
+
+
+def _token(config: Config) -> Callable[[], str]:
+    """Reads the token each time: it may be changed while the agent runs."""
+    own = config.dir / tokens.NAME
+    read = (
+        partial(tokens.read_own, own, os.getuid())
+        if config.token_file is None
+        else partial(tokens.read, config.token_file)
+    )
+    try:
+        if config.token_file is None:
+            tokens.make(own)
+        read()
+    except tokens.BadToken as error:
+        raise CannotStart(str(error)) from None
+    except OSError as error:
+        raise CannotStart(f"token file {own}: {error.strerror}; name another with --token-file") from None
+    return read
+
+
+def _rules(config: Config, address: str) -> access.Rules:
+    names = [config.host, socket.gethostname(), socket.gethostname().partition(".")[0]]
+    if access.beyond_loopback(address):  # may ask a name server
+        names.append(socket.getfqdn())
+    return access.rules_of(
+        address, tuple(names), config.allowed_hosts, config.require_token, config.require_token_for_metrics
+    )

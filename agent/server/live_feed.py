@@ -1,0 +1,191 @@
+"""Looks at a running job for the live page: the moment, the last hour, and what changes slowly; each as JSON on one line."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from socket import gethostname
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from commwatch import __version__
+from commwatch.analysis import live_ranks
+from commwatch.analysis.advice import Advice
+from commwatch.analysis.advice_input import LAST_S
+from commwatch.analysis.queries import QueryService
+from commwatch.analysis.time_buckets import Slot
+from commwatch.analysis.timeline import Timeline, timeline
+from commwatch.analysis.verdicts import Verdict
+from commwatch.collectors.nccl.findings import Finding
+from commwatch.ingest.jobs import Job
+from commwatch.server.live_view import Card, JobNow, Operations, job_now, operations, pick, running
+from commwatch.server.routes.alerts import AlertView, view_of
+from commwatch.server.services import Watchers
+from commwatch.server.worker import Worker
+
+#: How far back the page's plots go.
+PAST_S = 3600.0
+#: A ``Insights`` holds for so long, and so many times as long as it takes.
+_TOLD_S, _SELDOM = 60.0, 200
+_TOLD_NS, _FORGET_NS = 5_000_000_000, 60_000_000_000
+
+
+@dataclass(frozen=True)
+class JobName:
+    """A job that can be watched."""
+
+    job_id: str
+    running: bool
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What there is to see right now."""
+
+    #: Unix time.
+    at: float
+    version: str
+    host: str
+    #: What is wrong with the agent itself.
+    trouble: str | None
+    jobs: list[JobName]
+    #: ``None``: there is none of that name, or none at all.
+    job: JobNow | None
+    #: Firing and pending ones of this job and of the node, as ``/api/v1/alerts`` has them.
+    alerts: list[AlertView]
+
+
+@dataclass(frozen=True)
+class Past:
+    """The last hour of a job."""
+
+    job_id: str | None
+    slots: list[Slot]
+
+
+@dataclass(frozen=True)
+class Insights:
+    """What NCCL's logs say of a job, and what to try in it."""
+
+    job_id: str | None
+    findings: list[Finding]
+    advice: list[Advice]
+
+
+class LiveFeed:
+    """Answers from what an agent has running; any thread may ask.
+
+    Args:
+        worker: works out what reads much of the history.
+        trouble: why the agent is not ready, ``None`` if it is.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self,
+        agent: QueryService,
+        worker: Worker,
+        watchers: Watchers,
+        trouble: Callable[[], str | None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._agent, self._worker, self._watchers, self._trouble, self._clock = agent, worker, watchers, trouble, clock
+        #: By job: until when it holds, and a ``Insights``. Several threads ask; the lock guards it.
+        self._slow: dict[str, tuple[float, bytes]] = {}
+        self._slow_lock = threading.Lock()
+        #: By job: when they were found, and verdicts that take long to find. Guarded by the lock of the books.
+        self._verdicts: dict[str, tuple[int, list[Verdict]]] = {}
+
+    def moment(self, wanted: str | None) -> bytes:
+        """A ``Moment``, of the latest job by default. Nothing of it is read from the history."""
+        with self._held(wanted) as (job, jobs, now_ns):
+            names = [JobName(each.id, running(each)) for each in jobs]
+            shown = None if job is None else job_now(job, self._cards(job), self._told(job, now_ns), now_ns)
+        here = (None, None if shown is None else shown.job_id)
+        active = [alert for alert in self._watchers.alerts.alerts()[0] if alert.labels.get("job_id") in here]
+        alerts = [view_of(alert) for alert in self._watchers.evidence.linked(active)]
+        return _json(Moment, Moment(self._clock(), __version__, gethostname(), self._trouble(), names, shown, alerts))
+
+    def timeline(self, wanted: str | None) -> bytes:
+        """A ``Timeline``, or ``null``."""
+        with self._held(wanted) as (job, _, now_ns):
+            books = [] if job is None else sorted(live_ranks.of_this_run(job), key=lambda book: book.rank)
+            found = timeline(books, now_ns)
+        return _json(Timeline | None, found)
+
+    def operations(self, wanted: str | None) -> bytes:
+        """``Operations``."""
+        with self._held(wanted) as (job, _, now_ns):
+            found = Operations(None, 0.0, []) if job is None else operations(job, now_ns)
+        return _json(Operations, found)
+
+    def past(self, wanted: str | None) -> bytes:
+        """A ``Past``."""
+        job_id = self._job_id(wanted)
+        until = self._clock() + 1
+        slots = [] if job_id is None else self._agent.slots(int((until - PAST_S) * 1e9), int(until * 1e9), job_id)
+        return _json(Past, Past(job_id, slots))
+
+    def told(self, wanted: str | None) -> bytes:
+        """A ``Insights``; not a new one each time, for advice reads much of the job's history."""
+        job_id = self._job_id(wanted)
+        if job_id is None:
+            return _json(Insights, Insights(None, [], []))
+        began = self._clock()
+        with self._slow_lock:
+            until, text = self._slow.get(job_id, (began, b""))
+        if until <= began:
+            text = self._tell(job_id)
+            again = self._clock() + max(_TOLD_S, _SELDOM * (self._clock() - began))
+            with self._slow_lock:
+                self._slow = {each: kept for each, kept in self._slow.items() if kept[0] > began}
+                self._slow[job_id] = again, text
+        return text
+
+    def _tell(self, job_id: str) -> bytes:
+        findings = [finding for view in self._watchers.logs.topology(job_id) for finding in view.findings]
+        with self._agent.live(job_id) as (jobs, now_ns):
+            late = live_ranks.late_now(jobs, now_ns)
+        host = self._watchers.host.view(job_id)
+        advice = self._worker.find("advice", job=job_id, findings=findings, host=host, late=late, last_s=LAST_S)
+        return _json(Insights, Insights(job_id, findings, advice))
+
+    def _told(self, job: Job, now_ns: int) -> list[Verdict]:
+        """Stragglers, ranks that disagree, and what NCCL's RAS says: of half a minute, so they need not be new each second."""
+        at_ns, found = self._verdicts.get(job.id, (None, []))
+        if at_ns is None or now_ns - at_ns > _TOLD_NS:
+            self._verdicts = {each: told for each, told in self._verdicts.items() if now_ns - told[0] < _FORGET_NS}
+            found = [
+                *live_ranks.told([job], live_ranks.groups([job]), now_ns),
+                *self._watchers.witnesses.ras.verdicts(job.id),
+            ]
+            self._verdicts[job.id] = now_ns, found
+        return found
+
+    @contextmanager
+    def _held(self, wanted: str | None) -> Iterator[tuple[Job | None, list[Job], int]]:
+        """The job of that name, among all there are, their books held still meanwhile, and what the clock says."""
+        with self._agent.live(None) as (jobs, now_ns):
+            yield pick(jobs, wanted), jobs, now_ns
+
+    def _job_id(self, wanted: str | None) -> str | None:
+        with self._held(wanted) as (job, _, _):
+            return None if job is None else job.id
+
+    def _cards(self, job: Job) -> dict[int, Card]:
+        placed = ((book.rank, self._watchers.gpus.place(book.gpu)) for book in live_ranks.of_this_run(job))
+        return {rank: Card(gpu.card.index, gpu.measured.utilization) for rank, gpu in placed if gpu is not None}
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _json(kind: object, value: object) -> bytes:
+    return _adapter(kind).dump_json(value)

@@ -1,0 +1,283 @@
+"""What the live page shows of one moment: values from the live books alone, so that a look costs milliseconds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import mean, median
+
+from commwatch.analysis import live_ranks
+from commwatch.analysis.headline import bottleneck, of_some, split
+from commwatch.analysis.rank_state import culprits, shedding, state
+from commwatch.analysis.summary import Row, summarise
+from commwatch.analysis.time_buckets import Slot, slot_of
+from commwatch.analysis.verdicts import Verdict, combined, for_others, late_ranks, verdicts, waited_for
+from commwatch.analysis.wait_graph import age
+from commwatch.collectors.probe.governor import FULL
+from commwatch.core import endings
+from commwatch.core.cells import SLOT_NS, StepRecord
+from commwatch.core.views import RankView
+from commwatch.ingest.jobs import Job
+from commwatch.ingest.rank_totals import LAST_NS, RankTotals
+from commwatch.ingest.step_accounting import LEAST_STEPS, of_known, shares_of, stands_still
+
+#: Steps of a moment: those that ended within so long, and at least the latest three.
+LATELY_NS = 10_000_000_000
+#: Operations in flight that are named one by one, the longest first.
+_MOST_IN_FLIGHT = 50
+
+
+@dataclass(frozen=True)
+class RankLine:
+    """One rank. Shares are 0 to 1; ``None``: not known."""
+
+    rank: int
+    host: str
+    #: ``running``, ``stopped``, ``zombie``, ``silent``, ``ended`` or ``gone``.
+    state: str
+    #: Kind of the verdict that names it.
+    verdict: str | None
+    #: Number of its latest step; the rest of its latest steps.
+    step: int | None
+    step_s: float | None
+    comm: float | None
+    exposed: float | None
+    #: Of the last minute, the part that it waited for late ranks, or for messages.
+    wait: float | None
+    gpu: int | None
+    gpu_utilization: float | None
+
+
+@dataclass(frozen=True)
+class InFlightLine:
+    """One operation that has not ended."""
+
+    rank: int
+    op: str
+    group: str
+    seq: int
+    size_bytes: int | None
+    age_s: float
+    usual_s: float | None
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of a job's last minute by group and op, most time first."""
+
+    job_id: str | None
+    #: Seconds that they are of.
+    covered_s: float
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class JobNow:
+    """One job at one moment."""
+
+    job_id: str
+    #: ``running`` while one of its ranks lives.
+    state: str
+    world_size: int
+    restarts: int
+    started_at: float
+    #: Steps per second (``None``, too, where none has ended for long), and the rest, of the latest steps of its ranks here.
+    steps_per_s: float | None
+    step_s: float | None
+    steps_unavailable: str | None
+    comm: float | None
+    exposed: float | None
+    #: Of how many ranks these are known, where that is not all: ``(3 of 4 ranks)``; else empty.
+    comm_of: str
+    exposed_of: str
+    #: What the first is made of, such as ``8 % transfer, 44 % waiting for rank 2``; empty: no part of it is known to be waiting.
+    split: str
+    #: Whose operations are not all recorded; ``None``: nobody's.
+    sheds: str | None
+    #: What the shares mean; empty: nothing bad.
+    says: str
+    #: How it ended, where that was not well; empty while it runs.
+    ending: str
+    #: The last whole ten seconds, and those that have begun.
+    slots: list[Slot]
+    ranks: list[RankLine]
+    in_flight: list[InFlightLine]
+    #: How many more there are.
+    in_flight_more: int
+    verdicts: list[Verdict]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a rank's GPU."""
+
+    index: int
+    utilization: float | None
+
+
+def pick(jobs: Iterable[Job], wanted: str | None) -> Job | None:
+    """The job of that name; without one the latest that runs, else the latest."""
+    known = [job for job in jobs if wanted in (None, job.id) and job.books]
+    return max(known, key=lambda job: (running(job), min(map(_started_ns, job.books.values()))), default=None)
+
+
+def running(job: Job) -> bool:
+    """Whether one of its ranks lives."""
+    return any(book.alive for book in job.books.values())
+
+
+def _started_ns(book: RankTotals) -> int:
+    return int(book.identity.get("started_ns", 0))
+
+
+def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns: int) -> JobNow:
+    """A job at this moment.
+
+    Args:
+        job: held still by the caller, with at least one rank.
+        cards: of its ranks, where they are known.
+        told: verdicts that do not follow from what is in flight.
+        now_ns: the monotonic clock.
+    """
+    books = sorted(live_ranks.of_this_run(job), key=lambda book: book.rank)
+    views = [live_ranks.rank(job.id, book, now_ns) for book in books]
+    found = combined(verdicts(views, live_ranks.groups([job])), told)
+    measured, messages = _waiting(books, now_ns)
+    recent = {book.rank: _recent(book, now_ns) for book in books}
+    of_ranks = [of_rank for of_rank in recent.values() if of_rank]
+    steps = [step for of_rank in of_ranks for step in of_rank]
+    comm, comm_ranks = of_known(of_ranks, lambda steps: (shares_of(steps) or (None, None))[0])
+    exposed, exposed_ranks = of_known(of_ranks, lambda steps: (shares_of(steps) or (None, None))[1])
+    waiting = waited_for(found, measured, len(books))
+    messages = for_others(messages, waiting, measured)
+    paces = [pace for of_rank in recent.values() if (pace := _pace(of_rank, now_ns)) is not None]
+    in_flight = sorted(_in_flight(views), key=lambda line: -line.age_s)
+    latest = max(books, key=lambda book: int(book.identity["restart"]))
+    return JobNow(
+        job_id=job.id,
+        state="running" if running(job) else "ended",
+        world_size=int(latest.identity["world_size"]),
+        restarts=int(latest.identity["restart"]),
+        started_at=min(_started_ns(book) + book.offset_ns for book in books) / 1e9,
+        steps_per_s=median(paces) if paces else None,
+        step_s=median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else None,
+        steps_unavailable=next((book.steps.unavailable for book in books if book.steps.unavailable), None),
+        sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
+        comm=comm,
+        exposed=exposed,
+        comm_of=of_some(comm_ranks, len(of_ranks)).strip(),
+        exposed_of=of_some(exposed_ranks, len(of_ranks)).strip(),
+        split=split(comm, waiting, messages, late_ranks(found, waiting)),
+        says=bottleneck(comm, exposed, waiting, messages),
+        ending="" if running(job) else endings.says(live_ranks.endings(job)),
+        slots=_slots(books, now_ns),
+        ranks=[
+            _line(book, view, recent[book.rank], culprits(found).get(book.rank), cards.get(book.rank), now_ns)
+            for book, view in zip(books, views, strict=True)
+        ],
+        in_flight=in_flight[:_MOST_IN_FLIGHT],
+        in_flight_more=max(0, len(in_flight) - _MOST_IN_FLIGHT),
+        verdicts=found,
+    )
+
+
+# -- steps ------------------------------------------------------------------------------------
+
+
+def _recent(book: RankTotals, now_ns: int) -> list[StepRecord]:
+    steps = book.steps.totals.usual(now_ns)
+    lately = [step for step in steps if step.end_ns > now_ns - LATELY_NS]
+    return lately if len(lately) >= LEAST_STEPS else steps[-LEAST_STEPS:]
+
+
+def _pace(steps: list[StepRecord], now_ns: int) -> float | None:
+    """Steps per second; ``None`` where none has ended for long."""
+    usual_s = median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else 0.0
+    if steps and stands_still((now_ns - steps[-1].end_ns) / 1e9, usual_s):
+        return None
+    length_ns = steps[-1].end_ns - steps[0].start_ns if steps else 0
+    return len(steps) * 1e9 / length_ns if length_ns else None
+
+
+def _line(
+    book: RankTotals, view: RankView, steps: list[StepRecord], blamed: str | None, card: Card | None, now_ns: int
+) -> RankLine:
+    comm, exposed = shares_of(steps) or (None, None)
+    totals = book.steps.totals
+    return RankLine(
+        rank=book.rank,
+        host=view.host,
+        state=state(view),
+        verdict=blamed,
+        step=totals.recent[-1].seq if totals.recent else None,
+        step_s=median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else None,
+        comm=comm,
+        exposed=exposed,
+        wait=_waited(book, now_ns),
+        gpu=None if card is None else card.index,
+        gpu_utilization=None if card is None else card.utilization,
+    )
+
+
+# -- operations -------------------------------------------------------------------------------
+
+
+def _covered_s(books: list[RankTotals], now_ns: int) -> float:
+    """Seconds that the cells of the last minute are of, whether or not there is something in each: whole slots, and the one that has begun."""
+    begin_ns = min(-(-(now_ns + book.offset_ns - LAST_NS) // SLOT_NS) * SLOT_NS - book.offset_ns for book in books)
+    return max(1e-3, (now_ns - max(begin_ns, min(map(_started_ns, books)))) / 1e9)
+
+
+def _waiting(books: list[RankTotals], now_ns: int) -> tuple[float | None, float | None]:
+    """The shares of the latest 10 to 20 s that the ranks wait for late ones and for messages: their means; ``None``: not known, or there are none."""
+    late, messages = [], []
+    for book in books:
+        if book.mode != FULL:  # waits in what is only counted are not known
+            continue
+        begun_ns = (now_ns + book.offset_ns) // SLOT_NS * SLOT_NS - SLOT_NS
+        cells = [cell for slot_ns, _, cell in book.lately(now_ns) if slot_ns >= begun_ns]
+        covered_ns = max(1, now_ns - max(begun_ns - book.offset_ns, _started_ns(book)))
+        if any(cell.joined for cell in cells):
+            late.append(sum(cell.wait_ns for cell in cells) / covered_ns)
+        messages.append(sum(cell.p2p_wait_ns for cell in cells) / covered_ns)
+    return mean(late) if late else None, mean(messages) if any(messages) else None
+
+
+def _waited(book: RankTotals, now_ns: int) -> float | None:
+    if book.mode != FULL:  # waits in what is only counted are not known
+        return None
+    cells = [cell for _, _, cell in book.lately(now_ns)]
+    waited = [cell.wait_ns + cell.p2p_wait_ns for cell in cells if cell.joined or cell.p2p_wait_ns]
+    return sum(waited) / 1e9 / _covered_s([book], now_ns) if waited else None
+
+
+def operations(job: Job, now_ns: int) -> Operations:
+    """A job's; parameters as above."""
+    books = list(live_ranks.of_this_run(job))
+    counted = [book.counted(job.id, key, cell) for book in books for _, key, cell in book.lately(now_ns)]
+    return Operations(job.id, _covered_s(books, now_ns), summarise(counted, ["group", "op"]))
+
+
+def _in_flight(views: list[RankView]) -> Iterator[InFlightLine]:
+    for view in views:
+        for op in view.in_flight:
+            yield InFlightLine(view.rank, op.op, op.group, op.seq, op.size_bytes, age(op), op.usual_s)
+
+
+def _slots(books: list[RankTotals], now_ns: int) -> list[Slot]:
+    """The last whole slot and the one that has begun, where there is something in them."""
+    steps: dict[int, list[StepRecord]] = {}
+    sums: dict[int, dict[str, tuple[float, int]]] = {}
+    begun = {book.rank: (now_ns + book.offset_ns) // SLOT_NS * SLOT_NS for book in books}
+    for book in books:
+        since = begun[book.rank] - SLOT_NS
+        for step in book.steps.totals.recent:
+            slot = (step.end_ns + book.offset_ns) // SLOT_NS * SLOT_NS
+            if slot >= since and not step.long:
+                steps.setdefault(slot, []).append(step)
+        for slot, key, cell in book.lately(now_ns):
+            if slot >= since:
+                by_op, op = sums.setdefault(slot, {}), book.op_name(key.op)
+                bus_bytes, busy_ns = by_op.get(op, (0.0, 0))
+                by_op[op] = bus_bytes + cell.bus_bytes, busy_ns + cell.busy_ns
+    return [slot_of(at, shares_of(steps.get(at, ())), sums.get(at, {})) for at in sorted(steps.keys() | sums.keys())]

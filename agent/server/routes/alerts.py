@@ -1,0 +1,107 @@
+"""The route of the alerts that the agent itself has raised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Response
+
+from commwatch.alerting.bundles import Evidence
+from commwatch.alerting.evaluation import Alerting
+from commwatch.alerts.model import Alert
+from commwatch.server.problems import ERRORS
+from commwatch.server.questions import Problem, job_exists
+from commwatch.server.routes.params import AgentOf, JobFilter, Limit, of_app, sound_parameters
+
+AlertingOf = Annotated[Alerting, Depends(of_app("alerts", Alerting))]
+EvidenceOf = Annotated[Evidence, Depends(of_app("evidence", Evidence))]
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
+
+
+@dataclass(frozen=True)
+class AlertView:
+    """One condition on one thing. Times are Unix seconds; ``null``: not yet."""
+
+    #: Of this occurrence; the same condition later on has another.
+    id: str
+    name: str
+    #: ``info``, ``warning`` or ``critical``.
+    severity: str
+    #: ``pending``, ``firing`` or ``resolved``.
+    state: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    #: What its expression gave last; ``None``: no finite number.
+    value: float | None
+    active_at: float
+    fired_at: float | None
+    resolved_at: float | None
+
+
+@dataclass(frozen=True)
+class AlertsView:
+    """Alerts of this agent. Rules that Prometheus alone can judge have none here."""
+
+    #: Pending and firing ones, oldest first.
+    active: list[AlertView]
+    #: Those that are over, newest first.
+    past: list[AlertView]
+
+
+def view_of(alert: Alert) -> AlertView:
+    """An alert as answers show it."""
+    return AlertView(
+        id=alert.id,
+        name=alert.name,
+        severity=alert.labels.get("severity", ""),
+        state=alert.state,
+        labels=alert.labels,
+        annotations=alert.annotations,
+        value=alert.value if math.isfinite(alert.value) else None,
+        active_at=alert.active_at,
+        fired_at=alert.fired_at,
+        resolved_at=alert.resolved_at,
+    )
+
+
+@router.get("/alerts")
+def alerts(
+    agent: AgentOf,
+    alerting: AlertingOf,
+    evidence: EvidenceOf,
+    state: Literal["pending", "firing", "resolved"] | None = None,
+    severity: Literal["info", "warning", "critical"] | None = None,
+    job: JobFilter = None,
+    limit: Limit = 100,
+) -> AlertsView:
+    """The alerts that the agent has raised by itself: active ones, and those that are over, at most ``limit`` of each."""
+
+    def wanted(alert: Alert) -> bool:
+        return (
+            state in (None, alert.state)
+            and severity in (None, alert.labels.get("severity"))
+            and job in (None, alert.labels.get("job_id"))
+        )
+
+    active, past = ([alert for alert in some if wanted(alert)] for some in alerting.alerts())
+    if not active and not past:
+        job_exists(agent, job)
+    active.sort(key=lambda alert: alert.active_at)
+    shown = (evidence.linked(some[:limit]) for some in (active, past))
+    return AlertsView(*([view_of(alert) for alert in some] for some in shown))
+
+
+@router.get("/alerts/{alert_id}/evidence")
+def alert_evidence(alerting: AlertingOf, evidence: EvidenceOf, alert_id: str) -> Response:
+    """What was to be seen when an alert began to fire: ranks, verdicts, operations, steps, stacks, messages, counters."""
+    alert = next((alert for some in alerting.alerts() for alert in some if alert.id == alert_id), None)
+    if alert is None:
+        raise Problem(HTTPStatus.NOT_FOUND, f"no alert {alert_id}; /api/v1/alerts has those that there are")
+    found = evidence.read(alert)
+    if found is None:
+        raise Problem(HTTPStatus.NOT_FOUND, f"there is no evidence of alert {alert_id}, or not yet")
+    return Response(found, media_type="application/json")

@@ -1,0 +1,107 @@
+"""The routes of the query API that conclude: what is wrong, how good it could be, what to try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from commwatch.analysis import cross_node, live_ranks
+from commwatch.analysis.advice import Advice
+from commwatch.analysis.cross_node import RankParts
+from commwatch.analysis.pipelines import Pipeline, pipelines
+from commwatch.analysis.verdicts import Verdict, combined, verdicts
+from commwatch.core.ages import LAST, parse_last
+from commwatch.ingest.collective_join import MOST_PENDING
+from commwatch.server.problems import ERRORS
+from commwatch.server.questions import Efficiencies, Problem, job_exists, text_of
+from commwatch.server.routes.params import (
+    AgentOf,
+    HostOf,
+    JobFilter,
+    LogsOf,
+    Span,
+    WorkerOf,
+    answered,
+    sound_parameters,
+)
+from commwatch.server.routes.witnesses import WitnessesOf
+
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Collectives of groups that have ranks on other nodes, too. Put together with theirs they tell who is late."""
+
+    #: Most collectives of a group that are told: the latest. Where there are many groups and ranks, fewer than were asked for.
+    limit: int
+    parts: list[RankParts]
+
+
+@router.get("/verdicts")
+def job_verdicts(agent: AgentOf, witnesses: WitnessesOf, job: JobFilter = None) -> list[Verdict]:
+    """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers; then what NCCL's RAS says.
+
+    Empty: nothing is.
+    """
+    job_exists(agent, job)
+    groups = agent.groups(job)
+    with agent.live(job) as (jobs, now_ns):
+        told = live_ranks.told(jobs, groups, now_ns)
+    return combined(verdicts(agent.ranks(job), groups), told, witnesses.ras.verdicts(job))
+
+
+@router.get("/parts")
+def parts(
+    agent: AgentOf,
+    job: JobFilter = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_PENDING, description="Most collectives of a group.")] = MOST_PENDING,
+) -> Parts:
+    """The latest symmetric operations of groups that have ranks on other nodes, too: `commwatch diagnose` joins them."""
+    job_exists(agent, job)
+    with agent.live(job) as (jobs, now_ns):
+        return Parts(*cross_node.parts(jobs, now_ns, limit))
+
+
+@router.get("/efficiency", response_model=Efficiencies)
+def efficiency(worker: WorkerOf, span: Span, job: JobFilter = None) -> Response:
+    """Operations by group and size beside what they should take, with the reference, and what limits them."""
+    return answered(worker.text("efficiency", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
+
+
+@router.get("/pipelines")
+def job_pipelines(agent: AgentOf, job: JobFilter = None) -> list[Pipeline]:
+    """Pipelines of the jobs of this node: how long their stages wait for messages, in which direction, and the bubble."""
+    job_exists(agent, job)
+    with agent.live(job) as (jobs, _):
+        return pipelines(jobs)
+
+
+@router.get("/advice", response_model=list[Advice])
+def job_advice(
+    agent: AgentOf,
+    worker: WorkerOf,
+    logs: LogsOf,
+    host: HostOf,
+    job: JobFilter = None,
+    last: Annotated[
+        str, Query(description="How much of the job's end it is about, such as 90s, 5m or 2h; all: the whole job.")
+    ] = LAST,
+) -> Response:
+    """What to try in a job (the latest by default), what it should bring, and the numbers that led to it."""
+    try:
+        last_s = parse_last(last)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"last={error}") from None
+    job_exists(agent, job)
+    known = [each.job_id for each in agent.jobs()] if job is None else [job]
+    if not known:
+        return answered(text_of([]))
+    findings = [finding for view in logs.topology(known[0]) for finding in view.findings]
+    with agent.live(known[0]) as (jobs, now_ns):
+        late = live_ranks.late_now(jobs, now_ns)
+    host_view = host.view(known[0])
+    return answered(worker.text("advice", job=known[0], findings=findings, host=host_view, late=late, last_s=last_s))

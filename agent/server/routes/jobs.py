@@ -1,0 +1,178 @@
+"""The REST query API: read-only, JSON, errors as problem details (RFC 9457). Response models stand beside the routes."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import Response
+
+from commwatch import __version__
+from commwatch.analysis.summary import DIMENSIONS
+from commwatch.collectors.nccl.classes import CLASSES, OTHER
+from commwatch.core.host_views import HostView
+from commwatch.core.nccl_views import NcclMessage, Topology
+from commwatch.core.views import GroupView, JobView, RankView, StepView
+from commwatch.history.operations import Cursor, place_of
+from commwatch.server.problems import ERRORS
+from commwatch.server.questions import Collective, Operations, Problem, Summary, Wanted, job_exists
+from commwatch.server.routes.params import (
+    AgentOf,
+    HostOf,
+    JobFilter,
+    Limit,
+    LogsOf,
+    Span,
+    WorkerOf,
+    answered,
+    sound_parameters,
+)
+
+
+@dataclass(frozen=True)
+class About:
+    """The agent itself."""
+
+    version: str
+    pid: int
+    history: str
+    #: Why it is not ready; ``None`` if it is.
+    trouble: str | None
+    #: When ``/metrics`` was last fetched, and by whom; ``None``: never.
+    scraped_at: float | None
+    scraper: str | None
+    #: Unix time of the answer, by the agent's clock.
+    at: float | None = None
+
+
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
+
+
+@router.get("/about")
+def about(request: Request, agent: AgentOf) -> About:
+    """The agent itself: version, history, what troubles it, who fetches its metrics."""
+    state = request.app.state
+    scraped_at, scraper = state.scraped
+    return About(__version__, os.getpid(), str(agent.path), state.trouble(), scraped_at, scraper, time.time())
+
+
+@router.get("/jobs")
+def jobs(agent: AgentOf) -> list[JobView]:
+    """The jobs of this node, newest first."""
+    return agent.jobs()
+
+
+@router.get("/summary", response_model=Summary)
+def summary(
+    worker: WorkerOf,
+    span: Span,
+    job: JobFilter = None,
+    by: Annotated[str, Query(description=f"Comma-separated, of {', '.join(DIMENSIONS)}.")] = "group,op",
+    group: str | None = None,
+    op: str | None = None,
+    rank: int | None = None,
+) -> Response:
+    """Operations by group and op, or by what else is asked: counts, bytes, percentiles, bandwidths, waits."""
+    dimensions = [part.strip() for part in by.split(",") if part.strip()]
+    for dimension in dimensions:
+        if dimension not in DIMENSIONS:
+            raise Problem(
+                HTTPStatus.BAD_REQUEST, f"by={dimension}: unknown dimension; there are {', '.join(DIMENSIONS)}"
+            )
+    same = {"group": group, "op": op, "rank": rank}
+    return answered(
+        worker.text("summary", from_ns=span.from_ns, until_ns=span.until_ns, job=job, by=dimensions, same=same)
+    )
+
+
+@router.get("/ops", response_model=Operations, responses={200: {"content": {"text/csv": {}}}})
+def ops(
+    worker: WorkerOf,
+    span: Span,
+    job: JobFilter = None,
+    group: str | None = None,
+    group_id: str | None = None,
+    op: str | None = None,
+    rank: int | None = None,
+    seq: Annotated[int | None, Query(ge=0)] = None,
+    min_seconds: Annotated[float | None, Query(ge=0, description="Only operations that took at least so long.")] = None,
+    limit: Limit = 100,
+    cursor: Annotated[str | None, Query(description="As returned by the page before.")] = None,
+    format: Annotated[Literal["json", "csv"], Query()] = "json",  # noqa: A002 - the name in the URL
+) -> Response:
+    """Single operations, newest first."""
+    before: Cursor | None = None
+    if cursor is not None:
+        try:
+            before = place_of(cursor)
+        except ValueError:
+            raise Problem(HTTPStatus.BAD_REQUEST, f"cursor={cursor}: not one this API has given out") from None
+    same = {"group": group, "group_id": group_id, "op": op, "rank": rank, "seq": seq}
+    wanted = Wanted(span.from_ns, span.until_ns, job, same, min_seconds, before, limit)
+    return answered(worker.text("operations_csv" if format == "csv" else "operations", wanted=wanted))
+
+
+@router.get("/collectives/{group_id}/{seq}", response_model=Collective)
+def collective(worker: WorkerOf, group_id: str, seq: Annotated[int, Path(ge=0, lt=1 << 32)]) -> Response:
+    """The ranks of one collective side by side."""
+    return answered(worker.text("collective", group_id=group_id, seq=seq))
+
+
+@router.get("/steps", response_model=list[StepView])
+def steps(worker: WorkerOf, span: Span, job: JobFilter = None, rank: int | None = None, limit: Limit = 100) -> Response:
+    """Training steps, newest first."""
+    return answered(worker.text("steps", from_ns=span.from_ns, until_ns=span.until_ns, job=job, rank=rank, limit=limit))
+
+
+@router.get("/ranks")
+def ranks(agent: AgentOf, job: JobFilter = None) -> list[RankView]:
+    """The ranks of this node: state, last collective, operations in flight and for how long."""
+    job_exists(agent, job)
+    return agent.ranks(job)
+
+
+@router.get("/groups")
+def groups(agent: AgentOf, job: JobFilter = None) -> list[GroupView]:
+    """The process groups that were used."""
+    job_exists(agent, job)
+    return agent.groups(job)
+
+
+@router.get("/host")
+def host(agent: AgentOf, watch: HostOf, job: JobFilter = None) -> HostView:
+    """This node: CPU, memory, network devices, GPUs near them, what is wrong, and what collectives sent beside what was counted."""
+    job_exists(agent, job)
+    return watch.view(job)
+
+
+@router.get("/topology")
+def topology(agent: AgentOf, logs: LogsOf, job: JobFilter = None) -> list[Topology]:
+    """What the NCCL logs of running jobs say: hosts, communicators, transports, choices, findings."""
+    if job is not None and not logs.knows(job):
+        job_exists(agent, job)
+    return logs.topology(job)
+
+
+@router.get("/nccl/messages")
+def nccl_messages(
+    agent: AgentOf,
+    logs: LogsOf,
+    span: Span,
+    job: JobFilter = None,
+    message_class: Annotated[
+        str | None, Query(alias="class", description=f"One of {', '.join((*CLASSES, OTHER))}.")
+    ] = None,
+    limit: Limit = 100,
+) -> list[NcclMessage]:
+    """Warnings in the NCCL logs of running jobs, newest first."""
+    if message_class not in (None, *CLASSES, OTHER):
+        raise Problem(
+            HTTPStatus.BAD_REQUEST, f"class={message_class}: no such class; there are {', '.join((*CLASSES, OTHER))}"
+        )
+    if job is not None and not logs.knows(job):
+        job_exists(agent, job)
+    return logs.messages(job, message_class, span.from_ns / 1e9, span.until_ns / 1e9, limit)

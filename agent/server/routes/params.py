@@ -1,0 +1,153 @@
+"""What the routes of the query API share: times, windows, filters, and where the answers come from."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from http import HTTPStatus
+from typing import Annotated, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from fastapi import Depends, Query, Request, Response
+
+from commwatch.analysis.queries import QueryService
+from commwatch.core.ages import parse_age
+from commwatch.server.questions import Problem, Text
+from commwatch.server.worker import Worker
+from commwatch.watchers.host import HostWatch
+from commwatch.watchers.nccl import NcclLogs
+
+MOST_ROWS = 10_000
+#: Characters of one value; the longest sound one is a list of dimensions, or the name of a job.
+MOST_CHARACTERS = 4096
+_T = TypeVar("_T")
+
+
+def parse_time(text: str, now_s: float) -> float:
+    """Unix seconds, an ISO 8601 time, or an age such as ``15m``; raises ``ValueError``."""
+    with suppress(ValueError):
+        return now_s - parse_age(text)
+    if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
+        return float(text)
+    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+
+@dataclass(frozen=True)
+class Window:
+    """The stretch of time a query is about, in ns of wall time."""
+
+    from_ns: int
+    until_ns: int
+
+
+def window(
+    since: Annotated[
+        str | None,
+        Query(description="Begin: Unix seconds, ISO 8601, or an age such as 15m. Default: all that is kept."),
+    ] = None,
+    until: Annotated[str | None, Query(description="End, in the same forms. Default: now.")] = None,
+) -> Window:
+    """Query parameters ``since`` and ``until``."""
+    now = time.time()
+    bounds = []
+    for name, text, default in (("since", since, 0.0), ("until", until, now + 1)):
+        try:
+            value = default if text is None else parse_time(text, now)
+        except (ValueError, OverflowError):
+            raise Problem(
+                HTTPStatus.BAD_REQUEST, f"{name}={text}: give Unix seconds, an ISO 8601 time, or an age such as 15m"
+            ) from None
+        bounds.append(int(min(max(value, 0), 9e9) * 1e9))
+    if bounds[0] > bounds[1]:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"since={since} is later than until={until or 'now'}")
+    return Window(*bounds)
+
+
+Span = Annotated[Window, Depends(window)]
+JobFilter = Annotated[str | None, Query(description="Job id; default: all jobs.")]
+Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most rows to return.")]
+
+
+async def sound_parameters(request: Request) -> None:
+    """Refuse what no route can answer rightly: a misspelt parameter, which would pass for a filter that found everything, and text that is none.
+
+    Raises:
+        Problem: 400 for a parameter that the route does not have; 422 for bytes that are not UTF-8, half a surrogate pair, a NUL character, or a
+            value that is too long, in the query, the path or the body. The detail names the parameter.
+    """
+    route = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+    known = [parameter["name"] for parameter in route.get("parameters", ()) if parameter["in"] == "query"]
+    for name in request.query_params:
+        if name not in known:
+            raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
+    # Who asks without a body may have left by now, which is no fault.
+    body = await request.body() if "requestBody" in route else b""
+    for name, text in (*_in_url(request), *_in_body(body)):
+        wrong = _unsound(text)
+        if wrong is not None:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: {wrong}")
+
+
+def _in_url(request: Request) -> Iterator[tuple[str, str]]:
+    """Names and values; what is not UTF-8 in them is half a surrogate pair."""
+    query = request.scope["query_string"].decode("latin-1")
+    yield from parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+    whole = unquote_to_bytes(request.scope["raw_path"]).decode("utf-8", "surrogateescape")
+    for name, value in request.path_params.items():
+        # Of a path only the whole is there in bytes; what is not UTF-8 is U+FFFD in the value.
+        yield name, whole if "\ufffd" in value and _unsound(whole) else value
+
+
+def _in_body(body: bytes) -> Iterator[tuple[str, str]]:
+    """The texts of a JSON body, each under the name of the outermost key that it belongs to; keys as well."""
+    try:
+        found = json.loads(body) if body else None
+    except (ValueError, RecursionError):  # the route says what is wrong with it
+        return
+    waiting = [("body", found)] if not isinstance(found, dict) else [(key, {key: found[key]}) for key in found]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, str):
+            yield name, value
+        elif isinstance(value, dict):
+            waiting += [(name, part) for item in value.items() for part in item]
+        elif isinstance(value, list):
+            waiting += [(name, part) for part in value]
+
+
+def _unsound(text: str) -> str | None:
+    if len(text) > MOST_CHARACTERS:
+        return f"{len(text)} characters; at most {MOST_CHARACTERS} are taken"
+    if "\0" in text:
+        return "there is a NUL character in it"
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        return "it is not UTF-8"
+    return None
+
+
+def of_app(name: str, kind: type[_T]) -> Callable[[Request], _T]:
+    """What ``application`` has left for the routes under a name."""
+
+    def get(request: Request) -> _T:
+        found = getattr(request.app.state, name)
+        assert isinstance(found, kind)
+        return found
+
+    return get
+
+
+AgentOf = Annotated[QueryService, Depends(of_app("agent", QueryService))]
+LogsOf = Annotated[NcclLogs, Depends(of_app("logs", NcclLogs))]
+HostOf = Annotated[HostWatch, Depends(of_app("host", HostWatch))]
+WorkerOf = Annotated[Worker, Depends(of_app("worker", Worker))]
+
+
+def answered(text: Text) -> Response:
+    """What the worker has answered, as it is."""
+    return Response(text.body, headers=dict(text.headers), media_type=text.media_type)

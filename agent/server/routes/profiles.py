@@ -1,0 +1,74 @@
+"""The routes that ask for a profile and tell what became of it: the only ones that make anything happen."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from commwatch.collectors.wire.profile_files import MOST_SECONDS, MOST_STEPS
+from commwatch.server.problems import ERRORS, PROBLEM
+from commwatch.server.questions import Problem
+from commwatch.server.routes.params import of_app, sound_parameters
+from commwatch.watchers.profiles import NotThere, Profile, Profiles, Refused
+
+router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
+_CONFLICT = {"description": "The job does not run, or is being profiled already.", **PROBLEM}
+_NOT_JSON = {"description": "The body is not declared to be JSON.", **PROBLEM}
+
+
+class Wanted(BaseModel):
+    """Which profile."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    job: str
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 3
+    ranks: Annotated[
+        list[Annotated[int, Field(ge=0)]] | None, Field(min_length=1, description="Default: all of this node.")
+    ] = None
+    timeout_s: Annotated[
+        float, Field(gt=0, le=MOST_SECONDS, description="Nobody begins later, and who is at it stops.")
+    ] = 120.0
+
+
+ProfilesOf = Annotated[Profiles, Depends(of_app("profiles", Profiles))]
+
+
+def _declared_json(request: Request) -> None:
+    """A page in somebody's browser can send anything here but this, without asking first."""
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if declared != "application/json":
+        raise Problem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"content-type={declared or 'none'}: send application/json, and say so"
+        )
+
+
+@router.post(
+    "/profiles",
+    status_code=HTTPStatus.ACCEPTED,
+    responses={409: _CONFLICT, 415: _NOT_JSON},
+    dependencies=[Depends(_declared_json)],
+)
+def ask(profiles: ProfilesOf, wanted: Wanted) -> Profile:
+    """Ask the trainers of a job on this node to run torch.profiler for a few steps."""
+    try:
+        return profiles.ask(wanted.job, wanted.steps, wanted.ranks, wanted.timeout_s)
+    except NotThere as error:
+        raise Problem(HTTPStatus.NOT_FOUND, str(error)) from None
+    except Refused as error:
+        raise Problem(HTTPStatus.CONFLICT, str(error)) from None
+    except OSError as error:
+        detail = f"the request cannot be written: {error.strerror or error} ({error.filename})"
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
+
+
+@router.get("/profiles/{profile_id}")
+def profile(profiles: ProfilesOf, profile_id: Annotated[str, Path(description="As POST has answered.")]) -> Profile:
+    """How far a profile is, and what it says: rank by rank, beside what the probe recorded of the same steps."""
+    found = profiles.get(profile_id)
+    if found is None:
+        raise Problem(HTTPStatus.NOT_FOUND, f"no profile '{profile_id}' here")
+    return found

@@ -1,0 +1,152 @@
+"""The process that answers an agent's questions to its history; ``worker.py`` is the other end, and starts it.
+
+It has its own interpreter, so that what takes long to answer keeps nothing else in the agent waiting, and its own bound of memory. What the
+history has not yet, it asks the agent for. It imports no web server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import sqlite3
+from collections.abc import Callable
+from http import HTTPStatus
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commwatch.analysis.queries import QueryService
+from commwatch.core.cells import Counted
+from commwatch.core.views import RankView
+from commwatch.history.chunks import Damaged, Piece
+from commwatch.history.opening import StoreError
+from commwatch.reference.references import References
+from commwatch.server.questions import QUESTIONS, Problem, text_of
+
+#: Address space, in bytes. The dearest answer, advice on a job of 100,000 steps, takes 180 MB, 34 of them the interpreter.
+MOST_BYTES = 1 << 28
+#: The trainers come first, and the intake.
+NICE = 10
+
+
+class Begin(NamedTuple):
+    """What the process has to know before the first question."""
+
+    history: Path
+    references: Path
+
+
+class Question(NamedTuple):
+    """One question."""
+
+    name: str
+    arguments: dict[str, Any]
+    #: The setting ``links``.
+    links: dict[str, str]
+    #: The answer is wanted as it is sent, not as an object.
+    as_text: bool
+
+
+class Cells(NamedTuple):
+    """A request to the agent for ``live_cells``. The agent sends ``True`` when the history is to be frozen, waits for ``True``, and sends the cells."""
+
+    from_ns: int
+    until_ns: int
+    job: str | None
+
+
+class Ranks(NamedTuple):
+    """Asked of the agent: ``live_ranks``."""
+
+
+class Found(NamedTuple):
+    """The answer to a question."""
+
+    answer: Any
+    #: Pieces of the history that proved to be damaged, and what to say of them.
+    damaged: list[tuple[Piece, str]]
+
+
+class Wrong(NamedTuple):
+    """Why there is none."""
+
+    status: HTTPStatus
+    detail: str
+
+
+class _Damaged(Damaged):
+    """Collects what proves to be damaged, for the agent to count and log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[Piece, str] = {}
+
+    def note(self, piece: Piece, says: str) -> None:
+        self.found[piece] = says
+
+
+class _Agent(QueryService):
+    """Has the books of the agent at the other end."""
+
+    def __init__(self, begin: Begin, links: dict[str, str], damaged: Damaged, agent: Connection) -> None:
+        super().__init__(begin.history, references=References(begin.references, links), damaged=damaged)
+        self._agent = agent
+
+    def live_cells(
+        self, from_ns: int, until_ns: int, job: str | None, freeze: Callable[[], object]
+    ) -> list[tuple[int, Counted]] | None:
+        self._agent.send(Cells(from_ns, until_ns, job))
+        self._agent.recv()
+        freeze()
+        self._agent.send(True)
+        cells: list[tuple[int, Counted]] = self._agent.recv()
+        return cells
+
+    def live_ranks(self) -> dict[str, RankView]:
+        self._agent.send(Ranks())
+        ranks: dict[str, RankView] = self._agent.recv()
+        return ranks
+
+
+def answered(question: Question, begin: Begin, connection: Connection) -> Found | Wrong:
+    """The answer to one question."""
+    damaged = _Damaged()
+    agent = _Agent(begin, question.links, damaged, connection)
+    try:
+        answer = QUESTIONS[question.name](agent, **question.arguments)
+        found = text_of(answer) if question.as_text else answer
+    except Problem as problem:
+        return Wrong(problem.status, problem.detail)
+    except (StoreError, sqlite3.Error) as error:
+        return Wrong(HTTPStatus.SERVICE_UNAVAILABLE, f"the history cannot be read: {error}")
+    return Found(found, list(damaged.found.items()))
+
+
+def serve(connection: Connection) -> None:
+    """Answer until the other end is closed."""
+    with contextlib.suppress(EOFError, OSError):
+        begin: Begin = connection.recv()
+        while True:
+            question: Question = connection.recv()
+            try:
+                reply: Found | Wrong = answered(question, begin, connection)
+            except MemoryError:
+                detail = f"the answer takes more than {MOST_BYTES >> 20} MiB of memory; ask for less (since, until, job, limit)"
+                reply = Wrong(HTTPStatus.SERVICE_UNAVAILABLE, detail)
+            connection.send(reply)
+            del question, reply
+            gc.collect()
+
+
+def main(descriptor: int) -> None:
+    """Serve a connection, as the whole work of a process."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal means the agent, which ends this process
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    os.nice(NICE)
+    with contextlib.suppress(OSError):  # rather this process than the agent, where memory runs out
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    serve(Connection(descriptor))

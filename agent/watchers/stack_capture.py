@@ -1,0 +1,155 @@
+"""What a stuck trainer of this machine can be made to tell from outside: Python stacks, and PyTorch's Flight Recorder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from commwatch.analysis.flight_recorder_analysis import take, told
+from commwatch.analysis.verdicts import Verdict
+from commwatch.collectors.node.flight_recorder import BadDump
+from commwatch.core.views import RankView
+from commwatch.runtime.concurrency import at_once, wait_until
+
+_STACK_S = 20.0
+#: Trainers asked at a time.
+_AT_ONCE = 16
+#: PyTorch looks at the pipe about once a second, and writes some megabytes.
+_DUMP_S = 15.0
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one rank was made to tell."""
+
+    job_id: str
+    rank: int
+    #: ``python_stack``, or ``flight_recorder``: then the first line of ``text`` names the file, on the trainer's own disk.
+    kind: str
+    text: str
+
+
+def evidence(found: list[Verdict], ranks: list[RankView], hostname: str) -> list[Evidence]:
+    """Of the ranks that verdicts are about and that run here: stacks, where ``py-spy`` is installed and allowed to, and a dump of the
+    Flight Recorder, where the job keeps a pipe for it (``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``)."""
+    about = {(verdict.job_id, rank) for verdict in found for rank in (*verdict.ranks, *verdict.waiting)}
+    here = [
+        (view, view.visible_pid)
+        for view in ranks
+        if (view.job_id, view.rank) in about and view.host == hostname and view.state == "running" and view.visible_pid
+    ]
+    dumps = [future.result() for future in at_once(lambda at: _recorded(at[0].rank, at[1]), here, _AT_ONCE)]
+    stacks = [future.result() for future in at_once(lambda at: stack(at[1]), here, _AT_ONCE)]
+    taken = []
+    for (view, _), python, dump in zip(here, stacks, dumps, strict=True):
+        if python is not None:
+            taken.append(Evidence(view.job_id, view.rank, "python_stack", python))
+        if dump is not None:
+            taken.append(Evidence(view.job_id, view.rank, "flight_recorder", dump))
+    return taken
+
+
+def stack(pid: int) -> str | None:
+    """The Python stacks of a process by ``py-spy``; ``None`` where that is not to be had."""
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if program is None:
+        return None
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_STACK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.rstrip() if done.returncode == 0 else None
+
+
+def flight_recorder(rank: int, pid: int, proc: Path = _PROC, timeout_s: float = _DUMP_S) -> Path | None:
+    """Have PyTorch dump its Flight Recorder; returns the file, as the trainer calls it, or ``None`` where there is none.
+
+    Any byte in the pipe ``<TORCH_NCCL_DEBUG_INFO_PIPE_FILE><rank>.pipe`` makes ProcessGroupNCCL write its latest operations to
+    ``<TORCH_FR_DUMP_TEMP_FILE><rank>``, without disturbing the training.
+    """
+    env = _environment(proc / str(pid))
+    stem = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    if not stem:
+        return None
+    dump = Path(f"{_dump_stem(env)}{rank}")
+    seen = _inside(proc, pid, dump)
+    before = _changed(seen)
+    if not _poke(_inside(proc, pid, Path(f"{stem}{rank}.pipe"))):
+        return None
+    return dump if wait_until(lambda: _written(seen, before), timeout_s) else None
+
+
+def _recorded(rank: int, pid: int) -> str | None:
+    """The file that a rank's Flight Recorder was dumped to, and what it says of the rank's groups."""
+    dump = flight_recorder(rank, pid)
+    if dump is None:
+        return None
+    try:
+        lines = told(take(_inside(_PROC, pid, dump), rank))
+    except (BadDump, OSError) as error:
+        lines = [f"it cannot be read: {getattr(error, 'strerror', None) or error}"]
+    return "\n".join([str(dump), *lines])
+
+
+def recorder(rank: int, pid: int, proc: Path = _PROC) -> str:
+    """Whether a rank's Flight Recorder can be asked for a dump: ``off``, ``works``, or ``down`` where its pipe is not there."""
+    stem = _environment(proc / str(pid)).get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    if not stem:
+        return "off"
+    return "works" if _inside(proc, pid, Path(f"{stem}{rank}.pipe")).is_fifo() else "down"
+
+
+def _environment(process: Path) -> Mapping[str, str]:
+    try:
+        entries = (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs}
+
+
+def _dump_stem(env: Mapping[str, str]) -> str:
+    for variable in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        if env.get(variable):
+            return env[variable]
+    cache = env.get("XDG_CACHE_HOME") or f"{env.get('HOME') or '/tmp'}/.cache"
+    return f"{cache}/torch/comm_lib_trace_rank_"
+
+
+def _inside(proc: Path, pid: int, path: Path) -> Path:
+    """A path of the trainer's as seen from here: it may live in a container, or mean a relative path."""
+    base = proc / str(pid) / ("root" if path.is_absolute() else "cwd")
+    return base / str(path).lstrip("/")
+
+
+def _poke(pipe: Path) -> bool:
+    try:
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # fails where nobody reads
+        try:
+            return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1\n") > 0
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _written(path: Path, before: int) -> bool:
+    """It has changed since, and not for a moment."""
+    changed = _changed(path)
+    return changed > before and time.time_ns() - changed > 300_000_000

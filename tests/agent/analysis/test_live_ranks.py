@@ -1,0 +1,151 @@
+"""What live books alone tell, for ``/metrics``: which ranks live, and what is wrong for how long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from commwatch.analysis.verdicts import Verdict
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire import ring
+from commwatch.ingest.jobs import Aggregate
+from commwatch.ingest.rank_totals import RankTotals
+from commwatch.prometheus.exporter import MOST_CULPRITS, MOST_VERDICTS, Exporter
+from tests.agent.server.routes.test_jobs import rings_of
+from tests.helpers import MS, Trainer, agent, group_entry, identity, operation, wait_for
+
+S = 1000 * MS
+NOW = 100 * S
+Found = dict[tuple[str, ...], float]
+
+
+def rank(aggregate: Aggregate, number: int, *, inside_s: float | None = None, size: int = 2, **who: Any) -> RankTotals:
+    """A rank that lives and is at collective 7 of a group of all: inside for so long, or not there yet."""
+    book = aggregate.open(f"ring-{number}-{who}", identity(rank=number, world_size=size, **who))
+    book.learn([group_entry(0, tuple(range(size)), "world", group_id="w")])
+    book.last_seq[0], book.heartbeat_ns = 6, NOW
+    if inside_s is not None:
+        fields = operation(start_ns=0, end_ns=0, launch_ns=NOW - int(inside_s * S), seq=7)
+        book.in_flight = [ev.Record._make((1, *fields, 1))]
+    return book
+
+
+def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:
+    """What the intake writes down of a rank that lives no more."""
+    book.alive, book.closed_properly, book.gone_ns = False, properly, gone_ns
+
+
+def scraped(aggregate: Aggregate, metric: str, *told: Verdict) -> Found:
+    """The series of one metric, by the values of its labels as docs/metrics.md orders them."""
+    registry = CollectorRegistry()
+    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list, told=lambda: list(told)))
+    families = [family for family in registry.collect() if family.name == f"commwatch_{metric}"]
+    return {tuple(sample.labels.values()): sample.value for family in families for sample in family.samples}
+
+
+def test_rank_up() -> None:
+    """A rank is up while it lives, down once it was lost, and not there once it has ended properly."""
+    aggregate = Aggregate()
+    rank(aggregate, 0)
+    lost(rank(aggregate, 1))
+    lost(rank(aggregate, 2), properly=True)
+    assert scraped(aggregate, "rank_up") == {("job", "0"): 1, ("job", "1"): 0}
+
+
+def test_rank_up_is_of_the_latest_life() -> None:
+    """A rank that was lost is none of a restart's, nor of a later run of the same name: it is not missed there."""
+    elastic = Aggregate()
+    for number in (0, 1):
+        lost(rank(elastic, number))
+    rank(elastic, 0, restart=1)
+    assert scraped(elastic, "rank_up") == {("job", "0"): 1}
+    again = Aggregate()
+    for number in (0, 1, 2):
+        lost(rank(again, number, started_ns=0), gone_ns=50 * S)
+    rank(again, 0, started_ns=60 * S)
+    assert scraped(again, "rank_up") == {("job", "0"): 1}
+    lost(rank(again, 1, started_ns=61 * S), gone_ns=70 * S)
+    assert scraped(again, "rank_up") == {("job", "0"): 1, ("job", "1"): 0}
+
+
+def test_verdict_of_a_lost_rank() -> None:
+    """A verdict has stood for as long as the longest of those who wait; the culprit is a label. There is none where all is well."""
+    aggregate = Aggregate()
+    rank(aggregate, 0, inside_s=60)
+    other = rank(aggregate, 1)
+    assert scraped(aggregate, "verdict_seconds") == {("job", "world", "w", "stalled", "1"): 60}
+    lost(other)
+    assert scraped(aggregate, "verdict_seconds") == {("job", "world", "w", "hang", "1"): 60}
+    well = Aggregate()
+    for number in (0, 1):
+        rank(well, number, inside_s=0.1)
+    assert scraped(well, "verdict_seconds") == {}
+
+
+def test_straggler() -> None:
+    """A straggler is told of, too."""
+    aggregate = Aggregate()
+    for number, took_ms in ((0, 60), (1, 10)):
+        ends = [(seq, NOW - S + seq * 100 * MS) for seq in range(-90, 10)]
+        made = [operation(start_ns=end - took_ms * MS, end_ns=end, seq=seq + 90) for seq, end in ends]
+        rank(aggregate, number).ingest(b"".join(ev.RECORD.pack(n + 1, *m, n + 1) for n, m in enumerate(made)))
+    assert list(scraped(aggregate, "verdict_seconds")) == [("job", "world", "w", "straggler", "1")]
+    assert scraped(aggregate, "straggler_wait_ratio") == {("job", "world", "w", "1"): pytest.approx(0.5)}
+
+
+def verdict(since_s: float, ranks: list[int], group_id: str = "w") -> Verdict:
+    """What NCCL's RAS might say."""
+    return Verdict("hang", "dead", "job", group_id, "world", 7, "all_reduce", ranks, [], since_s, "", "ras")
+
+
+def test_verdicts_are_bounded() -> None:
+    """At most 16 verdicts have series, the oldest, and 8 ranks of each; one that names no rank has an empty label."""
+    many = [verdict(n, list(range(100)), f"g{n}") for n in range(MOST_VERDICTS + 5)]
+    found = scraped(Aggregate(), "verdict_seconds", *many)
+    assert len(found) == MOST_VERDICTS * MOST_CULPRITS
+    assert min(found.values()) == 5
+    assert {labels[-1] for labels in found} == {str(number) for number in range(8)}
+    assert scraped(Aggregate(), "verdict_seconds", verdict(9, [])) == {("job", "world", "w", "hang", ""): 9}
+
+
+def test_two_verdicts_alike() -> None:
+    """Where two witnesses tell the same, the one that has stood longer counts."""
+    found = scraped(Aggregate(), "verdict_seconds", verdict(3, [1]), verdict(30, [1]), verdict(8, [1, 2]))
+    assert found == {("job", "world", "w", "hang", "1"): 30, ("job", "world", "w", "hang", "2"): 8}
+
+
+def test_agent_tells_of_a_killed_rank(tmp_path: Path) -> None:
+    """With real processes: a killed rank is down and to blame in /metrics as at /api/v1/verdicts; one that ended is not there."""
+    with agent(tmp_path) as running, ExitStack() as stack:
+        about: dict[str, Any] = {"wall_offset_ns": time.time_ns() - time.monotonic_ns(), "world_size": 3}
+        names = group_entry(0, (0, 1), "pair", group_id="p")
+        ranks = []
+        for number in range(3):
+            who = identity(rank=number, started_ns=time.monotonic_ns(), **about)
+            ranks.append(stack.enter_context(Trainer(rings_of(tmp_path) / f"job.r0.{number}.ring", who)))
+            ranks[-1].call("name", [(names,)])
+
+        def ups() -> list[float | None]:
+            found = running.samples()
+            return [found.get(f'commwatch_rank_up{{job_id="job",rank="{number}"}}') for number in range(3)]
+
+        wait_for(lambda: ups() == [1, 1, 1], "the ranks")
+        ranks[0].call("begin", [operation(start_ns=0, end_ns=0, launch_ns=time.monotonic_ns(), seq=7)])
+        ranks[1].kill()
+        ranks[2].call("close", [(time.monotonic_ns(),)])
+        wait_for(lambda: ups() == [1, 0, None], "the killed and the ended rank")
+        labels = 'group="pair",group_id="p",job_id="job",kind="hang",rank="1"'
+        for_s = wait_for(lambda: running.samples().get(f"commwatch_verdict_seconds{{{labels}}}"), "the verdict")
+        (told,) = running.get("/api/v1/verdicts?job=job")
+        assert (told["kind"], told["cause"], told["ranks"]) == ("hang", "dead", [1])
+        assert told["since_s"] == pytest.approx(for_s, abs=30)
+        ranks[0].call("end", [(slot,) for slot in range(ring.IN_FLIGHT_SLOTS)])
+        wait_for(
+            lambda: not any(name.startswith("commwatch_verdict") for name in running.samples()), "the verdict to go"
+        )

@@ -1,0 +1,209 @@
+"""``commwatch probe install``: a trainer without commwatch is watched, and whoever imports while it changes sees it whole."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePath
+
+import pytest
+
+from commwatch import __version__
+from commwatch.deploy import probe_bundle
+from commwatch.deploy.probe_bundle import CannotInstall, install
+from tests.bare import bare_python
+from tests.e2e.torchjob import read_rings
+from tests.helpers import clean_env, commwatch, free_port
+from tests.test_packaging import TREE
+
+#: One operation of one rank.
+TRAIN = "import torch.distributed as dist, torch; dist.init_process_group('gloo'); dist.all_reduce(torch.ones(4)); dist.destroy_process_group()"
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a trainer."""
+    return bare_python(tmp_path_factory.mktemp("bare") / "venv")
+
+
+def trainer_env(directory: Path, **more: str) -> dict[str, str]:
+    """What a trainer has in its environment, according to what the command says, as the one rank of a job."""
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return clean_env(PYTHONPATH=str(directory), COMMWATCH="1", COMMWATCH_JOB="job", **rank, **more)
+
+
+def front(directory: Path) -> str:
+    """The file that says which version counts."""
+    return (directory / "commwatch" / "__init__.py").read_text()
+
+
+def tree(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file and when it was written."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path.relative_to(directory)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def other_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on another version is installed: one with a module that shows which it is."""
+    parts = probe_bundle.parts()
+    marked = {
+        PurePath("collectors/wire/c10d_table.py"): parts[PurePath("collectors/wire/c10d_table.py")] + b"\nNEW = True\n"
+    }
+    monkeypatch.setattr(probe_bundle, "parts", lambda: {**parts, **marked})
+
+
+def test_trainer_without_commwatch(python: Path, tmp_path: Path) -> None:
+    """With the folder on PYTHONPATH and COMMWATCH=1 a bare Python records, and without the folder it has no commwatch."""
+    done = commwatch("probe", "install", tmp_path / "probe")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    assert f"PYTHONPATH={tmp_path / 'probe'} COMMWATCH=1" in done.stdout
+    env = trainer_env(tmp_path / "probe", COMMWATCH_DIR=str(tmp_path / "run"), COMMWATCH_HOOK="python")
+    ran = subprocess.run([python, "-c", TRAIN], env=env, cwd="/", capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    (rank,) = read_rings(tmp_path / "run")
+    assert [rank.op(record) for record in rank.operations] == ["all_reduce"]
+    without = subprocess.run(
+        [python, "-c", "import commwatch"], env=clean_env(), cwd="/", capture_output=True, check=False
+    )
+    assert b"No module named 'commwatch'" in without.stderr
+
+
+def test_commands_beside_it(tmp_path: Path) -> None:
+    """A command that finds the probe instead of its own modules says so in one line, with what to do, and that is what helps."""
+    install(tmp_path / "probe")
+    program = str(Path(sys.executable).with_name("commwatch"))
+    for command in ([program, "--version"], [sys.executable, "-m", "commwatch", "run", "--", "true"]):
+        env = clean_env(PYTHONPATH=str(tmp_path / "probe"))
+        done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert str(tmp_path / "probe") in done.stderr
+        assert "env -u PYTHONPATH commwatch" in done.stderr
+    helped = ["env", "-u", "PYTHONPATH", program, "--version"]
+    assert (
+        subprocess.run(helped, env=env, cwd="/", capture_output=True, text=True, check=True).stdout
+        == f"commwatch {__version__}\n"
+    )
+
+
+def test_native_hook(python: Path, tmp_path: Path) -> None:
+    """The sources of the native hook come along: the bare Python looks for a built one under the same name as a whole commwatch."""
+    install(tmp_path / "probe")
+    code = (
+        "from commwatch.collectors.probe.native import library as l; print(l.folder({'HOME': '/h'}, l.torch_facts()))"
+    )
+    found = [
+        subprocess.run([at, "-c", code], env=env, cwd="/", capture_output=True, text=True, check=True).stdout
+        for at, env in ((str(python), clean_env(PYTHONPATH=str(tmp_path / "probe"))), (sys.executable, clean_env()))
+    ]
+    assert found[0] == found[1] != ""
+    status = [str(python), "-m", "commwatch.collectors.probe.native.build", "status", "--json"]
+    said = subprocess.run(
+        status, env=clean_env(PYTHONPATH=str(tmp_path / "probe")), cwd="/", capture_output=True, text=True, check=False
+    )
+    assert json.loads(said.stdout)["torch"], said.stderr
+
+
+def test_every_module_of_the_trainer() -> None:
+    """All that runs in the trainer comes along."""
+    here = [path for room in ("wire", "probe") for path in (TREE / "collectors" / room).rglob("*.py")]
+    assert len(here) > 25
+    assert {PurePath(path.relative_to(TREE)) for path in here} <= set(probe_bundle.parts())
+
+
+def test_twice_changes_nothing(tmp_path: Path) -> None:
+    """A second run writes no file and leaves nothing else behind."""
+    install(tmp_path)
+    before = tree(tmp_path)
+    assert install(tmp_path) == tmp_path
+    assert tree(tmp_path) == before
+
+
+def test_readable_for_others(tmp_path: Path) -> None:
+    """Whatever the umask, other users may read all of it, and write none."""
+    old = os.umask(0o077)
+    try:
+        install(tmp_path / "new" / "probe")
+    finally:
+        os.umask(old)
+    for path in (tmp_path / "new" / "probe").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644), path
+    assert stat.S_IMODE((tmp_path / "new" / "probe").stat().st_mode) == 0o755
+
+
+def test_upgrade_under_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has begun to import goes on with the old version, though another has come; who begins afterwards has the new one."""
+    install(tmp_path)
+    code = "import commwatch, sys; print('begun', flush=True); sys.stdin.readline(); import commwatch.collectors.wire.c10d_table as t; print(hasattr(t, 'NEW'))"
+    begun = subprocess.Popen(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(tmp_path)}, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert begun.stdout is not None
+    assert begun.stdout.readline() == "begun\n"
+    other_version(monkeypatch)
+    install(tmp_path)
+    assert begun.communicate("go\n", timeout=60)[0] == "False\n"
+    fresh = [sys.executable, "-S", "-c", "import commwatch.collectors.wire.c10d_table as t; print(hasattr(t, 'NEW'))"]
+    done = subprocess.run(fresh, env={"PYTHONPATH": str(tmp_path)}, cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    """Several that install at the same time leave one whole probe, and nothing of their own."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: commwatch("probe", "install", tmp_path), range(8)))
+    assert sorted(path.name for path in tmp_path.iterdir() if "commwatch-" not in path.name) == [
+        "commwatch",
+        "commwatch.dist-info",
+    ]
+    (whole,) = tmp_path.glob(".commwatch-*")
+    assert {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()} == {
+        path.as_posix() for path in probe_bundle.parts()
+    }
+    assert [path.name for path in (tmp_path / "commwatch").iterdir()] == ["__init__.py"]
+
+
+def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What breaks off in the middle leaves the version before in force."""
+    install(tmp_path)
+    before = tree(tmp_path)
+    other_version(monkeypatch)
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(CannotInstall, match="No space left"):
+        install(tmp_path)
+    assert tree(tmp_path) == before
+
+
+def test_one_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever versions were there, Python finds one distribution, with our version and the entry point that torch looks for."""
+    install(tmp_path)
+    monkeypatch.setattr(probe_bundle, "_METADATA", probe_bundle._METADATA.replace(__version__, "9.9.9"))
+    install(tmp_path)
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    assert (found.name, found.version) == ("commwatch", "9.9.9")
+    ((group, value),) = [(each.group, each.value) for each in found.entry_points]
+    assert (group, value) == ("torch.backends", "commwatch.collectors.torch_entry:autoload")
+    pyproject = (TREE / "pyproject.toml").read_text()
+    assert f'[project.entry-points."{group}"]\ncommwatch = "{value}"' in pyproject
+
+
+def test_refused(tmp_path: Path) -> None:
+    """A commwatch that came otherwise is left alone; where nothing can be written, one line says so; a colon cannot stand in PYTHONPATH."""
+    theirs = tmp_path / "site" / "commwatch"
+    theirs.mkdir(parents=True)
+    shutil.copy(TREE / "agent" / "__init__.py", theirs)
+    (tmp_path / "file").touch()
+    for place, says in (
+        (tmp_path / "site", "choose another"),
+        (tmp_path / "file" / "x", "Not a directory"),
+        (tmp_path / "a:b", "':'"),
+    ):
+        done = commwatch("probe", "install", place)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+        assert says in done.stderr
+    assert front(tmp_path / "site") == (TREE / "agent" / "__init__.py").read_text()

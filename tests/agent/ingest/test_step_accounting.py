@@ -1,0 +1,243 @@
+"""Shares of steps: what counts as a step like others, and when there is a share at all."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.cells import SHARE_WINDOW_NS, StepRecord
+from commwatch.core.views import StepView
+from commwatch.history.history import History
+from commwatch.history.opening import StoreError, connect
+from commwatch.history.schema import SCHEMA_VERSION, UPGRADES
+from commwatch.history.store import Writer
+from commwatch.ingest.step_accounting import LEAST_NEIGHBOURS, StepBook, comm_share, exposed_share, of_known, total
+from commwatch.prometheus.exporter import Exporter
+from commwatch.report import report
+from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation, write_ring
+
+S = 1000 * MS
+
+
+def stepped(*durations_ms: float, comm: float = 0.2) -> StepBook:
+    """A rank whose steps took so long, a part of each in communication; the first mark is at 1 s."""
+    book = StepBook()
+    ends = list(accumulate((int(ms * MS) for ms in durations_ms), initial=S))
+    for seq, end in enumerate(ends):
+        if seq:
+            start = ends[seq - 1]
+            book.busy("data").add(start, start + int(comm * (end - start)))
+        book.mark(record(seq, end))
+    return book
+
+
+def record(seq: int, end_ns: int) -> ev.Record:
+    return ev.Record._make((seq + 1, *mark(seq, end_ns), seq + 1))
+
+
+def share(book: StepBook, now_ns: int) -> float:
+    """The comm share; nothing is known of exposure here."""
+    shares = book.totals.shares(now_ns)
+    assert shares is not None
+    assert shares[1] is None
+    return shares[0]
+
+
+def long_ones(book: StepBook) -> list[int]:
+    """Numbers of the long steps, as the store would know them in the end."""
+    last = {step.seq: step.long for step in book.take()}
+    return [seq for seq, long in last.items() if long]
+
+
+@pytest.mark.parametrize(
+    ("durations", "long"),
+    [
+        ([100] * 10, []),
+        ([5000] + [100] * 9, [1]),  # the first step compiles
+        ([100] * 9 + [5000, 100], [10]),  # a checkpoint
+        ([100] * 3 + [900] + [100] * 6, [4]),  # among the first
+        ([100, 100, 100, 5000], []),  # too few to tell
+        ([100, 250] * 10, []),  # a loop of two kinds of steps is no trouble
+        ([10 * 1.05**n for n in range(30)], []),  # growing steadily
+    ],
+    ids=["alike", "warm-up", "checkpoint", "early", "few", "alternating", "growing"],
+)
+def test_long_steps(durations: list[float], long: list[int]) -> None:
+    """A step is long if it took over three times the median of those before it; the first ones, of the first six."""
+    book = stepped(*durations)
+    assert long_ones(book) == long
+    assert book.totals.long == len(long)
+    assert book.totals.count == len(durations)
+
+
+def test_long_steps_do_not_poison_the_share() -> None:
+    """The rolling share leaves long steps out: a checkpoint without communication does not hide 40 %."""
+    book = stepped(*[100] * 20, comm=0.4)
+    now = S + 20 * 100 * MS
+    book.mark(record(21, now + 30 * S))
+    assert share(book, now + 30 * S) == pytest.approx(0.4)
+    assert (book.totals.comm_ns or 0) / book.totals.duration_ns < 0.05
+
+
+def test_steps_that_take_on_are_taken_on() -> None:
+    """Where steps become longer for good, they are long only until half of their neighbours are like them."""
+    book = stepped(*[100] * 40, *[500] * 40)
+    assert long_ones(book) == list(range(41, 41 + 16))
+
+
+def test_long_steps_of_a_report(tmp_path: Path) -> None:
+    """Steps and long steps of a report are in one unit: those of a rank, of which several ranks have as many."""
+    watch = Watch(tmp_path)
+    for rank in (0, 1):
+        ends = [n * 100 * MS + (5 * S if n > 10 else 0) for n in range(20)]
+        ring = write_ring(tmp_path / "rings", [mark(n, end) for n, end in enumerate(ends)], rank=rank)
+        ring.close(30 * S)
+        ring.release()
+    watch.tick(31 * S)
+    made = report.build(watch.agent, "job", watch.agent.path, "again")
+    assert made is not None
+    assert made.long_steps is not None
+    assert (made.steps, made.long_steps.count, made.long_steps.longest_seq) == (19, 1, 11)
+    assert made.long_steps.seconds == made.long_steps.longest_s == pytest.approx(5.1)
+    assert dict(report.headlines(made))["long steps"].startswith(
+        "1 of a rank's, the longest 5.10 s, number 11 of rank 0"
+    )
+
+
+def test_share_needs_steps() -> None:
+    """There is no share of fewer than three steps, nor once a rank has not stepped for a minute and three of its steps."""
+    assert stepped().totals.shares(S) is None
+    assert stepped(100, 100).totals.shares(S) is None
+    book = stepped(100, 100, 100)
+    end = book.totals.recent[-1].end_ns
+    assert share(book, end) == pytest.approx(0.2)
+    assert book.totals.shares(end + SHARE_WINDOW_NS) is not None
+    assert book.totals.shares(end + SHARE_WINDOW_NS + 1) is None
+    slow = stepped(*[100_000] * 4)
+    end = slow.totals.recent[-1].end_ns
+    assert share(slow, end + 299 * S) == pytest.approx(0.2)
+    assert slow.totals.shares(end + 301 * S) is None
+
+
+def test_window() -> None:
+    """The share is that of the steps of the last minute, and at least of the last five."""
+    book = stepped(*[100] * 700)
+    assert 600 <= len(book.totals.recent) <= 602
+    assert len(stepped(*[100_000] * 20).totals.recent) == LEAST_NEIGHBOURS
+
+
+def test_parts_of_steps() -> None:
+    """A share of steps together is their parts over their time; of no steps, of unknown parts, or of no time there is none."""
+    step = StepView("job", 0, 1, 0.0, 2.0, 2.0, 0.0, None, None, None, {}, None, long=False)
+    other = replace(step, duration_s=6.0, comm_s=2.0, exposed_s=1.0)
+    assert (total([0.0, 2.0]), total([0.0]), total([]), total([1.0, None])) == (2.0, 0.0, None, None)
+    assert (total([1.0] * 99 + [None]), total([1.0] * 98 + [None])) == (99.0, None)
+    assert (comm_share([step, other]), comm_share([step]), comm_share([])) == (0.25, 0.0, None)
+    assert exposed_share([step, other]) is None
+    assert exposed_share([other]) == 1 / 6
+    assert exposed_share([*[other] * 9, replace(step, comm_s=0.5)]) == 1 / 6  # one in ten is not known
+    assert exposed_share([*[other] * 8, replace(step, comm_s=0.5)]) is None
+    assert comm_share([replace(other, duration_s=0.0)]) is None
+
+
+def test_share_of_some_ranks() -> None:
+    """If the share of one rank is unknown, the share of the other ranks and their number are returned."""
+    known = StepView("job", 0, 1, 0.0, 2.0, 2.0, 0.5, 0.5, 0.25, 0.25, {}, None, long=False)
+    steps = [[known], [replace(known, rank=1)], [replace(known, rank=2, exposed_s=None, exposed_share=None)]]
+    assert of_known(steps, comm_share) == (0.25, 3)
+    assert of_known(steps, exposed_share) == (0.125, 2)
+    assert of_known([], comm_share) == (None, 0)
+
+
+def _forget_the_fourth(db: sqlite3.Connection) -> None:
+    """What the third version did not have."""
+    for table in ("ring", "grp", "name", "chunk", "rollup", "step"):
+        db.execute(f"ALTER TABLE {table} DROP COLUMN crc")
+    db.execute("ALTER TABLE ring DROP COLUMN ending")
+    db.execute("DROP TABLE job_exit")
+
+
+def test_history_of_the_first_version(tmp_path: Path) -> None:
+    """A history made before steps had groups is brought up to date, and keeps its steps."""
+    path = tmp_path / "h.sqlite"
+    store = Writer(path)
+    ring = store.ring("a", identity(), 0)
+    store.close()
+    db = connect(path, write=True)
+    db.execute("ALTER TABLE grp DROP COLUMN backend")
+    _forget_the_fourth(db)
+    for column in ("groups", "p2p_wait_ns", "long"):
+        db.execute(f"ALTER TABLE step DROP COLUMN {column}")
+    db.execute("INSERT INTO step VALUES (?, 7, 10, 20, 5, NULL)", (ring.id,))
+    db.execute("PRAGMA user_version = 1")
+    db.close()
+    assert set(UPGRADES) == set(range(1, SCHEMA_VERSION))
+    with pytest.raises(StoreError, match="start an agent on it"):
+        History(path)
+    Writer(path).close()
+    with History(path) as history:
+        assert history.steps(0, 100, [ring.id]) == [(ring.id, 7, 10, 20, 5, None, {}, None, False)]
+
+
+def test_history_of_the_second_version(tmp_path: Path) -> None:
+    """A history made when each step's communication was a number keeps its steps, and takes ones of which it is not known."""
+    path = tmp_path / "h.sqlite"
+    store = Writer(path)
+    ring = store.ring("a", identity(), 0)
+    store.close()
+    db = connect(path, write=True)
+    _forget_the_fourth(db)
+    db.execute("DROP TABLE step")
+    db.execute(
+        "CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL,"
+        " comm_ns INTEGER NOT NULL, exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER,"
+        " long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"
+    )
+    db.execute("CREATE INDEX step_end ON step (end_ns)")
+    db.execute("INSERT INTO step VALUES (?, 7, 10, 20, 5, NULL, '[[\"dp\", 5]]', 3, 1)", (ring.id,))
+    db.execute("PRAGMA user_version = 2")
+    db.close()
+    writer = Writer(path)
+    writer.steps(ring._replace(wall_offset_ns=0), [StepRecord(8, 20, 30, None, None)], None)
+    assert writer.commit()
+    writer.close()
+    with History(path) as history:
+        assert history.steps(0, 100, [ring.id]) == [
+            (ring.id, 8, 20, 30, None, None, {}, None, False),
+            (ring.id, 7, 10, 20, 5, None, {"dp": 5}, 3, True),
+        ]
+
+
+def test_operations_without_times(tmp_path: Path) -> None:
+    """Of a step in which collectives ran whose ends nobody saw, as on NCCL by default, the share is not known, and never 0."""
+    watch = Watch(tmp_path)
+    with Trainer(watch.rings / "job.r0.0.ring", identity(world_size=1)) as trainer:
+        trainer.call("name", [(group_entry(0, (0, 1), "dp"),)])
+        trainer.write([mark(0, 0, exposed_ns=0)])
+        for n in range(10):
+            at = n * 100 * MS
+            known = operation(start_ns=at + MS, end_ns=at + 41 * MS, seq=2 * n)
+            unseen = operation(start_ns=at + 50 * MS, end_ns=at + 50 * MS, seq=2 * n + 1, flags=ev.UNTIMED)
+            trainer.write([known, *([unseen] if n >= 6 else []), mark(n + 1, at + 100 * MS, exposed_ns=30 * MS)])
+            watch.tick(at + 100 * MS)
+        steps = watch.agent.steps(0, 1 << 62, "job", None, 100)[::-1]
+        assert [step.comm_s for step in steps] == [pytest.approx(0.04)] * 6 + [None] * 4
+        assert [(step.comm_share, step.exposed_s, step.group_shares) for step in steps[6:]] == [(None, None, {})] * 4
+        exporter = Exporter(watch.aggregate, threading.RLock(), lambda: 1000 * MS, list)
+        names = {sample.name for family in exporter.collect() for sample in family.samples}
+        assert {"commwatch_steps_total", "commwatch_step_seconds_total"} <= names
+        assert not names & {
+            "commwatch_comm_share_ratio",
+            "commwatch_step_comm_seconds_total",
+            "commwatch_exposed_comm_share_ratio",
+        }
+        assert watch.agent.slots(0, 1 << 62, "job") == []
+        said = report.build(watch.agent, "job", watch.path, "")
+        assert said is not None
+        assert "not known: 29 % of the operations have no times; docs/hooks.md says why" in report.text(said)

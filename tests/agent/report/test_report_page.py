@@ -1,0 +1,184 @@
+"""The report of a finished job as people open it: from disk, in Chromium, wide and narrow, in the dark and in the light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import expect
+
+from commwatch.analysis.queries import QueryService
+from commwatch.collectors.wire import events as ev
+from commwatch.core.views import WaitView
+from commwatch.report import charts, html_frame, report, report_page
+from commwatch.report.svg import STYLE
+from tests.agent.commands.test_top import row
+from tests.agent.report.test_svg import HOSTILE
+from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
+
+if TYPE_CHECKING:
+    from tests.browser import Chromium
+
+MIB = 1 << 20
+#: Operations of a step: when they are launched, in which group, what, of how many bytes, and for how long they run.
+STEP = (
+    (100, 1, "all_gather", 24 * MIB, 9),
+    (220, 1, "all_gather", 96 * MIB, 31),
+    (340, 1, "all_gather", 24 * MIB, 10),
+    (450, 1, "reduce_scatter", 96 * MIB, 33),
+    (560, 0, "all_reduce", 8 * MIB, 5),
+    (600, 0, "all_reduce", 64 * MIB, 36),
+    (680, 0, "all_reduce", 256 * MIB, 130),
+    (830, 0, "barrier", 0, 1),
+)
+#: The first operation in which all take part.
+FIRST_OF_ALL = 4
+LATE_MS, PERIOD_MS = 220, 900
+
+
+def step_of(rank: int, ranks: int, n: int, begin_ms: int, slow_ms: int) -> Iterator[tuple[int, ...]]:
+    """The operations of one step of one rank; the last rank but two comes ``slow_ms`` late, its half waits for it, the others for them."""
+    late, mates = rank == ranks - 3, rank >= ranks // 2
+    for k, (at_ms, group, op, size, takes_ms) in enumerate(STEP):
+        behind_ms = slow_ms if late or (mates and k > 0) or k > FIRST_OF_ALL else 0
+        began_ms = at_ms + behind_ms + (3 * rank + 5 * n + k) % 4
+        ended_ms = at_ms + 4 + (slow_ms if mates or group == 0 else 0) + takes_ms * (30 + (13 * n + 7 * k) % 10) // 30
+        begin_ns, end_ns = ((begin_ms + ms) * MS for ms in (began_ms, ended_ms))
+        flags, seq = 0 if size else ev.NO_SIZE, n * len(STEP) + k
+        yield operation(op, start_ns=begin_ns, end_ns=end_ns, seq=seq, size=size, group=group, flags=flags)
+
+
+def job_of(
+    directory: Path, ranks: int, steps: int, late: range, names: tuple[str, str] = ("dp", "tp"), **who: Any
+) -> QueryService:
+    """The history of a job of two tensor-parallel halves, in which one rank is late in the steps ``late``."""
+    begins_ms = list(accumulate((PERIOD_MS + 7 * n % 23 + LATE_MS * (n in late) for n in range(steps)), initial=0))
+    watch, half = Watch(directory), ranks // 2
+    with ExitStack() as running:
+        trainers = []
+        for rank in range(ranks):
+            about = identity(rank=rank, world_size=ranks, **who)
+            trainers.append(running.enter_context(Trainer(watch.rings / f"job.r0.{rank}.ring", about)))
+            mine = range(half) if rank < half else range(half, ranks)
+            groups = [
+                group_entry(0, tuple(range(ranks)), names[0], group_id="all", backend="nccl"),
+                group_entry(1, tuple(mine), names[1], group_id=f"half-{mine[0]}", backend="nccl"),
+            ]
+            trainers[-1].call("name", [(entry,) for entry in groups])
+        # As it went: what is joined is counted when its last rank is read.
+        for first in range(0, steps, 2):
+            for rank, trainer in enumerate(trainers):
+                records: list[tuple[int, ...]] = []
+                for n in range(first, min(first + 2, steps)):
+                    slow_ms = LATE_MS * (n in late)
+                    records += step_of(rank, ranks, n, begins_ms[n], slow_ms)
+                    records.append(mark(n, begins_ms[n + 1] * MS, exposed_ns=(110 + n % 7 * 10 + slow_ms) * MS))
+                trainer.write(records)
+            watch.tick(begins_ms[min(first + 2, steps)] * MS)
+        for trainer in trainers:
+            trainer.call("close", [(1,)])
+    watch.tick((begins_ms[-1] + 20_000) * MS)
+    return QueryService(watch.path)
+
+
+def written(agent: QueryService, to: Path, job: str, **otherwise: Any) -> str:
+    """The address of the page of a job's report."""
+    built = report.build(agent, job, Path("/var/lib/commwatch/history-node1.sqlite"), f"commwatch report {job}")
+    assert built is not None
+    to.write_text(report_page.html(replace(built, **otherwise), charts.gather(agent, job)), encoding="utf-8")
+    return to.as_uri()
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of eight ranks over six minutes; in the third rank 5 is late."""
+    directory = tmp_path_factory.mktemp("usual")
+    agent = job_of(directory, 8, 400, range(130, 200), job="pretrain-8b", host="node1", hook="native")
+    return written(agent, directory / "report.html", "pretrain-8b")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_readable(chromium: Chromium, usual: str, width: int, dark: bool) -> None:
+    """Everything can be read, its tables open or not; every plot lies within the window, and is as large as a plot has to be."""
+    with chromium.visit(usual, width=width, dark=dark) as visit:
+        visit.picture(f"report-{width}-{'dark' if dark else 'light'}")
+        visit.assert_readable()
+        boxes = [plot.bounding_box() for plot in visit.page.get_by_role("img").all()]
+        assert len(boxes) == 6
+        for box in boxes:
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+            assert box["width"] >= 300
+            assert box["height"] >= 50
+        for numbers in visit.page.get_by_text("the numbers").all():
+            numbers.click()
+        visit.assert_readable()
+    assert visit.requests == [usual]
+
+
+def test_who_is_late_is_seen(chromium: Chromium, usual: str) -> None:
+    """The matrix of ranks and time shows by its colours which rank the others wait for, and when; its words say so, too."""
+    with chromium.visit(usual) as visit:
+        matrix = visit.page.get_by_role("img", name="Waiting by rank and time")
+        opacity = "cells => cells.map(cell => [cell.textContent.split(':')[0].split(', '), getComputedStyle(cell).fillOpacity])"
+        strong = {
+            (rank, at) for (rank, at), strength in matrix.locator("rect").evaluate_all(opacity) if float(strength) > 0.4
+        }
+    assert {rank for rank, _ in strong} == {f"rank {rank}" for rank in (0, 1, 2, 3, 4, 6, 7)}
+
+
+def test_many_ranks(chromium: Chromium, tmp_path: Path) -> None:
+    """Of a node with 64 ranks every row can be told from its neighbours on a telephone, too."""
+    waits = [row({"rank": rank, "group": group}, wait_s=rank % 9) for rank in range(64) for group in ("dp", "tp", "pp")]
+    at = [WaitView(rank, 10 * i, 10, abs(rank - i)) for rank in range(64) for i in range(30)]
+    body = charts.figures(charts.Material([], [], waits, at, {}, []))
+    (tmp_path / "report.html").write_text(html_frame.page("64 ranks", body, STYLE), encoding="utf-8")
+    for width in (1280, 400):
+        with chromium.visit((tmp_path / "report.html").as_uri(), width=width) as visit:
+            visit.picture(f"report-64-ranks-{width}")
+            visit.assert_readable()
+            assert visit.page.get_by_role("img").count() == 2
+
+
+def test_hostile_names(chromium: Chromium, tmp_path: Path) -> None:
+    """Names of jobs, hosts, groups and operations that are markup, or longer than a window, are text, and break nothing."""
+    long = "a_name_that_is_far_too_long_to_be_shown" * 20
+    markup = HOSTILE.encode(errors="ignore").decode()
+    for name in (markup, "<img src=x onerror=alert(1)>", long):
+        agent = job_of(tmp_path / str(len(name)), 4, 20, range(0), (name, name[::-1]), job="job", host=name)
+        url = written(agent, tmp_path / "report.html", "job", command=name, history=name, hooks=[name])
+        for width in (1280, 400):
+            with chromium.visit(url, width=width) as visit:
+                visit.picture(f"report-hostile-{len(name)}-{width}")
+                visit.assert_readable()
+                assert visit.page.locator("script, img").count() == 0
+                assert not set("\x1b\u202e") & set(visit.page.content())
+
+
+def test_little_known(chromium: Chromium, tmp_path: Path) -> None:
+    """The report of a job of which next to nothing was seen is a page like any other."""
+    agent = job_of(tmp_path, 2, 0, range(0))
+    with chromium.visit(written(agent, tmp_path / "report.html", "job"), width=400) as visit:
+        visit.picture("report-empty")
+        visit.assert_readable()
+        expect(visit.page.get_by_role("img")).to_have_count(0)
+
+
+def test_waits_over_time_are_all_waits(tmp_path: Path) -> None:
+    """Who waited when adds up to what the summary has of each rank, from roll-ups and from what is in none yet."""
+    agent = job_of(tmp_path, 4, 40, range(10, 20))
+    _, rows = agent.summary(0, 1 << 62, ["rank"], {"job_id": "job"})
+    sums: dict[object, float] = {}
+    for each in agent.waits("job"):
+        sums[each.rank] = sums.get(each.rank, 0.0) + each.wait_s
+    assert sums == pytest.approx({row.by["rank"]: row.wait_s for row in rows})
+    assert {each.length_s for each in agent.waits("job")} == {10.0}
+    assert len({each.start_at for each in agent.waits("job")}) == 4
+    assert agent.waits("another") == []

@@ -1,0 +1,103 @@
+"""What may be slow, asked by an event loop that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from commwatch.runtime.offload import Aside
+from tests.helpers import PATIENCE_S
+
+
+@pytest.fixture
+def go() -> Iterator[threading.Event]:
+    """Lets calls that wait for it end; set at the end whatever happens."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_one_call_for_all_who_ask_meanwhile(go: threading.Event) -> None:
+    """Who asks while a call is under way gets its answer; who asks afterwards has another made."""
+    calls: list[int] = []
+
+    def call() -> int:
+        calls.append(len(calls))
+        go.wait(PATIENCE_S)
+        return calls[-1]
+
+    async def ask() -> None:
+        aside = Aside("slow", call)
+        asked = [asyncio.create_task(aside.ask(PATIENCE_S)) for _ in range(5)]
+        await asyncio.sleep(0)
+        go.set()
+        assert await asyncio.gather(*asked) == [0] * 5
+        assert await aside.ask(PATIENCE_S) == 1
+
+    asyncio.run(ask())
+
+
+def test_next_call_begins_before_the_answer_is_taken() -> None:
+    """Who asked gets the answer of that call, though the next has begun when the loop comes to it."""
+
+    async def ask() -> None:
+        aside = Aside("quick", lambda: 1)
+        found: list[int] = []
+
+        async def again() -> None:
+            for _ in range(200):
+                found.append(await aside.ask(PATIENCE_S))
+
+        await asyncio.gather(*(again() for _ in range(8)))
+        assert found == [1] * 1600
+
+    asyncio.run(ask())
+
+
+def test_patience(go: threading.Event) -> None:
+    """A call that takes too long is given up by who asked, not begun anew, and its answer is for who asks later."""
+    calls: list[None] = []
+
+    def call() -> str:
+        calls.append(None)
+        go.wait(PATIENCE_S)
+        return "late"
+
+    async def ask() -> None:
+        aside = Aside("slow", call)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await aside.ask(0.01)
+        asked = asyncio.create_task(aside.ask(PATIENCE_S))
+        await asyncio.sleep(0)
+        go.set()
+        assert (await asked, len(calls)) == ("late", 1)
+
+    asyncio.run(ask())
+
+
+def test_errors_are_of_who_asks() -> None:
+    """What the call raises is raised where it was asked for."""
+
+    def call() -> None:
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        asyncio.run(Aside("broken", call).ask(PATIENCE_S))
+
+
+def test_loop_that_has_ended(go: threading.Event) -> None:
+    """A call that outlives its loop ends quietly."""
+
+    async def ask() -> None:
+        with pytest.raises(TimeoutError):
+            await Aside("late", lambda: go.wait(PATIENCE_S)).ask(0.01)
+
+    asyncio.run(ask())
+    (thread,) = [each for each in threading.enumerate() if each.name == "late"]
+    go.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()

@@ -1,0 +1,92 @@
+"""What goes wrong beside the intake: said once, told in ``/metrics``, and tried again; the rest goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from commwatch.collectors.registry import Reading
+from commwatch.config import load
+from commwatch.daemon import Daemon
+from commwatch.runtime.periodic import Beside, known
+from commwatch.watchers.nccl import NcclLogs
+from tests.helpers import Trainer, operation, wait_for
+
+
+def test_a_look_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """An error nobody has thought of is said once with its traceback, and the next looks are made; so is that it is over."""
+    stop, looks, closed = threading.Event(), iter([None, KeyError("a"), KeyError("b"), None, None]), threading.Event()
+    states: list[bool] = []
+
+    def tick() -> None:
+        states.append(beside.failing)
+        result = next(looks, ...)
+        if result is ...:
+            stop.set()
+        elif result is not None:
+            raise result
+
+    beside = Beside("odd", tick, 0.0, stop, closed.set)
+    with caplog.at_level(logging.INFO, "commwatch"):
+        beside.thread.start()
+        beside.thread.join(60)
+    assert closed.is_set()
+    assert states == [False, False, True, True, False, False]
+    first, second = caplog.records
+    assert (first.levelname, second.getMessage()) == ("ERROR", "odd: working again")
+    assert "KeyError: 'a'" in caplog.text
+    assert "in tick" in caplog.text
+
+
+def test_what_it_said_before_is_not_told() -> None:
+    """While a thread fails its collector is down, also one that has no readings; those of others stay."""
+    fine = [Reading("a", (), 1.0)]
+    stop = threading.Event()
+    bad, good, quiet = (Beside(name, lambda: None, 1.0, stop) for name in ("bad", "good", "quiet"))
+    bad.failing = quiet.failing = True
+    assert known([("bad", fine), ("good", fine)], [bad, good, quiet]) == [
+        ("bad", None),
+        ("good", fine),
+        ("quiet", None),
+    ]
+
+
+def test_agent_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """An agent one of whose threads runs into what it does not know takes records in, says so once, and its ``/metrics`` does, too."""
+    looks = threading.Semaphore(0)
+
+    def tick(self: NcclLogs) -> None:
+        looks.release()
+        raise RecursionError("nobody has thought of it")
+
+    monkeypatch.setattr(NcclLogs, "tick", tick)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # the agent is no main thread here
+    with Trainer(tmp_path / "run" / "rings" / "a.ring") as trainer, caplog.at_level(logging.ERROR, "commwatch"):
+        trainer.write([operation(start_ns=0, end_ns=9)] * 5)
+        daemon = Daemon(load({}, None, dir=tmp_path / "run", state=tmp_path / "state", port=0))
+        running = threading.Thread(target=daemon.run)
+        running.start()
+        try:
+            for _ in range(3):
+                assert looks.acquire(timeout=60)
+            wait_for(lambda: daemon._intake.read == 5, "the records")
+            page = generate_latest(daemon._registry).decode()
+        finally:
+            daemon.stop()
+            running.join(60)
+    assert 'commwatch_collector_up{collector="nccl_log"} 0.0' in page
+    assert 'op="all_reduce",rank="0"} 5.0' in page
+    (said,) = [record for record in caplog.records if "nccl_log" in record.getMessage()]
+    assert said.exc_info is not None
+
+
+def test_web_server_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent whose web server ends by itself ends, too, and says that it failed: its supervisor starts another."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    daemon = Daemon(load({}, None, dir=tmp_path / "run", state=tmp_path / "state", port=0))
+    monkeypatch.setattr(daemon._server, "run", lambda **_: None)
+    assert daemon.run() is False

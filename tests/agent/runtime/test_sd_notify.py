@@ -1,0 +1,97 @@
+"""What a supervisor is told: when the agent answers, that its intake lives, that it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from commwatch.config import load
+from commwatch.daemon import Daemon
+from commwatch.runtime.sd_notify import ALIVE, READY, STOPPING, tell
+from tests.helpers import agent, clean_env, wait_for
+
+
+@contextmanager
+def supervisor(address: str) -> Iterator[socket.socket]:
+    """A socket such as systemd's, which keeps what it is told."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
+        listening.setblocking(False)
+        yield listening
+
+
+def told(listening: socket.socket) -> list[str]:
+    """All that it has been told since it was last asked."""
+    found = []
+    while True:
+        try:
+            found.append(listening.recv(4096).decode())
+        except BlockingIOError:
+            return found
+
+
+def test_life_of_an_agent(tmp_path: Path) -> None:
+    """Ready when it answers, alive again and again, stopping when it is ended, and what comes is in this order."""
+    with supervisor(str(tmp_path / "notify")) as listening:
+        heard: list[str] = []
+
+        def times(state: str) -> int:
+            heard.extend(told(listening))
+            return heard.count(state)
+
+        with agent(tmp_path / "run", env=clean_env(NOTIFY_SOCKET=str(tmp_path / "notify"))) as running:
+            wait_for(lambda: times(ALIVE) >= 3 and times(READY), "signs of life")
+            running.process.terminate()
+            assert running.process.wait(60) == 0
+            assert (times(READY), times(STOPPING)) == (1, 1)
+        assert heard.index(READY) < heard.index(STOPPING)
+        assert set(heard) == {READY, ALIVE, STOPPING}
+
+
+def test_stuck_intake_is_not_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the intake does not come to its end nothing is said of its life; afterwards it is."""
+    address = str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    daemon = Daemon(load(os.environ, None, dir=str(tmp_path / "run"), port=0))
+    (tmp_path / "run" / "rings").mkdir(exist_ok=True)
+    ticking = threading.Thread(target=daemon._tick)
+
+    def in_the_intake() -> bool:
+        frame = sys._current_frames().get(ticking.ident or 0)
+        while frame is not None and not frame.f_code.co_filename.endswith("intake.py"):
+            frame = frame.f_back
+        return frame is not None
+
+    with supervisor(address) as listening:
+        with daemon._lock:
+            ticking.start()
+            wait_for(in_the_intake, "the intake to wait for the lock")
+            assert told(listening) == []
+        ticking.join(60)
+        assert told(listening) == [ALIVE]
+
+
+def test_addresses(tmp_path: Path) -> None:
+    """A path and an abstract address are heard; nobody there, no address, or a full mailbox is no error and no waiting."""
+    for address in (str(tmp_path / "notify"), f"@commwatch-test-{os.getpid()}"):
+        with supervisor(address) as listening:
+            tell(READY, {"NOTIFY_SOCKET": address})
+            assert told(listening) == [READY]
+    for nobody in (
+        {},
+        {"NOTIFY_SOCKET": ""},
+        {"NOTIFY_SOCKET": str(tmp_path / "none")},
+        {"NOTIFY_SOCKET": "vsock:2:1"},
+    ):
+        tell(READY, nobody)
+    with supervisor(str(tmp_path / "full")) as listening:
+        for _ in range(10_000):
+            tell(ALIVE, {"NOTIFY_SOCKET": str(tmp_path / "full")})
+        assert 0 < len(told(listening)) < 10_000

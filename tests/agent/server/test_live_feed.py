@@ -1,0 +1,68 @@
+"""What the live page looks at, asked by several threads at once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.server.live_feed import LiveFeed
+from commwatch.server.services import Watchers
+from tests.helpers import PATIENCE_S, Watch, operation, write_ring
+
+
+class Moment(float):
+    """A time that lets something happen when it is compared the first time."""
+
+    def __new__(cls, at: float, then: list[threading.Thread]) -> Moment:
+        made = super().__new__(cls, at)
+        made.then = then
+        return made
+
+    then: list[threading.Thread]
+
+    def __lt__(self, other: float) -> bool:
+        while self.then:
+            other_thread = self.then.pop()
+            other_thread.start()
+            other_thread.join(1.0)  # where a lock keeps it waiting it goes on later
+        return super().__lt__(other)
+
+
+def test_what_is_told_of_two_jobs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that ask about different jobs at the same moment each get their own job's, and neither is worked out again."""
+    watch = Watch(tmp_path)
+    for job in ("a", "b", "c"):
+        write_ring(watch.rings, [operation(start_ns=0, end_ns=9)], job=job)
+    watch.tick()
+    told: list[str] = []
+
+    def tell(self: LiveFeed, job: str) -> bytes:
+        told.append(job)
+        return json.dumps(job).encode()
+
+    monkeypatch.setattr(LiveFeed, "_tell", tell)
+    then: list[threading.Thread] = []
+    nothing: Any = None
+    watchers = Watchers(*[nothing] * len(Watchers._fields))
+    look = LiveFeed(watch.agent, nothing, watchers, lambda: None, lambda: Moment(100.0, then))
+    assert look.told("c") == b'"c"'
+    found: list[bytes] = []
+    meanwhile = threading.Thread(target=lambda: found.append(look.told("b")))
+    original = LiveFeed._tell
+
+    def told_then_disturbed(self: LiveFeed, job: str) -> bytes:
+        text = original(self, job)
+        if job == "a":
+            then.append(meanwhile)
+        return text
+
+    monkeypatch.setattr(LiveFeed, "_tell", told_then_disturbed)
+    assert look.told("a") == b'"a"'
+    meanwhile.join(PATIENCE_S)
+    assert found == [b'"b"']
+    assert [look.told(job) for job in "abc"] == [b'"a"', b'"b"', b'"c"']
+    assert told == ["c", "a", "b"]

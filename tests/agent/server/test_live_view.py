@@ -1,0 +1,247 @@
+"""What the live page shows of a moment, from books made by hand, and that its plots go on where the history ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.analysis.time_buckets import Slot, slot_of
+from commwatch.analysis.verdicts import Verdict
+from commwatch.collectors.probe.governor import SAMPLING
+from commwatch.collectors.wire import events as ev
+from commwatch.collectors.wire.events import Record
+from commwatch.core.cells import SLOT_NS
+from commwatch.ingest.jobs import Aggregate, Job
+from commwatch.ingest.rank_totals import RankTotals
+from commwatch.server.live_view import Card, JobNow, job_now, operations, pick, running
+from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed
+
+SECOND = 1000 * MS
+#: Steps of 100 ms of which 40 ms are communication, 30 ms of them exposed.
+STEPS = 20
+
+
+def steps(rank: int, number: int = STEPS, unseen: Collection[int] = ()) -> list[tuple[int, ...]]:
+    """Records of steps; rank 1 comes 10 ms late into each operation, which ends 50 ms after the step began, or is not seen to end."""
+    found = [mark(0, 0, exposed_ns=0)]
+    for n in range(number):
+        start = n * 100 * MS
+        begins = start + (20 if rank == 1 else 10) * MS
+        flags = ev.UNTIMED if n in unseen else 0
+        found.append(operation(start_ns=begins, end_ns=start + 50 * MS, seq=n, size=4_000_000, flags=flags))
+        found.append(mark(n + 1, start + 100 * MS, exposed_ns=30 * MS))
+    return found
+
+
+def job(*ranks: list[tuple[int, ...]], **who: Any) -> Job:
+    """A job with these ranks, which have done this."""
+    aggregate = Aggregate()
+    for rank, records in enumerate(ranks):
+        about = identity(rank=rank, world_size=len(ranks), **who)
+        book = aggregate.open(f"r{rank}", about)
+        book.learn([group_entry(0, tuple(range(len(ranks))), "dp")])
+        for first in range(0, len(records), 64):
+            book.ingest(packed(*records[first : first + 64], first=first))
+    return next(iter(aggregate.jobs.values()))
+
+
+def now(
+    shown: Job, now_ns: int = 2 * SECOND, cards: dict[int, Card] | None = None, told: tuple[Verdict, ...] = ()
+) -> JobNow:
+    """A moment of it."""
+    return job_now(shown, cards or {}, told, now_ns)
+
+
+def books(shown: Job) -> list[RankTotals]:
+    """Of its ranks."""
+    return list(shown.books.values())
+
+
+def test_waiting_for_late_ranks() -> None:
+    """Where more than half of the communication is waiting for a late rank, the page does not blame the network."""
+    ranks = []
+    for begins_ms in (10, 75):  # of 100; both end at 90
+        records = [mark(0, 0, exposed_ns=0)]
+        for n in range(STEPS):
+            at = n * 100 * MS
+            records.append(operation(start_ns=at + begins_ms * MS, end_ns=at + 90 * MS, seq=n, size=4_000_000))
+            records.append(mark(n + 1, at + 100 * MS, exposed_ns=15 * MS))
+        ranks.append(records)
+    found = now(job(*ranks))
+    assert found.comm == pytest.approx((80 + 15) / 200)
+    assert found.says == "above 30 %: late ranks are the bottleneck, not the network"
+    assert found.split == "15 % transfer, 32 % waiting for late ranks"
+
+
+def test_shares_and_steps() -> None:
+    """Shares are communication over step time of all ranks here, the pace that of one rank, and the 30 % line speaks."""
+    found = now(job(steps(0), steps(1)))
+    assert found.comm == pytest.approx((40 + 30) / 200)
+    assert found.exposed == pytest.approx(0.3)
+    assert found.step_s == pytest.approx(0.1)
+    assert found.steps_per_s == pytest.approx(10)
+    assert found.says == "above 30 %: communication is the bottleneck"
+    assert [line.comm for line in found.ranks] == [pytest.approx(0.4), pytest.approx(0.3)]
+    assert [line.step for line in found.ranks] == [STEPS] * 2
+
+
+def test_no_pace_in_a_hang() -> None:
+    """Once no step has ended for five seconds there is no pace any more; steps that take as long still have one."""
+    shown = job(steps(0), steps(1))
+    assert now(shown, 6 * SECOND).steps_per_s == pytest.approx(10)
+    assert now(shown, 8 * SECOND).steps_per_s is None
+    slow = job([mark(n, n * 10 * SECOND) for n in range(6)])
+    assert now(slow, 75 * SECOND).steps_per_s == pytest.approx(0.1)
+
+
+def test_probe_that_sheds() -> None:
+    """Of ranks that do not record everything the page says so, and how long they waited is not known."""
+    shown = job(steps(0), steps(1))
+    assert now(shown).sheds is None
+    for book in books(shown):
+        book.mode = SAMPLING
+    found = now(shown)
+    assert found.sheds is not None
+    assert "one in sixteen operations of ranks 0-1" in found.sheds
+    assert [line.wait for line in found.ranks] == [None, None]
+
+
+def test_only_the_latest_steps() -> None:
+    """A moment is of the steps of the last ten seconds; of longer steps of the latest three; of none once there were none for long."""
+    slow = [mark(0, 0)]
+    for n in range(30):
+        share = 20 if n < 25 else 80
+        slow.append(operation(start_ns=n * SECOND, end_ns=n * SECOND + share * 10 * MS, seq=n))
+        slow.append(mark(n + 1, (n + 1) * SECOND))
+    shown = job(slow)
+    assert now(shown, 30 * SECOND).comm == pytest.approx((5 * 0.2 + 5 * 0.8) / 10)
+    assert now(shown, 60 * SECOND).comm == pytest.approx(0.8)
+    later = now(shown, 200 * SECOND)
+    assert (later.comm, later.exposed, later.step_s, later.steps_per_s, later.says) == (None, None, None, None, "")
+
+
+def test_unknown_is_absent() -> None:
+    """A job without steps, waits, GPUs or times has none of them, and no zeros."""
+    found = now(job([operation(start_ns=1, end_ns=2, flags=ev.UNTIMED)], []))
+    line = found.ranks[0]
+    assert (found.comm, found.exposed, found.step_s) == (None, None, None)
+    assert (line.step, line.step_s, line.comm, line.exposed, line.wait, line.gpu, line.gpu_utilization) == (None,) * 7
+    assert [slot.busbw for slot in found.slots] == [{}]
+    (row,) = operations(job([operation(start_ns=1, end_ns=2, flags=ev.UNTIMED)]), SECOND).rows
+    assert (row.busbw, row.p50_s, row.wait_s) == (None, None, None)
+
+
+def test_waits_and_cards() -> None:
+    """What a rank waited for the late one is a part of the last minute; a card is shown with what it does."""
+    found = now(job(steps(0), steps(1)), cards={1: Card(5, 0.75)})
+    assert found.ranks[0].wait == pytest.approx(STEPS * 10 * MS / (2 * SECOND))
+    assert found.ranks[1].wait == 0
+    assert [(line.gpu, line.gpu_utilization) for line in found.ranks] == [(None, None), (5, 0.75)]
+
+
+def test_verdicts_mark_their_ranks() -> None:
+    """What is in flight for too long is a verdict, which marks its culprit; so does one that is told from elsewhere."""
+    shown = job(steps(0), steps(1))
+    stuck = Record._make((1, *operation(start_ns=2 * SECOND, end_ns=0, seq=STEPS), 1))
+    books(shown)[0].in_flight = [stuck]
+    late = Verdict("straggler", "late", "job", "dp-0", "dp", None, "all_reduce", [0], [1], 30.0, "rank 0 is late")
+    found = now(shown, 40 * SECOND, told=(late,))
+    assert [verdict.kind for verdict in found.verdicts] == ["stalled", "straggler"]
+    assert [(line.rank, line.verdict) for line in found.ranks] == [(0, "straggler"), (1, "stalled")]
+    (line,) = found.in_flight
+    assert (line.rank, line.op, line.seq) == (0, "all_reduce", STEPS)
+    assert line.age_s == pytest.approx(38)
+    assert line.usual_s == pytest.approx(0.04, rel=0.03)
+
+
+def test_many_in_flight() -> None:
+    """The longest fifty are named, the others counted."""
+    shown = job(steps(0))
+    books(shown)[0].in_flight = [
+        Record._make((1, *operation(start_ns=n * MS, end_ns=0, seq=n), 1)) for n in reversed(range(60))
+    ]
+    found = now(shown)
+    assert [line.seq for line in found.in_flight] == list(range(50))
+    assert found.in_flight_more == 10
+
+
+def test_operations_of_the_last_minute() -> None:
+    """Sums say of how many seconds they are; what is older than a minute is not in them."""
+    found = operations(job(steps(0), steps(1)), 2 * SECOND)
+    (row,) = found.rows
+    assert (row.by, row.count, row.group_size, found.covered_s) == ({"group": "dp", "op": "all_reduce"}, 40, 2, 2.0)
+    assert row.busbw == pytest.approx(4_000_000 / 0.035)
+    assert operations(job(steps(0)), 200 * SECOND).rows == []
+    old = [operation(start_ns=0, end_ns=MS), operation(start_ns=95 * SECOND, end_ns=95 * SECOND + MS, seq=1)]
+    found = operations(job(old), 99 * SECOND)
+    assert [row.count for row in found.rows] == [1]
+    assert found.covered_s == pytest.approx(59)
+
+
+def test_picks_a_job() -> None:
+    """The one that is asked for; else the latest that runs, else the latest; a name that is not there gives none."""
+    old, new, ended = (
+        job([], job="old", started_ns=1),
+        job([], job="new", started_ns=2),
+        job([], job="ended", started_ns=3),
+    )
+    books(ended)[0].alive = False
+    jobs = [new, old, ended]
+    assert [pick(jobs, name) for name in (None, "old", "nobody")] == [new, old, None]
+    books(old)[0].alive = books(new)[0].alive = False
+    assert pick(jobs, None) is ended
+    assert pick([], None) is None
+    assert [running(each) for each in jobs] == [False] * 3
+
+
+def slots(tmp_path: Path, unseen: Collection[int]) -> tuple[dict[float, Slot], dict[float, Slot]]:
+    """Of 35 seconds of a job, by their end since the first: as the live books had them last, and as the history has them."""
+    watch = Watch(tmp_path)
+    live: dict[float, Slot] = {}
+    with ExitStack() as stack:
+        trainers = [
+            stack.enter_context(Trainer(watch.rings / f"job.r0.{rank}.ring", identity(rank=rank))) for rank in (0, 1)
+        ]
+        for trainer in trainers:
+            trainer.call("name", [(group_entry(0, (0, 1), "dp"),)])
+        for second in range(1, 36):
+            for rank, trainer in enumerate(trainers):
+                trainer.write(steps(rank, 360, unseen)[1 + 20 * (second - 1) : 1 + 20 * second])
+            watch.tick(second * SECOND)
+            with watch.agent.live(None) as (jobs, _):
+                live |= {slot.at - EPOCH_NS / 1e9: slot for slot in now(jobs[0], second * SECOND).slots}
+    return live, {slot.at - EPOCH_NS / 1e9: slot for slot in watch.agent.slots(0, 1 << 62, "job")}
+
+
+def test_plots_go_on_where_the_history_ends(tmp_path: Path) -> None:
+    """Slots from the live books are the same as those that the history has of them later."""
+    live, kept = slots(tmp_path, ())
+    assert (kept[20], kept[30]) == (live[20], live[30])
+    assert kept[20].comm == pytest.approx(0.35)
+    assert kept[20].busbw == {"all_reduce": pytest.approx(4_000_000 / 0.035)}
+
+
+def test_few_unknown_steps_are_left_out_of_plots(tmp_path: Path) -> None:
+    """Where communication is not known of one step in ten the share is that of the others, live and stored; of more there is none."""
+    live, kept = slots(tmp_path, {*range(99, 199, 10), *range(199, 299, 9)})
+    assert (kept[20], kept[30]) == (live[20], live[30])
+    assert kept[20].comm == pytest.approx(0.35)
+    assert kept[20].exposed == pytest.approx(0.3)
+    assert (kept[30].comm, kept[30].exposed) == (None, None)
+
+
+def test_slot_of_nothing() -> None:
+    """Ten seconds without steps or bytes have no shares and no bandwidth."""
+    slot = slot_of(EPOCH_NS, None, {"barrier": (0.0, 5), "all_reduce": (8.0, 2)})
+    assert (slot.at, slot.comm, slot.exposed, slot.busbw) == (
+        (EPOCH_NS + SLOT_NS) / 1e9,
+        None,
+        None,
+        {"all_reduce": 4e9},
+    )
+    assert json.dumps(slot.busbw)

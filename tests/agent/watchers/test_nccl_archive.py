@@ -1,0 +1,119 @@
+"""What NCCL's logs said outlives the job: for its report, when nobody follows the logs any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+from commwatch.core.nccl_views import Topology
+from commwatch.ingest.jobs import Aggregate
+from commwatch.watchers.nccl import LogRequest, NcclLogs, logs_of, remove_old
+from commwatch.watchers.nccl_archive import keep, kept
+from tests.agent.watchers.test_nccl import _train, lines
+from tests.helpers import agent, commwatch, wait_for
+
+WARNING = "host:10:10 [0] misc/x.cc:3 NCCL WARN Cuda failure 'out of memory'\n"
+
+
+def topology(job: str = "job") -> Topology:
+    """Of a job of which not much was said."""
+    return Topology(job, "NCCL", ["2.26"], {}, [], [], [], [], [], 3, 0, 0)
+
+
+def test_kept_by_job(tmp_path: Path) -> None:
+    """Each job has its own, whatever its name; the latest counts; of another, or one that is damaged, there is none."""
+    for job in ("job", "../../etc/passwd", "x" * 500, "half \ud800"):
+        keep(tmp_path, topology(job.encode(errors="replace").decode()))
+    assert kept(tmp_path, "../../etc/passwd") == topology("../../etc/passwd")
+    assert kept(tmp_path, "other") is None
+    keep(tmp_path, topology())
+    keep(tmp_path, Topology("job", "RCCL", [], {}, [], [], [], [], [], 1, 0, 0))
+    found = kept(tmp_path, "job")
+    assert found is not None
+    assert found.library == "RCCL"
+    for path in (logs_of(tmp_path) / "said").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.write_text("{}")
+    assert kept(tmp_path, "job") is None
+    remove_old(logs_of(tmp_path), time.time() + 10)
+    assert list((logs_of(tmp_path) / "said").glob("*")) == []
+
+
+def test_when_it_is_kept(tmp_path: Path) -> None:
+    """Twice a minute at most while lines come, once they stop not again, and always at the end of the job or the agent."""
+    now, written = [1000.0], list[Topology]()
+    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), lambda: now[0], written.append)
+    log = tmp_path / "log"
+    request = LogRequest("job", [str(log)], time.time(), os.getpid()).write(tmp_path)
+
+    def look(text: str, later_s: float) -> int:
+        now[0] += later_s
+        with log.open("a") as file:
+            file.write(text)
+        logs.tick()
+        return len(written)
+
+    assert [look(WARNING, 0), look(WARNING, 1), look("", 10), look("", 30), look("", 100)] == [1, 1, 1, 2, 2]
+    assert look(WARNING, 1) == 3
+    assert look(WARNING, 1) == 3
+    request.unlink()
+    assert look("", 1) == 4
+    assert written[-1].messages == 4
+    logs.close()
+    assert len(written) == 4
+
+
+def test_place_that_cannot_be_written(tmp_path: Path) -> None:
+    """Where it cannot be kept the logs are followed all the same."""
+    state = tmp_path / "state"
+    state.write_text("no directory")
+    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), keep=lambda said: keep(state, said))
+    log = tmp_path / "log"
+    log.write_text(WARNING)
+    LogRequest("job", [str(log)], time.time() - 5, os.getpid()).write(tmp_path)
+    assert logs.tick() == len(WARNING)
+    assert [view.messages for view in logs.topology("job")] == [1]
+    logs.close()
+
+
+def test_report_of_a_job_that_has_ended(tmp_path: Path) -> None:
+    """The report of a job has the findings and the topology of its NCCL logs when agent, job and logs are no more."""
+    first, second = _train(tmp_path)
+    with agent(tmp_path) as running:
+        wait_for(lambda: running.get("/api/v1/jobs"), "the job")
+        first.write_text("\n".join([*lines(0, 104, "aa", (4, 6)), WARNING]))
+        second.write_text("\n".join([*lines(1, 106, "aa", (4, 6), "SHM/direct"), ""]))
+        wait_for(
+            lambda: any(view["findings"] and view["communicators"] for view in running.get("/api/v1/topology")),
+            "both logs",
+        )
+    for log in (first, second):
+        log.unlink()
+    said = json.loads(commwatch("report", "job", "--dir", tmp_path, "--json").stdout)
+    assert [finding["name"] for finding in said["findings"]] == ["cuda_error", "shared_memory"]
+    page = tmp_path / "report.html"
+    assert commwatch("report", "job", "--dir", tmp_path, "--html", page).returncode == 0
+    text = page.read_text(encoding="utf-8")
+    assert "out of memory" in text
+    assert "<td>pair<td>2<td>host: 0-1<td>" in text
+
+
+def test_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+    """What could not be written down is written down once it can."""
+    log, written, full = tmp_path / "log", list[Topology](), [True]
+
+    def keep_it(said: Topology) -> None:
+        if full[0]:
+            raise OSError("no space")
+        written.append(said)
+
+    logs = NcclLogs(tmp_path, Aggregate(), threading.RLock(), keep=keep_it)
+    log.write_text(WARNING)
+    LogRequest("job", [str(log)], time.time() - 5, os.getpid()).write(tmp_path)
+    logs.tick()
+    full[0] = False
+    logs.close()
+    assert [said.messages for said in written] == [1]

@@ -1,0 +1,240 @@
+"""Overlap out of traces made by hand, against results worked by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commwatch.watchers import trace_overlap
+from commwatch.watchers.trace_overlap import BadTrace, overlap
+
+#: Unix time of the trace's zero; its events are in µs from there, the window in ns since 1970.
+BASE = 1_700_000_000_000_000_000
+MAIN, AUTOGRAD, LOOP = 1, 2, 3
+
+
+def event(category: str, name: str, start_us: float, end_us: float, thread: int = MAIN, **args: Any) -> dict[str, Any]:
+    """A complete event."""
+    where = {"ph": "X", "cat": category, "name": name, "pid": 7, "tid": thread}
+    return {**where, "ts": start_us, "dur": end_us - start_us, "args": args}
+
+
+def kernel(name: str, start_us: float, end_us: float, stream: int = 7, **args: Any) -> dict[str, Any]:
+    """A kernel."""
+    return event("kernel", name, start_us, end_us, stream, **args)
+
+
+def op(name: str, start_us: float, end_us: float, thread: int = MAIN) -> dict[str, Any]:
+    """An operator on the CPU."""
+    return event("cpu_op", name, start_us, end_us, thread)
+
+
+def gloo(name: str, start_us: float, end_us: float, thread: int = LOOP) -> dict[str, Any]:
+    """What the backend says."""
+    return event("user_annotation", f"gloo:{name}", start_us, end_us, thread)
+
+
+def measured(*events: dict[str, Any], from_us: int = 0, until_us: int = 100, **more: Any) -> tuple[Any, ...]:
+    """Source, communication and exposed communication in µs."""
+    trace = {"traceEvents": list(events), "baseTimeNanoseconds": BASE, **more}
+    found = overlap(trace, BASE + from_us * 1000, BASE + until_us * 1000)
+    times = (found.comm_s, found.exposed_s)
+    return (found.source, *(None if seconds is None else pytest.approx(seconds * 1e6) for seconds in times))
+
+
+# -- kernels ------------------------------------------------------------------------------------
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_gemm>(Params)"
+
+
+def test_kernels_overlap() -> None:
+    """On CUDA communication is the union of NCCL's kernels, exposed what of it no other kernel covers."""
+    # NCCL 10 to 50, compute 0 to 20 and 40 to 45: of 40 µs, 10 + 5 are covered.
+    assert measured(kernel(ALL_REDUCE, 10, 50, 20), kernel(GEMM, 0, 20), kernel(GEMM, 40, 45)) == ("kernels", 40, 25)
+
+
+def test_several_streams() -> None:
+    """Kernels that run at once count once, communication and compute alike, in whatever order they stand."""
+    events = [
+        kernel(ALL_REDUCE, 40, 60, 21),
+        kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)", 10, 50, 20),  # together 10 to 60
+        kernel(GEMM, 30, 48, 8),
+        kernel(GEMM, 20, 40, 7),  # together 20 to 48
+    ]
+    assert measured(*events) == ("kernels", 50, 22)
+
+
+def test_only_kernels_count() -> None:
+    """Where there are kernels, neither operators on the CPU, nor copies, nor shadows of annotations are compute or communication."""
+    events = [
+        kernel(ALL_REDUCE, 10, 30),
+        op("aten::mm", 0, 100),
+        event("gpu_memcpy", "Memcpy HtoD", 10, 20, 9),
+        event("gpu_user_annotation", "nccl:all_reduce", 0, 90, 20),
+        event("user_annotation", "nccl:all_reduce", 0, 90),
+        event("cuda_runtime", "cudaLaunchKernel", 10, 12),
+    ]
+    assert measured(*events) == ("kernels", 20, 20)
+
+
+def test_groups() -> None:
+    """By process group, named by its description, else by its name; what has neither counts in the whole only."""
+    names = ("Process Group Name", "Process Group Description")
+    data, tensor, plain = (
+        dict(zip(names, pair, strict=True)) for pair in (("1", "mesh_dp"), ("2", "mesh_tp"), ("3", "undefined"))
+    )
+    events = [
+        kernel(ALL_REDUCE, 0, 20, 20, **data),
+        kernel(ALL_REDUCE, 50, 60, 20, **data),
+        kernel(ALL_REDUCE, 10, 30, 21, **tensor),
+        kernel(ALL_REDUCE, 70, 75, 22, **plain),
+        kernel(ALL_REDUCE, 80, 81, 23),
+        kernel(GEMM, 15, 55),
+    ]
+    trace = {"traceEvents": events, "baseTimeNanoseconds": BASE}
+    found = overlap(trace, BASE, BASE + 100_000)
+    # The whole: 0 to 30, 50 to 60, 70 to 75, 80 to 81, but for 15 to 55.
+    assert (found.length_s, found.comm_s, found.exposed_s) == pytest.approx((1e-4, 46e-6, 26e-6))
+    groups = {each.group: (each.comm_s, each.exposed_s) for each in found.groups}
+    assert groups["3"] == pytest.approx((5e-6, 5e-6))
+    assert groups["mesh_dp"] == pytest.approx((30e-6, 20e-6))
+    assert groups["mesh_tp"] == pytest.approx((20e-6, 5e-6))
+    assert len(groups) == 3
+
+
+def test_window() -> None:
+    """What lies outside of the steps does not count, what crosses their edges is cut there."""
+    events = [
+        kernel(ALL_REDUCE, 0, 10),
+        kernel(ALL_REDUCE, 35, 50),
+        kernel(ALL_REDUCE, 75, 95),
+        kernel(GEMM, 30, 45),
+        kernel(GEMM, 85, 200),
+    ]
+    # Within 40 to 80: NCCL 40 to 50 and 75 to 80, compute 40 to 45.
+    assert measured(*events, from_us=40, until_us=80) == ("kernels", 15, 10)
+
+
+# -- operators on the CPU ---------------------------------------------------------------------
+
+
+def test_cpu_overlap() -> None:
+    """On CPU communication is what the backend says it works on, exposed what of it no operator covers, on whatever thread."""
+    events = [
+        gloo("all_reduce", 10, 40),
+        gloo("all_reduce", 30, 60, LOOP + 1),  # together 10 to 60
+        op("aten::mm", 0, 20),
+        op("aten::linear", 45, 48),
+        op("aten::mul_", 47, 50, AUTOGRAD),  # together 0 to 20 and 45 to 50
+    ]
+    assert measured(*events) == ("cpu_ops", 50, 35)
+
+
+def test_shells_and_waits_are_no_compute() -> None:
+    """Neither shells of autograd, nor collectives and waits, also within an operator, hide communication."""
+    events = [
+        gloo("all_reduce", 10, 90),
+        op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 0, 100),
+        op("torch::autograd::AccumulateGrad", 0, 100),
+        op("AddmmBackward0", 0, 100),
+        op("c10d::allreduce_", 5, 20),
+        op("_c10d_functional::wait_tensor", 60, 70),
+        event("user_annotation", "Optimizer.step#SGD.step", 0, 100),
+        op("mylib::layer", 40, 80),  # computes but for its wait: 40 to 60 and 70 to 80
+    ]
+    assert measured(*events) == ("cpu_ops", 80, 50)
+
+
+def test_backend_threads_do_not_compute() -> None:
+    """What a backend computes in its own threads belongs to the collective."""
+    events = [
+        gloo("all_gather", 10, 40),
+        op("aten::copy_", 20, 30, LOOP),
+        op("c10d::allgather_", 5, 10),
+        op("aten::mm", 12, 15),
+    ]
+    assert measured(*events) == ("cpu_ops", 30, 27)
+
+
+def test_early_receives() -> None:
+    """A receive counts only while nothing is computed: posted early it costs nothing. Its thread is the training's."""
+    events = [gloo("recv", 0, 60, MAIN), op("aten::mm", 10, 50), gloo("all_reduce", 55, 70)]
+    # recv 0 to 10 and 50 to 60, all_reduce 55 to 70: all exposed.
+    assert measured(*events) == ("cpu_ops", 30, 30)
+
+
+def test_silent_backend() -> None:
+    """A backend that leaves nothing in the trace is not known, which is not zero; no collective at all is zero."""
+    assert measured(op("c10d::allreduce_", 0, 5), op("aten::mm", 5, 50)) == ("cpu_ops", None, None)
+    assert measured(op("aten::mm", 5, 50)) == ("cpu_ops", 0, 0)
+    assert measured(event("user_annotation", "mylib::gloo:all_reduce", 0, 5), op("aten::mm", 5, 50)) == (
+        "cpu_ops",
+        0,
+        0,
+    )
+
+
+# -- odd traces ---------------------------------------------------------------------------------
+
+
+def test_missing_keys() -> None:
+    """Events without times, names, arguments or form are passed over; without a base, times are since 1970."""
+    odd: list[Any] = [
+        {},
+        None,
+        {"ph": "X"},
+        {"ph": "X", "ts": 3},
+        {"ph": "X", "ts": "3", "dur": 5},
+        {"ph": "i", "ts": 3, "name": ALL_REDUCE, "cat": "kernel"},
+        {"ph": "X", "ts": BASE / 1000 + 10, "dur": 20, "cat": "kernel", "name": ALL_REDUCE},
+        {"ph": "X", "ts": BASE / 1000 + 20, "dur": 5, "cat": "kernel", "tid": "stream 7", "args": []},
+    ]
+    found = overlap({"traceEvents": odd}, BASE, BASE + 100_000)
+    assert (found.comm_s, found.exposed_s) == pytest.approx((20e-6, 15e-6))
+
+
+@pytest.mark.parametrize(
+    ("trace", "says"),
+    [
+        ([], "no list of trace events"),
+        ({"traceEvents": {}}, "no list of trace events"),
+        ({"traceEvents": []}, "nothing in the trace lies within the steps"),
+        ({"traceEvents": [kernel(GEMM, 0, 5)], "baseTimeNanoseconds": BASE - 10**9}, "do its clock and the system's"),
+        ({"traceEvents": [kernel(GEMM, 0, 5)], "baseTimeNanoseconds": "now"}, "its base time"),
+    ],
+)
+def test_bad_traces(trace: Any, says: str) -> None:
+    """What is no trace, or is one of another time, is refused by name."""
+    with pytest.raises(BadTrace, match=says):
+        overlap(trace, BASE, BASE + 1000)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not packed", gzip.compress(b'{"traceEvents": [', mtime=0), gzip.compress(b"{}", mtime=0)[:-4]]
+)
+def test_unreadable_files(tmp_path: Path, content: bytes) -> None:
+    """The process that reads a trace always answers in JSON: a damaged file is an error that says so."""
+    (tmp_path / "trace.gz").write_bytes(content)
+    command = [sys.executable, "-m", "commwatch.watchers.trace_overlap", str(tmp_path / "trace.gz"), "0", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "the trace cannot be read" in json.loads(done.stdout)["error"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"), [("MOST_CHARACTERS", "more than 100 characters"), ("MOST_VALUES", "more than 100 values")]
+)
+def test_trace_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: str, says: str
+) -> None:
+    """A trace that unpacks to more than any has is refused before it is made into values."""
+    monkeypatch.setattr(trace_overlap, limit, 100)
+    (tmp_path / "trace.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b"[]," * 1000 + b"1]}", mtime=0))
+    trace_overlap.main([str(tmp_path / "trace.gz"), "0", "1000"])
+    assert says in json.loads(capsys.readouterr().out)["error"]
