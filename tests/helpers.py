@@ -25,10 +25,10 @@ from commwatch.alerting.bundles import Evidence
 from commwatch.alerting.evaluation import Alerting, Plan
 from commwatch.alerts.book import Book
 from commwatch.analysis.queries import QueryService
-from commwatch.analysis.summary import Row
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring import RingWriter
+from commwatch.core.api_views import Row
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History
 from commwatch.history.store import RingRow, begin

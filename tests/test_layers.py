@@ -22,7 +22,7 @@ FOLDERS = {
 #: Rooms of ``agent/``, and the modules beside them, in their order: each may import those before it, and its own room.
 ORDER = (
     ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("prometheus",), ("report",), ("config", "reload"), ("runtime",),
-    ("watchers",), ("alerting",), ("server",), ("daemon",), ("deploy",), ("commands",), ("cli",), ("__main__",),
+    ("watchers",), ("alerting",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 #: What each of the other packages may import of ours.

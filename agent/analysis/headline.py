@@ -29,7 +29,7 @@ def split(comm: float | None, waiting: float | None, messages: float | None = No
         return ""
     waiting = min(comm, waiting or 0.0)
     messages = min(comm - waiting, messages or 0.0)
-    whom = f"rank{'s' * (len(late) > 1)} {spans(late)}" if late else "late ranks"
+    whom = _named(late) if late else "late ranks"
     parts = [
         f"{percent(part)} waiting for {what}"
         for part, what in ((waiting, whom), (messages, "messages"))
@@ -39,23 +39,33 @@ def split(comm: float | None, waiting: float | None, messages: float | None = No
 
 
 def bottleneck(
-    comm: float | None, exposed: float | None, waiting: float | None = None, messages: float | None = None
+    comm: float | None,
+    exposed: float | None,
+    waiting: float | None = None,
+    messages: float | None = None,
+    late: Collection[int] = (),
 ) -> str:
     """Whether a communication share is above the 30 % line, and hurts; empty where it is below, or not known.
 
     Args:
         waiting: the part of it that is waiting for late ranks; ``None``: not known.
         messages: the part of it that is waiting for messages; ``None``: not known, or there are none.
+        late: the stragglers, where that part is waiting for them.
     """
     if comm is None or comm <= LIMIT:
         return ""
     if exposed is not None and exposed < WORTH:
         return "above 30 %, but hidden behind compute"
     if waiting is not None and 2 * waiting > comm:
-        return "above 30 %: late ranks are the bottleneck, not the network"
+        whom = f"{_named(late)} {'are' if len(late) > 1 else 'is'}" if late else "late ranks are"
+        return f"above 30 %: {whom} the bottleneck, not the network"
     if 2 * ((waiting or 0.0) + (messages or 0.0)) > comm:
         return "above 30 %: uneven stages or a late rank are likelier than the network"
     return "above 30 %: communication is the bottleneck"
+
+
+def _named(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"
 
 
 def of_some(known: int, ranks: int) -> str:

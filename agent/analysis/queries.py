@@ -11,11 +11,12 @@ from pathlib import Path
 from time import time_ns
 
 from commwatch.analysis import live_ranks
-from commwatch.analysis.summary import Row, identify, merged, summarise
+from commwatch.analysis.summary import identify, merged, summarise
 from commwatch.analysis.time_buckets import Slot, slot_of
 from commwatch.collectors.node.gpu import Gpu, GpuPlace
 from commwatch.collectors.wire import events as ev
 from commwatch.core.alpha_beta import Curve
+from commwatch.core.api_views import Row
 from commwatch.core.cells import SLOT_NS, Counted, GroupInfo
 from commwatch.core.endings import failed, says
 from commwatch.core.views import GroupView, JobView, RankView, StepView, WaitView

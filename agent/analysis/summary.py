@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from commwatch.collectors.wire.events import OPS
+from commwatch.core.api_views import Row
 from commwatch.core.cells import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
 from commwatch.core.sketch import quantile
 from commwatch.history.store import RingRow
 
 #: What a summary can be split by.
 DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a summary. Times in seconds, bandwidths in bytes per second; ``None``: not defined, or not known."""
-
-    by: dict[str, str | int | None]
-    ranks: int
-    group_size: int | None
-    count: int
-    bytes: int
-    seconds: float
-    p50_s: float | None
-    p95_s: float | None
-    p99_s: float | None
-    algbw: float | None
-    busbw: float | None
-    wait_s: float | None
-    p2p_wait_s: float | None
-    failed: int
-    untimed: int
-    #: Expected over measured time, where the transfers are known, and by which kind of reference.
-    efficiency: float | None
-    reference: str | None
 
 
 def identify(

@@ -24,7 +24,7 @@ from commwatch.collectors.wire import nccl_debug_file as debug
 from commwatch.commands.client import get, keys_of, local_agents
 from commwatch.config import DEFAULT_PORT, Config
 from commwatch.core import terminal_text
-from commwatch.server.access import elsewhere
+from commwatch.runtime.run_lock import bind_remedy
 from commwatch.watchers import stack_capture
 
 #: Room that the rings of a node of eight ranks take, with some to spare.
@@ -111,7 +111,7 @@ def _port(config: Config) -> Check:
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken" if taken else error.strerror
-            return Check(_WARN, "port", f"{config.host}:{wanted}: {why}", elsewhere(error))
+            return Check(_WARN, "port", f"{config.host}:{wanted}: {why}", bind_remedy(error))
     return Check(_PASS, "port", f"{config.host}:{wanted} is free")
 
 

@@ -10,16 +10,15 @@ from statistics import mean, median
 from commwatch.analysis.advice import LIMIT, WORTH
 from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.rank_state import culprits, oldest, shedding, state
-from commwatch.analysis.summary import Row
 from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
 from commwatch.collectors.spans import spans
 from commwatch.commands.top_answers import WINDOW_S, Answers, OfJob
+from commwatch.core.api_views import Row, Summary
 from commwatch.core.text_table import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
 from commwatch.core.units import percent, rate, seconds
 from commwatch.core.views import InFlight, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, stands_still
 from commwatch.report.report import stands
-from commwatch.server.questions import Summary
 
 #: Answers older than this are called old.
 STALE_S = 5.0
@@ -126,8 +125,9 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
         measured, messages = _waiting(shown, _covered_s(answers, shown, shown.by_rank))
         waiting = waited_for(shown.verdicts, measured, len(shown.ranks))
         messages = for_others(messages, waiting, measured)
-        made_of = split(comm, waiting, messages, late_ranks(shown.verdicts, waiting))
-        why = bottleneck(comm, exposed, waiting, messages)
+        late = late_ranks(shown.verdicts, waiting)
+        made_of = split(comm, waiting, messages, late)
+        why = bottleneck(comm, exposed, waiting, messages, late)
         hidden = exposed is not None and exposed < WORTH
         style = "good" if comm <= LIMIT or hidden else "bad"
         lines += _bar("comm", comm, style, of_some(comm_ranks, len(ranks)), [made_of, why], cells)

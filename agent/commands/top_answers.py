@@ -17,10 +17,8 @@ from commwatch.analysis.advice import Advice
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.commands.client import NO_KEYS, Keys, get
+from commwatch.core.api_views import About, AlertsView, AlertView, Summary
 from commwatch.core.views import JobView, RankView, StepView
-from commwatch.server.questions import Summary
-from commwatch.server.routes.alerts import AlertsView, AlertView
-from commwatch.server.routes.jobs import About
 from commwatch.watchers.gpus import GpuViews
 
 #: How far back it looks.

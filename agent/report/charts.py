@@ -10,9 +10,9 @@ from math import ceil, log2, log10
 from commwatch.analysis.advice import LIMIT
 from commwatch.analysis.advice_input import MOST_STEPS
 from commwatch.analysis.queries import QueryService
-from commwatch.analysis.summary import Row
 from commwatch.collectors.spans import spans
 from commwatch.core.alpha_beta import Curve
+from commwatch.core.api_views import Row
 from commwatch.core.bandwidth import bus_factor
 from commwatch.core.units import percent, rate, seconds, size
 from commwatch.core.views import GroupView, StepView, WaitView

@@ -15,10 +15,10 @@ from commwatch.analysis.advice import Advice, advice_on
 from commwatch.analysis.advice_input import LAST_S, count, count_last, facts, sums, usual_steps
 from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.queries import QueryService
-from commwatch.analysis.summary import Row
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.wire.events import SYMMETRIC
 from commwatch.core import terminal_text
+from commwatch.core.api_views import Row
 from commwatch.core.host_views import HostView
 from commwatch.core.units import percent, rate, seconds, size
 from commwatch.core.views import JobView, RankView, StepView

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -85,3 +86,10 @@ def _locked(fd: int) -> bool:
 
 class CannotStart(Exception):
     """The agent cannot run here; the message says why and what to do."""
+
+
+def bind_remedy(error: OSError) -> str:
+    """Return what to do about an address that cannot be bound: take another port, or another host."""
+    if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        return "choose another port with --port (0: any free one)"
+    return "name an address of this machine with --host"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import hmac
 import ipaddress
@@ -20,13 +19,6 @@ LOGIN = "/login"
 COOKIE, SECURE_COOKIE = "commwatch", "__Host-commwatch"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _READING = ("GET", "HEAD", "OPTIONS")
-
-
-def elsewhere(error: OSError) -> str:
-    """What to do where an address cannot be listened on: the port is taken or reserved, or else it is the host that is wrong."""
-    if error.errno in (errno.EADDRINUSE, errno.EACCES):
-        return "choose another port with --port (0: any free one)"
-    return "name an address of this machine with --host"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from commwatch.config import DEFAULT_PORT, Config
 from commwatch.runtime import tokens
 from commwatch.runtime.offload import Aside
-from commwatch.runtime.run_lock import CannotStart
+from commwatch.runtime.run_lock import CannotStart, bind_remedy
 from commwatch.server import access, tls
 from commwatch.server.gate import Gate
 from commwatch.server.http_protocol import MOST_HEADER_BYTES, Connection, Handshake
@@ -61,7 +61,7 @@ def _bound(config: Config) -> socket.socket:
         if config.port is not None or error.errno != errno.EADDRINUSE:
             listener.close()
             raise CannotStart(
-                f"cannot listen on {config.host}:{wanted}: {error.strerror}; {access.elsewhere(error)}"
+                f"cannot listen on {config.host}:{wanted}: {error.strerror}; {bind_remedy(error)}"
             ) from None
         listener.bind((config.host, 0))
         log.info("port %d is taken, using %d", wanted, listener.getsockname()[1])

@@ -22,9 +22,10 @@ from commwatch.analysis.time_buckets import Slot
 from commwatch.analysis.timeline import Timeline, timeline
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
+from commwatch.core.api_views import AlertView
 from commwatch.ingest.jobs import Job
 from commwatch.server.live_view import Card, JobNow, Operations, job_now, operations, pick, running
-from commwatch.server.routes.alerts import AlertView, view_of
+from commwatch.server.routes.alerts import view_of
 from commwatch.server.services import Watchers
 from commwatch.server.worker import Worker
 

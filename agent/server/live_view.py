@@ -9,12 +9,13 @@ from statistics import mean, median
 from commwatch.analysis import live_ranks
 from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.rank_state import culprits, shedding, state
-from commwatch.analysis.summary import Row, summarise
+from commwatch.analysis.summary import summarise
 from commwatch.analysis.time_buckets import Slot, slot_of
 from commwatch.analysis.verdicts import Verdict, combined, for_others, late_ranks, verdicts, waited_for
 from commwatch.analysis.wait_graph import age
 from commwatch.collectors.probe.governor import FULL
 from commwatch.core import endings
+from commwatch.core.api_views import Row
 from commwatch.core.cells import SLOT_NS, StepRecord
 from commwatch.core.views import RankView
 from commwatch.ingest.jobs import Job
@@ -151,6 +152,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
     waiting = waited_for(found, measured, len(books))
     messages = for_others(messages, waiting, measured)
     paces = [pace for of_rank in recent.values() if (pace := _pace(of_rank, now_ns)) is not None]
+    late = late_ranks(found, waiting)
     in_flight = sorted(_in_flight(views), key=lambda line: -line.age_s)
     latest = max(books, key=lambda book: int(book.identity["restart"]))
     return JobNow(
@@ -167,8 +169,8 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         exposed=exposed,
         comm_of=of_some(comm_ranks, len(of_ranks)).strip(),
         exposed_of=of_some(exposed_ranks, len(of_ranks)).strip(),
-        split=split(comm, waiting, messages, late_ranks(found, waiting)),
-        says=bottleneck(comm, exposed, waiting, messages),
+        split=split(comm, waiting, messages, late),
+        says=bottleneck(comm, exposed, waiting, messages, late),
         ending="" if running(job) else endings.says(live_ranks.endings(job)),
         slots=_slots(books, now_ns),
         ranks=[

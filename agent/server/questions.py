@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.queries import QueryService
-from commwatch.analysis.summary import Row
 from commwatch.collectors.nccl.findings import Finding
+from commwatch.core.api_views import Summary
 from commwatch.core.host_views import HostView
 from commwatch.core.views import StepView
 from commwatch.history.operations import Cursor, Operation
@@ -41,16 +41,6 @@ class Text(NamedTuple):
     body: bytes
     media_type: str
     headers: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Operations added up. ``since`` and ``until`` are what was really covered: whole roll-ups of 10 s (older: 5 min)."""
-
-    since: float | None
-    until: float | None
-    by: list[str]
-    rows: list[Row]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Literal
 
@@ -13,6 +11,7 @@ from fastapi import APIRouter, Depends, Response
 from commwatch.alerting.bundles import Evidence
 from commwatch.alerting.evaluation import Alerting
 from commwatch.alerts.model import Alert
+from commwatch.core.api_views import AlertsView, AlertView
 from commwatch.server.problems import ERRORS
 from commwatch.server.questions import Problem, job_exists
 from commwatch.server.routes.params import AgentOf, JobFilter, Limit, of_app, sound_parameters
@@ -20,36 +19,6 @@ from commwatch.server.routes.params import AgentOf, JobFilter, Limit, of_app, so
 AlertingOf = Annotated[Alerting, Depends(of_app("alerts", Alerting))]
 EvidenceOf = Annotated[Evidence, Depends(of_app("evidence", Evidence))]
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
-
-
-@dataclass(frozen=True)
-class AlertView:
-    """One condition on one thing. Times are Unix seconds; ``null``: not yet."""
-
-    #: Of this occurrence; the same condition later on has another.
-    id: str
-    name: str
-    #: ``info``, ``warning`` or ``critical``.
-    severity: str
-    #: ``pending``, ``firing`` or ``resolved``.
-    state: str
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-    #: What its expression gave last; ``None``: no finite number.
-    value: float | None
-    active_at: float
-    fired_at: float | None
-    resolved_at: float | None
-
-
-@dataclass(frozen=True)
-class AlertsView:
-    """Alerts of this agent. Rules that Prometheus alone can judge have none here."""
-
-    #: Pending and firing ones, oldest first.
-    active: list[AlertView]
-    #: Those that are over, newest first.
-    past: list[AlertView]
 
 
 def view_of(alert: Alert) -> AlertView:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Literal
 
@@ -14,12 +13,13 @@ from fastapi.responses import Response
 from commwatch import __version__
 from commwatch.analysis.summary import DIMENSIONS
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
+from commwatch.core.api_views import About, Summary
 from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import NcclMessage, Topology
 from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.operations import Cursor, place_of
 from commwatch.server.problems import ERRORS
-from commwatch.server.questions import Collective, Operations, Problem, Summary, Wanted, job_exists
+from commwatch.server.questions import Collective, Operations, Problem, Wanted, job_exists
 from commwatch.server.routes.params import (
     AgentOf,
     HostOf,
@@ -31,23 +31,6 @@ from commwatch.server.routes.params import (
     answered,
     sound_parameters,
 )
-
-
-@dataclass(frozen=True)
-class About:
-    """The agent itself."""
-
-    version: str
-    pid: int
-    history: str
-    #: Why it is not ready; ``None`` if it is.
-    trouble: str | None
-    #: When ``/metrics`` was last fetched, and by whom; ``None``: never.
-    scraped_at: float | None
-    scraper: str | None
-    #: Unix time of the answer, by the agent's clock.
-    at: float | None = None
-
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 

@@ -10,17 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.analysis.advice import Advice
-from commwatch.analysis.summary import Row
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.node.gpu import Card, Gpu, Measured
 from commwatch.commands.top import Seen, frame
 from commwatch.commands.top_answers import Answers, OfJob
+from commwatch.core.api_views import About, AlertView, Row, Summary
 from commwatch.core.text_table import coloured, plain, width
 from commwatch.core.views import InFlight, JobView, RankView, StepView
-from commwatch.server.questions import Summary
-from commwatch.server.routes.alerts import AlertView
-from commwatch.server.routes.jobs import About
 from commwatch.watchers.gpus import GpuView, GpuViews
 from tests.helpers import examples
 

@@ -15,6 +15,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from commwatch.collectors.node import process
+from commwatch.core.api_views import Summary
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
 from commwatch.server import questions, worker, worker_process
@@ -266,7 +267,7 @@ def test_damaged_chunk(watch: Watch, asked: Worker, caplog: pytest.LogCaptureFix
 
 def test_not_finite() -> None:
     """What is no finite number is null, as JSON has none, wherever it is in an answer."""
-    rows = questions.Summary(None, float("inf"), ["op"], [])
+    rows = Summary(None, float("inf"), ["op"], [])
     assert text_of([rows, {"a": (float("nan"), 1.5, None, "ä\ud800")}]).body == (
         b'[{"since":null,"until":null,"by":["op"],"rows":[]},{"a":[null,1.5,null,"\\u00e4\\ud800"]}]'
     )
