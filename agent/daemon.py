@@ -44,8 +44,7 @@ from commwatch.runtime.run_lock import CannotStart, lock_directory, place_of_ale
 from commwatch.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, tell
 from commwatch.runtime.sighup import Hangup
 from commwatch.server.listener import Server, listen
-from commwatch.server.routes.witnesses import Witnesses
-from commwatch.server.services import Watchers
+from commwatch.server.services import Services
 from commwatch.server.web import application
 from commwatch.server.worker import Worker
 from commwatch.watchers.gpus import Gpus
@@ -168,7 +167,6 @@ class Daemon:
             damaged,
         )
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
-        witnesses = Witnesses(self._inspector, self._ras)
         self._address = address = address_of(config, self.port)
         kept, self._alerts_lock_fd = place_of_alerts(config)
         self._delivery = delivery_of(kept, address)
@@ -177,11 +175,23 @@ class Daemon:
             self._alerting = Alerting(self._plan(config), registry.collect, Book(kept.alerts))
         self._delivery.resume(*self._alerting.alerts())
         registry.register(self._alerting)
-        watchers = Watchers(
-            self._nccl, self._profiles, self._gpus, witnesses, self._host, self._alerting, self._evidence
+        self._worker = Worker(agent, references, damaged)
+        services = Services(
+            queries=agent,
+            worker=self._worker,
+            logs=self._nccl,
+            profiles=self._profiles,
+            gpus=self._gpus,
+            inspector=self._inspector,
+            ras=self._ras,
+            host=self._host,
+            alerts=self._alerting,
+            evidence=self._evidence,
+            healthy=self._healthy,
+            ready=self._ready,
+            ending=self._stop.is_set,
         )
-        self._worker = worker = Worker(agent, references, damaged)
-        app = application(agent, worker, watchers, registry, self._healthy, self._ready, self._stop.is_set)
+        app = application(services, registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
         examination = Examination(config.history, damaged)
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
@@ -195,7 +205,7 @@ class Daemon:
             Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
             Beside("processes", self._processes.tick, _PROCESSES_S, self._stop),
             Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
-            Beside("answers", worker.tick, _IDLE_S, self._stop, worker.close),
+            Beside("answers", self._worker.tick, _IDLE_S, self._stop, self._worker.close),
             self._profiling,
         ]
         self._gpu_watch = Beside("gpu", self._gpus.tick, _GPUS_S, self._stop, self._gpus.close)

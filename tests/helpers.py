@@ -38,7 +38,14 @@ from commwatch.ingest.steps import EXPLICIT
 from commwatch.reference.references import References
 from commwatch.runtime import tokens
 from commwatch.server import scrape
+from commwatch.server.services import Services
 from commwatch.server.worker import Worker
+from commwatch.watchers.gpus import Gpus
+from commwatch.watchers.host import HostWatch
+from commwatch.watchers.inspector import Inspector
+from commwatch.watchers.nccl import NcclLogs
+from commwatch.watchers.profiles import Profiles
+from commwatch.watchers.ras import Ras
 
 MS = 1_000_000
 #: Unix time of monotonic 0 in ``identity``.
@@ -152,6 +159,27 @@ def rewind_ring(path: Path, first: int, until: int, slots: int, end_ns: int = 9)
 def no_alerts() -> tuple[Alerting, Evidence]:
     """What evaluates no rules, and keeps no evidence."""
     return Alerting(Plan(), lambda: (), Book(Path("none"))), Evidence(Path("none"), "", lambda job: {})
+
+
+def idle_services(queries: QueryService, **parts: Any) -> Services:
+    """The parts of an agent that has nothing to watch, but for those that are given."""
+    lock, aggregate, nowhere = threading.RLock(), Aggregate(), Path("none")
+    alerts, evidence = no_alerts()
+    idle: dict[str, Any] = {
+        "worker": idle_worker(queries),
+        "logs": NcclLogs(nowhere, aggregate, lock),
+        "profiles": Profiles(nowhere, nowhere, queries),
+        "gpus": Gpus("off"),
+        "inspector": Inspector(None, aggregate, lock),
+        "ras": Ras((), aggregate, lock),
+        "host": HostWatch(aggregate, lock, lambda: 0),
+        "alerts": alerts,
+        "evidence": evidence,
+        "healthy": lambda: None,
+        "ready": lambda: None,
+        "ending": lambda: False,
+    }
+    return Services(queries=queries, **(idle | parts))
 
 
 def idle_worker(agent: QueryService) -> Worker:

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -28,19 +27,10 @@ from commwatch.collectors.node.gpu_xids import XIDS
 from commwatch.collectors.node.infiniband import EVENTS, HW_EVENTS
 from commwatch.collectors.node.nics import LINK_DOWNED
 from commwatch.config import OF_COMMANDS, RELOADED, Config
-from commwatch.ingest.jobs import Aggregate
 from commwatch.prometheus.exporter import MOST_GROUPS
 from commwatch.prometheus.metrics import METRICS
-from commwatch.server.routes.witnesses import Witnesses
-from commwatch.server.services import Watchers
 from commwatch.server.web import application
-from commwatch.watchers.gpus import Gpus
-from commwatch.watchers.host import HostWatch
-from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.nccl import NcclLogs
-from commwatch.watchers.profiles import Profiles
-from commwatch.watchers.ras import Ras
-from tests.helpers import commwatch, idle_worker, needs, no_alerts
+from tests.helpers import commwatch, idle_services, needs
 
 TREE = Path(__file__).parents[1]
 DOCS = TREE / "docs"
@@ -132,14 +122,7 @@ def test_every_variable() -> None:
 
 def openapi() -> dict[str, Any]:
     """The routes of the application and their parameters."""
-    lock = threading.RLock()
-    logs, agent = NcclLogs(Path("none"), Aggregate(), lock), QueryService(Path("none"), None, lock)
-    profiles = Profiles(Path("none"), Path("none"), agent)
-    witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
-    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, HostWatch(Aggregate(), lock, lambda: 0), *no_alerts())
-    return application(
-        agent, idle_worker(agent), watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False
-    ).openapi()
+    return application(idle_services(QueryService(Path("none"))), CollectorRegistry()).openapi()
 
 
 def test_every_route() -> None:

@@ -17,7 +17,6 @@ from commwatch import __version__
 from commwatch.analysis import live_ranks
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import LAST_S
-from commwatch.analysis.queries import QueryService
 from commwatch.analysis.time_buckets import Slot
 from commwatch.analysis.timeline import Timeline, timeline
 from commwatch.analysis.verdicts import Verdict
@@ -26,8 +25,7 @@ from commwatch.core.api_views import AlertView
 from commwatch.ingest.jobs import Job
 from commwatch.server.live_view import Card, JobNow, Operations, job_now, operations, pick, running
 from commwatch.server.routes.alerts import view_of
-from commwatch.server.services import Watchers
-from commwatch.server.worker import Worker
+from commwatch.server.services import Services
 
 #: How far back the page's plots go.
 PAST_S = 3600.0
@@ -82,20 +80,12 @@ class LiveFeed:
     """Answers from what an agent has running; any thread may ask.
 
     Args:
-        worker: works out what reads much of the history.
-        trouble: why the agent is not ready, ``None`` if it is.
         clock: Unix time.
     """
 
-    def __init__(
-        self,
-        agent: QueryService,
-        worker: Worker,
-        watchers: Watchers,
-        trouble: Callable[[], str | None],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._agent, self._worker, self._watchers, self._trouble, self._clock = agent, worker, watchers, trouble, clock
+    def __init__(self, services: Services, clock: Callable[[], float] = time.time) -> None:
+        self._services, self._clock = services, clock
+        self._agent, self._worker = services.queries, services.worker
         #: By job: until when it holds, and a ``Insights``. Several threads ask; the lock guards it.
         self._slow: dict[str, tuple[float, bytes]] = {}
         self._slow_lock = threading.Lock()
@@ -108,9 +98,11 @@ class LiveFeed:
             names = [JobName(each.id, running(each)) for each in jobs]
             shown = None if job is None else job_now(job, self._cards(job), self._told(job, now_ns), now_ns)
         here = (None, None if shown is None else shown.job_id)
-        active = [alert for alert in self._watchers.alerts.alerts()[0] if alert.labels.get("job_id") in here]
-        alerts = [view_of(alert) for alert in self._watchers.evidence.linked(active)]
-        return _json(Moment, Moment(self._clock(), __version__, gethostname(), self._trouble(), names, shown, alerts))
+        active = [alert for alert in self._services.alerts.alerts()[0] if alert.labels.get("job_id") in here]
+        alerts = [view_of(alert) for alert in self._services.evidence.linked(active)]
+        return _json(
+            Moment, Moment(self._clock(), __version__, gethostname(), self._services.ready(), names, shown, alerts)
+        )
 
     def timeline(self, wanted: str | None) -> bytes:
         """A ``Timeline``, or ``null``."""
@@ -149,10 +141,10 @@ class LiveFeed:
         return text
 
     def _tell(self, job_id: str) -> bytes:
-        findings = [finding for view in self._watchers.logs.topology(job_id) for finding in view.findings]
+        findings = [finding for view in self._services.logs.topology(job_id) for finding in view.findings]
         with self._agent.live(job_id) as (jobs, now_ns):
             late = live_ranks.late_now(jobs, now_ns)
-        host = self._watchers.host.view(job_id)
+        host = self._services.host.view(job_id)
         advice = self._worker.find("advice", job=job_id, findings=findings, host=host, late=late, last_s=LAST_S)
         return _json(Insights, Insights(job_id, findings, advice))
 
@@ -163,7 +155,7 @@ class LiveFeed:
             self._verdicts = {each: told for each, told in self._verdicts.items() if now_ns - told[0] < _FORGET_NS}
             found = [
                 *live_ranks.told([job], live_ranks.groups([job]), now_ns),
-                *self._watchers.witnesses.ras.verdicts(job.id),
+                *self._services.ras.verdicts(job.id),
             ]
             self._verdicts[job.id] = now_ns, found
         return found
@@ -179,7 +171,7 @@ class LiveFeed:
             return None if job is None else job.id
 
     def _cards(self, job: Job) -> dict[int, Card]:
-        placed = ((book.rank, self._watchers.gpus.place(book.gpu)) for book in live_ranks.of_this_run(job))
+        placed = ((book.rank, self._services.gpus.place(book.gpu)) for book in live_ranks.of_this_run(job))
         return {rank: Card(gpu.card.index, gpu.measured.utilization) for rank, gpu in placed if gpu is not None}
 
 

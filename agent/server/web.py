@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from html import escape
 from http import HTTPStatus
 from pathlib import Path
@@ -16,37 +15,19 @@ from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
 from commwatch.alerts.catalogue import shipped
-from commwatch.analysis.queries import QueryService
 from commwatch.report.html_frame import page, prose, table
+from commwatch.server.feed import Feed, Topic
 from commwatch.server.live_feed import LiveFeed
 from commwatch.server.problems import answer, answer_problems
 from commwatch.server.routes import alerts, diagnosis, gpus, jobs, profiles, stream, witnesses
-from commwatch.server.routes.stream import Feed, Topic
 from commwatch.server.scrape import Scrape
-from commwatch.server.services import Watchers
-from commwatch.server.worker import Worker
+from commwatch.server.services import Services
 
 _STATIC = Path(__file__).parent / "static"
 
 
-def application(
-    agent: QueryService,
-    worker: Worker,
-    watchers: Watchers,
-    registry: CollectorRegistry,
-    healthy: Callable[[], str | None],
-    ready: Callable[[], str | None],
-    ending: Callable[[], bool],
-) -> FastAPI:
-    """The whole web face of an agent.
-
-    Args:
-        worker: answers the questions that read much of the history.
-        watchers: what runs beside the intake.
-        healthy: says why the agent is broken, ``None`` if it is not.
-        ready: says why it cannot answer yet or properly, ``None`` if it can.
-        ending: whether the agent is about to end: then streams do, too.
-    """
+def application(services: Services, registry: CollectorRegistry) -> FastAPI:
+    """The whole web face of an agent; ``registry`` has its metrics."""
     app = FastAPI(
         title="commwatch",
         version=__version__,
@@ -54,27 +35,18 @@ def application(
         redoc_url=None,
         description="The communication of the training jobs on this node.",
     )
-    app.state.agent = agent
-    app.state.worker = worker
-    app.state.logs = watchers.logs
-    app.state.profiles = watchers.profiles
-    app.state.gpus = watchers.gpus
-    app.state.witnesses = watchers.witnesses
-    app.state.host = watchers.host
-    app.state.alerts = watchers.alerts
-    app.state.evidence = watchers.evidence
-    app.state.scraped = (None, None)
-    app.state.trouble = ready
-    look = LiveFeed(agent, worker, watchers, ready)
+    app.state.services = services
+    look = LiveFeed(services)
     topics = [
         Topic("moment", look.moment, 1.0),
         Topic("timeline", look.timeline, 2.0),
         Topic("operations", look.operations, 5.0),
         Topic("told", look.told, 10.0, "worker"),
     ]
-    app.state.feed = Feed(Topic("past", look.past, 0.0, "history"), topics, ending)
-    for part in (jobs, alerts, diagnosis, gpus, profiles, stream, witnesses):
+    feed = Feed(Topic("past", look.past, 0.0, "history"), topics, services.ending)
+    for part in (jobs, alerts, diagnosis, gpus, profiles, witnesses):
         app.include_router(part.router)
+    app.include_router(stream.router(feed))
     answer_problems(app)
 
     scrape = Scrape(registry)
@@ -83,7 +55,7 @@ def application(
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """For Prometheus."""
-        app.state.scraped = (time.time(), request.headers.get("user-agent"))
+        services.scraped = (time.time(), request.headers.get("user-agent"))
         try:
             text, content_type = await scrape.page(request.headers.get("accept", ""))
         except TimeoutError:
@@ -93,12 +65,12 @@ def application(
     @app.get("/healthz", response_class=PlainTextResponse)
     async def healthz() -> Response:
         """200 while the agent works."""
-        return _state(healthy())
+        return _state(services.healthy())
 
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz() -> Response:
         """200 once the agent drains rings and keeps history."""
-        return _state(ready())
+        return _state(services.ready())
 
     @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
     def docs() -> str:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from http import HTTPStatus
-from typing import Annotated, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Depends, Response
 
-from commwatch.alerting.bundles import Evidence
-from commwatch.alerting.evaluation import Alerting
 from commwatch.alerts.model import Alert
 from commwatch.core.api_views import AlertsView, AlertView
 from commwatch.server.problems import ERRORS
 from commwatch.server.questions import Problem, job_exists
-from commwatch.server.routes.params import AgentOf, JobFilter, Limit, of_app, sound_parameters
+from commwatch.server.routes.params import JobFilter, Limit, QueriesOf, ServicesOf, sound_parameters
 
-AlertingOf = Annotated[Alerting, Depends(of_app("alerts", Alerting))]
-EvidenceOf = Annotated[Evidence, Depends(of_app("evidence", Evidence))]
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
 
@@ -39,9 +35,8 @@ def view_of(alert: Alert) -> AlertView:
 
 @router.get("/alerts")
 def alerts(
-    agent: AgentOf,
-    alerting: AlertingOf,
-    evidence: EvidenceOf,
+    agent: QueriesOf,
+    services: ServicesOf,
     state: Literal["pending", "firing", "resolved"] | None = None,
     severity: Literal["info", "warning", "critical"] | None = None,
     job: JobFilter = None,
@@ -56,21 +51,21 @@ def alerts(
             and job in (None, alert.labels.get("job_id"))
         )
 
-    active, past = ([alert for alert in some if wanted(alert)] for some in alerting.alerts())
+    active, past = ([alert for alert in some if wanted(alert)] for some in services.alerts.alerts())
     if not active and not past:
         job_exists(agent, job)
     active.sort(key=lambda alert: alert.active_at)
-    shown = (evidence.linked(some[:limit]) for some in (active, past))
+    shown = (services.evidence.linked(some[:limit]) for some in (active, past))
     return AlertsView(*([view_of(alert) for alert in some] for some in shown))
 
 
 @router.get("/alerts/{alert_id}/evidence")
-def alert_evidence(alerting: AlertingOf, evidence: EvidenceOf, alert_id: str) -> Response:
+def alert_evidence(services: ServicesOf, alert_id: str) -> Response:
     """What was to be seen when an alert began to fire: ranks, verdicts, operations, steps, stacks, messages, counters."""
-    alert = next((alert for some in alerting.alerts() for alert in some if alert.id == alert_id), None)
+    alert = next((alert for some in services.alerts.alerts() for alert in some if alert.id == alert_id), None)
     if alert is None:
         raise Problem(HTTPStatus.NOT_FOUND, f"no alert {alert_id}; /api/v1/alerts has those that there are")
-    found = evidence.read(alert)
+    found = services.evidence.read(alert)
     if found is None:
         raise Problem(HTTPStatus.NOT_FOUND, f"there is no evidence of alert {alert_id}, or not yet")
     return Response(found, media_type="application/json")

@@ -18,16 +18,14 @@ from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.server.problems import ERRORS
 from commwatch.server.questions import Efficiencies, Problem, job_exists, text_of
 from commwatch.server.routes.params import (
-    AgentOf,
-    HostOf,
     JobFilter,
-    LogsOf,
+    QueriesOf,
+    ServicesOf,
     Span,
     WorkerOf,
     answered,
     sound_parameters,
 )
-from commwatch.server.routes.witnesses import WitnessesOf
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
@@ -42,7 +40,7 @@ class Parts:
 
 
 @router.get("/verdicts")
-def job_verdicts(agent: AgentOf, witnesses: WitnessesOf, job: JobFilter = None) -> list[Verdict]:
+def job_verdicts(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> list[Verdict]:
     """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers; then what NCCL's RAS says.
 
     Empty: nothing is.
@@ -51,12 +49,12 @@ def job_verdicts(agent: AgentOf, witnesses: WitnessesOf, job: JobFilter = None) 
     groups = agent.groups(job)
     with agent.live(job) as (jobs, now_ns):
         told = live_ranks.told(jobs, groups, now_ns)
-    return combined(verdicts(agent.ranks(job), groups), told, witnesses.ras.verdicts(job))
+    return combined(verdicts(agent.ranks(job), groups), told, services.ras.verdicts(job))
 
 
 @router.get("/parts")
 def parts(
-    agent: AgentOf,
+    agent: QueriesOf,
     job: JobFilter = None,
     limit: Annotated[int, Query(ge=1, le=MOST_PENDING, description="Most collectives of a group.")] = MOST_PENDING,
 ) -> Parts:
@@ -73,7 +71,7 @@ def efficiency(worker: WorkerOf, span: Span, job: JobFilter = None) -> Response:
 
 
 @router.get("/pipelines")
-def job_pipelines(agent: AgentOf, job: JobFilter = None) -> list[Pipeline]:
+def job_pipelines(agent: QueriesOf, job: JobFilter = None) -> list[Pipeline]:
     """Pipelines of the jobs of this node: how long their stages wait for messages, in which direction, and the bubble."""
     job_exists(agent, job)
     with agent.live(job) as (jobs, _):
@@ -82,10 +80,9 @@ def job_pipelines(agent: AgentOf, job: JobFilter = None) -> list[Pipeline]:
 
 @router.get("/advice", response_model=list[Advice])
 def job_advice(
-    agent: AgentOf,
+    agent: QueriesOf,
     worker: WorkerOf,
-    logs: LogsOf,
-    host: HostOf,
+    services: ServicesOf,
     job: JobFilter = None,
     last: Annotated[
         str, Query(description="How much of the job's end it is about, such as 90s, 5m or 2h; all: the whole job.")
@@ -100,8 +97,8 @@ def job_advice(
     known = [each.job_id for each in agent.jobs()] if job is None else [job]
     if not known:
         return answered(text_of([]))
-    findings = [finding for view in logs.topology(known[0]) for finding in view.findings]
+    findings = [finding for view in services.logs.topology(known[0]) for finding in view.findings]
     with agent.live(known[0]) as (jobs, now_ns):
         late = live_ranks.late_now(jobs, now_ns)
-    host_view = host.view(known[0])
+    host_view = services.host.view(known[0])
     return answered(worker.text("advice", job=known[0], findings=findings, host=host_view, late=late, last_s=last_s))

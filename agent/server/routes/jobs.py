@@ -7,7 +7,7 @@ import time
 from http import HTTPStatus
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
 from commwatch import __version__
@@ -21,11 +21,10 @@ from commwatch.history.operations import Cursor, place_of
 from commwatch.server.problems import ERRORS
 from commwatch.server.questions import Collective, Operations, Problem, Wanted, job_exists
 from commwatch.server.routes.params import (
-    AgentOf,
-    HostOf,
     JobFilter,
     Limit,
-    LogsOf,
+    QueriesOf,
+    ServicesOf,
     Span,
     WorkerOf,
     answered,
@@ -36,15 +35,14 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 
 
 @router.get("/about")
-def about(request: Request, agent: AgentOf) -> About:
+def about(services: ServicesOf) -> About:
     """The agent itself: version, history, what troubles it, who fetches its metrics."""
-    state = request.app.state
-    scraped_at, scraper = state.scraped
-    return About(__version__, os.getpid(), str(agent.path), state.trouble(), scraped_at, scraper, time.time())
+    path = str(services.queries.path)
+    return About(__version__, os.getpid(), path, services.ready(), *services.scraped, time.time())
 
 
 @router.get("/jobs")
-def jobs(agent: AgentOf) -> list[JobView]:
+def jobs(agent: QueriesOf) -> list[JobView]:
     """The jobs of this node, newest first."""
     return agent.jobs()
 
@@ -112,38 +110,38 @@ def steps(worker: WorkerOf, span: Span, job: JobFilter = None, rank: int | None 
 
 
 @router.get("/ranks")
-def ranks(agent: AgentOf, job: JobFilter = None) -> list[RankView]:
+def ranks(agent: QueriesOf, job: JobFilter = None) -> list[RankView]:
     """The ranks of this node: state, last collective, operations in flight and for how long."""
     job_exists(agent, job)
     return agent.ranks(job)
 
 
 @router.get("/groups")
-def groups(agent: AgentOf, job: JobFilter = None) -> list[GroupView]:
+def groups(agent: QueriesOf, job: JobFilter = None) -> list[GroupView]:
     """The process groups that were used."""
     job_exists(agent, job)
     return agent.groups(job)
 
 
 @router.get("/host")
-def host(agent: AgentOf, watch: HostOf, job: JobFilter = None) -> HostView:
+def host(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> HostView:
     """This node: CPU, memory, network devices, GPUs near them, what is wrong, and what collectives sent beside what was counted."""
     job_exists(agent, job)
-    return watch.view(job)
+    return services.host.view(job)
 
 
 @router.get("/topology")
-def topology(agent: AgentOf, logs: LogsOf, job: JobFilter = None) -> list[Topology]:
+def topology(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> list[Topology]:
     """What the NCCL logs of running jobs say: hosts, communicators, transports, choices, findings."""
-    if job is not None and not logs.knows(job):
+    if job is not None and not services.logs.knows(job):
         job_exists(agent, job)
-    return logs.topology(job)
+    return services.logs.topology(job)
 
 
 @router.get("/nccl/messages")
 def nccl_messages(
-    agent: AgentOf,
-    logs: LogsOf,
+    agent: QueriesOf,
+    services: ServicesOf,
     span: Span,
     job: JobFilter = None,
     message_class: Annotated[
@@ -156,6 +154,6 @@ def nccl_messages(
         raise Problem(
             HTTPStatus.BAD_REQUEST, f"class={message_class}: no such class; there are {', '.join((*CLASSES, OTHER))}"
         )
-    if job is not None and not logs.knows(job):
+    if job is not None and not services.logs.knows(job):
         job_exists(agent, job)
-    return logs.messages(job, message_class, span.from_ns / 1e9, span.until_ns / 1e9, limit)
+    return services.logs.messages(job, message_class, span.from_ns / 1e9, span.until_ns / 1e9, limit)

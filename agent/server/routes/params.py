@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from http import HTTPStatus
-from typing import Annotated, TypeVar
+from typing import Annotated
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fastapi import Depends, Query, Request, Response
@@ -18,14 +18,12 @@ from fastapi import Depends, Query, Request, Response
 from commwatch.analysis.queries import QueryService
 from commwatch.core.ages import parse_age
 from commwatch.server.questions import Problem, Text
+from commwatch.server.services import Services
 from commwatch.server.worker import Worker
-from commwatch.watchers.host import HostWatch
-from commwatch.watchers.nccl import NcclLogs
 
 MOST_ROWS = 10_000
 #: Characters of one value; the longest sound one is a list of dimensions, or the name of a job.
 MOST_CHARACTERS = 4096
-_T = TypeVar("_T")
 
 
 def parse_time(text: str, now_s: float) -> float:
@@ -131,21 +129,26 @@ def _unsound(text: str) -> str | None:
     return None
 
 
-def of_app(name: str, kind: type[_T]) -> Callable[[Request], _T]:
-    """What ``application`` has left for the routes under a name."""
-
-    def get(request: Request) -> _T:
-        found = getattr(request.app.state, name)
-        assert isinstance(found, kind)
-        return found
-
-    return get
+def services(request: Request) -> Services:
+    """What the agent has running; ``application`` has left it."""
+    found = request.app.state.services
+    assert isinstance(found, Services)
+    return found
 
 
-AgentOf = Annotated[QueryService, Depends(of_app("agent", QueryService))]
-LogsOf = Annotated[NcclLogs, Depends(of_app("logs", NcclLogs))]
-HostOf = Annotated[HostWatch, Depends(of_app("host", HostWatch))]
-WorkerOf = Annotated[Worker, Depends(of_app("worker", Worker))]
+ServicesOf = Annotated[Services, Depends(services)]
+
+
+def _queries(found: ServicesOf) -> QueryService:
+    return found.queries
+
+
+def _worker(found: ServicesOf) -> Worker:
+    return found.worker
+
+
+QueriesOf = Annotated[QueryService, Depends(_queries)]
+WorkerOf = Annotated[Worker, Depends(_worker)]
 
 
 def answered(text: Text) -> Response:

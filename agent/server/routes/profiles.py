@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from commwatch.collectors.wire.profile_files import MOST_SECONDS, MOST_STEPS
 from commwatch.server.problems import ERRORS, PROBLEM
 from commwatch.server.questions import Problem
-from commwatch.server.routes.params import of_app, sound_parameters
+from commwatch.server.routes.params import ServicesOf, sound_parameters
 from commwatch.watchers.profiles import NotThere, Profile, Profiles, Refused
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
@@ -34,7 +34,11 @@ class Wanted(BaseModel):
     ] = 120.0
 
 
-ProfilesOf = Annotated[Profiles, Depends(of_app("profiles", Profiles))]
+def _profiles(services: ServicesOf) -> Profiles:
+    return services.profiles
+
+
+ProfilesOf = Annotated[Profiles, Depends(_profiles)]
 
 
 def _declared_json(request: Request) -> None:

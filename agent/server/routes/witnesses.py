@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
 from commwatch.core.witness_views import InspectorView, RasView
 from commwatch.server.problems import ERRORS
 from commwatch.server.questions import job_exists
-from commwatch.server.routes.params import AgentOf, JobFilter, of_app, sound_parameters
-from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.ras import Ras
+from commwatch.server.routes.params import JobFilter, QueriesOf, ServicesOf, sound_parameters
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
-
-
-@dataclass(frozen=True)
-class Witnesses:
-    """Who else tells an agent of the jobs."""
-
-    inspector: Inspector
-    ras: Ras
 
 
 @dataclass(frozen=True)
@@ -33,11 +22,8 @@ class WitnessesView:
     ras: RasView
 
 
-WitnessesOf = Annotated[Witnesses, Depends(of_app("witnesses", Witnesses))]
-
-
 @router.get("/witnesses")
-def witnesses(agent: AgentOf, witnesses: WitnessesOf, job: JobFilter = None) -> WitnessesView:
+def witnesses(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> WitnessesView:
     """What NCCL Inspector timed on the GPU, and what NCCL's RAS counted over all nodes; and whether they are off, or down."""
     job_exists(agent, job)
-    return WitnessesView(witnesses.inspector.view(job), witnesses.ras.view(job))
+    return WitnessesView(services.inspector.view(job), services.ras.view(job))

@@ -32,7 +32,7 @@ from commwatch.runtime.run_lock import place_of_alerts
 from commwatch.server.problems import answer_problems
 from commwatch.server.routes import alerts
 from tests.agent.prometheus.test_metrics import samples
-from tests.helpers import PATIENCE_S, RunningAgent, clean_env, fetch, no_alerts, wait_for
+from tests.helpers import PATIENCE_S, RunningAgent, clean_env, fetch, idle_services, wait_for
 
 HIGH = Rule("ShareHigh", "commwatch_comm_share_ratio > 0.3", 30, 0, WARNING, "high", "quite high")
 WORSE = Rule("ShareHigh", "commwatch_comm_share_ratio > 0.5", 0, 0, CRITICAL, "higher", "very high")
@@ -162,7 +162,7 @@ def test_clean_end_keeps_what_is_pending(tmp_path: Path) -> None:
 def answer(scene: Scene, query: str) -> httpx.Response:
     """What the route says."""
     app = FastAPI()
-    app.state.agent, app.state.alerts, app.state.evidence = QueryService(Path("none")), scene.alerting, no_alerts()[1]
+    app.state.services = idle_services(QueryService(Path("none")), alerts=scene.alerting)
     app.include_router(alerts.router)
     answer_problems(app)
 

@@ -248,6 +248,6 @@ def test_answers_conform(asked: RunningAgent, tmp_path: Path) -> None:
     ]
     # The forms of times, cursors and dimensions are more than a schema says, and what a route does not know it refuses.
     fuzz += ["--exclude-checks", "positive_data_acceptance", "--header", f"Authorization: Bearer {asked.token}"]
-    fuzz += ["--exclude-path", "/api/v1/stream"]  # whose answer does not end: tests/agent/server/routes/test_stream.py
+    fuzz += ["--exclude-path", "/api/v1/stream"]  # whose answer does not end: tests/agent/server/test_feed.py
     done = subprocess.run(fuzz, cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from commwatch.server.live_feed import LiveFeed
-from commwatch.server.services import Watchers
-from tests.helpers import PATIENCE_S, Watch, operation, write_ring
+from tests.helpers import PATIENCE_S, Watch, idle_services, operation, write_ring
 
 
 class Moment(float):
@@ -46,9 +44,7 @@ def test_what_is_told_of_two_jobs_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(LiveFeed, "_tell", tell)
     then: list[threading.Thread] = []
-    nothing: Any = None
-    watchers = Watchers(*[nothing] * len(Watchers._fields))
-    look = LiveFeed(watch.agent, nothing, watchers, lambda: None, lambda: Moment(100.0, then))
+    look = LiveFeed(idle_services(watch.agent), lambda: Moment(100.0, then))
     assert look.told("c") == b'"c"'
     found: list[bytes] = []
     meanwhile = threading.Thread(target=lambda: found.append(look.told("b")))

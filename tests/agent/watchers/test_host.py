@@ -21,16 +21,9 @@ from commwatch.core.host_views import HostView, NicView
 from commwatch.ingest.jobs import Aggregate
 from commwatch.prometheus.metrics import METRICS
 from commwatch.reference.links import links, of_device
-from commwatch.server.routes.witnesses import Witnesses
-from commwatch.server.services import Watchers
 from commwatch.server.web import application
-from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import MOST_VIRTUAL, HostWatch
-from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.nccl import NcclLogs
-from commwatch.watchers.profiles import Profiles
-from commwatch.watchers.ras import Ras
-from tests.helpers import idle_worker, no_alerts
+from tests.helpers import idle_services
 from tests.trees import say, unpack, vanish
 
 S = 1_000_000_000
@@ -273,15 +266,9 @@ def test_series_of_a_full_node(tmp_path: Path) -> None:
 
 def test_route(tmp_path: Path) -> None:
     """The route answers with all of it, as JSON."""
-    watched, lock = Watched("infiniband", tmp_path), threading.RLock()
+    watched = Watched("infiniband", tmp_path)
     view = watched.later(1)
-    agent, logs = QueryService(tmp_path / "h.sqlite"), NcclLogs(tmp_path, Aggregate(), lock)
-    profiles = Profiles(tmp_path, tmp_path, agent)
-    witnesses = Witnesses(Inspector(None, Aggregate(), lock), Ras((), Aggregate(), lock))
-    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, watched.watch, *no_alerts())
-    app = application(
-        agent, idle_worker(agent), watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False
-    )
+    app = application(idle_services(QueryService(tmp_path / "h.sqlite"), host=watched.watch), CollectorRegistry())
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:

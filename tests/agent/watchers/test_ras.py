@@ -18,14 +18,7 @@ from commwatch.collectors.nccl.ras import Communicator, Member, parse
 from commwatch.commands import diagnose
 from commwatch.core.cells import GroupInfo
 from commwatch.ingest.jobs import Aggregate
-from commwatch.server.routes.witnesses import Witnesses
-from commwatch.server.services import Watchers
 from commwatch.server.web import application
-from commwatch.watchers.gpus import Gpus
-from commwatch.watchers.host import HostWatch
-from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.nccl import NcclLogs
-from commwatch.watchers.profiles import Profiles
 from commwatch.watchers.ras import POLL_S, SETTLED_S, Joined, Known, Ras, join, judge
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
@@ -36,8 +29,7 @@ from tests.helpers import (
     commwatch,
     fetch,
     group_entry,
-    idle_worker,
-    no_alerts,
+    idle_services,
     operation,
     packed,
     wait_for,
@@ -327,14 +319,7 @@ def test_one_of_two_down() -> None:
 @contextmanager
 def served(watch: Watch, ras: Ras) -> Iterator[str]:
     """The web face of an agent with that RAS."""
-    lock = threading.RLock()
-    witnesses = Witnesses(Inspector(None, watch.aggregate, lock), ras)
-    logs, profiles = NcclLogs(Path("none"), watch.aggregate, lock), Profiles(Path("none"), Path("none"), watch.agent)
-    host = HostWatch(watch.aggregate, lock, lambda: 0)
-    watchers = Watchers(logs, profiles, Gpus("off"), witnesses, host, *no_alerts())
-    app = application(
-        watch.agent, idle_worker(watch.agent), watchers, CollectorRegistry(), lambda: None, lambda: None, lambda: False
-    )
+    app = application(idle_services(watch.agent, ras=ras), CollectorRegistry())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

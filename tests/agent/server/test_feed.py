@@ -18,8 +18,8 @@ from urllib.request import urlopen
 import pytest
 
 from commwatch.history.opening import StoreError
+from commwatch.server.feed import Feed, Topic
 from commwatch.server.gate import MOST_STREAMS
-from commwatch.server.routes.stream import Feed, Topic
 from tests.helpers import PATIENCE_S, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, wait_for
 
 

@@ -1,0 +1,137 @@
+"""Server-sent events of the live page: one look a second, for however many watch."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anyio import CapacityLimiter, to_thread
+
+from commwatch.history.opening import StoreError
+from commwatch.server.questions import Problem
+
+
+class Topic(NamedTuple):
+    """A kind of event."""
+
+    name: str
+    #: Its data as JSON on one line, for a job (``None``: the latest).
+    look: Callable[[str | None], bytes]
+    #: Seconds between two looks.
+    every_s: float
+    #: What it looks at: of the looks at the same one is under way at a time.
+    source: str = "books"
+
+
+@dataclass
+class _Channel:
+    """Those who watch the same job, and what there is for them."""
+
+    listeners: int = 0
+    producers: list[asyncio.Task[None]] = field(default_factory=list)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    #: By topic: how many there have been, and the latest.
+    latest: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    #: Nothing will come any more.
+    over: bool = False
+
+
+class Feed:
+    """Looks while somebody listens. All of it runs on the web server's event loop, but for the looks themselves.
+
+    Who is slow misses events, and keeps nobody waiting: there is one latest event of each topic, and no queue.
+
+    Args:
+        first: what a listener gets at the beginning.
+        topics: what follows.
+        ending: whether the agent is about to end.
+    """
+
+    def __init__(self, first: Topic, topics: list[Topic], ending: Callable[[], bool]) -> None:
+        self._first, self._topics, self._ending = first, topics, ending
+        self._channels: dict[str | None, _Channel] = {}
+        # Threads of its own: a look that takes long leaves those of other requests alone. One for each source, whatever number of jobs is
+        # watched: each more would take a share of the interpreter from the intake.
+        self._threads = {topic.source: CapacityLimiter(1) for topic in (first, *topics)}
+
+    @property
+    def listeners(self) -> int:
+        """How many there are."""
+        return sum(channel.listeners for channel in self._channels.values())
+
+    async def follow(self, job: str | None) -> AsyncGenerator[bytes, None]:
+        """Events as they come, until the listener goes or the agent ends."""
+        channel = self._channels.get(job)
+        if channel is None or channel.over:
+            channel = self._channels[job] = _Channel()
+        channel.listeners += 1
+        try:
+            if not channel.producers:
+                channel.producers = [asyncio.create_task(self._produce(channel, job, topic)) for topic in self._topics]
+            yield b"retry: 1000\n\n"
+            past = await self._look(self._first, job)
+            if past is not None:
+                yield _event(self._first.name, past)
+            seen: dict[str, int] = {}
+            while True:
+                async with channel.changed:
+                    await channel.changed.wait_for(lambda: channel.over or _fresh(channel, seen))
+                if channel.over:
+                    return
+                for name, (number, text) in list(channel.latest.items()):
+                    if seen.get(name) != number:
+                        seen[name] = number
+                        yield _event(name, text)
+        finally:
+            channel.listeners -= 1
+
+    async def _look(self, topic: Topic, job: str | None) -> bytes | None:
+        return await to_thread.run_sync(_looked, topic, job, limiter=self._threads[topic.source])
+
+    async def _produce(self, channel: _Channel, job: str | None, topic: Topic) -> None:
+        """Look until nobody listens, and then the last look has ended: whoever comes meanwhile finds the channel as it is."""
+        number = 0
+        try:
+            while channel.listeners and not self._ending():
+                began = time.monotonic()
+                text = await self._look(topic, job)
+                if text is not None:
+                    number += 1
+                    channel.latest[topic.name] = (number, text)
+                    async with channel.changed:
+                        channel.changed.notify_all()
+                await self._rest(channel, began + topic.every_s)
+        finally:
+            channel.over = True
+            if self._channels.get(job) is channel:
+                del self._channels[job]
+            async with channel.changed:
+                channel.changed.notify_all()
+
+    async def _rest(self, channel: _Channel, until: float) -> None:
+        """Until it is time, nobody listens, or the agent ends."""
+        while channel.listeners and not self._ending():
+            left = until - time.monotonic()
+            await asyncio.sleep(max(0.0, min(left, 0.5)))
+            if left <= 0.5:
+                return
+
+
+def _looked(topic: Topic, job: str | None) -> bytes | None:
+    """``None`` where it cannot be told right now."""
+    try:
+        return topic.look(job)
+    except (StoreError, sqlite3.Error, OSError, Problem):
+        return None
+
+
+def _fresh(channel: _Channel, seen: dict[str, int]) -> bool:
+    return any(seen.get(name) != number for name, (number, _) in channel.latest.items())
+
+
+def _event(name: str, text: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), text)
