@@ -121,7 +121,10 @@ class Server(Listening):
             while line := handler.rfile.readline().decode().strip():
                 name, _, value = line.partition(": ")
                 headers[name] = value
-            body = handler.rfile.read(int(headers.get("Content-Length", 0)))
+            length = int(headers.get("Content-Length", 0))
+            body = handler.rfile.read(length)
+            if len(body) < length:  # killed while it sent
+                return
             answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
             handler.asked = Asked(path, headers, body)
             self.asked.append(handler.asked)

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers import clean_env
 
 
-@pytest.mark.parametrize("missing", ["identity", "handlers", "torch_collectives"])
+@pytest.mark.parametrize("missing", ["wire.identity", "wire.handlers", "probe.torch_collectives"])
 def test_incomplete_installation(missing: str, tmp_path: Path) -> None:
     """Where a module of ours is missing, torch is imported all the same, and one line says that the probe is not there."""
     script = f"import sys; sys.modules['commwatch.collectors.{missing}'] = None; import torch; print('imported')"

@@ -1,6 +1,8 @@
-"""Keeps the records of a job's ranks in a small file, and plays them to an agent without threads, as fast as it can take them in.
+"""Keeps a job of the fault matrix in a small file, and plays it to the rules, as fast as they can take it in.
 
-A file is JSON, compressed: of each rank its identity, its groups and its records, times in units of 10 µs from the first one on.
+A file is JSON, compressed. Of a job with a straggler, or with none: of each rank its identity, its groups and its records, times in units
+of 10 µs from the first one on. Of a job that hangs, which is judged by what is in flight and by its processes: what the API showed of its
+ranks and groups, again and again.
 """
 
 from __future__ import annotations
@@ -11,9 +13,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from commwatch.analysis.cross_node import stragglers
+from commwatch.analysis.verdicts import Verdict, verdicts
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.ring import RingReader
+from commwatch.core.views import GroupView, RankView
 from tests.helpers import Watch, identity, write_ring
 
 #: The files that tests play.
@@ -25,6 +31,8 @@ UNIT_NS = 10_000
 TICK_NS = 500_000_000
 #: What identifies a rank, of all that its ring says.
 _KEPT = ("rank", "world_size")
+#: Seconds since the fault, and the answers of ``/api/v1/ranks`` and ``/api/v1/groups``.
+Views = tuple[float, Any, Any]
 _GROUP = ("group", "name", "desc", "label", "group_id", "ranks", "size", "aligned", "backend")
 
 
@@ -90,3 +98,15 @@ def named(path: Path, directory: Path) -> Iterator[tuple[float, set[int]]]:
         yield now_ns / 1e9, {late.rank for _, _, late in stragglers(watch.aggregate.jobs.values(), now_ns)}
     for ring, _ in pending:
         ring.release()
+
+
+def keep_views(views: list[Views], path: Path) -> None:
+    """Write what the API showed of a job's ranks and groups to a file."""
+    path.write_bytes(gzip.compress(json.dumps(views, separators=(",", ":")).encode(), 9, mtime=0))
+
+
+def concluded(path: Path) -> Iterator[tuple[float, list[Verdict]]]:
+    """Seconds since the fault, and the verdicts on what the API showed then."""
+    ranks_of, groups_of = TypeAdapter(list[RankView]), TypeAdapter(list[GroupView])
+    for at_s, ranks, groups in json.loads(gzip.decompress(path.read_bytes())):
+        yield at_s, verdicts(ranks_of.validate_python(ranks), groups_of.validate_python(groups))

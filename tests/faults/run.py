@@ -115,8 +115,10 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
         job(scenario, [Place(Path(made))] * scenario.size) as told,
     ):
         began = float(told.readline())
-        polls, found = list[Poll](), list[dict[str, Any]]()
+        polls, found, views = list[Poll](), list[dict[str, Any]](), list[recorded.Views]()
         while time.time() < began + watched_s:
+            if KEEP and scenario.hangs:
+                views.append((time.time() - began, running.get("/api/v1/ranks"), running.get("/api/v1/groups")))
             found = running.get("/api/v1/verdicts")
             polls.append((time.time() - began, [(each["kind"], each["cause"], tuple(each["ranks"])) for each in found]))
             time.sleep(POLL_S)
@@ -125,6 +127,9 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
         assert shown.returncode == 0, shown.stderr
         if KEEP:
             path = Path(KEEP) / recorded.file_name(scenario.name)
+        if KEEP and scenario.hangs:
+            recorded.keep_views(views, path)
+        elif KEEP:
             recorded.keep(sorted(Path(made, "rings").glob("*.ring")), path, began - KEPT_S[0], began + KEPT_S[1])
         headline = next((line for line in shown.stdout.splitlines() if line.startswith("comm ")), "")
     judged = judge(scenario, polls)

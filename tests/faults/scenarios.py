@@ -24,6 +24,11 @@ class Scenario:
     why: str = ""
 
     @property
+    def hangs(self) -> bool:
+        """It is judged by what is in flight, not by what has ended."""
+        return bool(self.kinds) and self.kinds != LATE
+
+    @property
     def name(self) -> str:
         """How the table calls it."""
         ranks = ",".join(map(str, self.ranks))

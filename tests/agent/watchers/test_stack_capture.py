@@ -64,8 +64,8 @@ def test_end_of_an_agent(tmp_path: Path) -> None:
     program.write_text(f"#!/bin/sh\necho $$ > {asked}\nexec sleep 600 > /dev/null\n", encoding="utf-8")
     program.chmod(0o755)
     ends = (
-        "import sys; from commwatch import trainers; from commwatch.runtime.concurrency import at_once; trainers._STACK_S = 600\n"
-        "at_once(trainers.stack, [1], 1); print(open(sys.argv[1]).read())"
+        "import sys; from commwatch.watchers import stack_capture; from commwatch.runtime.concurrency import at_once; stack_capture._STACK_S = 600\n"
+        "at_once(stack_capture.stack, [1], 1); print(open(sys.argv[1]).read())"
     )
     path = f"{tmp_path}:{os.environ['PATH']}"
     ended = subprocess.run(

@@ -223,7 +223,7 @@ def test_owner(tmp_path: Path) -> None:
 MAKES_A_RING = """
 import os, sys, time
 from pathlib import Path
-from commwatch.collectors import identity
+from commwatch.collectors.wire import identity
 from commwatch.collectors.wire.ring import RingWriter
 about = identity.describe({"COMMWATCH_JOB": "job"}, 0, 1)
 writer = RingWriter(Path(sys.argv[1]), about, 128)

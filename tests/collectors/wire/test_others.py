@@ -51,7 +51,7 @@ def test_links_where_they_are_wanted(tmp_path: Path) -> None:
 AS_NOBODY = f"""
 import os, sys
 from pathlib import Path
-from commwatch.collectors import others
+from commwatch.collectors.wire import others
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 try:
     print(others.read(Path(sys.argv[1]), 1000).decode())

@@ -22,11 +22,12 @@ import torch.distributed as dist
 from common import begin, end, say
 
 import commwatch
+from commwatch import collectors
 from commwatch.collectors.probe import torch_collectives
 from commwatch.collectors.probe.torch_probe import Probe
-from commwatch.collectors.wire import ring
+from commwatch.collectors.wire.ring import RingReader
 
-OURS = str(Path(ring.__file__).parent)
+OURS = str(Path(collectors.__file__).parent)
 PATIENCE_S = 60
 
 
@@ -160,7 +161,7 @@ def lines_in_turn() -> None:
     assert probe is not None
     path = torch_collectives.ring_file()
     assert path is not None
-    reader = ring.RingReader(path)
+    reader = RingReader(path)
     patience = time.monotonic() + PATIENCE_S
     while reader.in_flight() and time.monotonic() < patience:
         time.sleep(0.1)
