@@ -28,6 +28,8 @@ TRAIN = Path(__file__).parent / "jobs" / "train.py"
 POLL_S, WATCHED_S = 0.5, 30.0
 #: Where to keep the records of each job, and of how many seconds before and after the fault.
 KEEP, KEPT_S = os.environ.get("KEEP", ""), (4.0, 18.0)
+#: Alerts that are right in a job without a fault: it may communicate much.
+TRUE_SHARES = ("CommShareHigh", "CommShareCritical", "ExposedCommHigh")
 #: A verdict is steady that is there in so many polls from the first one on.
 STEADY = 0.9
 
@@ -123,6 +125,7 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
             polls.append((time.time() - began, [(each["kind"], each["cause"], tuple(each["ranks"])) for each in found]))
             time.sleep(POLL_S)
         advice = [(each["rule"], each["title"]) for each in running.get("/api/v1/advice")]
+        alerts = running.get("/api/v1/alerts")
         shown = commwatch("top", "--once", "--address", running.url, env=clean_env(COLUMNS="240"))
         assert shown.returncode == 0, shown.stderr
         if KEEP:
@@ -134,7 +137,9 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
         headline = next((line for line in shown.stdout.splitlines() if line.startswith("comm ")), "")
     judged = judge(scenario, polls)
     why = [f"why: {each['why']}" for each in found if scenario.why not in (each["why"] or "")]
-    return judged._replace(wrong=(*judged.wrong, *reported(scenario, advice, headline, found), *why))
+    return judged._replace(
+        wrong=(*judged.wrong, *reported(scenario, advice, headline, found), *alerted(scenario, alerts), *why)
+    )
 
 
 def reported(
@@ -160,6 +165,15 @@ def reported(
     if "communication is the bottleneck" in headline and share and 200 * cost > int(share[1]):
         wrong.append("headline: communication is the bottleneck")
     return wrong
+
+
+def alerted(scenario: Scenario, alerts: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """What is wrong in the alerts, pending ones too: an even job has none but on a true share, and none names a rank that is not at fault."""
+    every = [each for some in alerts.values() for each in some]
+    if not scenario.kinds:
+        return [f"alert: {each['name']}" for each in every if each["name"] not in TRUE_SHARES]
+    named = [(each["name"], each["labels"]["rank"]) for each in every if "rank" in each["labels"]]
+    return [f"alert: {name} of rank {rank}" for name, rank in named if int(rank) not in scenario.ranks]
 
 
 def judge(scenario: Scenario, polls: list[Poll]) -> Outcome:
