@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,15 @@ def test_promises_name_their_tests() -> None:
             assert (TREE / path).is_file(), path
         for name, suffix in re.findall(r"\b(test_\w+)(\.py)?", text):
             assert name + suffix in known if suffix else f"def {name}(" in functions, name
+
+
+def test_data_flow() -> None:
+    """The walks of an operation and of a request name files and what is in them; the first has twelve files, the second nine at most."""
+    text = (TREE / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    walk = re.findall(r"^(\d+)\. `([\w/.]+)`: .*?`([\w.]+)`", text[text.index("## How data flows") :], re.MULTILINE)
+    lengths = [int(before) for (before, *_), (number, *_) in pairwise(walk) if number == "1"]
+    assert lengths[0] <= 12
+    assert len(walk) - lengths[0] == 9
+    for _, file, name in walk:
+        content = (TREE / file).read_text(encoding="utf-8")
+        assert all(re.search(rf"\b{part}\b", content) for part in name.split(".")), (file, name)
