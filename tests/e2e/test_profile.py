@@ -147,7 +147,7 @@ def test_nowhere_to_meet(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("hook")
 def test_job_that_ends(tmp_path: Path) -> None:
-    """A job that ends before its profile does leaves what there is, and ends as it does without."""
+    """A job that ends before its profile does leaves what there is, and ends as it does without the probe."""
     with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:
         wait_for(lambda: steps(running) > 10, "steps")
         asked = post(running.url, "profiles", {"job": JOB, "steps": 50}, Keys(running.directory))
@@ -158,6 +158,8 @@ def test_job_that_ends(tmp_path: Path) -> None:
         found = running.get(path)
     for rank in found["ranks"]:
         none = rank["error"] == "the training ended before a step was over"
+        # It may abort at its end, with and without the probe, before it can write its result.
+        none |= UPSTREAM_FLAKE in job.errors and rank["error"] == "its process ended before the profile did"
         assert none or (rank["state"] == "done" and 1 <= rank["steps"] <= 50), rank
 
 
