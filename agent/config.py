@@ -1,4 +1,4 @@
-"""Settings: defaults, ``commwatch.toml``, environment, flags; the later wins. Errors name the key."""
+"""Settings from defaults, ``commwatch.toml``, environment and flags; later ones override earlier ones. Errors name the key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
 
 
 class ConfigError(Exception):
-    """A setting is wrong; the message names it, where it stands and what would be right."""
+    """A setting is wrong; the message names it, its source and what would be right."""
 
 
 class UsageError(Exception):
@@ -37,88 +37,88 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of the agent. Each can stand in ``commwatch.toml`` under its own name."""
+    """All settings of the agent. Each can be set in ``commwatch.toml`` under its own name."""
 
-    #: Run directory, where trainers and agent meet.
+    #: Run directory, shared by trainers and agent.
     dir: Path
     #: Directory of the history.
     state: Path
     #: Address the agent listens on.
     host: str = "127.0.0.1"
-    #: Port; 0 = any free one; not set = 9477, or any free one where that is taken.
+    #: Port; 0: any free one; not set: 9477, or any free one where that is taken.
     port: int | None = None
-    #: Seconds between two looks at the rings.
+    #: Seconds between two drains of the rings.
     interval: float = 0.25
-    #: The token that whoever makes the agent do something has to show; not set: one of the agent's own making.
+    #: File with the token for requests that make the agent act; not set: the agent makes its own.
     token_file: Path | None = None
-    #: Reading asks for the token, too, but for ``/metrics`` and health.
+    #: Reading requires the token, too, except for ``/metrics`` and health.
     require_token: bool = False
-    #: So does ``/metrics``.
+    #: Reading ``/metrics`` requires the token.
     require_token_for_metrics: bool = False
-    #: Names by which the agent may be called, beside those of its machine; ``.example.org``: all that end so.
+    #: Names by which the agent may be called, in addition to those of its machine; ``.example.org``: all that end so.
     allowed_hosts: tuple[str, ...] = ()
-    #: Beyond loopback without TLS.
+    #: Allows the agent to listen beyond loopback without TLS.
     insecure: bool = False
-    #: Certificate (with those between) and key of the agent, PEM; it listens with TLS then.
+    #: Certificate (with intermediate ones) and key of the agent, PEM; if set, it listens with TLS.
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    #: Who signs the certificates without which no client is let in.
+    #: CA of client certificates; if set, a client needs one.
     tls_client_ca: Path | None = None
-    #: For commands: who signs the agents' certificates; not set: whom the system trusts.
+    #: For commands: CA of the agents' certificates; not set: the CAs that the system trusts.
     ca_file: Path | None = None
-    #: For commands: a certificate with its key, for agents that want one.
+    #: For commands: a client certificate with its key, for agents that require one.
     client_cert: Path | None = None
     #: Raw records kept, in bytes on disk.
     raw_bytes: int = 256 * 1024 * 1024
-    #: Days that roll-ups and steps are kept.
+    #: Days that rollups and steps are kept.
     keep_days: float = 7.0
     #: Seconds the metrics of an ended job stay in /metrics.
     keep_ended: float = 300.0
-    #: ``auto``: GPUs are read where there are any; ``required``: none to read is a fault; ``off``: their driver is left alone.
+    #: ``auto``: read GPUs if there are any; ``required``: none to read is a fault; ``off``: the driver is not used.
     gpus: str = GPUS_AUTO
-    #: Label of a group, or ``*`` for all others, to the link of the catalogue that carries it.
+    #: Label of a group, or ``*`` for all others, to the key of its link in the catalogue.
     links: Mapping[str, str] = field(default_factory=dict)
-    #: A folder that NCCL Inspector dumps into, beside those that probes tell of.
+    #: A folder with NCCL Inspector's files, in addition to those that probes report.
     inspector_dir: Path | None = None
-    #: Addresses of NCCL's RAS that are polled, with commas between; not set: none is.
+    #: Addresses of NCCL's RAS to poll, comma-separated; not set: none.
     ras: str | None = None
-    #: Where alerts go. Secrets stand elsewhere.
+    #: Receivers of alerts; their secrets are stored elsewhere.
     receivers: tuple[receivers.ReceiverConfig, ...] = field(default_factory=tuple)
-    #: Thresholds of the list of alerts that are not the default, by name. What names there are, the list says.
+    #: Thresholds of alerts that differ from the default, by the names in the list of alerts.
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    #: A list of alerts instead of ours.
+    #: A file with a list of alerts that replaces the built-in one.
     rules: Path | None = None
     #: Labels of every ``commwatch_job_info`` of this agent, by name: cluster, user, team.
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rings(self) -> Path:
-        """Where the ring files lie."""
+        """Directory of the ring files."""
         return self.dir / "rings"
 
     @property
     def expects_tls(self) -> bool:
-        """Agents that are named without a scheme are asked over TLS: there is something to tell them by, or to show them."""
+        """True if agents named without a scheme are called over TLS, because a CA or a client certificate is set."""
         return self.ca_file is not None or self.client_cert is not None
 
     @property
     def evidence(self) -> Path:
-        """Where the evidence of alerts lies, per host likewise."""
+        """Directory for evidence of alerts, one per host, because hosts may share the state directory."""
         return self.state / f"evidence-{gethostname()}"
 
     @property
     def history(self) -> Path:
-        """The history file: one per host, for home directories are often shared by many."""
+        """The history file, one per host, because hosts often share home directories."""
         return self.state / f"history-{gethostname()}.sqlite"
 
     @property
     def alerts(self) -> Path:
-        """Active and past alerts, one file per host as well."""
+        """File of active and past alerts, one per host."""
         return self.state / f"alerts-{gethostname()}.json"
 
     @property
     def told(self) -> Path:
-        """What receivers of alerts were told, likewise."""
+        """File of what was sent to receivers of alerts, one per host."""
         return self.state / f"told-{gethostname()}.json"
 
 
@@ -129,13 +129,13 @@ _RANGES: dict[str, tuple[float, float]] = {
     "keep_days": (0.01, 3650),
     "keep_ended": (0, 86400),
 }
-#: Tables whose entries can stand in the environment: with the name of one behind it, in capitals.
+#: Tables whose entries can be set in the environment: prefix before the entry's name in capitals.
 _TABLE_VARIABLES = {"thresholds": "COMMWATCH_THRESHOLD_", "labels": "COMMWATCH_LABEL_"}
-#: What the probe in the trainer reads; here only to tell a slip from a setting.
+#: Variables of the probe in the trainer; listed only to distinguish them from misspelt names.
 _OF_THE_PROBE = (
     "COMMWATCH_BUDGET", "COMMWATCH_DISABLE", "COMMWATCH_GROUP", "COMMWATCH_HOOK", "COMMWATCH_JOB", "COMMWATCH_SLOTS", "COMMWATCH_TIMING",
 )  # fmt: skip
-#: What Kubernetes puts into every container beside a Service called commwatch.
+#: Variables that Kubernetes sets in every container if there is a Service called commwatch.
 _OF_KUBERNETES = re.compile(r"COMMWATCH_(SERVICE|PORT_\d+)_")
 _ENVIRONMENT = {
     "dir": "COMMWATCH_DIR",
@@ -148,30 +148,30 @@ _ENVIRONMENT = {
 }
 _FILES = ("rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert")
 _SWITCHES = ("require_token", "require_token_for_metrics", "insecure")
-#: What a running agent takes up when it reads its settings again. Of TLS the files: on and off needs a restart.
+#: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
 RELOADED = frozenset({
     "allowed_hosts", "interval", "keep_days", "labels", "links", "raw_bytes", "receivers", "require_token", "require_token_for_metrics",
     "rules", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
 })  # fmt: skip
-#: What only commands read, each at its start.
+#: Settings that only commands read, each at its start.
 OF_COMMANDS = frozenset({"ca_file", "client_cert"})
 
 
 def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Config:
-    """Put the settings together, as ``explained``."""
+    """Return the settings; arguments and errors as for ``explained``."""
     return explained(env, file, **flags)[0]
 
 
 def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> tuple[Config, dict[str, str]]:
-    """Put the settings together, and say where they are from.
+    """Return the settings, and the source of each.
 
     Args:
-        file: ``commwatch.toml``; without one only an existing ``./commwatch.toml`` counts.
-        flags: from the command line; ``None`` = not given.
+        file: ``commwatch.toml``; ``None``: ``./commwatch.toml`` if it exists.
+        flags: from the command line; ``None``: not given.
 
     Returns:
-        The settings, and the flag, the variable or the file of each that is not the default. An entry of a table that is
-        from elsewhere than its table is ``TABLE.ENTRY``.
+        The settings; and the flag, variable or file of each that is not the default. An entry from another source than its
+        table is ``TABLE.ENTRY``.
 
     Raises:
         ConfigError: unknown key, wrong type or range, unreadable file.
@@ -198,9 +198,9 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
         if value is not None:
             given[key], origins[key] = _checked(key, value, f"--{key}"), f"--{key}"
     directory = Path(given.get("dir", run_dir(env))).absolute()
-    if "dir" in given and "state" not in given:  # a directory of one's own holds all there is
+    if "dir" in given and "state" not in given:  # a chosen run directory holds the state, too
         origins["state"] = origins["dir"]
-    # Else history never lies in memory.
+    # The default is on disk: the default run directory may be in memory.
     state = given.get("state") or (directory if "dir" in given else _state_home(env) / "commwatch")
     rest = {key: value for key, value in given.items() if key not in ("dir", "state")}
     rest |= {key: rest[key].absolute() for key in ("inspector_dir", *_FILES) if key in rest}
@@ -208,10 +208,10 @@ def explained(env: Mapping[str, str], file: Path | None = None, **flags: Any) ->
 
 
 def check_variables(env: Mapping[str, str]) -> None:
-    """Look for variables of the probe that are not what they may be, and for those that begin like ours and are none.
+    """Check for invalid variables of the probe, and for unknown ones that begin with ``COMMWATCH_``.
 
     Raises:
-        ConfigError: there are some; says what they may be, or the nearest that there is.
+        ConfigError: there are some; the message names valid values, or the nearest known name.
     """
     if bad := variables.wrong(env):
         raise ConfigError("; ".join(bad))
@@ -228,7 +228,7 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 
 def settings_file(file: Path | None) -> Path | None:
-    """The file that settings are read from: ``file``, else ``./commwatch.toml`` if there is one."""
+    """Return the file of the settings: ``file``, else ``./commwatch.toml`` if it exists; ``None``: there is none."""
     default = Path("commwatch.toml")
     return file or (default if default.is_file() else None)
 
@@ -272,7 +272,7 @@ def _from_text(key: str, text: str, variable: str) -> Any:
     return text
 
 
-#: What a text must be, by key.
+#: By key of a setting that is a text: what it must be.
 _TEXTS = {
     **dict.fromkeys(("dir", "state", "inspector_dir"), "a directory"),
     **dict.fromkeys(_FILES, "a file"),
@@ -318,7 +318,7 @@ def _checked_text(key: str, value: Any, where: str) -> str | Path:
 
 
 def addresses(text: str) -> list[tuple[str, int]] | None:
-    """Hosts and ports with commas between; ``None`` where one is none.
+    """Return hosts and ports from a comma-separated text; ``None`` if one is invalid.
 
     >>> addresses("localhost:28028, [::1]:28029")
     [('localhost', 28028), ('::1', 28029)]
@@ -384,7 +384,7 @@ def _checked_receivers(value: Any, where: str) -> tuple[receivers.ReceiverConfig
         raise ConfigError(f"{where}: {error}") from None
 
 
-#: Neither texts nor numbers.
+#: Checks of the settings that are neither texts nor numbers.
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(_SWITCHES, _checked_switch),
     "allowed_hosts": _checked_hosts,

@@ -1,4 +1,4 @@
-"""The agent: joins the pieces, starts and stops them. One per run directory."""
+"""The agent: builds its parts, starts and stops them. One agent per run directory."""
 
 from __future__ import annotations
 
@@ -56,26 +56,25 @@ from commwatch.watchers.profiles import Profiles, kept_in
 from commwatch.watchers.ras import Ras
 
 log = logging.getLogger("commwatch")
-#: Seconds between two removals of what is too old.
+#: Seconds between two removals of data that is past its retention.
 _TIDY_S = 60.0
-#: Without a sign of life from the intake for so long the agent is not healthy.
+#: Time without a sign of life from the intake after which the agent is not healthy.
 _STUCK_NS = 10_000_000_000
-#: Between two signs of life to the supervisor.
+#: Time between two signs of life to the supervisor.
 _ALIVE_NS = 1_000_000_000
-#: What is under way when the agent ends has so long together to finish.
+#: Seconds in all that threads get to finish when the agent ends.
 _END_S = 10.0
-#: Seconds between two looks at the NCCL logs, and at NCCL Inspector's files; at whether it is time to ask NCCL's RAS; at GPUs and node;
-#: at whether it is time to evaluate the rules.
+#: Seconds between two ticks of: NCCL logs and Inspector's files, NCCL's RAS, GPUs, node, alert rules.
 _LOGS_S, _RAS_S, _GPUS_S, _HOST_S, _ALERTS_S = 0.5, 1.0, 1.0, 1.0, 1.0
-#: Between two looks whether an alert wants evidence; what its receivers may take to be told the last when the agent ends.
+#: Seconds between two checks whether an alert needs evidence; seconds for the last notifications when the agent ends.
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
-#: Between two looks whether it was asked to read its settings again.
+#: Seconds between two checks for SIGHUP.
 _SIGNALS_S = 0.25
 #: Seconds between two readings of the trainers' state, and between two checks whether the worker process is idle.
 _PROCESSES_S, _IDLE_S = 1.0, 10.0
-#: Between two pieces of the history that are looked through for damage.
+#: Seconds between two pieces of the history that are checked for damage.
 _EXAMINE_S = 0.2
-#: Between two looks for what profiled ranks have left.
+#: Seconds between two checks for files of profiled ranks.
 _PROFILES_S = 0.25
 
 
@@ -85,12 +84,12 @@ class Daemon:
     Args:
         config: its settings.
         plan: the alerts that it raises by itself; by default those of the settings.
-        reread: the settings anew, at SIGHUP; raises ``ConfigError``. ``None``: SIGHUP means what it means to others.
+        reread: reads the settings again at SIGHUP; raises ``ConfigError``. ``None``: SIGHUP has its default effect.
 
     Raises:
         ConfigError: the list of alerts is wrong.
-        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, a rule not be read, or access
-            not be granted as the settings say.
+        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, a rule cannot be
+            evaluated, or token or certificate cannot be used.
     """
 
     def __init__(self, config: Config, plan: Plan | None = None, reread: Callable[[], Config] | None = None) -> None:
@@ -216,8 +215,8 @@ class Daemon:
         ]
 
     def run(self) -> bool:
-        """Serve until SIGTERM, SIGINT or ``stop``, take what the rings still hold, and end; False if the intake failed."""
-        # Nearly all that lives, lives long: looking through it at the usual pace costs a tenth of the intake.
+        """Serve until SIGTERM, SIGINT or ``stop``, then drain the rings; return False if intake or web server failed."""
+        # Nearly all objects live long: garbage collection at the default thresholds costs a tenth of the intake's time.
         gc.freeze()
         gc.set_threshold(20_000, 50, 50)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -245,7 +244,7 @@ class Daemon:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
         self._delivery.close(_FAREWELL_S)
-        self._gpu_watch.thread.join(_GPUS_S)  # a sick card does not hold up the end
+        self._gpu_watch.thread.join(_GPUS_S)  # a GPU driver that hangs does not delay the end
         if not self._profiling.thread.is_alive():
             with contextlib.suppress(OSError, StoreError, sqlite3.Error):
                 self._profiles.close()
@@ -256,11 +255,11 @@ class Daemon:
         return not self._failed
 
     def stop(self) -> None:
-        """Make ``run`` end; from any thread."""
+        """Make ``run`` end; any thread may call this."""
         self._stop.set()
 
     def _reload(self) -> None:
-        """Read the settings again, and take up what can be; all of it, or, where something is wrong, none."""
+        """Read the settings again and apply those that need no restart; if one is wrong, apply none."""
         assert self._reread is not None
         tell(f"{RELOADING}\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", os.environ)
         try:
@@ -275,7 +274,7 @@ class Daemon:
         tell(READY, os.environ)
 
     def _changed(self, asked: Config) -> tuple[Change, list[Callable[[], object]]]:
-        """What other settings change, and what takes that up.
+        """Return what the settings ``asked`` change, and functions that apply it.
 
         Raises:
             ConfigError: the list of alerts is wrong.
@@ -302,16 +301,16 @@ class Daemon:
         return self._given_plan or plan_of(config, instance, self._address, self._tell)
 
     def _serve(self) -> None:
-        """The web server's thread."""
+        """Run the web server, in its thread."""
         try:
             self._server.run(sockets=[self._socket])
         finally:
-            if not self._stop.is_set():  # an agent that nobody can ask is as good as none
+            if not self._stop.is_set():  # an agent without its web server is of no use
                 self._failed = True
                 self._stop.set()
 
     def _work(self) -> None:
-        """The intake's thread: look, drain, and once a minute keep the history within its bounds."""
+        """Run the intake, in its thread: find and drain rings, and once a minute apply the history's retention."""
         try:
             tidied: int | None = None
             while not self._stop.is_set():
@@ -323,25 +322,25 @@ class Daemon:
                 self._stop.wait(self.config.interval)
             self._tick()
         except BaseException:
-            # An agent that answers but takes nothing in would be worse than one that its supervisor starts again.
+            # An agent that answers without its intake would be worse than one that its supervisor restarts.
             self._failed = True
             self._stop.set()
             raise
 
     def _tidy(self) -> None:
-        """Remove logs and profiles that are older than what is kept."""
+        """Remove logs and profiles that are past their retention."""
         oldest = time.time() - self.config.keep_days * 86400
         remove_old(logs_of(self.config.state), oldest)
         with contextlib.suppress(OSError):
             self._profiles.tidy(oldest)
 
     def _tell(self, alerts: Sequence[Alert]) -> None:
-        """Hand on what fires and what is over, with the address of its evidence."""
+        """Send alerts that fire or have ended, with the address of their evidence."""
         self._evidence.want(alerts)
         self._delivery.send(self._evidence.linked(alerts))
 
     def _profile(self) -> None:
-        """Look what profiled ranks have left."""
+        """Process the files of profiled ranks."""
         try:
             self._profiles.tick()
         except (OSError, StoreError, sqlite3.Error) as error:
@@ -359,7 +358,7 @@ class Daemon:
         self._alive()
 
     def _alive(self) -> None:
-        """The intake gets on: for who asks, and, once a second, for the supervisor."""
+        """Record that the intake makes progress; notify the supervisor once a second."""
         now = time.monotonic_ns()
         self._last_alive_ns = now
         if now - self._told_ns > _ALIVE_NS:
@@ -383,7 +382,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def _evaluable() -> Iterator[None]:
-    """Says of a rule that the agent cannot evaluate what to do about it."""
+    """Turn ``UnsupportedExpression`` into ``CannotStart``, with a remedy."""
     try:
         yield
     except UnsupportedExpression as error:

@@ -1,4 +1,4 @@
-"""Settings that were read again while the agent runs: what counts from now on, and what only after a restart. Pure."""
+"""Settings that are read again while the agent runs: which take effect now, and which after a restart. Pure."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ _TLS = ("tls_cert", "tls_key", "tls_client_ca")
 
 @dataclass(frozen=True)
 class Change:
-    """From the settings of a running agent to those that it was asked to take up."""
+    """The difference between the settings of a running agent and those that were read again."""
 
-    #: What counts from now on.
+    #: The settings that are in effect from now on.
     config: Config
-    #: Keys that differ and are taken up, and those that need a restart, in the order of ``Config``.
+    #: Keys that differ: those that take effect now, and those that need a restart.
     taken: tuple[str, ...]
     left: tuple[str, ...]
 
     @property
     def says(self) -> str:
-        """In one line."""
+        """The change in one line."""
         parts = [f"took up {', '.join(self.taken)}"] if self.taken else []
         parts += [f"a restart is needed for {', '.join(self.left)}"] if self.left else []
         return "; ".join(parts) or "nothing has changed"
 
 
 def change(now: Config, asked: Config, *, rules_differ: bool = False, certificate_differs: bool = False) -> Change:
-    """What becomes of the settings.
+    """Return which settings take effect now, and which need a restart.
 
     Args:
-        now: those that count.
-        asked: those that were read.
-        rules_differ: the list of alerts is another, though it may be in the same file.
-        certificate_differs: likewise.
+        now: the settings in effect.
+        asked: the settings that were read.
+        rules_differ: the list of alerts has changed, possibly under an unchanged path.
+        certificate_differs: the certificate has changed, possibly under an unchanged path.
     """
     differ = [one.name for one in fields(Config) if getattr(now, one.name) != getattr(asked, one.name)]
     switched = (now.tls_cert is None) != (asked.tls_cert is None)  # from http to https, or back

@@ -1,1 +1,1 @@
-"""The alert rules, evaluated inside the agent, and where its alerts go."""
+"""Evaluates the alert rules inside the agent and delivers its alerts."""

@@ -1,4 +1,4 @@
-"""The one list of alerts as an agent uses it: ours or the user's, with the thresholds of the settings."""
+"""Loads the alert rules of the agent: ours or the user's, with the thresholds from the settings."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ SHIPPED = "rules.yaml"
 
 
 def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequence[Alert]], object]) -> Plan:
-    """What an agent watches for by itself.
+    """Return the plan of the alerts that the agent evaluates itself.
 
     Args:
-        instance: tells its node apart from others, as the label of that name does in Prometheus.
-        address: where people reach it, and the runbook.
-        deliver: as ``Plan`` has it.
+        instance: the label ``instance`` of this node's series, as in Prometheus.
+        address: base URL of the agent, which also serves the runbook.
+        deliver: see ``Plan.deliver``.
 
     Raises:
-        ConfigError: as ``catalogue``.
+        ConfigError: the user's list cannot be read, or it or a threshold is wrong.
     """
     found = catalogue(config)
     return Plan(found.alerts, found.records, render, partial(runbook, f"{address}/runbook"), deliver, instance)
 
 
 def catalogue(config: Config) -> Catalogue:
-    """The list that counts here.
+    """Return the rules in force: the user's list if the settings name one, else ours.
 
     Raises:
         ConfigError: the user's list cannot be read, or it or a threshold is wrong.
@@ -50,10 +50,10 @@ def catalogue(config: Config) -> Catalogue:
 
 
 def text_of(file: Path) -> str:
-    """What a list has in it.
+    """Return the text of a file with rules.
 
     Raises:
-        CatalogueError: it cannot be read.
+        CatalogueError: the file cannot be read, or is not UTF-8.
     """
     try:
         return file.read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def text_of(file: Path) -> str:
 
 
 def labels_by_series() -> dict[str, tuple[str, ...]]:
-    """Labels of every series of ``/metrics``, by its name: a histogram has three."""
+    """Return the label names of every series of ``/metrics`` by its name; a histogram has three series."""
     found: dict[str, tuple[str, ...]] = {}
     for spec in METRICS.values():
         if spec.kind == "histogram":

@@ -1,7 +1,7 @@
-"""What was to be seen when an alert began to fire, kept for whoever is told of it.
+"""Evidence bundles: the state of a job when an alert began to fire, kept for the people who get the alert.
 
-Alerts of one name and job that begin to fire in the same round share a bundle: one JSON file in the state directory.
-Taken in a thread of its own, for the Python stacks of a stuck trainer take seconds; an alert waits for none of it.
+Alerts of one name and job that begin to fire in one round share a bundle: a JSON file in the state directory. A separate
+thread writes the bundles, because the Python stacks of a stuck trainer take seconds. Alerts do not wait for them.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from commwatch.watchers.nccl import NcclLogs
 
 log = logging.getLogger("commwatch")
 
-#: Of one bundle, and of bundles.
+#: Largest bundle in bytes, and most bundles on disk.
 MOST_BYTES, MOST_KEPT = 1 << 20, 50
-#: Bundles that may wait to be taken; of more alerts at once there is none.
+#: Most alerts in the queue; further ones get no bundle.
 _MOST_WAITING = 8
-#: An alert that has fired for longer is not new: it is told again after a restart of the agent.
+#: An alert that has fired for more seconds is not new: the agent delivers it again after a restart.
 _FRESH_S = 60.0
-#: Operations for each rank, steps, and messages of NCCL's.
+#: Most operations per rank, steps, and NCCL messages in a bundle.
 _OPERATIONS, _STEPS, _MESSAGES = 32, 100, 50
 _WINDOW_S = 3600.0
-#: Verdicts on ranks that stand still anyway: nobody else is asked for stacks.
+#: Verdicts on ranks that make no progress anyway: stacks are captured only for these.
 _STUCK = frozenset({"hang", "stalled", "desync"})
 Sections = Mapping[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What a bundle is made of."""
+    """Sources of the sections of a bundle."""
 
     agent: QueryService
     logs: NcclLogs
@@ -60,7 +60,7 @@ class Sources:
     host: HostWatch
 
     def sections(self, job: str | None) -> Sections:
-        """What is told of a job (``None``: of the node), the most telling first."""
+        """Return the sections about a job (``None``: about the node), the most useful first."""
         agent = self.agent
         until = time.time()
         since_ns, until_ns = int((until - _WINDOW_S) * 1e9), int((until + 1) * 1e9)
@@ -93,8 +93,8 @@ def _stacks(verdicts: list[Verdict], ranks: list[RankView]) -> list[stack_captur
 
 
 def bundle(alert: Alert, sections: Sections, taken_at: float, most_bytes: int = MOST_BYTES) -> str:
-    """The JSON text of a bundle; what cannot be had, or has no room, is named in ``left_out`` with the reason."""
-    # JSON has neither NaN nor infinity: as `/api/v1/alerts` has it.
+    """Return a bundle as JSON; ``left_out`` names each section that failed or did not fit, and why."""
+    # null, as in `/api/v1/alerts`, because JSON has neither NaN nor infinity.
     about = {**asdict(alert), "value": alert.value if math.isfinite(alert.value) else None}
     parts = {"alert": _text(about), "id": _text(alert.id), "taken_at": _text(taken_at)}
     left_out: dict[str, str] = {}
@@ -122,13 +122,13 @@ def _plain(other: object) -> object:
 
 
 class Evidence:
-    """Bundles on disk, and alerts that wait for theirs.
+    """The bundles on disk, and a queue of alerts that wait for their bundle.
 
     Args:
-        directory: where bundles lie; made when the first is kept.
-        url: of the agent, as people reach it.
-        sections: of a job, as ``Sources.sections``.
-        clock: Unix time.
+        directory: holds the bundles; created with the first one.
+        url: base URL of the agent, for links.
+        sections: returns the sections about a job, see ``Sources.sections``.
+        clock: Unix time in s.
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class Evidence:
         self._lock = threading.Lock()
         self._trouble: str | None = None
         with contextlib.suppress(OSError):
-            for path in directory.glob(".*"):  # of an agent that was killed
+            for path in directory.glob(".*"):  # left by an agent that was killed
                 path.unlink()
 
     def want(self, alerts: Sequence[Alert]) -> None:
-        """Have a bundle taken of those that have just begun to fire."""
+        """Queue a bundle for each alert that has just begun to fire."""
         now = self._clock()
         with self._lock:
             for alert in alerts:
@@ -164,7 +164,7 @@ class Evidence:
                 self._waiting.append(alert)
 
     def linked(self, alerts: Sequence[Alert]) -> list[Alert]:
-        """The alerts, with the address of their bundle where there is one, or will be in a moment."""
+        """Return the alerts, with the URL of their bundle if it is on disk or in the queue."""
         with self._lock:
             return [self._with_address(alert) if _key(alert) in self._known else alert for alert in alerts]
 
@@ -173,7 +173,7 @@ class Evidence:
         return replace(alert, annotations={**alert.annotations, "evidence_url": address})
 
     def tick(self) -> None:
-        """Take the bundles that are waited for."""
+        """Write the bundles of all alerts in the queue."""
         while self._waiting:
             alert = self._waiting[0]
             try:
@@ -188,17 +188,17 @@ class Evidence:
                 self._waiting.popleft()
 
     def read(self, alert: Alert) -> str | None:
-        """The bundle of an alert; ``None``: there is none, or not yet.
+        """Return the bundle of an alert as JSON; ``None`` if there is none, or not yet.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         with contextlib.suppress(FileNotFoundError):
             return (self._directory / f"{_key(alert)}.json").read_text(encoding="utf-8")
         return None
 
     def _make_room(self, key: str) -> None:
-        """Reserve the place of a bundle, so that nobody is given a link to one that cannot be kept."""
+        """Reserve disk space for a bundle, so that no alert links to a bundle that cannot be written."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._hidden(key, os.O_CREAT) as file:
             os.posix_fallocate(file.fileno(), 0, MOST_BYTES)
@@ -216,7 +216,7 @@ class Evidence:
 
     @contextlib.contextmanager
     def _hidden(self, key: str, flags: int = 0) -> Iterator[BinaryIO]:
-        """The file that a bundle is until it is whole; gone if something goes wrong."""
+        """Open the temporary file of an unfinished bundle; delete it on an ``OSError``."""
         path = self._directory / f".{key}"
         try:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600), "wb") as file:
@@ -226,18 +226,18 @@ class Evidence:
             raise
 
     def _say(self, error: OSError | None) -> None:
-        """What goes wrong is said when it begins to."""
+        """Log an error once, when it begins; ``None`` ends it."""
         trouble = None if error is None else f"no evidence is kept in {self._directory}: {error.strerror}"
         if trouble and trouble != self._trouble:
             log.warning("alerts: %s", trouble)
         self._trouble = trouble
 
     def _kept(self) -> list[Path]:
-        """Oldest first."""
+        """Return the paths of the bundles, oldest first."""
         return sorted(self._directory.glob("*.json"), key=lambda path: (os.stat(path).st_mtime_ns, path.name))  # noqa: PTH116
 
 
 def _key(alert: Alert) -> str:
-    """Names the bundle that an alert shares with all of its name and job that began to fire with it."""
+    """Return the key of the bundle that alerts of one name, job and begin of firing share."""
     about = (alert.name, alert.labels.get("job_id", ""), f"{alert.fired_at or 0:.3f}")
     return hashlib.sha256("\0".join(about).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The rules, evaluated by the agent itself over what it serves: for people without Prometheus."""
+"""Evaluates the alert rules in the agent, over the metrics that it serves: for users without Prometheus."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ log = logging.getLogger("commwatch")
 
 
 def as_it_is(template: str, labels: Mapping[str, str], value: float, also: Mapping[str, float]) -> str:
-    """The text of a rule whose text is no template."""
+    """Return ``template`` unchanged: for rules whose text has no placeholders."""
     return template
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an agent watches for, and whom it tells."""
+    """The rules that an agent evaluates, and where it delivers the alerts."""
 
     rules: Sequence[Rule] = ()
     records: Sequence[Record] = ()
     render: Render = as_it_is
-    #: Where the runbook has its section on a rule of that name; ``None``: nowhere.
+    #: Returns the URL of the runbook section on a rule, given its name; ``None``: no links.
     runbook_url: Callable[[str], str] | None = None
-    #: Gets all alerts that are firing, each round, and those resolved in it. Must not block.
+    #: Gets all firing alerts in each round, and those resolved in it. Must not block.
     deliver: Callable[[Sequence[Alert]], object] = lambda alerts: None
-    #: Tells this node's series from those of others; empty: nothing does.
+    #: Label ``instance`` of this node's series; empty: no such label.
     instance: str = ""
     #: Seconds between two rounds.
     every_s: float = 15.0
@@ -47,15 +47,16 @@ def _evaluator(plan: Plan) -> Evaluator:
 
 
 class Alerting(Collector):
-    """Evaluates the rules every few seconds, keeps the book, and hands on what fires or is over.
+    """Evaluates the rules every ``Plan.every_s`` seconds, saves their state, and delivers firing and resolved alerts.
 
     Args:
-        collect: the families that ``/metrics`` shows.
-        clock: one that never goes back: durations go by it.
-        wall: Unix time: what people read.
+        collect: returns the families that ``/metrics`` shows.
+        book: the file that keeps the state over restarts.
+        clock: monotonic time in s, for durations.
+        wall: Unix time in s, for times that people read.
 
     Raises:
-        UnsupportedExpression: names the rule that the agent cannot evaluate.
+        UnsupportedExpression: the agent cannot evaluate a rule; the message names it.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Alerting(Collector):
         self._clock, self._wall = clock, wall
         self._evaluator = _evaluator(plan)
         self._samples = Samples(self._evaluator.needs)
-        #: What counts from the next look on.
+        #: Takes effect with the next ``tick``.
         self._coming: tuple[Plan, Evaluator] | None = None
         self._next_s = clock()
         self._failing: set[str] = set()
@@ -81,13 +82,13 @@ class Alerting(Collector):
         self._shown = (tuple(self._evaluator.active()), () if kept is None else kept.past)
 
     def prepared(self, plan: Plan) -> Callable[[], None]:
-        """Make ready for another plan; alerts of rules that stay go on, those of others end.
+        """Prepare another plan. Alerts of rules that both plans have go on; those of other rules end.
 
         Returns:
-            What takes it up; a round follows soon.
+            A function that makes the next ``tick`` use the plan.
 
         Raises:
-            UnsupportedExpression: as at the start.
+            UnsupportedExpression: the agent cannot evaluate a rule of the plan.
         """
         coming = plan, _evaluator(plan)
 
@@ -97,7 +98,7 @@ class Alerting(Collector):
         return apply
 
     def tick(self) -> None:
-        """A round, if it is time; once a second is often enough to ask."""
+        """Run a round if one is due; call this about once a second."""
         now_s = self._clock()
         if self._coming is not None:
             (self.plan, evaluator), self._coming = self._coming, None
@@ -116,12 +117,12 @@ class Alerting(Collector):
         alerts = self._evaluator.evaluate(now_s, wall_s, self._samples)
         self._say()
         past = with_past(self._shown[1], (alert for alert in alerts if alert.state == RESOLVED), wall_s)
-        # Before anybody is told: what was told must not be forgotten.
+        # Saved before delivery, because a crash must not lose an alert that was delivered.
         self._book.save(Kept(self._evaluator.state(), past), now_s)
         told = [alert for alert in alerts if alert.state != PENDING]
         if told:
             self.plan.deliver(told)
-        # Last, so that an alert that is shown has the address of its evidence.
+        # After delivery, which requests the evidence, so that each alert in the API has the URL of its bundle.
         self._shown = (tuple(alert for alert in alerts if alert.state != RESOLVED), past)
 
     def _wanted(self) -> Iterator[tuple[Labels, float]]:
@@ -132,7 +133,7 @@ class Alerting(Collector):
                     yield labels_of({**here, **sample.labels, NAME: sample.name}), sample.value
 
     def _say(self) -> None:
-        """What fails is said when it begins to."""
+        """Log each failure once, when it begins."""
         failing = dict(self._evaluator.failing)
         self._failures += len(failing)
         if self._samples.refused:
@@ -143,19 +144,19 @@ class Alerting(Collector):
         self._failing = set(failing)
 
     def close(self) -> None:
-        """Leave on disk what is active, and since when."""
+        """Save the active alerts, and for how long each has been active."""
         self._book.save(Kept(self._evaluator.state(), self._shown[1]), self._clock(), last=True)
 
     def alerts(self) -> tuple[tuple[Alert, ...], tuple[Alert, ...]]:
-        """What is pending or firing, and what is over, newest first."""
+        """Return the alerts that are pending or firing, and the resolved ones, newest first."""
         return self._shown
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: the registry need not collect at registration."""
+        """Return nothing, so that the registry does not collect at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """How many alerts there are, and what evaluating them costs; nothing where there are no rules."""
+        """Yield the number of alerts and the cost of evaluation; nothing without rules."""
         if not self.plan.rules:
             return
         families = Families()

@@ -1,4 +1,4 @@
-"""Where this agent's alerts go, and how that goes: what joins the settings, ``alerts/delivery.py`` and ``/metrics``."""
+"""Connects the delivery of alerts (``alerts/delivery.py``) with the settings and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from commwatch.config import Config
 
 
 def delivery_of(config: Config, agent_url: str) -> Delivery:
-    """The receivers of the settings, each with its thread.
+    """Return the delivery to the receivers of the settings; each receiver has its own thread.
 
     Args:
-        agent_url: for links in what is sent.
+        agent_url: base URL of the agent, for links in notifications.
     """
     return Delivery(receivers(config.receivers, agent_url), file=KeptFile(config.told))
 
 
 def address_of(config: Config, port: int) -> str:
-    """Where people reach the agent: at the name of its host, where it listens on all of its addresses."""
+    """Return the agent's URL for people; it has the host's name if the agent listens on all addresses."""
     host = gethostname() if config.host in ("0.0.0.0", "::") else config.host  # noqa: S104 - nothing is bound here
     return _url(config, host, port)
 
 
 def url_of(config: Config, port: int) -> str:
-    """Where this machine reaches the agent: at its address; under TLS at the name, which is what a certificate is of."""
+    """Return the agent's URL for this machine: the address, or with TLS the name, because certificates are for names."""
     return _url(config, config.host, port) if config.tls_cert is None else address_of(config, port)
 
 
@@ -37,7 +37,7 @@ def _url(config: Config, host: str, port: int) -> str:
 
 
 def readings(delivery: Delivery) -> list[Reading]:
-    """For ``/metrics``."""
+    """Return the counters and queue lengths of the receivers for ``/metrics``."""
     found = []
     for each in delivery.delivered():
         results = {"sent": each.sent, "failed": each.failed, "dropped": each.dropped}

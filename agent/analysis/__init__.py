@@ -1,1 +1,1 @@
-"""Totals to conclusions: summaries, verdicts, advice, the network's share."""
+"""Draws conclusions from totals: summaries, verdicts, advice, network traffic."""

@@ -1,7 +1,7 @@
-"""What to try, and what it should bring: rules over shares, waits, efficiency and NCCL's findings. Pure.
+"""Advice and its expected gain: rules over shares, waits, efficiency and NCCL's findings. Pure.
 
-Every advice names the numbers that led to it. Its gain comes from the α-β model and is a share of step time: what one of so many
-steps would save. It is an upper bound where communication is hidden behind compute by an unknown part.
+Every advice names the numbers that led to it. Its gain is the share of step time that it would save by the α-β model: an
+upper bound if it is not known how much communication is hidden behind compute.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from commwatch.core.alpha_beta import Curve, messages
 from commwatch.core.bandwidth import bus_factor
 from commwatch.reference.efficiency import BELOW_THE_LINK
 
-#: Above this share of a step communication is the bottleneck; above that it is worth a look.
+#: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
 LIMIT, WORTH = 0.30, 0.10
-#: A gain below this is none.
+#: Smaller gains (shares of step time) are ignored.
 _LEAST_GAIN = 0.01
-#: The least share of a step that the others wait for a late rank.
+#: Ranks are late if the others wait at least this share of a step.
 _LEAST_WAITING = 0.05
-#: Ranks are late in turn if none waits less than this part of what they wait (median).
+#: Ranks are late in turn if each waits at least this part of the median wait.
 _ALIKE = 0.6
 _MOST_MICRO_STEPS = 64
-#: In a bucket this large the latency is a tenth of the time: 9 parts of bytes to one of messages.
+#: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
 _WIDE = {"float32": 4, "float64": 8}
 
@@ -45,25 +45,25 @@ class Advice:
     because: list[str]
     #: What to try.
     do: str
-    #: What it should bring, in words.
+    #: Expected gain, in words.
     gain: str
-    #: As a share of step time, at most; ``None``: not known.
+    #: Largest gain as a share of step time; ``None``: not known.
     saves_share: float | None
 
 
 class Kind(NamedTuple):
-    """The operations of one kind in one group, per rank and step."""
+    """The operations of one kind in one group; numbers are per rank and step."""
 
     group: str
     op: str
     group_size: int
-    #: How many a step, their mean size S in bytes (0: none), and what the kind takes of a step in seconds.
+    #: Operations per step, their mean size S in bytes (0: none), and their seconds per step.
     per_step: float
     size_bytes: float
     seconds: float
-    #: What they should take; ``None``: no reference.
+    #: Expected durations; ``None``: no reference.
     curve: Curve | None = None
-    #: Expected over measured time, and by which kind of reference; ``None``: not known.
+    #: Expected over measured time, and the kind of reference; ``None``: not known.
     efficiency: float | None = None
     reference: str | None = None
     #: Ranks of the group on this node.
@@ -77,33 +77,33 @@ class Kind(NamedTuple):
 
     @property
     def spans_nodes(self) -> bool:
-        """The group has ranks elsewhere."""
+        """Whether the group has ranks on other nodes."""
         return self.local < self.group_size
 
     @property
     def latency_s(self) -> float | None:
-        """The part of a step that does not depend on sizes; never more than all of it."""
+        """Seconds per step that do not depend on sizes, at most ``seconds``; ``None``: no reference."""
         if self.curve is None:
             return None
         return min(self.seconds, self.per_step * self.curve.latency_s(self.op, self.group_size))
 
     @property
     def transport_s(self) -> float:
-        """What fewer bytes would shorten, at most: all but the latency."""
+        """Seconds per step that fewer bytes could save at most: all but the latency."""
         return max(0.0, self.seconds - (self.latency_s or 0.0))
 
     @property
     def gradients(self) -> bool:
-        """Whether these look like the exchange of gradients: a large reduction of a group that is not for model parallelism."""
+        """Whether these are probably the exchange of gradients: large reductions of a group that is not for model parallelism."""
         return self.role in (knobs.REPLICATED, knobs.SHARDED) and self.op != "all_gather"
 
     @property
     def role(self) -> str:
-        """What they are for: one of those in ``knobs``."""
+        """Purpose of the operations: one of the roles in ``knobs``."""
         return knobs.role(self.group, self.op, self.size_bytes, self.sharded)
 
     def knob(self, rule: str) -> str:
-        """What to do about them; empty: what the rule has to say in general."""
+        """Return the advice of a rule for this role; empty: the general text of the rule applies."""
         return knobs.KNOBS[rule].get(self.role, "")
 
     def named(self) -> str:
@@ -111,42 +111,42 @@ class Kind(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known of a job."""
+    """The facts about a job that the rules use; all shares are 0 to 1."""
 
-    #: Median step in seconds.
+    #: Mean step in seconds.
     step_s: float
     #: Shares of step time; ``None``: not known.
     comm: float
     exposed: float | None
     kinds: list[Kind]
-    #: Part of its steps that each rank waited for late ranks and messages, where all are in sight, and of enough steps to say.
+    #: Share of its steps that a rank waited for late ranks and messages, for ranks with enough known steps.
     waits: Mapping[int, float]
-    #: Part of the steps spent in waits for messages; ``None``: there are none.
+    #: Share of the steps spent in waits for messages; ``None``: there are none.
     bubble: float | None
     findings: list[Finding]
     network: Network = Network()
-    #: The stragglers right now, by rank: the part of the time that the others wait for each.
+    #: The current stragglers by rank, with the share of time that the others wait for each.
     late: Mapping[int, float] = MappingProxyType({})
-    #: The share of a step that waiting for late ranks took, where ``without_waiting`` has left it out of steps and communication.
+    #: Share of a step that ``without_waiting`` has removed as waiting for late ranks.
     left_out: float = 0.0
 
     @property
     def visible(self) -> float:
-        """Which part of the communication is exposed; all of it, where that is not known."""
+        """Exposed part of the communication (0 to 1); 1 if not known."""
         return 1.0 if self.exposed is None or not self.comm else min(1.0, self.exposed / self.comm)
 
     @property
     def gradients(self) -> Kind | None:
-        """The exchange of gradients: the largest of its like."""
+        """The largest exchange of gradients; ``None``: there is none."""
         return max((kind for kind in self.kinds if kind.gradients), key=lambda kind: kind.seconds, default=None)
 
     @property
     def waiting(self) -> float:
-        """The share of a step spent waiting for late ranks, as far as it is known."""
+        """Share of a step spent waiting for late ranks, as far as it is known."""
         return min(self.comm, sum(kind.waiting_s for kind in self.kinds) / self.step_s)
 
     def without_waiting(self) -> Facts:
-        """The same job as it would be if no rank came late: its steps and its communication are shorter by the waiting."""
+        """Return the facts as if no rank were late: steps and communication are shorter by the waiting."""
         waiting = self.waiting
         rest = 1 - waiting
         if waiting < _LEAST_GAIN or rest < _LEAST_GAIN:
@@ -160,17 +160,17 @@ class Facts(NamedTuple):
         )
 
     def saves(self, seconds: float) -> float:
-        """The share of a step saved by so many seconds less of communication, if hidden and exposed parts shrink alike."""
+        """Return the share of a step saved by ``seconds`` less communication, if hidden and exposed parts shrink alike."""
         return seconds / self.step_s * self.visible
 
 
 class Found(NamedTuple):
-    """What a rule has found."""
+    """One result of a rule."""
 
     because: list[str]
     gain: str
     saves_share: float | None
-    #: In place of what the rule has to say in general.
+    #: Replace the rule's own texts unless empty.
     do: str = ""
     title: str = ""
 
@@ -185,7 +185,7 @@ class Rule(NamedTuple):
 
 
 def percent(share: float) -> str:
-    """A share for people."""
+    """Return a share (0 to 1) as text."""
     return f"{100 * share:.0f} %"
 
 
@@ -212,7 +212,7 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
         return
     exchange = min(facts.comm, kind.seconds / facts.step_s)
     other, compute = facts.comm - exchange, 1 - facts.comm
-    # k micro-steps take k·(compute + other) and one exchange; the share is under the limit L from this k on.
+    # k micro-steps take k·(compute + other) and one exchange; from this k on the share is below the limit L.
     room = LIMIT * compute - (1 - LIMIT) * other
     needed = ceil((1 - LIMIT) * exchange / room) if room > 0 else None
     if needed is not None and needed <= 1:
@@ -235,7 +235,7 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
         latency, factor = kind.latency_s, bus_factor(kind.op, kind.group_size)
         if kind.curve is None or latency is None or not factor or kind.curve.beta_s == 0 or kind.per_step < 2:
             continue
-        # Once the messages are a tenth of the time, there is little more to gain.
+        # Once latency is a tenth of the time, larger buckets gain little.
         good = _PER_LATENCY * messages(kind.op, kind.group_size) * kind.curve.alpha_s / (factor * kind.curve.beta_s)
         total = kind.per_step * kind.size_bytes
         count = max(1, ceil(total / good)) if good > 0 else kind.per_step
@@ -256,7 +256,7 @@ def _overlap(facts: Facts) -> Iterator[Found]:
     if exposed is None or facts.visible <= 0.7 or facts.comm <= WORTH or not facts.kinds:
         return
     kind = max(facts.kinds, key=lambda kind: kind.seconds)
-    # Nothing is left to compute beside the last operation of a step.
+    # Behind the last operation of a step no compute is left to hide it.
     saves = min(exposed, 1 - facts.comm) * (1 - 1 / max(1.0, kind.per_step))
     yield Found(
         _about(facts, kind),
@@ -342,7 +342,7 @@ def _straggler(facts: Facts) -> Iterator[Found]:
 
 
 def _late_by_waits(facts: Facts) -> tuple[list[int], float, float] | None:
-    """The ranks that wait least, if they wait far less than the others; how much they do, and how much the others do."""
+    """Return the ranks that wait far less than the others, their wait and the others' (medians, shares of a step)."""
     if len(facts.waits) < 2:
         return None
     order = sorted(facts.waits, key=lambda rank: facts.waits[rank])
@@ -357,7 +357,7 @@ def _late_by_waits(facts: Facts) -> tuple[list[int], float, float] | None:
 
 def _uneven_work(facts: Facts) -> Iterator[Found]:
     waits = facts.waits.values()
-    # Nothing exposed is left without the waiting: then some of that is hidden, too.
+    # If nothing exposed is left without the waiting, some of the waiting is hidden, too.
     hidden = facts.exposed == 0.0
     if hidden or facts.late or facts.bubble is not None or len(waits) < 2 or _late_by_waits(facts) is not None:
         return
@@ -377,7 +377,7 @@ def _bubble(facts: Facts) -> Iterator[Found]:
     bubble = facts.bubble
     if bubble is None or not WORTH <= bubble < 0.95:
         return
-    # (p−1)/(m+p−1) with twice the m; time a sample goes by 1/(1−bubble).
+    # The bubble is (p−1)/(m+p−1), here with twice the m; the time per sample is proportional to 1/(1−bubble).
     after = bubble / (2 - bubble)
     saves = 1 - (1 - bubble) / (1 - after)
     gain = f"twice the micro-batches: bubble {percent(after)}, {percent(saves)} less time a sample"
@@ -430,9 +430,9 @@ RULES = (
 
 
 def advice_on(facts: Facts | None) -> list[Advice]:
-    """Everything worth trying, a late rank first, then the largest gain, then what cannot be known in advance; none where nothing is known.
+    """Return all advice: late ranks first, then by gain, then advice of unknown gain; empty without facts.
 
-    Only what remains without the waiting for late ranks is a matter of gradients or the network.
+    The rules see the job without its waiting for late ranks, because gradients and network do not cause that.
     """
     if facts is None:
         return []

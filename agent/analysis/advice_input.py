@@ -1,4 +1,4 @@
-"""What advice is about, put together from a job's report, its operations and their references."""
+"""Collects the facts for advice from a job's steps, its operations and their references."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ from commwatch.ingest.step_accounting import LEAST_STEPS, comm_share, exposed_sh
 MOST_STEPS = 100_000
 #: ``LAST`` in seconds.
 LAST_S = parse_age(LAST)
-#: Advice needs so many steps of a rank, or so many seconds of them.
+#: Advice needs this many steps of one rank, or this many seconds of steps per rank.
 _ENOUGH_STEPS, _ENOUGH_S = 20, 30.0
-#: The latest operations looked at for their dtypes.
+#: Most operations (the latest) that are read for their dtypes.
 _MOST_OPERATIONS = 1_000
 
 
 class Counts(NamedTuple):
-    """What a stretch of a job's history adds up to."""
+    """Steps and sums of operations over a part of a job's history."""
 
-    #: Since when, in ns of Unix time; 0: its begin.
+    #: Begin of that part in ns of Unix time; 0: begin of the job.
     since_ns: int
-    #: By rank of this run: all its steps, and those that say something about training.
+    #: By rank of this run: all its steps, and its usual steps (see ``usual_steps``).
     steps_of: Mapping[int, list[StepView]]
     usual_of: Mapping[int, list[StepView]]
-    #: By group and op, and by rank.
+    #: One row per group and op; one row per rank.
     operations: list[Row]
     by_rank: list[Row]
-    #: The part of the usual steps that operations of a group took, by its label, the largest first.
+    #: Share of the usual steps that operations of a group took, by its label, the largest first.
     group_shares: Mapping[str, float]
 
     @property
     def steps(self) -> list[StepView]:
-        """All steps."""
+        """All steps of all ranks."""
         return [step for of_rank in self.steps_of.values() for step in of_rank]
 
     @property
     def usual(self) -> list[StepView]:
-        """Those of all ranks that say something about training."""
+        """The usual steps of all ranks."""
         return [step for of_rank in self.usual_of.values() for step in of_rank]
 
     @property
     def enough(self) -> bool:
-        """Whether a rank has made 20 usual steps, or they have 30 s of them each."""
+        """Whether a rank has 20 usual steps, or the ranks have 30 s of them on average."""
         made = [of_rank for of_rank in self.usual_of.values() if of_rank]
         total_s = sum(step.duration_s for of_rank in made for step in of_rank)
         return bool(total_s) and (max(map(len, made)) >= _ENOUGH_STEPS or total_s / len(made) >= _ENOUGH_S)
 
 
 def count(agent: QueryService, job_id: str, since_ns: int = 0) -> Counts:
-    """Read a job's history from then on, or of the latest steps that can be read."""
+    """Read a job's history from ``since_ns`` on; if there are too many steps, only the time of the latest."""
     until = time.time_ns()
     steps = agent.steps(since_ns, until, job_id, None, MOST_STEPS)
-    if len(steps) == MOST_STEPS:  # sums and steps are of the same time
+    if len(steps) == MOST_STEPS:  # sums and steps must cover equal times
         _, since_ns = slot_of(steps[-1].end_at, until)
     steps_of: dict[int, list[StepView]] = {view.rank: [] for view in agent.ranks(job_id)}
     for step in steps:
@@ -87,7 +87,7 @@ def count(agent: QueryService, job_id: str, since_ns: int = 0) -> Counts:
 
 
 def sums(agent: QueryService, job_id: str, since_ns: int = 0) -> tuple[list[Row], list[Row]]:
-    """A job's operations from then on, by group and op, and by rank."""
+    """Return a job's operations from ``since_ns`` on: rows by group and op, and rows by rank."""
     until = time.time_ns()
     _, operations = agent.summary(since_ns, until, ["group", "op"], {"job_id": job_id})
     _, by_rank = agent.summary(since_ns, until, ["rank"], {"job_id": job_id})
@@ -95,9 +95,9 @@ def sums(agent: QueryService, job_id: str, since_ns: int = 0) -> tuple[list[Row]
 
 
 def count_last(agent: QueryService, job_id: str, last_s: float | None) -> Counts:
-    """The same of its last so many seconds, up to its last step, or of all of it where these are too few; ``None``: of all of it.
+    """Read the ``last_s`` seconds up to the job's last step; read the whole job if that is too little, or with ``None``.
 
-    A run before under the same name is left out.
+    An earlier run of that name is left out.
     """
     now_ns = time.time_ns()
     begun_ns, _ = slot_of(agent.begun_at(job_id), now_ns)
@@ -111,11 +111,11 @@ def count_last(agent: QueryService, job_id: str, last_s: float | None) -> Counts
 
 
 def slot_of(at: float, now_ns: int) -> tuple[int, int]:
-    """Where the slot of the history that a moment is in begins and ends, in ns of Unix time.
+    """Return begin and end of the history slot that contains a time, in ns of Unix time.
 
     Args:
-        at: Unix time in seconds.
-        now_ns: Unix time in ns. The history may have put slots older than an hour together.
+        at: the time, in Unix seconds.
+        now_ns: Unix time in ns. The history may have merged slots older than an hour.
     """
     length_ns = COARSE_NS if at * 1e9 < now_ns - COARSEN_AFTER_NS else SLOT_NS
     begin_ns = max(0, int(at * 1e9)) // length_ns * length_ns
@@ -123,7 +123,7 @@ def slot_of(at: float, now_ns: int) -> tuple[int, int]:
 
 
 def usual_steps(steps: list[StepView]) -> list[StepView]:
-    """The steps of a rank that say something about training: those that were not long, if there are enough."""
+    """Return the steps of a rank that were not long; none if they are too few."""
     usual = [step for step in steps if not step.long]
     return usual if len(usual) >= LEAST_STEPS else []
 
@@ -146,12 +146,12 @@ def facts(
     gpus: Mapping[int, str] | None = None,
     late: Mapping[int, float] | None = None,
 ) -> Facts | None:
-    """What is known of a job; ``None`` where no rank has made 20 steps or 30 s of them.
+    """Return the facts about a job; ``None`` if there are too few steps (see ``Counts.enough``).
 
     Args:
-        host: the node, if somebody watches it right now.
-        gpus: PCI addresses of the GPUs of the ranks of this node, as far as they are known.
-        late: the stragglers right now, by rank, with the part of the time that the others wait for each.
+        host: the node's state, if an agent watches it right now.
+        gpus: PCI addresses of the GPUs of this node's ranks, as far as they are known.
+        late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
     """
     if not counts.enough:
         return None
@@ -161,7 +161,7 @@ def facts(
     bubble = [step.p2p_wait_s for step in steps if step.p2p_wait_s is not None]
     return Facts(
         step_s=total / len(steps),
-        # Where it is not known nothing is to follow from it.
+        # 0 if not known, so that no advice follows from it.
         comm=of_known(of_ranks, comm_share)[0] or 0.0,
         exposed=of_known(of_ranks, exposed_share)[0],
         kinds=_kinds(agent, job.job_id, counts),
@@ -174,10 +174,10 @@ def facts(
 
 
 def _waits(counts: Counts) -> dict[int, float]:
-    """The part of its usual steps that each rank waited for late ranks and for messages.
+    """Return the share of its usual steps that each rank waited for late ranks and for messages.
 
-    Left out are ranks of too few steps, those of whose long steps the communication is not known, and those that waited longer than their
-    usual steps took: then waiting outside of them is in it.
+    Left out are ranks with too few steps, ranks with long steps of unknown communication, and ranks that waited longer
+    than their usual steps took, because part of that waiting was outside these steps.
     """
     waits = {}
     for row in counts.by_rank:
@@ -194,7 +194,7 @@ def _waits(counts: Counts) -> dict[int, float]:
 
 
 def _longer(long: Collection[float | None], usual: Collection[float | None]) -> float | None:
-    """By how much communication in long steps is longer than usual: waiting, while a rank writes a checkpoint. ``None``: not known."""
+    """Return the seconds of communication in long steps beyond the usual: waiting for a checkpoint. ``None``: not known."""
     if not long:
         return 0.0
     known = [comm for comm in usual if comm is not None]
@@ -204,7 +204,7 @@ def _longer(long: Collection[float | None], usual: Collection[float | None]) -> 
 
 
 def _longer_of_groups(counts: Counts) -> dict[str, float]:
-    """The same by label of the group, in all ranks; as far as it is known."""
+    """Return ``_longer`` in s by group label, summed over all ranks, as far as it is known."""
     more: dict[str, float] = {}
     for rank, usual in counts.usual_of.items():
         long = [step for step in counts.steps_of[rank] if step.long]
@@ -217,7 +217,7 @@ def _longer_of_groups(counts: Counts) -> dict[str, float]:
 
 
 def _is_sharded(operations: Iterable[Row]) -> bool:
-    """Whether a data parallel group both gathers and scatters."""
+    """Return whether a data parallel group has both all_gathers and reduce_scatters."""
     ops: dict[str, set[str]] = {}
     for row in operations:
         ops.setdefault(str(row.by["group"]), set()).add(str(row.by["op"]))
@@ -233,7 +233,7 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts) -> list[Kind]:
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
     per_rank = sum(map(len, counts.steps_of.values())) / ranks + (
         not counts.since_ns
-    )  # with the step before the first mark
+    )  # plus the step before the first mark
     more, sharded, kinds = _longer_of_groups(counts), _is_sharded(counts.operations), []
     for row in counts.operations:
         group, op = str(row.by["group"]), str(row.by["op"])

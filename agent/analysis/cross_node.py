@@ -1,7 +1,7 @@
-"""What the joins of the live books tell: who was late, who disagreed, and what waits for ranks of other nodes. Pure.
+"""Results of joining collectives over ranks: stragglers, disagreements, and parts that wait for other nodes. Pure.
 
-A group whose ranks are on several nodes is never complete in one agent, so no agent judges it. Each tells the parts it
-has, and whoever asks all of them puts those together: by (``group_id``, ``seq``) and ages, for clocks of nodes differ.
+A group with ranks on several nodes is never complete in one agent, so no agent judges it. Each agent returns its parts;
+``put_together`` joins those of all agents by (``group_id``, ``seq``) and by ages, because clocks of nodes differ.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from commwatch.ingest.stragglers import WINDOWS_NS, Late, LateWindow, waiting_le
 
 #: Most parts in one answer, over all its groups and ranks.
 MOST_PARTS = 16_384
-#: An answer has the parts of so much time up to now.
+#: An answer has the parts of this time up to now.
 WINDOW_NS = WINDOWS_NS[-1]
-#: Longer times than that (30 years) nobody has measured.
+#: Longer times (30 years) are not plausible.
 _MOST_S = 1e9
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A collective that ended though its ranks were in different operations, or passed different data."""
+    """A collective that ended although its ranks were in different operations or passed different data."""
 
     job_id: str
     group_id: str
     seq: int
     #: Operation, size in bytes and dtype by rank.
     ranks: dict[int, tuple[str, int, str | None]]
-    #: Seconds since.
+    #: Seconds since its end.
     ago_s: float
 
 
 @dataclass(frozen=True)
 class RankParts:
-    """The latest symmetric operations of one rank in a group that has ranks elsewhere; six columns, newest first."""
+    """The latest symmetric operations of one rank in a group with ranks on other nodes; six columns, newest first."""
 
     job_id: str
     group_id: str
@@ -53,9 +53,9 @@ class RankParts:
     duration_s: list[float]
     #: Seconds since the end.
     age_s: list[float]
-    #: Seconds from the end of what the rank stood in before to the launch; ``None``: not known.
+    #: Seconds that the rank itself took before the launch (``collective_join.Part.own_ns``); ``None``: not known.
     own_s: list[float | None]
-    #: The same number for the operations of one run (``joins.OwnLateness``); ``None``: the rank stood in it.
+    #: Number of the run that the operation is in (``collective_join.OwnLateness``); ``None``: none, the rank blocked in it.
     run: list[int | None]
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class RankParts:
 
 
 def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
-    """Job, ``group_id`` and straggler, of the groups whose ranks are all on this node; each rank of a job once."""
+    """Return (job, ``group_id``, straggler) for groups whose ranks are all on this node; each rank of a job once."""
     found: dict[tuple[str, int], tuple[str, str, Late]] = {}
     for job in jobs:
         books = {book.rank: book for book in job.books.values() if book.alive}
@@ -88,7 +88,7 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
 
 
 def _late_senders(books: Mapping[int, RankTotals], now_ns: int) -> Iterator[tuple[str, Late]]:
-    """``group_id`` and straggler, of the groups all of whose ranks send to each other and receive."""
+    """Yield (``group_id``, straggler) for groups in which every rank both sends and receives."""
     for group_id, ranks in _senders(books).items():
         of_group = [books[rank] for rank in ranks]
         if all(_waits_are_known(book, books, now_ns) for book in of_group):
@@ -100,7 +100,10 @@ def _late_senders(books: Mapping[int, RankTotals], now_ns: int) -> Iterator[tupl
 
 
 def _senders(books: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]]:
-    """The ranks of such groups, by ``group_id``. One that only sends waits for none, however well it does."""
+    """Return the ranks of groups in which every rank sends and receives, by ``group_id``.
+
+    Other groups are left out, because a rank that only sends waits for none, and would seem to be the straggler.
+    """
     both: dict[GroupInfo, set[int]] = {}
     for rank, book in books.items():
         ops = {(group, book.op_name(op)) for group, op, _ in book.messages}
@@ -111,9 +114,9 @@ def _senders(books: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]]:
 
 
 def _waits_are_known(book: RankTotals, books: Mapping[int, RankTotals], now_ns: int) -> bool:
-    """Whether all that a rank waited lately is known. Otherwise it would seem to wait least.
+    """Return whether all recent waits of a rank are known. Otherwise it would seem to wait least.
 
-    It is not while the rank records only some operations, on a GPU, and in collectives with ranks of other nodes.
+    They are not known on a GPU, while the rank records only some operations, and if it has groups with ranks on other nodes.
     """
     shed = book.mode != FULL or (book.mode_since_ns and book.mode_since_ns > now_ns - WINDOWS_NS[-1])
     here = all(info.ranks is not None and books.keys() >= set(info.ranks) for info in book.groups.values())
@@ -121,13 +124,13 @@ def _waits_are_known(book: RankTotals, books: Mapping[int, RankTotals], now_ns: 
 
 
 def _steps(books: Mapping[int, RankTotals], ranks: Collection[int]) -> list[int]:
-    """When the latest steps of one of these ranks ended, on the clock of this node."""
+    """Return the ends of the latest steps of one of these ranks, in ns on the clock of this node."""
     steps = (books[rank].steps.totals.recent for rank in ranks if rank in books)
     return [step.end_ns for step in max(steps, key=len, default=())]
 
 
 def disagreements(jobs: Iterable[Job], now_ns: int) -> Iterator[Disagreement]:
-    """The latest ones of each group whose ranks are all on this node."""
+    """Yield the latest disagreements of each group whose ranks are all on this node."""
     for job in jobs:
         for group_id, join in job.joins.items():
             for seq, parts in join.odd:
@@ -136,13 +139,13 @@ def disagreements(jobs: Iterable[Job], now_ns: int) -> Iterator[Disagreement]:
 
 
 def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[int, list[RankParts]]:
-    """What waits for ranks of other nodes, of the last 30 s.
+    """Return the parts of the last 30 s that wait for ranks of other nodes.
 
     Args:
-        limit: most collectives of a group: the latest.
+        limit: most collectives (the latest) of a group.
 
     Returns:
-        The limit that was kept, lower where there are many groups and ranks; and the parts.
+        The limit in effect, which is lower with many groups and ranks; and the parts.
     """
     across = [(job, group_id, ranks) for job in jobs for group_id, ranks in _across(job).items()]
     limit = max(1, min(limit, MOST_PARTS // max(1, sum(len(ranks) for _, _, ranks in across))))
@@ -156,7 +159,7 @@ def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[
 
 
 def _across(job: Job) -> dict[str, list[int]]:
-    """The groups that only some ranks of this node belong to, by ``group_id``; and which."""
+    """Return this node's ranks of each group that also has ranks on other nodes, by ``group_id``."""
     here: dict[str, set[int]] = {}
     for book in job.books.values():
         if book.alive:
@@ -182,9 +185,9 @@ def _fill(columns: dict[int, RankParts], waiting: Iterable[tuple[int, list[Part]
 
 
 def put_together(columns: Iterable[RankParts]) -> Iterator[tuple[str, str, LateWindow]]:
-    """Job, ``group_id`` and the joined collectives of each group all of whose ranks are there; now is 0, ends are minus ages."""
+    """Yield job, ``group_id`` and joined collectives of each group with all its ranks; now is 0, ends are minus ages."""
     groups: dict[tuple[str, str], dict[int, RankParts]] = {}
-    for column in columns:  # an agent that was asked twice, by two names, counts once
+    for column in columns:  # an agent that was queried under two names counts once
         groups.setdefault((column.job_id, column.group_id), {})[column.rank] = column
     for (job_id, group_id), ranks in groups.items():
         size = next(iter(ranks.values())).group_size
@@ -193,7 +196,7 @@ def put_together(columns: Iterable[RankParts]) -> Iterator[tuple[str, str, LateW
 
 
 def _join(ranks: list[RankParts]) -> LateWindow:
-    """The complete ones. All ends are the first rank's: ages that two agents told are from two moments."""
+    """Join the complete collectives. All ends are the first rank's, because two agents measure ages at two moments."""
     collectives: dict[int, list[Part]] = {}
     for column in ranks:
         rows = zip(column.seq, column.op, column.duration_s, column.age_s, column.own_s, column.run, strict=True)
@@ -202,7 +205,7 @@ def _join(ranks: list[RankParts]) -> LateWindow:
             part = Part(column.rank, ev.OP_CODE.get(op, 0), 0, -_ns(age_s), _ns(duration_s), None, own_ns=own, run=run)
             collectives.setdefault(seq, []).append(part)
     window, own_lateness = LateWindow(), OwnLateness()
-    for _, collective in sorted(collectives.items()):  # a run is counted from its first operation on
+    for _, collective in sorted(collectives.items()):  # in order, as ``OwnLateness`` requires
         ops = {part.op for part in collective}
         if len(collective) == len(ranks) and len(ops) == 1 and ops <= _SYMMETRIC:
             window.add(collective[0].end_ns, own_lateness.of(split(collective)))

@@ -1,7 +1,7 @@
-"""Dumps of PyTorch's Flight Recorder, read on demand: each rank's last operations, and who has not entered what.
+"""Reads dumps of PyTorch's Flight Recorder: each rank's last operations, and which ranks have not entered which operation.
 
-Several ranks' dumps become the views that ``verdicts`` judges, so that what it says of them is said in the same words. Clocks of
-different nodes are not compared: ages are those within one dump, up to when its file was written.
+The dumps of several ranks become the views that ``verdicts`` judges, so that verdicts read alike whatever their source.
+Clocks of different nodes are not compared: ages are within one dump, up to the time when its file was written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from commwatch.collectors.wire import others
 from commwatch.core import terminal_text
 from commwatch.core.views import GroupView, InFlight, RankView
 
-#: What stands where a verdict names its job: dumps do not say theirs.
+#: The job in verdicts, because dumps do not name theirs.
 JOB = "the dumps"
 SOURCE = "flight_recorder"
 _UNNAMED = ("", "undefined")
@@ -40,12 +40,12 @@ class RankDump:
 
 @dataclass(frozen=True)
 class LastOperation:
-    """Where a rank is in one of its groups: its oldest collective that has not ended, else its latest."""
+    """The position of a rank in one group: its oldest collective that has not ended, else its latest."""
 
     group: str
     op: str
     seq: int
-    #: ``scheduled``, ``started`` or ``completed``; Gloo's recorder never says more than the first.
+    #: ``scheduled``, ``started`` or ``completed``; with Gloo always the first.
     state: str
     done: bool
     #: Seconds from its call until the dump was written.
@@ -56,11 +56,11 @@ class LastOperation:
 
 
 def take(path: Path, rank: int | None = None) -> RankDump:
-    """Read a dump; its rank is what its name ends with, as PyTorch names it, unless told.
+    """Read a dump; without ``rank``, its rank is the number at the end of the file name, as PyTorch writes it.
 
     Raises:
-        BadDump: it is none, or whose it is cannot be told.
-        OSError: it cannot be read.
+        BadDump: the file is not a dump, or its rank is not known.
+        OSError: the file cannot be read.
     """
     try:
         fd = others.open_plain(path, links=True)
@@ -79,7 +79,7 @@ def take(path: Path, rank: int | None = None) -> RankDump:
 
 
 def take_all(paths: Iterable[Path]) -> tuple[list[RankDump], dict[str, str]]:
-    """The dumps, one of each rank, and what is to be said of files that are passed over."""
+    """Return one dump per rank, and by file why others were skipped."""
     dumps: dict[int, RankDump] = {}
     damaged = {}
     for path in paths:
@@ -95,13 +95,13 @@ def take_all(paths: Iterable[Path]) -> tuple[list[RankDump], dict[str, str]]:
 
 
 def label(group: tuple[str, str]) -> str:
-    """What people call a group: its description, or its name where there is none."""
+    """Return the label of a group for people: its description, or its name if there is none."""
     name, desc = group
     return name if desc in _UNNAMED else desc
 
 
 def last_operations(taken: RankDump) -> list[LastOperation]:
-    """Where the rank is in each of its groups, the longest wait first."""
+    """Return the rank's position in each of its groups, the longest wait first."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in taken.dump.entries:
         if not entry.is_p2p:
@@ -122,7 +122,10 @@ def last_operations(taken: RankDump) -> list[LastOperation]:
 
 
 def conclude(dumps: Iterable[RankDump]) -> list[Verdict]:
-    """What is wrong by the dumps of several ranks, the longest first; one rank's dump blames nobody who is not in it."""
+    """Return the verdicts on the ranks of the dumps, the longest first.
+
+    A rank without a dump is blamed only if a dump lists it as a member of a group.
+    """
     by_rank = {taken.rank: taken for taken in dumps}
     groups = _groups(by_rank)
     told = verdicts([_rank(taken, groups) for taken in by_rank.values()], groups.values())
@@ -130,7 +133,7 @@ def conclude(dumps: Iterable[RankDump]) -> list[Verdict]:
 
 
 def _groups(by_rank: dict[int, RankDump]) -> dict[tuple[str, str, tuple[int, ...] | None], GroupView]:
-    """The groups by name, description and, where those are told, members: a mesh has several of one name."""
+    """Return the groups by name, description and known members, because a mesh has several groups of one name."""
     users: dict[tuple[str, str, tuple[int, ...] | None], set[int]] = {}
     for rank, taken in by_rank.items():
         for group in {entry.group for entry in taken.dump.entries}:
@@ -162,7 +165,7 @@ def _rank(taken: RankDump, groups: dict[tuple[str, str, tuple[int, ...] | None],
         took = [(entry.completed_ns - entry.created_ns) / 1e9 for entry in ended if entry.completed_ns]
         usual_s = max(0.0, median(took)) if took else 0.0 if ended else None
         in_flight += [_in_flight(entry, view, taken.at_ns, usual_s) for entry in entries if not entry.done]
-    # What was overwritten in this dump may be what others wait for.
+    # Others may wait for an operation that has been overwritten in this dump.
     unsure = dump.cut and any(
         taken.rank in (view.members or ()) and view.group_id not in used for view in groups.values()
     )
@@ -197,7 +200,7 @@ def _in_flight(entry: Entry, group: GroupView, at_ns: int, usual_s: float | None
 
 
 def told(taken: RankDump) -> list[str]:
-    """Where the rank is in each group, a line each."""
+    """Return a line on the rank's position in each group."""
     lines = []
     for op in last_operations(taken):
         how = f"{op.state}, not completed, called {op.age_s:.1f} s before" if not op.done else "completed, the latest"
@@ -207,7 +210,7 @@ def told(taken: RankDump) -> list[str]:
 
 
 def text(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -> str:
-    """For people."""
+    """Return the verdicts and positions as text for a terminal."""
     lines = [f"{file} is passed over: {why}" for file, why in damaged.items()]
     if not found:
         lines.append(f"nothing stands out in the dumps of {len(dumps)} rank{'s' * (len(dumps) != 1)}")
@@ -219,7 +222,7 @@ def text(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -
 
 
 def as_json(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -> str:
-    """For programs."""
+    """Return the verdicts and positions as JSON."""
     ranks = [
         {"rank": each.rank, "file": each.file, "groups": [asdict(op) for op in last_operations(each)]} for each in dumps
     ]

@@ -1,4 +1,4 @@
-"""Which network devices are near which GPU. Pure."""
+"""Distances between GPUs and network devices. Pure."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from typing import NamedTuple
 from commwatch.collectors.node.pci import DISTANCES, Function, address, distance
 from commwatch.core.host_views import GpuView, HostView, NicView
 
-#: A device slower than this part of the fastest is for management.
+#: Devices slower than this part of the fastest are for management.
 _LEAST_SPEED = 0.5
 
 
 class GpuNicPair(NamedTuple):
-    """A rank's GPU and the network device that its traffic goes through."""
+    """A rank's GPU and the network device that carries its traffic."""
 
     rank: int
     gpu: str
     nic: str
-    #: Of ``DISTANCES``.
+    #: One of ``DISTANCES``.
     distance: str
-    #: The device nearest to the GPU, and how far that is.
+    #: The device nearest to the GPU, and its distance.
     nearest: str
     nearest_distance: str
-    #: It has been seen that ``nic`` carries the traffic; else it is the nearest there is.
+    #: Whether ``nic`` was measured to carry the traffic; otherwise it is the nearest device.
     seen: bool
 
 
 def distances(gpu: Function, nics: Mapping[str, Function | None], nodes: int) -> dict[str, str]:
-    """How far each device is from a GPU, where that is known."""
+    """Return the distance of each device from a GPU, where known; ``nodes`` is the number of NUMA nodes."""
     known = {name: distance(gpu, function, nodes) for name, function in nics.items() if function is not None}
     return {name: far for name, far in known.items() if far is not None}
 
 
 def for_traffic(nics: Iterable[NicView]) -> list[str]:
-    """The devices that can carry a job's traffic: up, of hardware, not half as slow as the fastest; a port, not its network device."""
+    """Return the devices fit for a job's traffic: hardware that is up and not half as slow as the fastest.
+
+    Of an RDMA port and its network device, only the port.
+    """
     known = list(nics)
     of_ports = {nic.netdev for nic in known if nic.netdev is not None}
     up = [nic for nic in known if nic.up and nic.pci is not None and nic.device not in of_ports]
@@ -43,13 +46,13 @@ def for_traffic(nics: Iterable[NicView]) -> list[str]:
 
 
 def nearest(far: Mapping[str, str], among: Iterable[str]) -> list[str]:
-    """Those of some devices that are as near as any."""
+    """Return the nearest of the devices ``among``; several if their distances are equal."""
     known = {name: DISTANCES.index(far[name]) for name in among if name in far}
     return [name for name, at in known.items() if at == min(known.values())]
 
 
 def places(gpus: Mapping[int, str], host: HostView) -> list[GpuNicPair]:
-    """For each rank how far its GPU is from the network; ranks are left out where that is not known.
+    """Return the distance of each rank's GPU from the network, without ranks for which it is not known.
 
     Args:
         gpus: the PCI address of each rank's GPU, in any spelling.

@@ -1,4 +1,4 @@
-"""What a communication share means, in words: what it is made of, and whether it is the bottleneck. Pure."""
+"""Explains a communication share in words: its parts, and whether it is the bottleneck. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from commwatch.analysis.advice import LIMIT, WORTH
 from commwatch.collectors.spans import spans
 from commwatch.core.units import percent
 
-#: A part of a step spent waiting that is worth a word.
+#: Smaller shares of a step spent waiting are not mentioned.
 _LEAST_WAITING = 0.01
-#: Waiting that is at most so many times the communication is a part of it: both are measured by clocks and windows of their own.
+#: Waiting up to this factor above communication is still a part of it, because their clocks and windows differ.
 _ALIKE = 1.2
 
 
 def split(comm: float | None, waiting: float | None, messages: float | None = None, late: Collection[int] = ()) -> str:
-    """What a communication share is made of: ``8 % transfer, 44 % waiting for rank 2``.
+    """Return the parts of a communication share in words: ``8 % transfer, 44 % waiting for rank 2``.
 
     Args:
-        waiting: the part of it that is waiting for late ranks; ``None``: not known.
-        messages: the part of it that is waiting for messages; ``None``: not known, or there are none.
-        late: the stragglers, where that part is waiting for them.
+        comm: communication share, 0 to 1; ``None``: not known.
+        waiting: its part spent waiting for late ranks; ``None``: not known.
+        messages: its part spent waiting for messages; ``None``: not known, or there are none.
+        late: the stragglers, if ``waiting`` is for them.
 
     Returns:
-        Empty where no part of it is known to be waiting, or more was waited: then they are not of the same time.
+        Empty if no part is known to be waiting, or if the waiting is longer, because then their windows differ.
     """
     if comm is None or max(waiting or 0.0, messages or 0.0) > _ALIKE * comm:
         return ""
@@ -45,12 +46,12 @@ def bottleneck(
     messages: float | None = None,
     late: Collection[int] = (),
 ) -> str:
-    """Whether a communication share is above the 30 % line, and hurts; empty where it is below, or not known.
+    """Return in words whether a communication share is the bottleneck; empty if it is at most 30 %, or not known.
 
     Args:
-        waiting: the part of it that is waiting for late ranks; ``None``: not known.
-        messages: the part of it that is waiting for messages; ``None``: not known, or there are none.
-        late: the stragglers, where that part is waiting for them.
+        waiting: its part spent waiting for late ranks; ``None``: not known.
+        messages: its part spent waiting for messages; ``None``: not known, or there are none.
+        late: the stragglers, if ``waiting`` is for them.
     """
     if comm is None or comm <= LIMIT:
         return ""
@@ -69,5 +70,5 @@ def _named(ranks: Collection[int]) -> str:
 
 
 def of_some(known: int, ranks: int) -> str:
-    """Of how many ranks a share is known, where these are not all: `` (3 of 4 ranks)``."""
+    """Return for how many ranks a share is known, as `` (3 of 4 ranks)``; empty if for all or none."""
     return f" ({known} of {ranks} ranks)" if 0 < known < ranks else ""

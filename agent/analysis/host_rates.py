@@ -1,4 +1,4 @@
-"""What the looks at a node amount to: rates, shares, what has grown, distances. Pure."""
+"""Computes rates, shares, growth of counters and distances from samples of a node. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from commwatch.collectors.node.pci import GPU_VENDORS, Function
 from commwatch.core.host_views import CpuView, GpuView, HostView, MemoryView, NicView, PciView, TrafficView
 from commwatch.reference.links import of_device
 
-#: The stretch that rates are taken over, and the least that makes one.
+#: Window of rates, and the shortest time that gives a rate.
 _RATE_NS, _LEAST_NS = 10_000_000_000, 500_000_000
 
 
 class NodeSample(NamedTuple):
-    """What is read each time."""
+    """One sample of what is read every time."""
 
     at_ns: int
     counts: dict[str, Counts]
@@ -31,7 +31,7 @@ class NodeSample(NamedTuple):
 
 
 class SlowSample(NamedTuple):
-    """What is read now and then."""
+    """One sample of what is read only every ten seconds."""
 
     at_ns: int
     nics: tuple[Nic, ...]
@@ -42,14 +42,14 @@ class SlowSample(NamedTuple):
 
 
 class Node(NamedTuple):
-    """All that is known of a node: looks of the last minute, of each ten seconds of the last ten minutes; there is one of both at least."""
+    """The samples of a node: ``looks`` of the last minute, ``seldom`` of the last ten minutes; at least one of each."""
 
     looked_at: float
-    #: When the first look was.
+    #: Monotonic time of the first sample.
     began_ns: int
     looks: tuple[NodeSample, ...]
     seldom: tuple[SlowSample, ...]
-    #: Sources that cannot be read, and why.
+    #: Sources that cannot be read, with the reason.
     down: dict[str, str]
 
     @property
@@ -59,7 +59,7 @@ class Node(NamedTuple):
 
     @property
     def nics(self) -> list[Nic]:
-        """The devices that are there: one that has vanished since they were listed has no counters."""
+        """The devices that still exist: a device that vanished since the last list has no counters."""
         return [nic for nic in self.seldom[-1].nics if nic.name in self.counts]
 
     @property
@@ -69,7 +69,7 @@ class Node(NamedTuple):
 
 
 def answer(node: Node | None, job: str | None) -> HostView:
-    """The whole answer; one without anything where nobody has looked yet."""
+    """Return the view of a node; an empty one before the first sample."""
     if node is None:
         return HostView(None, 0.0, None, None, {}, [], [], 1, [], traffic.traffic([], 0, job, ()))
     nics = [_nic(nic, node) for nic in node.nics]
@@ -95,7 +95,7 @@ def _traffic(node: Node, nics: Sequence[NicView], job: str | None) -> TrafficVie
         samples.append(traffic.Sample(look.at_ns, sent, look.parts))
     named = {nic.device for nic in nics}
     ports = {nic.netdev: nic.device for nic in nics if nic.netdev is not None}
-    # A device above others counts what they count, and IPoIB goes through its port; for RoCE see docs/host.md.
+    # A device on top of others counts their traffic again, and IPoIB goes through its port; for RoCE see docs/host.md.
     beside = [
         nic.device for nic in nics if named.intersection(nic.over) or (nic.kind == "ipoib" and nic.device in ports)
     ]
@@ -148,7 +148,7 @@ def _errors(counts: Counts, events: Mapping[str, int]) -> dict[str, int]:
 
 
 def _grown(name: str, seldom: Sequence[SlowSample]) -> dict[str, int]:
-    """By how much what a device counts has grown; what began again at 0 is taken as it stands."""
+    """Return the growth of a device's error counters; a counter that was reset has grown by its value."""
     told = [_errors(one.counts[name], one.events.get(name, {})) for one in seldom if name in one.counts]
     sums: dict[str, int] = {}
     for before, after in pairwise(told):
@@ -170,7 +170,7 @@ def _packets(counts: Counts) -> int | None:
 
 
 def _rate(points: Sequence[tuple[int, float | None]]) -> float | None:
-    """What a counter has grown a second, over the last ten; ``None`` where it cannot be told: it began again, or is new."""
+    """Return the growth of a counter per second over the last ten seconds; ``None`` if it was reset, or is too new."""
     known = [(at, value) for at, value in points if value is not None and at >= points[-1][0] - _RATE_NS]
     if not known or known[-1][0] - known[0][0] < _LEAST_NS or known[-1][1] < known[0][1]:
         return None

@@ -1,11 +1,11 @@
-"""What the operations of a job are for, and the settings of each framework that change them. Pure."""
+"""The roles of a job's operations, and the settings of each framework that change them. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-#: Gradients are exchanged in more bytes than this at a time; losses and metrics in fewer.
+#: Smaller operations (in bytes) carry losses and metrics, not gradients.
 LEAST_GRADIENTS = 16 << 10
 #: Roles of operations.
 REPLICATED, SHARDED, TENSOR, VALUES, OTHER = "replicated", "sharded", "tensor", "values", "other"
@@ -13,11 +13,11 @@ REPLICATED, SHARDED, TENSOR, VALUES, OTHER = "replicated", "sharded", "tensor", 
 _NOT_GRADIENTS = re.compile(
     r"tensor|\btp|_tp|pipe|\bpp|_pp|expert|\bep|_ep|context|\bcp|_cp|sequence|\bsp|_sp|model", re.I
 )
-#: Labels of groups that do, also where a context is split among their ranks.
+#: Labels of groups that do, even if they match the pattern above too: data and context parallelism in one group.
 _GRADIENTS = re.compile(r"(^|_)dp(_|$)|data", re.I)
 _TENSOR = re.compile(r"tensor|\btp|_tp|model", re.I)
 
-#: What to do by rule and role, in place of what the rule has to say in general.
+#: Advice by rule and role, in place of the rule's general text.
 KNOBS: Mapping[str, Mapping[str, str]] = {
     "accumulate_gradients": {
         REPLICATED: "DDP: `no_sync()` around all but the last micro-batch; DeepSpeed with ZeRO 0 or 1: `gradient_accumulation_steps`. Adapt "
@@ -49,22 +49,23 @@ KNOBS: Mapping[str, Mapping[str, str]] = {
 
 
 def is_tensor(label: str) -> bool:
-    """Whether the label of a group names tensor parallelism."""
+    """Return whether the label of a group names tensor parallelism."""
     return _TENSOR.search(label) is not None
 
 
 def is_model(label: str) -> bool:
-    """Whether the label of a group names parallelism of the model, which exchanges no gradients."""
+    """Return whether the label of a group names model parallelism, which exchanges no gradients."""
     return _NOT_GRADIENTS.search(label) is not None and _GRADIENTS.search(label) is None
 
 
 def role(label: str, op: str, size_bytes: float, sharded: bool) -> str:
-    """What operations are for.
+    """Return the role of operations.
 
     Args:
-        label: of their group.
+        label: the label of their group.
         size_bytes: their mean size.
-        sharded: a data parallel group of the job has both all_gathers and reduce_scatters; with HSDP, all_reduces are in another one.
+        sharded: whether a data parallel group of the job has both all_gathers and reduce_scatters (with HSDP, another group has
+            the all_reduces).
     """
     if size_bytes < LEAST_GRADIENTS:
         return VALUES

@@ -1,4 +1,4 @@
-"""Ranks, groups and verdicts from the live books alone: cheap enough for every scrape, for nothing is read from the history."""
+"""Ranks, groups and verdicts from the totals in memory alone: cheap enough for every scrape, because no history is read."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from commwatch.ingest.why_late import reason
 
 
 def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
-    """The ranks in sight, each in its latest life, but for those that ended before a rank of now began.
+    """Return the ranks in memory, each in its latest life, without those of an earlier run.
 
     Args:
-        jobs: held still by the caller.
-        now_ns: the monotonic clock.
+        jobs: locked by the caller.
+        now_ns: the monotonic clock in ns.
     """
     return [rank(job.id, book, now_ns) for job in jobs for book in of_this_run(job)]
 
 
 def of_this_run(job: Job) -> Iterator[RankTotals]:
-    """The books of the job's latest life, one a rank."""
+    """Yield the totals of the job's latest life, one per rank."""
     began = max((int(book.identity.get("started_ns", 0)) for book in job.books.values() if book.alive), default=0)
     life = max((int(book.identity["restart"]) for book in job.books.values()), default=0)
     last = {book.rank: book for book in job.books.values() if int(book.identity["restart"]) == life}
-    # What ended before a rank of now began is of a run before, under the same name.
+    # A rank that ended before a live rank began is of an earlier run of that name.
     yield from (book for book in last.values() if book.alive or book.gone_ns is None or book.gone_ns >= began)
 
 
 def rank(job_id: str, book: RankTotals, now_ns: int) -> RankView:
-    """One rank, as far as its books go: records are those that this agent has read, and the number of its card is not known."""
+    """Return the view of a rank from its totals alone: records are those that this agent has read; the GPU's index is missing."""
     identity, place = book.identity, book.gpu
     mode, reason = gpu_timing(identity)
     return RankView(
@@ -77,24 +77,24 @@ def rank(job_id: str, book: RankTotals, now_ns: int) -> RankView:
 
 
 def endings(job: Job) -> dict[int, Ending]:
-    """How the ranks of the job's latest life ended, of those that have."""
+    """Return by rank how the ranks of the job's latest life ended, for those that have ended."""
     return {book.rank: book.ending for book in of_this_run(job) if book.ending is not None}
 
 
 def gpu_timing(identity: Mapping[str, Any]) -> tuple[str, str]:
-    """How a rank times its operations on GPUs, and why so, as the header of its ring says; empty where it does not."""
+    """Return how a rank times its operations on GPUs, and why, from the header of its ring; empty if it is not there."""
     timing = identity.get("timing")
     return (str(timing.get("mode", "")), str(timing.get("reason", ""))) if isinstance(timing, dict) else ("", "")
 
 
 def budget(identity: Mapping[str, Any]) -> float | None:
-    """The part of the time that a rank's probe may take, as the header of its ring says; ``None`` where it does not."""
+    """Return the share of time (0 to 1) that a rank's probe may take, from its ring's header; ``None`` if it is not there."""
     told = identity.get("budget")
     return float(told) if isinstance(told, int | float) and 0 <= told <= 1 else None
 
 
 def groups(jobs: Iterable[Job]) -> list[GroupView]:
-    """The groups that ranks in sight have used; ``jobs`` as above."""
+    """Return the groups that ranks in memory have used; the caller locks ``jobs``."""
     return [
         group(job.id, members)
         for job in jobs
@@ -110,7 +110,7 @@ def _members(told: Iterable[tuple[int, GroupInfo]]) -> Iterable[list[tuple[int, 
 
 
 def group(job_id: str, members: list[tuple[int, GroupInfo]]) -> GroupView:
-    """One group, as ranks of one node have announced it: (rank, what it said), at least one."""
+    """Return the view of a group from its announcements by ranks of one node: (rank, announcement), at least one."""
     first = members[0][1]
     return GroupView(
         job_id,
@@ -127,19 +127,19 @@ def group(job_id: str, members: list[tuple[int, GroupInfo]]) -> GroupView:
 
 
 def conclude(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:
-    """What is wrong right now, from nothing but the books; ``jobs`` as above."""
+    """Return the current verdicts, from the totals in memory alone; the caller locks ``jobs``."""
     held = list(jobs)
     seen = groups(held)
     return combined(verdicts(ranks(held, now_ns), seen), told(held, seen, now_ns))
 
 
 def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:
-    """The stragglers of the ``jobs``, by rank: the part of the time that the others wait for each."""
+    """Return the stragglers of the ``jobs`` by rank, with the share of time (0 to 1) that the others wait for each."""
     return {late.rank: late.cost_ns / late.window_ns for _, _, late in cross_node.stragglers(jobs, now_ns)}
 
 
 def told(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
-    """What the joins tell of the groups ``seen``: ranks that disagreed in what has ended, and stragglers."""
+    """Return the verdicts on ended operations of the groups ``seen``: disagreements and stragglers."""
     by_id = {(group.job_id, group.group_id): group for group in seen}
     odd = [
         disagreement(what, by_id[what.job_id, what.group_id])

@@ -1,4 +1,4 @@
-"""What there is to say of a node's network devices where groups across nodes take their time. Pure."""
+"""Advice on a node's network devices, for jobs with groups across nodes. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from commwatch.core.host_views import Complaint
 
 
 class Network(NamedTuple):
-    """What is known of them."""
+    """The facts about the network that the rules use."""
 
-    #: How far the GPUs of this node's ranks are from the network, where that is known.
+    #: Distances of the GPUs of this node's ranks from the network, where known.
     places: Sequence[GpuNicPair] = ()
     complaints: Sequence[Complaint] = ()
 
 
 class Said(NamedTuple):
-    """Something to say: what led to it, and what to do and a title in place of the rule's own."""
+    """One piece of advice: its reasons, and a text and a title in place of the rule's own."""
 
     because: list[str]
     do: str = ""
@@ -27,7 +27,7 @@ class Said(NamedTuple):
 
 
 def far_from_nic(network: Network) -> Iterator[Said]:
-    """Ranks whose GPU is in another NUMA node than the device their traffic goes through."""
+    """Yield advice on ranks whose GPU is in another NUMA node than the device that carries their traffic."""
     far = [place for place in network.places if place.distance == SYS]
     if not far:
         return
@@ -47,7 +47,7 @@ def far_from_nic(network: Network) -> Iterator[Said]:
 
 
 def complaints(*kinds: str) -> Callable[[Network], Iterator[Said]]:
-    """What is said of complaints of some kinds."""
+    """Return a function that yields advice from the complaints of these kinds."""
 
     def check(network: Network) -> Iterator[Said]:
         for complaint in network.complaints:

@@ -1,4 +1,4 @@
-"""What is wrong with network devices: down, losing packets, slower than they could be, congested. Pure."""
+"""Finds faults of network devices: down, losing packets, slower than possible, congested. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from commwatch.core.host_views import Complaint, NicView
 
-#: Events after which data had to be sent again or the link was gone; the least number within ten minutes that is worth a word.
+#: Events of retransmission or link loss, and the least number within ten minutes that is a fault.
 _LINK_EVENTS = {
     "link_downed": 1,
     "link_error_recovery": 1,
@@ -18,9 +18,9 @@ _LINK_EVENTS = {
     "receive_errors": 1,
     "transmit_errors": 1,
 }
-#: Packets that were lost between two ends.
+#: Counters of packets lost between the two ends.
 _LOST = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "roce_adp_retrans", "transmit_drops")
-#: Shares of the packets of the last ten minutes: lost ones and Ethernet's drops; congestion notifications.
+#: Faulty shares of the packets of the last ten minutes: losses (with Ethernet's drops), congestion notifications.
 _TOO_MANY_LOST, _TOO_MANY_CNPS = 1e-4, 1e-2
 _HARDWARE = ("ethernet", "infiniband", "roce", "rdma")
 _CABLE = (
@@ -29,7 +29,7 @@ _CABLE = (
 
 
 def complaints(nics: list[NicView]) -> list[Complaint]:
-    """All that is wrong, device by device."""
+    """Return all faults, device by device."""
     of_ports = {nic.netdev for nic in nics if nic.netdev is not None}
     likes: dict[tuple[str, str], list[NicView]] = defaultdict(list)
     for nic in nics:
@@ -39,13 +39,13 @@ def complaints(nics: list[NicView]) -> list[Complaint]:
     for nic in nics:
         like = likes[nic.kind, nic.pci.model] if nic.pci is not None and nic.pci.model is not None else []
         found += [*_errors(nic), *_lost(nic), *_congestion(nic)]
-        if nic.device not in of_ports:  # of its port the same would be said
+        if nic.device not in of_ports:  # its RDMA port has these faults
             found += [*_down(nic), *_slot(nic), *_slower(nic, like)]
     return found
 
 
 def _down(nic: NicView) -> Iterator[Complaint]:
-    """A device that has never moved a byte may have no cable; nobody misses it."""
+    """Yield a complaint if a device is down, unless it never moved a byte: then it may have no cable."""
     if nic.up is False and nic.kind in _HARDWARE and (nic.received_bytes or nic.sent_bytes):
         remedy = "look at cable and switch; `ip link set DEVICE up` if somebody has put it down"
         yield Complaint("down", nic.device, f"is {nic.state}, and has carried traffic before", remedy)
@@ -74,7 +74,7 @@ def _congestion(nic: NicView) -> Iterator[Complaint]:
 
 
 def _slot(nic: NicView) -> Iterator[Complaint]:
-    """The PCI Express link holds the port back; whether it could do more is said where it is known."""
+    """Yield a complaint if the PCI Express link is slower than the port, with the link's own limit if known."""
     pci = nic.pci
     if nic.speed is None or pci is None or pci.bandwidth is None or pci.bandwidth >= nic.speed:
         return
@@ -88,7 +88,7 @@ def _slot(nic: NicView) -> Iterator[Complaint]:
 
 
 def _slower(nic: NicView, like: Iterable[NicView]) -> Iterator[Complaint]:
-    """The same model beside it runs faster."""
+    """Yield a complaint if another device of this model runs faster."""
     fastest = max(
         (other for other in like if other.up and other.speed), key=lambda other: other.speed or 0, default=None
     )

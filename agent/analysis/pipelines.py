@@ -1,8 +1,8 @@
-"""Pipeline parallelism: who of the stages waits for messages, in which direction, and the bubble that makes. Pure.
+"""Pipeline parallelism: which stages wait for messages, in which direction, and the resulting bubble. Pure.
 
-A stage receives activations from the one before it and gradients from the one behind. What it waits for the former (or to get
-rid of activations) is *forward*, for the latter *backward*. The **bubble** is the share of a step that a stage stood in such waits.
-With m micro-batches and p equal stages, 1F1B and GPipe cannot do with less than (p−1)/(m+p−1).
+A stage receives activations from the stage before it and gradients from the stage after it. Its waits to receive or send
+activations are *forward*, those for gradients are *backward*. The **bubble** is the share of a step that a stage spends in
+such waits. With m micro-batches and p equal stages, 1F1B and GPipe have a bubble of at least (p−1)/(m+p−1).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ DIRECTIONS = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Stage:
-    """One rank of a pipeline, since the agent took up its ring."""
+    """One rank of a pipeline; counts begin when the agent opened its ring."""
 
     rank: int
-    #: Messages, and seconds a thread of it stood waiting for them.
+    #: Number of messages, and seconds that a thread waited for them.
     forward: int
     forward_wait_s: float
     backward: int
     backward_wait_s: float
-    #: Share of its latest steps that it stood waiting; ``None``: it has no steps.
+    #: Share of its latest steps spent in waits; ``None``: not known, as without steps.
     bubble_share: float | None
 
 
@@ -42,20 +42,20 @@ class Pipeline:
     group: str
     #: In the order of the group.
     stages: list[Stage]
-    #: All of its ranks are on this node.
+    #: Whether all of its ranks are on this node.
     complete: bool
-    #: Messages a stage receives from the one before it, per step.
+    #: Messages per step that a stage receives from the stage before it.
     micro_batches: int | None
     #: Mean over the stages.
     bubble_share: float | None
-    #: What 1F1B with equal stages comes to; ``None`` where not all of it is in sight.
+    #: Least bubble of 1F1B with equal stages; ``None``: not complete, or without steps.
     least_bubble_share: float | None
 
 
 def is_forward(op: str, me: int, peer: int, size: int) -> bool:
-    """Whether a message goes down the pipeline, between places ``me`` and ``peer`` of a group of ``size``.
+    """Return whether a message between places ``me`` and ``peer`` of a group of ``size`` goes forward.
 
-    The way round is the shorter one, for interleaved schedules send from the last stage to the first.
+    The shorter way round the group counts, because interleaved schedules send from the last stage to the first.
     """
     ahead = (peer - me) % size
     to_next = peer > me if 2 * ahead == size else 2 * ahead < size
@@ -63,7 +63,7 @@ def is_forward(op: str, me: int, peer: int, size: int) -> bool:
 
 
 def directions(book: RankTotals) -> dict[tuple[str, str], Messages]:
-    """The messages of a rank by group label and direction."""
+    """Return the messages of a rank by group label and direction."""
     sums: dict[tuple[str, str], Messages] = {}
     places = {small_id: _places(book.group(small_id), book.rank) for small_id in {key[0] for key in book.messages}}
     for (small_id, code, peer), messages in book.messages.items():
@@ -78,7 +78,7 @@ def directions(book: RankTotals) -> dict[tuple[str, str], Messages]:
 
 
 def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
-    """Every pipeline of the jobs."""
+    """Return every pipeline of the jobs."""
     found = []
     for job in jobs:
         by_group: dict[str, list[tuple[RankTotals, int]]] = {}
@@ -91,8 +91,8 @@ def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
 
 
 def _places(group: GroupInfo, rank: int) -> Callable[[int], tuple[int, int | None, int]]:
-    """Gives, of a peer, the places of a rank and of it in the group, and its size; the peer's is ``None`` where it is not known."""
-    # Looked up, not searched for: both peers and members may be ten thousand.
+    """Return a function from a peer to (place of the rank, place of the peer or ``None`` if not known, size of the group)."""
+    # A dict, because there may be ten thousand peers and as many members.
     at = {member: place for place, member in enumerate(group.ranks or ())}
     if rank not in at:
         return lambda peer: (rank, peer if peer >= 0 else None, max(group.size, rank + 1, peer + 1))
@@ -100,7 +100,7 @@ def _places(group: GroupInfo, rank: int) -> Callable[[int], tuple[int, int | Non
 
 
 def _connected(members: list[tuple[RankTotals, int]]) -> list[list[tuple[RankTotals, int]]]:
-    """Split the ranks of a group by who exchanges messages with whom."""
+    """Split the ranks of a group into sets that exchange messages."""
     parts: list[tuple[set[int], list[tuple[RankTotals, int]]]] = []
     for book, small_id in members:
         ranks = {book.rank} | _peers(book, small_id)
@@ -153,7 +153,7 @@ def _stage(book: RankTotals, small_id: int) -> Stage:
 
 
 def _received(book: RankTotals, small_id: int) -> int:
-    """Messages that came from the stage before."""
+    """Return the number of messages received from the stage before."""
     recv, group, count = ev.OP_CODE["recv"], book.group(small_id), 0
     places = _places(group, book.rank)
     for (of, code, peer), messages in book.messages.items():

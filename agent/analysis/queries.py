@@ -1,4 +1,4 @@
-"""What the API, the report and the command line show: answers put together from history and live books."""
+"""Queries of the API, the report and the command line: they combine the history with the totals in memory."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from commwatch.reference.references import References
 
 
 class QueryService:
-    """Answers from the history at ``path`` and, inside an agent, from its live books too.
+    """Answers from the history at ``path`` and, inside an agent, from its totals in memory too.
 
     Args:
-        aggregate: the live books, or ``None`` where only the history is there.
-        lock: guards them, for moments.
-        handover: held while cells go from them into the history; by default the lock itself.
-        now_ns: the monotonic clock.
-        references: what operations should take; by default nothing is known of it but the job's own best.
-        gpu_at: the card that a rank computes on.
-        damaged: gets the chunks of the history that cannot be read any more.
+        aggregate: the totals in memory; ``None``: there is only the history.
+        lock: guards the aggregate; held only briefly.
+        handover: held while cells move from the aggregate into the history; by default ``lock``.
+        now_ns: the monotonic clock in ns.
+        references: expected durations of operations; without them only the job's own best is known.
+        gpu_at: returns the GPU that a rank computes on.
+        damaged: collects damaged pieces of the history.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class QueryService:
         self._damaged = Damaged() if damaged is None else damaged
 
     def has_job(self, job: str) -> bool:
-        """Whether the history knows it."""
+        """Return whether the job is in the history."""
         with History(self.path, self._damaged) as history:
             return bool(history.rings(job))
 
     def jobs(self) -> list[JobView]:
-        """All jobs, the latest started first."""
+        """Return all jobs, the latest started first."""
         with History(self.path, self._damaged) as history:
             by_job: dict[str, list[RingRow]] = {}
             for ring in history.rings():
@@ -77,7 +77,7 @@ class QueryService:
     def summary(
         self, from_ns: int, until_ns: int, by: list[str], same: dict[str, str | int | None]
     ) -> tuple[tuple[float | None, float | None], list[Row]]:
-        """Rows, and the time really covered (first and last roll-up)."""
+        """Return the time covered by rollups (begin and end in Unix s), and the rows."""
         job = same.get("job_id")
         covered, cells = self._cells(from_ns, until_ns, None if job is None else str(job))
         wanted = [(name, value) for name, value in same.items() if value is not None]
@@ -86,13 +86,13 @@ class QueryService:
         return covered, rows
 
     def efficiency(self, from_ns: int, until_ns: int, job: str | None) -> tuple[list[Efficiency], list[Line]]:
-        """Operations beside what they should take, and the job's own α-β curves."""
+        """Return the efficiency of operations, and the job's own α-β curves."""
         _, cells = self._cells(from_ns, until_ns, job)
         yardstick = Yardstick(cells, finder(self._references))
         return yardstick.efficiencies(cells), list(yardstick.lines.values())
 
     def curves(self, job: str) -> dict[tuple[str, str], Curve]:
-        """What operations should take, by group label and op: by a reference of the link, else by the job's own best."""
+        """Return expected durations by group label and op: from a reference of the link, else from the job's own best."""
         _, cells = self._cells(0, 1 << 62, job)
         yardstick = Yardstick(cells, finder(self._references))
         found: dict[tuple[str, str], Curve] = {}
@@ -106,7 +106,7 @@ class QueryService:
     def _cells(
         self, from_ns: int, until_ns: int, job: str | None
     ) -> tuple[tuple[float | None, float | None], list[Counted]]:
-        """The time really covered, and what was counted in it."""
+        """Return the time covered by slots (begin and end in Unix s), and the cells counted in it."""
         spans: set[tuple[int, int]] = set()
 
         def noted() -> Iterator[Counted]:
@@ -120,7 +120,7 @@ class QueryService:
         return (min(spans)[0] / 1e9, min(max(map(sum, spans)), time_ns()) / 1e9), cells
 
     def _slots(self, from_ns: int, until_ns: int, job: str | None) -> Iterator[tuple[int, int, Counted]]:
-        """What was counted: when its slot began, how long that is, and the cell. One at a time: there may be a hundred thousand."""
+        """Yield begin and length of a slot in ns, and a cell; a generator, because there may be a hundred thousand cells."""
         with History(self.path, self._damaged) as history:
 
             def freeze() -> None:
@@ -141,8 +141,8 @@ class QueryService:
     def live_cells(
         self, from_ns: int, until_ns: int, job: str | None, freeze: Callable[[], object]
     ) -> list[tuple[int, Counted]] | None:
-        """What the books have of a job, or of all, and the history has not, as it is when ``freeze`` is called; ``None``: there are no books."""
-        with self._handover:  # a cell is either stored or live, as long as this is held
+        """Return the cells in memory that are not in the history when ``freeze`` runs, as (slot, cell); ``None``: no aggregate."""
+        with self._handover:  # while this is held, each cell is either in the history or in memory
             freeze()
             if self._aggregate is None:
                 return None
@@ -150,7 +150,7 @@ class QueryService:
                 return _live(self._aggregate, from_ns, until_ns, job)
 
     def waits(self, job: str) -> list[WaitView]:
-        """Who waited for late ranks when: of each rank, and each slot in which a collective of its was joined."""
+        """Return how long each rank waited for late ranks, by slot with joined collectives."""
         sums: dict[tuple[int, int, int], int] = {}
         for begin, length, one in self._slots(0, 1 << 62, job):
             if one.cell.joined:
@@ -168,13 +168,13 @@ class QueryService:
         job: str | None = None,
         go_on: Callable[[], object] = lambda: None,
     ) -> list[Operation]:
-        """Single operations, newest first; with ``job`` nothing else is read. What ``go_on`` raises ends the search."""
+        """Return single operations, newest first; ``job`` limits what is read. An exception from ``go_on`` ends the search."""
         with History(self.path, self._damaged) as history:
             reader = Reader(history, {ring.id: ring for ring in history.rings(job)})
             return list(islice(reader.newest_first(from_ns, until_ns, before, wanted, go_on), limit))
 
     def collective(self, group_id: str, seq: int) -> tuple[list[Operation], collective_join.Waits | None] | None:
-        """The ranks of one collective and, where all are here and the operation is symmetric, who waited."""
+        """Return one collective as an operation per rank and, if it is symmetric and complete, its waits; ``None``: not found."""
         with History(self.path, self._damaged) as history:
             found = Reader(history, {ring.id: ring for ring in history.rings()}).collective(group_id, seq)
         if not found:
@@ -192,7 +192,7 @@ class QueryService:
         return found, collective_join.split(parts)
 
     def steps(self, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int) -> list[StepView]:
-        """Steps that ended in the window, newest first."""
+        """Return the steps that ended in the window, newest first."""
         with History(self.path, self._damaged) as history:
             rings = {ring.id: ring for ring in history.rings(job) if rank is None or ring.rank == rank}
             steps = history.steps(from_ns, until_ns, list(rings), limit)
@@ -222,7 +222,7 @@ class QueryService:
         return views
 
     def ranks(self, job: str | None) -> list[RankView]:
-        """The ranks, by job and number."""
+        """Return the ranks, sorted by job and number."""
         latest: dict[tuple[str, int], RingRow] = {}
         kept: dict[tuple[object, ...], tuple[int, int]] = {}
         with History(self.path, self._damaged) as history:
@@ -234,19 +234,19 @@ class QueryService:
         for ring in latest.values():
             if ring.running:
                 begun[ring.job] = max(begun.get(ring.job, 0), ring.started_ns)
-        # What ended before a rank of now began is of a run before, under the same name.
+        # A rank that ended before a live rank began is of an earlier run of that name.
         latest = {at: ring for at, ring in latest.items() if ring.running or ring.seen_ns >= begun.get(ring.job, 0)}
         live = self.live_ranks()
         views = [_rank(ring, live.get(ring.uid), *kept[_process(ring)]) for ring in latest.values()]
         return sorted(views, key=lambda view: (view.job_id, view.rank))
 
     def begun_at(self, job: str) -> float:
-        """Unix time when the latest rank of a job began; a run before under the same name is over by then."""
+        """Return the Unix time (s) when the latest rank of a job began; an earlier run of that name has ended by then."""
         with History(self.path, self._damaged) as history:
             return max((ring.started_ns for ring in history.rings(job)), default=0) / 1e9
 
     def live_ranks(self) -> dict[str, RankView]:
-        """The ranks in sight by the name of their ring, as far as the books go."""
+        """Return the ranks in memory, by the uid of their ring."""
         with self._lock:
             jobs, now_ns = self._aggregate.jobs.values() if self._aggregate is not None else (), self._now_ns()
             found = [
@@ -258,7 +258,7 @@ class QueryService:
         return {uid: replace(view, gpu=None if gpu is None else gpu.card.index) for uid, gpu, view in gpus}
 
     def slots(self, from_ns: int, until_ns: int, job: str) -> list[Slot]:
-        """A job by 10 s, oldest first, as far as that is in the history."""
+        """Return a job's buckets of 10 s, oldest first, as far as they are in the history."""
         with History(self.path, self._damaged) as history:
             rings = [ring.id for ring in history.rings(job)]
             shares, sums = history.shares(from_ns, until_ns, rings), history.bus_sums(from_ns, until_ns, rings)
@@ -266,13 +266,13 @@ class QueryService:
 
     @contextmanager
     def live(self, job: str | None) -> Iterator[tuple[list[Job], int]]:
-        """The books of the jobs in sight, held still meanwhile, and what the clock says."""
+        """Hold the lock; yield the jobs in memory and the monotonic time in ns."""
         with self._lock:
             jobs = self._aggregate.jobs.values() if self._aggregate is not None else ()
             yield [each for each in jobs if job in (None, each.id)], self._now_ns()
 
     def groups(self, job: str | None) -> list[GroupView]:
-        """The groups, by job."""
+        """Return the groups, sorted by job."""
         with History(self.path, self._damaged) as history:
             rings = {ring.id: ring for ring in history.rings(job)}
             seen: dict[tuple[str, str], list[tuple[int, GroupInfo]]] = {}
@@ -283,7 +283,7 @@ class QueryService:
 
 
 def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
-    """The books of what is stored but not in a roll-up yet: an agent's last seconds, seen from outside of it."""
+    """Return totals of records that are stored but not in a rollup yet: an agent's last seconds, for other processes."""
     aggregate, open_ended = Aggregate(), [ring for ring in rings if ring.rolled_n < ring.next_n]
     ids = [ring.id for ring in open_ended]
     groups, ops = history.groups(ids), history.names("op", ids)
@@ -308,7 +308,7 @@ def _live(aggregate: Aggregate, from_ns: int, until_ns: int, job: str | None) ->
 
 
 def _process(ring: RingRow) -> tuple[object, ...]:
-    """What all rings of one process have in common: the probe makes one each time it is put in."""
+    """Return a key shared by all rings of one process: the probe makes a ring each time it is installed."""
     return ring.job, ring.rank, ring.restart, *(ring.identity.get(key) for key in ("host", "boot_id", "pid"))
 
 
@@ -317,18 +317,18 @@ def _rank(ring: RingRow, live: RankView | None, records: int, lost: int) -> Rank
 
 
 def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobView:
-    """A job.
+    """Return the view of a job.
 
     Args:
         rings: oldest first.
-        left: exit code of a launcher of that name, and wall time of its end.
+        left: exit code of its launcher, and wall time of the launcher's end in ns.
     """
     unavailable = next((ring.steps_unavailable for ring in rings if ring.steps_unavailable), None)
     running = any(ring.running for ring in rings)
     life = max(ring.restart for ring in rings)
     began = max(ring.started_ns for ring in rings)
     ended = [] if running else [(ring.rank, ring.ending) for ring in rings if ring.restart == life]
-    # What ended before that is of a run before, under the same name.
+    # A rank that ended before that is of an earlier run of that name.
     endings = {rank: ending for rank, ending in ended if ending is not None and ending.until_ns >= began}
     code = left[0] if left is not None and not running and left[1] >= began else None
     return JobView(
@@ -349,7 +349,7 @@ def _job(job: str, rings: list[RingRow], left: tuple[int, int] | None) -> JobVie
 
 
 def _stored(ring: RingRow, records: int, lost: int) -> RankView:
-    """A rank that only the history knows: nothing of it is in flight."""
+    """Return the view of a rank that is only in the history: nothing of it is in flight."""
     mode, reason = live_ranks.gpu_timing(ring.identity)
     return RankView(
         job_id=ring.job,

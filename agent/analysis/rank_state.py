@@ -1,4 +1,4 @@
-"""How a rank stands, in a word: what every view of ranks shows. Pure."""
+"""The state of a rank in one word, for every view of ranks. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from commwatch.analysis.wait_graph import SILENT_S, age
 from commwatch.collectors.spans import spans
 from commwatch.core.views import InFlight, RankView
 
-#: Verdicts after which nothing moves any more.
+#: Verdicts after which training makes no progress.
 WORST = frozenset({"hang", "desync"})
-#: What is recorded one by one, where it is not all, by the mode of the probe.
+#: What probes record one by one, by mode, if not all operations.
 _RECORDED = {"sampling": "one in sixteen operations", "counters": "no operation"}
 
 
 def state(rank: RankView) -> str:
-    """``running``, ``stopped``, ``zombie``, ``silent`` (its probe gives no sign of life), ``ended`` or ``gone``."""
+    """Return ``running``, ``stopped``, ``zombie``, ``silent`` (its probe sends no heartbeat), ``ended`` or ``gone``."""
     if rank.state != "running":
         return rank.state
     if rank.process in ("stopped", "zombie"):
@@ -26,12 +26,12 @@ def state(rank: RankView) -> str:
 
 
 def oldest(rank: RankView) -> InFlight | None:
-    """The operation that has kept somebody waiting the longest; messages that nobody waits for yet come last."""
+    """Return the operation in flight with the greatest ``age``; ``None``: nothing is in flight."""
     return max(rank.in_flight, key=lambda op: (age(op), op.age_s), default=None)
 
 
 def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:
-    """Whose operations are not all recorded, of ranks with the modes of their probes; ``None``: nobody's."""
+    """Return as text for which ranks, given with their probes' modes, not all operations are recorded; ``None``: for none."""
     known = list(modes)
     who = {part: [rank for rank, of_rank in known if of_rank == mode] for mode, part in _RECORDED.items()}
     parts = [f"{part} of rank{'s' * (len(ranks) > 1)} {spans(ranks)}" for part, ranks in who.items() if ranks]
@@ -41,7 +41,7 @@ def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:
 
 
 def culprits(verdicts: Iterable[Verdict]) -> dict[int, str]:
-    """Ranks that a verdict names, and its kind; the worst where there are several."""
+    """Return the ranks that verdicts name, with the kind of the verdict; the worst kind if there are several."""
     found: dict[int, str] = {}
     for verdict in sorted(verdicts, key=lambda verdict: verdict.kind in WORST):
         found.update(dict.fromkeys(verdict.ranks, verdict.kind))

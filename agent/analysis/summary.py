@@ -1,4 +1,4 @@
-"""Cells to rows a person or a program reads: counts, percentiles, bandwidths. Pure."""
+"""Summarises cells as rows: counts, percentiles, bandwidths. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def identify(
     groups: Mapping[tuple[int, int], GroupInfo],
     ops: Mapping[tuple[int, int], str],
 ) -> Iterable[Counted]:
-    """Give stored cells their names: (ring, key, cell) to ``Counted``; cells of rings not in ``rings`` are left out."""
+    """Yield stored cells (ring, key, cell) with their names; cells of rings not in ``rings`` are left out."""
     for ring, key, cell in cells:
         row = rings.get(ring)
         if row is not None:
@@ -29,7 +29,7 @@ def identify(
 
 
 def merged(cells: Iterable[Counted]) -> list[Counted]:
-    """The same with one cell for each rank, group, op and size, whenever it was counted."""
+    """Merge cells over time: return one for each job, rank, group, op and size."""
     sums: dict[tuple[str, int, str, str, int | None], Counted] = {}
     for one in cells:
         key = one.job_id, one.rank, one.group_id, one.op, one.size
@@ -44,10 +44,10 @@ def summarise(
     by: Sequence[str],
     efficiency: Callable[[list[Counted]], tuple[float, str] | None] = lambda cells: None,
 ) -> list[Row]:
-    """Add up cells by the given dimensions; most time first.
+    """Add up cells by the given dimensions; return rows, most time first.
 
     Args:
-        efficiency: of some cells together, and by which kind of reference.
+        efficiency: returns the efficiency of cells together, and the kind of reference.
     """
     kinds: dict[tuple[str | int | None, ...], list[Counted]] = {}
     for item in cells:

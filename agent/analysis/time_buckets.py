@@ -1,4 +1,4 @@
-"""A job by ten seconds: one point of a plot over time. Pure."""
+"""Buckets of ten seconds of a job: the points of plots over time. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from commwatch.core.cells import SLOT_NS
 
 @dataclass(frozen=True)
 class Slot:
-    """Ten seconds of a job, all its ranks here together."""
+    """Ten seconds of a job, over all its ranks on this node."""
 
-    #: Their end, in Unix seconds.
+    #: End of the bucket, in Unix seconds.
     at: float
-    #: Shares of the steps that ended in them, but for the long ones; ``None``: not known, or none ended.
+    #: Shares (0 to 1) of the steps that ended in it, without long ones; ``None``: not known, or none ended.
     comm: float | None
     exposed: float | None
     #: By op, in bytes per second.
@@ -22,12 +22,11 @@ class Slot:
 
 
 def slot_of(at_ns: int, shares: tuple[float, float | None] | None, by_op: Mapping[str, tuple[float, float]]) -> Slot:
-    """Put together.
+    """Return the bucket that begins at ``at_ns`` (Unix time in ns).
 
     Args:
-        at_ns: its begin in wall time.
         shares: comm share and exposed share.
-        by_op: bus bytes, and the time in ns that they took.
+        by_op: bus bytes, and the ns that they took.
     """
     rates = {op: bus_bytes * 1e9 / busy_ns for op, (bus_bytes, busy_ns) in by_op.items() if bus_bytes and busy_ns}
     comm, exposed = shares or (None, None)

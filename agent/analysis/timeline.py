@@ -1,6 +1,6 @@
-"""The latest operations of the ranks of this node side by side: who entered when, and who waits. Pure.
+"""The latest operations of this node's ranks on one time axis: when each rank entered, and which ranks wait. Pure.
 
-All trainers of a node share one monotonic clock, so their operations stand on one line of time. Ranks of other nodes do not.
+All trainers of a node share one monotonic clock, so their operations have a common time axis. Ranks of other nodes do not.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from commwatch.collectors.wire.events import RECORD, RECORD_SIZE, STEP_MARK, Rec
 from commwatch.core.cells import GroupInfo
 from commwatch.ingest.rank_totals import RankTotals
 
-#: Operations in one picture, and how many of a rank at most; at least so many, however many ranks there are.
+#: Most operations in one picture, and of one rank; but at least so many of each rank, however many ranks there are.
 MOST_BARS, MOST_OF_RANK, LEAST_OF_RANK = 1024, 256, 24
-#: Operations further apart are not of one picture.
+#: Longest time that one picture covers.
 LONGEST_NS = 10_000_000_000
 _UNMEASURED = ev.FAILED | ev.UNTIMED
 
 
 class Bar(NamedTuple):
-    """An operation that has ended; times in µs from the beginning of the picture."""
+    """An operation that has ended; times in µs from the begin of the picture."""
 
-    #: Negative where it began before.
+    #: Negative if it began before the picture.
     start_us: int
     duration_us: int
-    #: The first part of it, spent waiting for the last rank of its group; ``None``: not known, or not defined.
+    #: First part of the duration: waiting for the last rank of its group; ``None``: not known, or not defined.
     wait_us: int | None
-    #: Places in ``Timeline.ops`` and ``Timeline.groups``.
+    #: Indexes into ``Timeline.ops`` and ``Timeline.groups``.
     op: int
     group: int
     seq: int
@@ -49,7 +49,7 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class Track:
-    """What one rank did, oldest first."""
+    """The operations of one rank, oldest first."""
 
     rank: int
     bars: list[Bar]
@@ -60,17 +60,17 @@ class Track:
 class Timeline:
     """The latest operations, on the clock of the node."""
 
-    #: Seconds that the picture spans, and how long ago it ended.
+    #: Seconds that the picture covers, and seconds since its end.
     span_s: float
     age_s: float
-    #: Names of operations, and of groups by number and label.
+    #: Names of operations and labels of groups, by index.
     ops: list[str]
     groups: list[str]
     tracks: list[Track]
 
 
 class _Ended(NamedTuple):
-    """An operation that has ended, in ns, with its names by place."""
+    """An operation that has ended; times in ns, op and group as indexes."""
 
     start_ns: int
     end_ns: int
@@ -78,12 +78,12 @@ class _Ended(NamedTuple):
     group: int
     seq: int
     size_bytes: int | None
-    #: Its duration compares with those of the group's other ranks.
+    #: Whether its duration is comparable with those of the group's other ranks.
     compares: bool
 
 
 class _Names:
-    """Operations and groups of all ranks, each with a place; a group is known by its id, and shown by its label."""
+    """Indexes of the operations and groups of all ranks; a group is identified by its id, and shown by its label."""
 
     def __init__(self) -> None:
         self.ops: dict[str, int] = {}
@@ -103,11 +103,11 @@ class _Names:
 
 
 def timeline(books: Iterable[RankTotals], now_ns: int) -> Timeline | None:
-    """The latest operations of ranks; ``None`` where none has an end that is known, and none is in flight.
+    """Return the latest operations of ranks; ``None`` if none has a known end and none is in flight.
 
     Args:
-        books: of one job, each rank once, held still by the caller.
-        now_ns: the monotonic clock.
+        books: totals of one job, one per rank, locked by the caller.
+        now_ns: the monotonic clock in ns.
     """
     ranks, names = list(books), _Names()
     most = max(LEAST_OF_RANK, min(MOST_OF_RANK, MOST_BARS // max(1, len(ranks))))
@@ -130,7 +130,7 @@ def timeline(books: Iterable[RankTotals], now_ns: int) -> Timeline | None:
 
 
 def _ended(book: RankTotals, most: int, names: _Names) -> list[_Ended]:
-    """The latest of a rank. Plain tuples all the way: there are thousands, each second."""
+    """Return the latest operations of a rank. It unpacks plain tuples, because there are thousands each second."""
     found = []
     known: dict[tuple[int, int], tuple[int, int, bool]] = {}
     for _, op, _, group, _, _, size, _, seq, _, start, end, flags, timing, _, _ in RECORD.iter_unpack(
@@ -143,26 +143,26 @@ def _ended(book: RankTotals, most: int, names: _Names) -> list[_Ended]:
             symmetric = name in ev.SYMMETRIC and info.aligned and info.size > 1
             known[op, group] = names.op(name), names.group(info), symmetric
         op_at, group_at, compares = known[op, group]
-        # An end seen when the caller came to wait for it says nothing about when the ranks finished.
+        # An end that was seen only when the caller began to wait is not the time when the ranks finished.
         compares = compares and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC)
         found.append(_Ended(start, end, op_at, group_at, seq, None if flags & ev.NO_SIZE else size, compares))
     return found
 
 
 def _span(ended: list[list[_Ended]], pending: list[Record], most: int) -> tuple[int, int] | None:
-    """First and last moment of the picture: as far back as all is known of every rank."""
+    """Return begin and end of the picture in ns: it goes back as far as the operations of every rank are known."""
     moments = [each.end_ns for of_rank in ended for each in of_rank] + [record.launch_ns for record in pending]
     if not moments:
         return None
     end_ns = max(moments)
     starts = [each.start_ns for of_rank in ended for each in of_rank] or [end_ns - 1_000_000]
-    # Of a rank with more operations than are shown, those before are not known.
+    # If a rank has more operations than fit, the earlier ones are not known.
     cut = [of_rank[0].start_ns for of_rank in ended if len(of_rank) >= most // 2]
     return max([min(starts), end_ns - LONGEST_NS, *cut]), end_ns
 
 
 def _transfers(ended: list[list[_Ended]], sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Of collectives all of whose ranks are here and whose ranks finish together: what the pure transfer took, in ns."""
+    """Return the pure transfer time in ns of symmetric collectives with all ranks on this node, by (group, seq)."""
     durations: dict[tuple[int, int], list[int]] = {}
     for of_rank in ended:
         for start_ns, end_ns, _, group, seq, _, compares in of_rank:

@@ -1,11 +1,11 @@
-"""What the collectives of this node should have sent to other nodes, beside what its network devices counted. Pure.
+"""Bytes that this node's collectives should have sent to other nodes, and the bytes that its devices counted. Pure.
 
-In a ring every rank sends the bus bytes of an operation to its neighbour (nccl-tests, doc/PERFORMANCE.md). Of a group with ranks on
-several nodes only those bytes leave a node that go over an edge of the ring to another node: with NCCL, which runs through all
-ranks of a node before it goes on, one edge a node, whatever the number of ranks; with Gloo, which keeps the order of the group, as
-many as there are neighbours elsewhere. Gloo's reduce_scatter is an all_reduce of which each rank keeps its part: twice the bytes. In an
-all_to_all each rank sends its part to every rank elsewhere; of messages the peer is known. What rooted operations (broadcast and its
-like) send depends on the place in their tree: they are named, not reckoned. ``tests/e2e/test_wire.py`` holds this against a real wire.
+In a ring every rank sends the bus bytes of an operation to its neighbour (nccl-tests, doc/PERFORMANCE.md). Only bytes on
+edges of the ring to another node leave a node. NCCL's ring goes through all ranks of a node before the next node: one edge
+per node, whatever the number of ranks. Gloo's ring keeps the order of the group: one edge per neighbour on another node.
+Gloo's reduce_scatter is an all_reduce of which each rank keeps its part: twice the bytes. In an all_to_all each rank sends
+its part to every rank on other nodes. For messages the peer is known. The bytes of rooted operations (such as broadcast)
+depend on the place in a tree: they are listed, not counted. ``tests/e2e/test_wire.py`` checks this on a real network.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from commwatch.core.host_views import GroupTraffic, TrafficView
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import RankTotals
 
-#: Why it is not known what carries it: most likely the agent sits in another network namespace than the trainer.
+#: Most likely the agent runs in another network namespace than the trainer.
 NOT_COUNTED = "no device of this network namespace has counted it"
 _RING = ("all_reduce", "all_gather", "reduce_scatter")
-#: A device with less than this share of what was to be sent does not carry it.
+#: A device with less than this share of the expected bytes does not carry the traffic.
 _LEAST_SHARE = 0.05
-#: Devices carry the traffic if what they sent together is within these shares of it; headers and retransmissions are in it.
+#: Devices carry the traffic if they sent together between these shares of it, headers and retransmissions included.
 _BETWEEN = (0.7, 1.3)
-#: The busiest that together come to this share of it are enough; what others send beside them is something else.
+#: The busiest devices that sent this share of it together are enough; the others carry other traffic.
 _ENOUGH = 0.95
-#: Samples put together before two series are held against each other: an operation counts when it ends, a byte when it is sent.
+#: Samples added up before two series are compared, because operations count when they end, but bytes when they are sent.
 _TOGETHER = 3
 _LEAST_POINTS, _ALIKE = 6, 0.8
 
@@ -46,19 +46,19 @@ class Key(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes since the agent took up the rank's ring, and what they become on the wire."""
+    """Bytes since the agent opened the rank's ring, and how many of them leave the node."""
 
     group: GroupInfo
-    #: By ring operations and all_to_all: S times the bus factor. By messages to ranks elsewhere: S.
+    #: Of ring operations and all_to_all: S times the bus factor. Of messages to ranks on other nodes: S.
     ring: float
     exchange: float
     messages: float
-    #: The part that leaves this node of one byte of the first and of the second.
+    #: Shares (0 to 1) of ``ring`` and of ``exchange`` that leave this node.
     ring_share: float
     exchange_share: float
-    #: Operations with a size that are not reckoned.
+    #: Operations with a size that are not counted.
     left_out: frozenset[str]
-    #: When the rank began, by the monotonic clock.
+    #: Begin of the rank on the monotonic clock.
     began_ns: int
 
     @property
@@ -68,7 +68,7 @@ class Part(NamedTuple):
 
 
 def parts(jobs: Iterable[Job]) -> dict[Key, Part]:
-    """Of every rank in every group that has ranks on other nodes."""
+    """Return the part of every rank in every group that has ranks on other nodes."""
     found = {}
     for job in jobs:
         life = max(int(book.identity.get("restart", 0)) for book in job.books.values())
@@ -117,12 +117,12 @@ def _spans(group: GroupInfo, here: set[int]) -> bool:
 
 
 def _gloo(group: GroupInfo) -> bool:
-    """Gloo does it; of a group that has NCCL, too, large tensors are taken to lie on GPUs."""
+    """Return whether Gloo runs the operations; if a group has NCCL too, large tensors are assumed to be on GPUs."""
     return group.backend is not None and "gloo" in group.backend and "nccl" not in group.backend
 
 
 def _shares(group: GroupInfo, here: set[int]) -> tuple[float, float]:
-    """Of a rank's bus bytes the part that leaves the node: of a ring (its edges, over the ranks here), of an all_to_all."""
+    """Return the shares of a rank's bus bytes that leave the node: in a ring (edges per local rank), in an all_to_all."""
     ranks = group.ranks or ()
     local = sum(rank in here for rank in ranks)
     edges = 1
@@ -135,7 +135,7 @@ def _shares(group: GroupInfo, here: set[int]) -> tuple[float, float]:
 
 
 class Sample(NamedTuple):
-    """The state of things at one moment of the monotonic clock."""
+    """Bytes sent by devices, and parts of ranks, at one monotonic time."""
 
     at_ns: int
     #: Bytes sent, by device.
@@ -150,13 +150,13 @@ def traffic(
     beside: Iterable[str],
     ports: Mapping[str, str] | None = None,
 ) -> TrafficView:
-    """What happened between the first and the last of the samples.
+    """Return the traffic between the first and the last sample.
 
     Args:
-        watched_ns: when the agent began to look: of ranks that began before, what they did before does not count.
-        job: only this one's groups are told of; what devices carry is told by all of them.
-        beside: devices that count what others count, too.
-        ports: the RDMA port of a network device.
+        watched_ns: when the agent began to watch; what ranks sent before that does not count.
+        job: return the groups of this job only; the carriers depend on all jobs.
+        beside: devices that count the bytes of other devices again.
+        ports: the RDMA port by network device.
     """
     if not samples:
         return TrafficView(0.0, [], 0.0, {}, None, "nothing has been seen yet")
@@ -181,7 +181,7 @@ def traffic(
 
 
 def _expected(before: Sample, after: Sample, watched_ns: int) -> dict[Key, float]:
-    """What should have been sent between two samples."""
+    """Return the bytes that should have been sent between two samples."""
     found = {}
     for key, part in after.parts.items():
         known = before.parts.get(key)
@@ -213,15 +213,15 @@ def carriers(
     expected: Sequence[float],
     ports: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str] | None, str | None]:
-    """The devices that carry what was to be sent, the busiest first; or none, and why.
+    """Return the devices that carry the expected bytes, the busiest first; or ``None`` and the reason.
 
-    Those whose bytes add up to it; where there is other traffic, too, those whose bytes rise and fall with it.
+    Their bytes add up to the expected bytes or, if there is other traffic, rise and fall with them.
 
     Args:
         sent: bytes by device over the whole window.
-        series: the same by sample.
-        expected: what should have been sent, by sample.
-        ports: the RDMA port of a network device, which may count what the port counts, or only what the port does not.
+        series: bytes by device and sample.
+        expected: bytes that should have been sent, by sample.
+        ports: the RDMA port by network device. The device may count the port's bytes again, or only bytes that the port does not.
     """
     total = sum(expected)
     if total <= 0:
@@ -245,7 +245,7 @@ def _adds_up(names: list[str], sent: Mapping[str, float], total: float) -> bool:
 
 
 def _enough(names: list[str], sent: Mapping[str, float], total: float) -> list[str]:
-    """As many of them, the busiest first, as it takes."""
+    """Return the first of the names that together sent enough; ``names`` has the busiest first."""
     sums = accumulate(sent[name] for name in names)
     needed = next((at for at, so_far in enumerate(sums, start=1) if so_far >= _ENOUGH * total), len(names))
     return names[:needed]

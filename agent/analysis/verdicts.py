@@ -1,7 +1,7 @@
-"""What is wrong with a job's communication right now: hangs, stalls, ranks that disagree (DESIGN §4). Pure.
+"""Judges a job's communication right now: hangs, stalls, ranks that disagree (docs/definitions.md). Pure.
 
-Everything is concluded from what the ranks have in flight, so it holds while a trainer is stopped, stuck in C, or gone,
-and the same function judges one node or the ranks of many agents put together: ages are compared, clocks never.
+It uses only what the ranks have in flight, so it works while a trainer is stopped, stuck in C, or gone. One function judges
+the ranks of one node or of many agents: it compares ages, never clocks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.views import GroupView, RankView
 from commwatch.ingest.stragglers import Late
 
-#: What cannot be but wrong is said after this long: a half-read table must not say it.
+#: Even certain faults are reported only after this time, because a table may have been read halfway.
 CERTAIN_S = 2.0
-#: Worst first: which of several absent ranks is named.
+#: Why a rank is absent, worst first; the worst cause names the culprits.
 _CAUSES = ("dead", "gone", "stopped", "silent", "not_joined", "unseen")
 _SAYS = {
     "dead": "process dead: rank {} was killed or crashed",
@@ -33,9 +33,9 @@ _SAYS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """One thing that is wrong, and whose fault it seems."""
+    """One fault, and the ranks that seem to cause it."""
 
-    #: ``hang``, ``stalled`` (a rank is late beyond measure but alive), ``desync`` or ``straggler``.
+    #: ``hang``, ``stalled`` (a rank is far too late but alive), ``desync`` or ``straggler``.
     kind: str
     #: ``dead``, ``gone``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``stuck``, ``ops``, ``sizes``, ``order`` or ``late``.
     cause: str
@@ -44,25 +44,25 @@ class Verdict:
     group: str
     seq: int | None
     op: str
-    #: The culprits; all who are inside where nobody stands out.
+    #: The culprits; all ranks inside if none differs.
     ranks: list[int]
-    #: Who waits.
+    #: The ranks that wait.
     waiting: list[int]
     since_s: float
     says: str
-    #: Who tells it: ``probe``, ``ras`` (NCCL's) or ``flight_recorder`` (PyTorch's).
+    #: Source of the evidence: ``probe``, ``ras`` (NCCL's) or ``flight_recorder`` (PyTorch's).
     source: str = "probe"
-    #: Of a straggler: the part of the time that the others waited for it, and why it is late; ``None``: not known.
+    #: For a straggler: the share of time that the others waited for it, and why it is late; ``None``: not known.
     cost_share: float | None = None
     why: str | None = None
 
 
 def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
-    """What is wrong, the longest first.
+    """Return the verdicts, the longest first.
 
     Args:
         ranks: of any number of nodes, each rank once, in its latest life.
-        groups: likewise; a group that several nodes tell of may stand there several times.
+        groups: of any number of nodes; a group may occur once per node.
     """
     known = _latest(ranks)
     merged: dict[tuple[str, str], GroupView] = {}
@@ -70,7 +70,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         merged.setdefault((group.job_id, group.group_id), group)
     found, certain = [], []
     for group in merged.values():
-        if not group.aligned:  # the numbers of its collectives do not compare
+        if not group.aligned:  # its sequence numbers are not comparable
             continue
         here = [view for (job, _), view in known.items() if job == group.job_id]
         quarrel = _quarrel(group, here)
@@ -86,7 +86,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
 
 
 def combined(*found: Iterable[Verdict]) -> list[Verdict]:
-    """Verdicts of several sources. A rank that hangs is no straggler, whatever it was before."""
+    """Combine verdicts of several sources; a rank with any other verdict is no straggler."""
     every = [verdict for each in found for verdict in each]
     hang = {(verdict.job_id, rank) for verdict in every if verdict.kind != "straggler" for rank in verdict.ranks}
     return [
@@ -97,31 +97,32 @@ def combined(*found: Iterable[Verdict]) -> list[Verdict]:
 
 
 def waited_for(found: Iterable[Verdict], waiting: float | None, ranks: int) -> float | None:
-    """The part of the time that a rank waits for late ones, as a mean over all ranks; ``None``: not known.
+    """Return the share of time (0 to 1) that ranks wait for late ones, the mean over all ranks; ``None``: not known.
 
     Args:
-        waiting: the same as measured, perhaps over more time than a straggler has been late; ``None``: not known.
-        ranks: how many there are.
+        waiting: this share as measured, perhaps over a longer time than a straggler was late; ``None``: not known.
+        ranks: number of ranks.
     """
     late = [each.cost_share * min(1.0, len(each.waiting) / ranks) for each in found if each.cost_share and ranks]
     return max((share for share in (waiting, *late) if share is not None), default=None)
 
 
 def for_others(messages: float | None, waiting: float | None, measured: float | None) -> float | None:
-    """The part of the waiting for messages that is not for a straggler; ``None``: not known, or there are no messages.
+    """Return the share of time spent waiting for messages but not for a straggler; ``None``: not known, or no messages.
 
     Args:
-        messages: all of it.
-        waiting: what ``waited_for`` returns, given what is ``measured`` in collectives: the difference is for a straggler among senders.
+        messages: share of time spent waiting for messages.
+        waiting: the result of ``waited_for(..., measured, ...)``; its excess over ``measured`` is for a straggler among senders.
+        measured: share of time spent waiting in collectives.
     """
     return None if messages is None else max(0.0, messages - max(0.0, (waiting or 0.0) - (measured or 0.0)))
 
 
 def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
-    """The stragglers, where at least half of the waiting is for them; else none.
+    """Return the stragglers if at least half of the waiting is for them, else none.
 
     Args:
-        waiting: the part of the time that a rank waits, as ``waited_for`` returns it.
+        waiting: the result of ``waited_for``.
     """
     late = [each for each in found if each.kind == "straggler"]
     cost = max((each.cost_share or 0.0 for each in late), default=0.0)
@@ -129,7 +130,7 @@ def late_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
 
 
 def _latest(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
-    """Each rank in its latest life; those of a life that the job has left behind are not known."""
+    """Return each rank in the job's latest life; ranks of earlier lives are left out."""
     seen = list(ranks)
     life: dict[str, int] = {}
     for rank in seen:
@@ -143,11 +144,11 @@ def _latest(ranks: Iterable[RankView]) -> dict[tuple[str, int], RankView]:
     return known
 
 
-# -- who does what ------------------------------------------------------------------------------
+# -- what ranks do ------------------------------------------------------------------------------
 
 
 def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
-    """Ranks in different operations at the same place of a group, or in the same with different data, now or lately."""
+    """Return a verdict if ranks have different operations or data at one sequence number of a group, now or lately."""
     at: dict[int, dict[int, tuple[str, str, float]]] = {}
     for view in here:
         for failed in raised_in(view, group):
@@ -165,13 +166,13 @@ def _quarrel(group: GroupView, here: list[RankView]) -> Verdict | None:
 
 
 def disagreement(what: Disagreement, group: GroupView) -> Verdict | None:
-    """The verdict on a collective that ended though its ranks did not do the same; ``None`` if that was long ago, or right."""
+    """Return the verdict on a collective that ended although its ranks disagreed; ``None`` if that was long ago, or no fault."""
     ranks = {rank: (op, _data(size, dtype), what.ago_s) for rank, (op, size, dtype) in what.ranks.items()}
     return _disagreement(group, what.seq, ranks) if what.ago_s < RECENT_S else None
 
 
 def _disagreement(group: GroupView, seq: int, ranks: dict[int, tuple[str, str, float]]) -> Verdict | None:
-    """The verdict on what ranks do at one place: operation, data, and for how long or how long ago."""
+    """Return the verdict on (operation, data, age in s) of ranks at one sequence number; ``None``: no fault."""
     ops = {rank: op for rank, (op, _, _) in ranks.items()}
     data = {rank: data for rank, (_, data, _) in ranks.items()}
     if len(set(ops.values())) > 1:
@@ -192,23 +193,23 @@ def _data(size_bytes: int | None, dtype: str | None) -> str:
 
 
 def _parts(what: dict[int, str]) -> str:
-    """Who is where, the most first."""
+    """Return as text which ranks have which value, the most frequent first."""
     names = [name for name, _ in Counter(what.values()).most_common()]
     return "; ".join(f"rank {spans(rank for rank in what if what[rank] == name)}: {name}" for name in names)
 
 
 def _odd(what: dict[int, str]) -> list[int]:
-    """The ranks that are not with the most; all where there is no majority."""
+    """Return the ranks without the most frequent value; all ranks if two values are equally frequent."""
     counts = Counter(what.values()).most_common()
     tie = counts[0][1] == counts[1][1]
     return sorted(rank for rank in what if tie or what[rank] != counts[0][0])
 
 
 def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
-    """The verdict on a straggler.
+    """Return the verdict on a straggler.
 
     Args:
-        why: it is late; ``None``: not known.
+        why: why the rank is late; ``None``: not known.
     """
     waiting = sorted(set(group.members or group.ranks) - {late.rank})
     window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
@@ -229,11 +230,11 @@ def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
     )
 
 
-# -- who is behind ------------------------------------------------------------------------------
+# -- ranks behind -------------------------------------------------------------------------------
 
 
 def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
-    """Where ends cannot be seen, as on CUDA by default: ranks that have launched less than others, and nobody launches any more."""
+    """Return a verdict if some ranks launched less than others and none launches any more: for unseen ends (CUDA by default)."""
     idle = {view.rank: view.launched_s[group.group_id] for view in here if group.group_id in view.launched_s}
     at = {view.rank: view.last_seq.get(group.group_id, -1) for view in here}
     members = group.members or []
@@ -243,7 +244,7 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
     late = [rank for rank in members if at[rank] < top]
     states = {view.rank: view.state for view in here}
     if not late or not any(states[rank] == "running" for rank in members if rank not in late):
-        return None  # nobody waits
+        return None  # no live rank waits
     kind, cause, culprits, says = _blame({view.rank: view for view in here if view.rank in late})
     ahead = [rank for rank in members if rank not in late]
     since = min(idle[rank] for rank in ahead)
@@ -274,7 +275,7 @@ def _judge(wait: Wait, known: dict[tuple[str, int], RankView]) -> Iterator[Verdi
 
 
 def _blame(missing: Mapping[int, RankView | None]) -> tuple[str, str, list[int], str]:
-    """Kind, cause and culprits of a verdict on ranks that have not come, and what is to be said of all of them."""
+    """Return kind, cause, culprits and text of a verdict on ranks that have not come."""
     causes: dict[str, list[int]] = {}
     for rank, view in missing.items():
         causes.setdefault(absence(view), []).append(rank)
@@ -308,7 +309,7 @@ def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) 
 
 
 def _roots(found: list[tuple[Wait, Verdict]]) -> list[Verdict]:
-    """Leave out those whose culprits only wait themselves; where they wait for each other in a ring, say that."""
+    """Remove verdicts whose culprits only wait themselves; if they wait for each other in a ring, report that."""
     where: dict[tuple[str, int], list[Verdict]] = {}
     for wait, verdict in found:
         for rank in wait.inside:
@@ -321,7 +322,7 @@ def _roots(found: list[tuple[Wait, Verdict]]) -> list[Verdict]:
         free = [
             rank for rank in verdict.ranks if all(other is verdict for other in where.get((verdict.job_id, rank), ()))
         ]
-        if free:  # who waits elsewhere is no culprit; who waits nowhere is
+        if free:  # only ranks that wait nowhere else are culprits
             kept.append(verdict if free == verdict.ranks else replace(verdict, ranks=free))
         elif _comes_back(verdict, where):
             says = f"ranks wait for each other in different groups: {verdict.says}"
@@ -330,7 +331,7 @@ def _roots(found: list[tuple[Wait, Verdict]]) -> list[Verdict]:
 
 
 def _comes_back(start: Verdict, where: dict[tuple[str, int], list[Verdict]]) -> bool:
-    """Whether following culprits from wait to wait leads to ``start`` again and never out."""
+    """Return whether following culprits from wait to wait leads back to ``start``, and never to a rank that waits for none."""
     seen: set[int] = set()
     todo = [start]
     back = False
@@ -342,7 +343,7 @@ def _comes_back(start: Verdict, where: dict[tuple[str, int], list[Verdict]]) -> 
         for rank in verdict.ranks:
             following = [other for other in where.get((verdict.job_id, rank), ()) if other is not verdict]
             if not following or verdict.cause not in ("not_joined", "silent"):
-                return False  # somebody who waits for nobody: that verdict is the root
+                return False  # this rank waits for none: that verdict is the root
             back = back or start in following
             todo += following
     return back

@@ -1,4 +1,4 @@
-"""Who waits for whom in a job right now, by what its ranks have in flight: ages are compared, clocks never. Pure."""
+"""Finds which ranks of a job wait for which, from operations in flight; compares ages, never clocks. Pure."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from typing import NamedTuple
 from commwatch.collectors.wire import events as ev
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 
-#: An operation hangs when it is older than this, and than so many times its usual duration.
+#: An operation hangs when it is older than this, and older than this many times its usual duration.
 HANG_S, USUAL_TIMES = 10.0, 5.0
-#: Ranks that disagreed and raised are told of for so long.
+#: Disagreements and errors are reported for this time.
 RECENT_S = 60.0
-#: A rank whose probe has given no sign of life for so long does not get to run Python.
+#: A rank whose probe has sent no heartbeat for this time does not run Python.
 SILENT_S = 5.0
 
 
 class Wait(NamedTuple):
-    """Ranks that are inside an operation, and members that are not."""
+    """Ranks inside an operation, and the members of the group that are missing."""
 
     group: GroupView
     inside: Mapping[int, InFlight | Failed]
     missing: list[int]
-    #: Nobody is inside any more: it raised.
+    #: The operation raised, so no rank is inside any more.
     raised: bool = False
 
     @property
     def since_s(self) -> float:
-        """How long the first of them has been there, or how long ago it raised."""
+        """Seconds since the first rank entered, or since the operation raised."""
         return max(age(op) for op in self.inside.values())
 
     @property
     def limit_s(self) -> float:
-        """How long that may take."""
+        """Seconds that the operation may take."""
         usual = [op.usual_s for op in self.inside.values() if isinstance(op, InFlight) and op.usual_s is not None]
         return max(HANG_S, USUAL_TIMES * max(usual, default=0.0))
 
     @property
     def is_first(self) -> bool:
-        """Whether the group has never completed anything."""
+        """Whether no rank inside has completed such an operation of the group before."""
         return all(isinstance(op, InFlight) and op.usual_s is None for op in self.inside.values())
 
 
 def age(op: InFlight | Failed) -> float:
-    """How long an operation has kept somebody waiting, a posted send or recv only since its wait began; or since it raised."""
+    """Return the seconds since an operation was launched or raised; for a send or recv in a wait, since the wait began."""
     if isinstance(op, Failed):
         return op.ago_s
     return op.age_s if op.waited_s is None else op.waited_s
 
 
 def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:
-    """Waits of one group.
+    """Yield the waits of one group.
 
     Args:
         here: the ranks of its job, each in its latest life.
-        known: those of all jobs, by job and rank.
+        known: the ranks of all jobs, by job and rank.
     """
     collectives: dict[int, InFlight] = {}
     ahead: dict[int, int] = {}
@@ -63,7 +63,7 @@ def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], R
             continue
         mine = [op for op in view.in_flight if op.group_id == group.group_id]
         oldest = min((op for op in mine if op.op not in ev.P2P), key=lambda op: op.seq, default=None)
-        # Where a later one has ended, the group is not stuck: backends run several at once.
+        # If a later operation has ended, the group is not stuck: backends run several at once.
         if oldest is not None and view.last_seq.get(group.group_id, -1) < oldest.seq:
             collectives[view.rank] = oldest
         raised = [failed.seq for failed in raised_in(view, group)]
@@ -86,7 +86,7 @@ def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], R
         if rank not in inside and max(last, ahead.get(rank, -1)) < seq:
             missing.append(rank)
     wait = Wait(group, inside, missing)
-    # A rank that is inside may have had no room to say so.
+    # A rank may be inside although its table of operations in flight had no room for that.
     if not any(_is_unsure(known.get((group.job_id, rank)), wait.since_s) for rank in missing):
         yield wait
 
@@ -96,7 +96,7 @@ def _is_unsure(view: RankView | None, since_s: float) -> bool:
 
 
 def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:
-    """Ranks whose collective raised because others are no more."""
+    """Yield the ranks whose collective raised because others have ended or died."""
     failed = {
         view.rank: each
         for view in here
@@ -111,7 +111,7 @@ def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str,
 
 
 def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:
-    """A rank that stands in a wait for a message."""
+    """Yield the wait of a rank for a message; no rank is missing if its peer has the message in flight."""
     if op.peer is None:
         return
     other = known.get((group.job_id, op.peer))
@@ -124,7 +124,7 @@ def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[s
 
 
 def absence(view: RankView | None) -> str:
-    """Why a rank may not have come."""
+    """Return why a rank may not have come: one of the causes of ``Verdict``."""
     if view is None:
         return "unseen"
     if view.state != "running":
@@ -135,5 +135,5 @@ def absence(view: RankView | None) -> str:
 
 
 def raised_in(view: RankView, group: GroupView) -> list[Failed]:
-    """The latest collectives of a group that raised on a rank."""
+    """Return the latest collectives of a group that raised on a rank."""
     return [failed for failed in view.failed if failed.group_id == group.group_id and failed.op not in ev.P2P]

@@ -1,1 +1,1 @@
-"""Totals to Prometheus' exposition format, and the one list of metrics."""
+"""Exports the totals to Prometheus; defines all metrics."""

@@ -1,4 +1,4 @@
-"""Totals to Prometheus families."""
+"""Exports the totals in memory as Prometheus families."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from commwatch.prometheus.families import Families, Labels
 from commwatch.reference.efficiency import Find, Yardstick, by_kind, finder
 from commwatch.reference.references import References
 
-#: Distinct group labels of one job; further ones share ``other``.
+#: Most distinct group labels of one job; further ones share ``other``.
 MOST_GROUPS = 32
-#: Groups of one rank that have series of their own, in the order of their first operation.
+#: Most groups of one rank that have series of their own, in the order of their first operation.
 MOST_GROUP_IDS = 64
-#: Verdicts in ``/metrics``, those that stand the longest, and ranks of one.
+#: Most verdicts in ``/metrics`` (the oldest), and most ranks of one verdict.
 MOST_VERDICTS, MOST_CULPRITS = 16, 8
 _EFFICIENCY_NS = 5_000_000_000
 
@@ -46,15 +46,15 @@ class _Sums(NamedTuple):
 
 
 class Exporter(Collector):
-    """Reads the aggregate once per scrape; label sets of forgotten jobs just stop appearing.
+    """Reads the aggregate once per scrape; the series of forgotten jobs disappear.
 
     Args:
-        now_ns: the monotonic clock.
-        readings: the node's collectors, as ``() -> (name, readings or None if it failed)``.
-        references: what operations should take.
-        gpu_of: the number of the card that a rank computes on, as its label.
-        told: verdicts that do not come from the books: what NCCL's RAS says.
-        labels: what every ``job_info`` is labelled with besides.
+        now_ns: the monotonic clock in ns.
+        readings: returns the node's collectors as (name, readings or ``None`` if it failed).
+        references: expected durations of operations.
+        gpu_of: returns the index of the GPU that a rank computes on, as a label.
+        told: returns verdicts that do not come from the totals in memory, but from NCCL's RAS.
+        labels: additional labels of every ``job_info``.
     """
 
     def __init__(
@@ -75,23 +75,23 @@ class Exporter(Collector):
         self._efficiency: dict[tuple[str, str, str, str], float] = {}
         self._efficiency_at: int | None = None
         self._labels: dict[str, dict[str, str]] = {}
-        #: By job and rank: groups that have no series of their own.
+        #: By job and rank: number of groups without series of their own.
         self._beyond: dict[str, dict[str, int]] = {}
         self._dropped = 0
 
     def relabel(self, labels: Mapping[str, str]) -> None:
-        """Label every ``job_info`` with these from now on."""
+        """Replace the additional labels of every ``job_info``."""
         with self._lock:
             self._of_jobs = labels
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: the registry need not collect at registration."""
+        """Return nothing, so that the registry does not collect at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families that have samples."""
+        """Yield all families that have samples."""
         due = self._efficiency_at is None or self._now_ns() - self._efficiency_at > _EFFICIENCY_NS
-        find = finder(self._references) if due else None  # may read files, for which the books are not held still
+        find = finder(self._references) if due else None  # outside the lock: it may read files
         with self._lock:
             families = Families({"job_info": tuple(self._of_jobs)})
             for job in self._aggregate.jobs.values():
@@ -123,7 +123,7 @@ class Exporter(Collector):
         known[rank] = max(beyond, known.get(rank, 0))
 
     def _efficiencies(self, families: Families, find: Find | None) -> None:
-        """Efficiency of the last minute, worked out anew every few seconds (with ``find``): it takes longer than the rest of the page."""
+        """Add the efficiency of the last minute; compute it only with ``find``, because that costs more than the rest of a scrape."""
         if find is not None:
             self._efficiency_at = now = self._now_ns()
             books = [(job.id, book) for job in self._aggregate.jobs.values() for book in job.books.values()]
@@ -180,7 +180,7 @@ class Exporter(Collector):
         return sums
 
     def _present(self, families: Families, job: Job) -> None:
-        """What is told only of ranks that live: infos, ops in flight, what compares within one group."""
+        """Add what only live ranks have: infos, operations in flight, durations to compare within one group."""
         now = self._now_ns()
         for book in job.books.values():
             if not book.alive:
@@ -201,7 +201,7 @@ class Exporter(Collector):
                 families.add("group_info", (*labels, str(group.size)), 1)
                 if small_id in oldest:
                     families.add("collective_in_flight_seconds", labels, max(0, now - oldest[small_id]) / 1e9)
-                elif book.mode == FULL:  # else one that is only counted may be
+                elif book.mode == FULL:  # otherwise an operation that is only counted may be in flight
                     families.add("collective_in_flight_seconds", labels, 0.0)
                 compared = book.compared.get(small_id)
                 if compared is not None and compared.count:
@@ -277,7 +277,7 @@ def _ups(families: Families, jobs: Iterable[Job]) -> None:
 
 
 def _verdicts(families: Families, found: list[Verdict]) -> None:
-    """One series per culprit; of several verdicts alike how long the first has stood."""
+    """Add one series per culprit; verdicts with equal labels share one, with the greatest age."""
     ages: dict[Labels, float] = {}
     for verdict in sorted(found, key=lambda verdict: -verdict.since_s)[:MOST_VERDICTS]:
         about = (verdict.job_id, verdict.group, verdict.group_id, verdict.kind)

@@ -1,4 +1,4 @@
-"""Samples by metric, on their way to Prometheus' own types."""
+"""Collects samples by metric and converts them to the types of prometheus_client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Families:
     """Samples by metric, in the order of ``METRICS``.
 
     Args:
-        more: names of labels that a metric has here beside those of ``METRICS``.
+        more: by metric, names of labels in addition to those in ``METRICS``.
     """
 
     def __init__(self, more: Mapping[str, tuple[str, ...]] | None = None) -> None:
@@ -25,16 +25,16 @@ class Families:
         self._histograms: dict[str, list[tuple[Labels, list[tuple[str, float]], float]]] = {}
 
     def add(self, metric: str, labels: Labels, value: float) -> None:
-        """One sample."""
+        """Set one sample."""
         self._samples.setdefault(metric, {})[labels] = value
 
     def count(self, metric: str, labels: Labels, value: float) -> None:
-        """Add to a sample: several lives of one rank share their labels."""
+        """Add to a sample, because several lives of one rank share their labels."""
         samples = self._samples.setdefault(metric, {})
         samples[labels] = samples.get(labels, 0.0) + value
 
     def histogram(self, metric: str, labels: Labels, bounds: list[float], counts: list[int], total: float) -> None:
-        """One histogram; ``counts`` are per bucket, one more than ``bounds``."""
+        """Add one histogram; ``counts`` are per bucket (not cumulative), one more than ``bounds``."""
         buckets, running = [], 0
         for bound, count in zip([*bounds, float("inf")], counts, strict=True):
             running += count
@@ -42,7 +42,7 @@ class Families:
         self._histograms.setdefault(metric, []).append((labels, buckets, total))
 
     def values(self) -> Iterator[Metric]:
-        """The families that have samples."""
+        """Yield the families that have samples."""
         for name, spec in METRICS.items():
             if name in self._histograms:
                 histogram = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)

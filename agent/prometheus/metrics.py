@@ -1,4 +1,4 @@
-"""The one list of metrics: every name of ours, what it means, its labels."""
+"""Defines all metrics of commwatch: name, type, help text and labels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Spec(NamedTuple):
-    """What a metric is called, means and is labelled with."""
+    """Name, type, help text and label names of one metric."""
 
     name: str
     kind: str

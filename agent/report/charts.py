@@ -1,4 +1,4 @@
-"""What the HTML report draws of a job: shares over time, bandwidth against size, who waited. A table stands behind each plot."""
+"""Plots of the HTML report: shares over time, bandwidth against size, waits. Each plot has a table of its numbers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from commwatch.ingest.step_accounting import comm_share, exposed_share
 from commwatch.report import html_frame
 from commwatch.report.svg import COLOURS, Axis, Point, Series, even_axis, heat, legend, log_axis, plot
 
-#: Pieces of the job's time, operations, groups in one plot, and ranks in the matrix, at most.
+#: Most intervals of the job's time, plots of bandwidth, and ranks in a matrix.
 _MOST_PIECES, _MOST_PLOTS, _MOST_ROWS = 100, 8, 64
-#: Columns in the matrix of ranks and time.
+#: Most columns in the matrix of ranks and time.
 _MOST_COLUMNS = 36
 _CURVE_POINTS = 24
 _STRETCHES_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600, 7200, 14400, 43200, 86400, 604800)
@@ -30,21 +30,21 @@ _STRETCHES_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600, 7200, 14400,
 
 @dataclass(frozen=True)
 class Material:
-    """What the plots are drawn from."""
+    """The data that the plots show."""
 
     steps: list[StepView]
-    #: By group, op and size; by rank and group.
+    #: One row per group, op and size; one row per rank and group.
     by_size: list[Row]
     waits: list[Row]
-    #: By rank and time.
+    #: One per rank and time slot.
     waits_at: list[WaitView]
-    #: What operations should take, by group and op.
+    #: Expected durations, by group label and op.
     curves: Mapping[tuple[str, str], Curve]
     groups: list[GroupView]
 
 
 def gather(agent: QueryService, job_id: str) -> Material:
-    """Out of the history; raises ``StoreError`` where it cannot be read."""
+    """Read the data from the history; raise ``StoreError`` if it cannot be read."""
     until = time.time_ns()
     return Material(
         steps=agent.steps(0, until, job_id, None, MOST_STEPS),
@@ -57,7 +57,7 @@ def gather(agent: QueryService, job_id: str) -> Material:
 
 
 def figures(material: Material) -> str:
-    """The sections of the page; those of which nothing is known are left out."""
+    """Return the sections of the page as HTML; sections without data are left out."""
     small = [_shares(material.steps), _waits(material.waits) + _waits_over_time(material.waits_at)]
     together = "".join(f"<section>{each}</section>" for each in small if each)
     parts = [
@@ -69,7 +69,7 @@ def figures(material: Material) -> str:
 
 
 def _figure(drawn: str, series: Sequence[Series], head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """A plot, what its colours mean, and its numbers."""
+    """Return a plot with its legend and a table of its numbers as HTML."""
     numbers = f"<details><summary>the numbers</summary>{html_frame.table(head, rows)}</details>"
     return f"<figure><figcaption>{legend(series)}</figcaption>{drawn}{numbers}</figure>"
 
@@ -78,9 +78,10 @@ def _figure(drawn: str, series: Sequence[Series], head: tuple[str, ...], rows: S
 
 
 def shares(steps: Sequence[StepView]) -> list[tuple[float, float | None, float | None]]:
-    """Seconds since the first step began, communication and exposed share of the steps whose middle lies in a piece of time.
+    """Return (seconds since the first step began, communication share, exposed share) by interval; shares are 0 to 1.
 
-    Long steps are left out. A share is ``None`` where there is no step, or it is not known of one of them.
+    A step belongs to the interval of its middle. Long steps are left out. A share is ``None`` without steps, or if it is
+    not known for more than one in ten of them.
     """
     usual = [step for step in steps if not step.long]
     if not usual:
@@ -129,7 +130,7 @@ def _shares(steps: Sequence[StepView]) -> str:
 
 
 def _bandwidths(material: Material) -> str:
-    """A plot for each operation, most time first; dots as measured, dashes as it should be."""
+    """Return one plot per operation as HTML, most time first: dots are measured, dashes are expected."""
     by_op: dict[str, list[Row]] = {}
     for row in material.by_size:
         if row.busbw and row.bytes:
@@ -181,7 +182,7 @@ def _bandwidth(number: int, op: str, rows: Sequence[Row], curves: Mapping[tuple[
 
 
 def _sizes(values: Sequence[float]) -> Axis:
-    """With a tick at every so many powers of 2, a handful of them."""
+    """Return an axis of sizes in bytes with a few ticks, at powers of 2."""
     octaves = log2(max(values) / min(values))
     bits = next(bits for bits in (2, 4, 6, 8, 10, 20) if octaves <= 5 * bits or bits == 20)
     written = {float(1 << power): size(1 << power).replace(".0 ", " ") for power in range(0, 60, bits)}
@@ -189,7 +190,7 @@ def _sizes(values: Sequence[float]) -> Axis:
 
 
 def _rates(values: Sequence[float]) -> Axis:
-    """With a tick at powers of 10; between them too where they are few, and not at all of them where they are many."""
+    """Return an axis of rates with ticks at powers of 10: also between them if they are few, only at some if they are many."""
     decades = log10(max(values) / min(values))
     base, steps = (1000, (1,)) if decades > 8 else (10, (1,) if decades > 1.5 else (1, 2, 5))
     powers = (float(base) ** power for power in range(15))
@@ -203,7 +204,7 @@ def _mean_bytes(row: Row) -> float:
 
 
 def _expected(curve: Curve, op: str, group_size: int, low: float, high: float) -> list[Point]:
-    """The curve's bus bandwidth between two sizes; two octaves where they are one."""
+    """Return the curve's bus bandwidth between two sizes in bytes; over two octaves if the sizes are equal."""
     low, high = (low, high) if high > low else (low / 2, high * 2)
     sizes = [low * (high / low) ** (i / (_CURVE_POINTS - 1)) for i in range(_CURVE_POINTS)]
     found = [(each, _speed(curve, op, group_size, each)) for each in sizes]
@@ -224,11 +225,11 @@ def _of_expected(row: Row, curves: Mapping[tuple[str, str], Curve]) -> str:
     )
 
 
-# -- who waited, and in which groups ----------------------------------------------------------
+# -- waits, and process groups ----------------------------------------------------------------
 
 
 def _waits(rows: Sequence[Row]) -> str:
-    """Rank by group; where there are many ranks, those that waited most."""
+    """Return the waits by rank and group as HTML; of many ranks, only those of ``_shown``."""
     known = {(int(str(row.by["rank"])), str(row.by["group"])): row.wait_s for row in rows if row.wait_s is not None}
     if not known:
         return ""
@@ -255,15 +256,15 @@ def _waits(rows: Sequence[Row]) -> str:
 
 
 def _shown(sums: Mapping[int, float]) -> list[int]:
-    """Of many ranks those that waited most, and the one that waited least."""
+    """Return the ranks that waited most and the one that waited least, in ascending order."""
     ranks = sorted(sums, key=lambda rank: (-sums[rank], rank))
     return sorted([*ranks[: _MOST_ROWS - 1], *ranks[_MOST_ROWS - 1 :][-1:]])
 
 
 def over_time(waits: Sequence[WaitView]) -> tuple[float, dict[tuple[int, int], float]]:
-    """Length of a piece of time, and the waiting of each rank in each piece since the first; none where there is but one.
+    """Return the length of an interval in s, and the waits in s by rank and interval; no waits if one slot has them all.
 
-    A piece is as long as the longest stretch that was counted as one, or so many of them, so that each lies in one piece.
+    An interval is a whole number of the longest slots, so that each slot lies in one interval.
     """
     unit_s = max((each.length_s for each in waits), default=1.0)
     began = min((each.start_at for each in waits), default=0.0) // unit_s
@@ -277,7 +278,7 @@ def over_time(waits: Sequence[WaitView]) -> tuple[float, dict[tuple[int, int], f
 
 
 def _waits_over_time(waits: Sequence[WaitView]) -> str:
-    """Rank by time: a late rank is the pale one among those that wait for it."""
+    """Return the waits by rank and time as HTML: a late rank is pale, the ranks that wait for it are dark."""
     piece_s, known = over_time(waits)
     if not known:
         return ""
@@ -303,7 +304,7 @@ def _waits_over_time(waits: Sequence[WaitView]) -> str:
 
 
 def _clock(time_s: float) -> str:
-    """Minutes and seconds, and hours where there are any: ``1:20``, ``2:00:00``."""
+    """Return a time in s as minutes and seconds, with hours if there are any: ``1:20``, ``2:00:00``."""
     minutes, second = divmod(round(time_s), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}" if minutes >= 60 else f"{minutes}:{second:02d}"
 

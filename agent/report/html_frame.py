@@ -1,4 +1,4 @@
-"""The one frame of our HTML pages: self-contained, light and dark, nothing from elsewhere."""
+"""The frame of all our HTML pages: light and dark, without external resources."""
 
 import base64
 import hashlib
@@ -24,26 +24,26 @@ div { overflow-x: auto }
 pre { white-space: pre-wrap }
 code { background: #8882; padding: 0 .2em; overflow-wrap: anywhere }
 """
-#: By which a Content-Security-Policy allows it.
+#: Hash of the style for a Content-Security-Policy.
 STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 
 
 def text(plain: str) -> str:
-    """Text of others as HTML: without markup, and without what turns the direction of the text that follows or cannot be seen."""
+    """Return foreign text as HTML: markup is escaped; invisible characters and direction changes are replaced."""
     return escape("\n".join(map(clean, plain.split("\n"))))
 
 
 def page(title: str, body: str, style: str = "") -> str:
-    """A whole document; ``body`` is HTML and ``style`` CSS already, ``title`` is not."""
+    """Return a whole HTML document; ``body`` is HTML, ``style`` is CSS, ``title`` is plain text."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'
     main = f"<main><h1>{text(title)}</h1>\n{body}\n</main>"
     return f'<!doctype html>\n<html lang="en">{head}<style>{_STYLE}{style}</style>\n{main}</html>\n'
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], kind: str = "") -> str:
-    """A table of plain texts, none without rows; class ``numbers`` aligns all but the first two columns right.
+    """Return a table of plain texts, empty without rows; class ``numbers`` aligns all but the first two columns right.
 
-    Without a head, the first column says what the others are.
+    Without a head, the first column holds the headings of the rows.
     """
     if not rows:
         return ""
@@ -56,7 +56,7 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], kind: str = ""
 
 
 def prose(title: str, markdown: str) -> str:
-    """A page of a text in Markdown: its sections under headings that can be linked to, else as it is written."""
+    """Return a page of the sections (``##``) of a Markdown text: headings get anchors, the rest stays as written."""
     body = []
     for section in markdown.split("\n## ")[1:]:
         name, _, content = section.partition("\n")

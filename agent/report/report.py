@@ -1,4 +1,4 @@
-"""The report of a job: what a person wants to know after the run, as text or JSON; ``report_html`` makes a page of it."""
+"""The report of a job after its run, as text or JSON; ``report_page`` makes an HTML page of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_ADVICE = 5
 
 @dataclass(frozen=True)
 class RankLine:
-    """One rank of the report; shares are over its steps but for the long ones."""
+    """One rank of the report; its shares (0 to 1) leave long steps out."""
 
     rank: int
     state: str
@@ -37,7 +37,7 @@ class RankLine:
     step_p50_s: float | None
     comm_share: float | None
     exposed_share: float | None
-    #: Waiting for late ranks in collectives; ``None``: not joined.
+    #: Seconds of waiting for late ranks in collectives; ``None``: the collectives were not joined.
     wait_s: float | None
     p2p_wait_s: float | None
 
@@ -46,10 +46,10 @@ class RankLine:
 class LongSteps:
     """Steps that took over three times as long as those before them: checkpoints, evaluations, the first one."""
 
-    #: Of the rank that has the most of them, as ``steps`` of the report is of the rank with the most steps; and how long they took.
+    #: Number and total seconds, for the rank that has the most of them: ``Report.steps`` is for one rank too.
     count: int
     seconds: float
-    #: Of all ranks, and where that was.
+    #: The longest of all ranks: seconds, rank and step number.
     longest_s: float
     longest_rank: int
     longest_seq: int
@@ -57,7 +57,7 @@ class LongSteps:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything the report says."""
+    """The contents of the report."""
 
     job: JobView
     hosts: list[str]
@@ -66,22 +66,22 @@ class Report:
     steps: int
     step_p50_s: float | None
     step_p95_s: float | None
-    #: Of the steps but for the long ones, by which nothing can be said of training.
+    #: Shares of the time of all steps but the long ones, which are not typical of training.
     comm_share: float | None
     exposed_share: float | None
-    #: Of how many ranks these are known.
+    #: Number of ranks for which these are known.
     comm_ranks: int
     exposed_ranks: int
-    #: The part of the communication that is waiting for late ranks, as a share of the same steps; ``None``: not known.
+    #: Share of the time of these steps spent waiting for late ranks; ``None``: not known.
     wait_share: float | None
-    #: The part of each group's operations, by label: they may overlap.
+    #: Share of each group's operations, by label; groups may overlap.
     group_shares: dict[str, float]
-    #: The part in which a thread stood waiting for sends and receives; ``None``: there were none.
+    #: Share in which a thread waited for sends and receives; ``None``: there were none.
     p2p_wait_share: float | None
     long_steps: LongSteps | None
-    #: Hours of the ranks of this node, which are GPU-hours where each has one: in all, those in which communication was
-    #: exposed (``None``: not known), and those spent waiting for late ranks (``None``: nothing was joined, or of
-    #: more than one in ten of the operations in which ranks wait there are no times).
+    #: Hours of this node's ranks, which are GPU-hours if each rank has a GPU: all, with exposed communication (``None``:
+    #: not known), and waiting for late ranks (``None``: nothing was joined, or more than one in ten symmetric operations
+    #: have no times).
     rank_hours: float
     exposed_hours: float | None
     wait_hours: float | None
@@ -90,12 +90,12 @@ class Report:
     records: int
     lost: int
     history: str
-    #: What opens this report again.
+    #: Command that shows this report again.
     command: str
-    #: The largest gain first; by so many seconds at the job's end (``None``: by all of it).
+    #: Late ranks first, then the largest gain; based on this many seconds at the job's end (``None``: on the whole job).
     advice: list[Advice]
     advice_last_s: float | None
-    #: In NCCL's logs, the worst first.
+    #: From NCCL's logs, the worst first.
     findings: list[Finding]
 
 
@@ -107,10 +107,10 @@ def build(
     findings: Iterable[Finding] = (),
     last_s: float | None = LAST_S,
 ) -> Report | None:
-    """Put the report of a job together; ``None`` if the history does not know it.
+    """Build the report of a job; return ``None`` if the job is not in the history.
 
     Args:
-        last_s: the advice is about so many seconds at its end; ``None``: the whole job.
+        last_s: base the advice on this many seconds at the job's end; ``None``: on the whole job.
     """
     job = next((job for job in agent.jobs() if job.job_id == job_id), None)
     if job is None:
@@ -120,7 +120,7 @@ def build(
     durations = sorted(step.duration_s for step in usual)
     of_ranks = list(counts.usual_of.values())
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(of_ranks, comm_share), of_known(of_ranks, exposed_share)
-    # Where not all steps can be read, the sums are of the whole job all the same.
+    # ``counts`` covers only the steps that can be read; the sums cover the whole job.
     operations, by_rank = sums(agent, job_id) if counts.since_ns else (counts.operations, counts.by_rank)
     waits = {row.by["rank"]: row for row in by_rank}
     latest, known = count_last(agent, job_id, last_s), facts(agent, job, counts, findings)
@@ -168,18 +168,18 @@ def lately(
     host: HostView | None = None,
     late: Mapping[int, float] | None = None,
 ) -> list[Advice]:
-    """What to try in a job, by its last so many seconds, or by all of it.
+    """Return advice based on the job's last ``last_s`` seconds, or with ``None`` on the whole job.
 
     Args:
-        host: the node, if somebody watches it right now.
-        late: the stragglers right now, by rank, with the part of the time that the others wait for each.
+        host: the node's state, if an agent watches it right now.
+        late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
     """
     gpus = {rank.rank: rank.gpu_bus_id for rank in agent.ranks(job.job_id) if rank.gpu_bus_id is not None}
     return advice_on(facts(agent, job, count_last(agent, job.job_id, last_s), findings, host, gpus, late))
 
 
 def _have_times(rows: list[Row]) -> bool:
-    """All but one operation in ten, as of steps."""
+    """Return whether at most one operation in ten has no time."""
     return 10 * sum(row.untimed for row in rows) <= sum(row.count for row in rows)
 
 
@@ -243,7 +243,7 @@ def rank_cells(line: RankLine) -> tuple[str, ...]:
 
 
 def headlines(report: Report) -> list[tuple[str, str]]:
-    """The lines at the top."""
+    """Return the lines at the top of the report as (name, text)."""
     job = report.job
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
     ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
@@ -287,12 +287,12 @@ def headlines(report: Report) -> list[tuple[str, str]]:
 
 
 def stands(job: JobView) -> str:
-    """``running``, ``ended``, or ``failed`` where it is known to have ended otherwise than well."""
+    """Return ``running``, ``ended``, or ``failed`` if the job is known to have failed."""
     return "failed" if job.failed else job.state
 
 
 def _share(report: Report) -> str:
-    """Communication in the steps, and what that means; or why it is not known."""
+    """Return the communication share with its parts and meaning as text, or why it is not known."""
     if report.comm_share is None:
         untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
         why = "have no times; docs/hooks.md says why (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
@@ -313,12 +313,12 @@ def _exposed(report: Report) -> str:
 
 
 def _with_steps(report: Report) -> int:
-    """How many ranks made steps."""
+    """Return the number of ranks with steps."""
     return sum(line.steps > 0 for line in report.ranks)
 
 
 def _cost(report: Report) -> str:
-    """Time of ranks, which is time of GPUs."""
+    """Return the time of ranks as text: it is GPU time if each rank has a GPU."""
     parts = [f"{_rank_time(report.rank_hours)} of ranks (GPUs, where each has one)"]
     if report.exposed_hours is not None:
         parts.append(f"exposed communication {_rank_time(report.exposed_hours)} of it")
@@ -332,7 +332,7 @@ def _rank_time(hours: float) -> str:
 
 
 def text(report: Report) -> str:
-    """For a terminal."""
+    """Return the report as text for a terminal."""
     width = max(len(name) for name, _ in headlines(report))
     lines = ["", "commwatch report", "", *(f"  {name:<{width}}  {value}" for name, value in headlines(report)), ""]
     if report.ranks and report.steps:
@@ -356,7 +356,7 @@ def text(report: Report) -> str:
 
 
 def about(last_s: float | None) -> str:
-    """Which part of a job advice is about."""
+    """Return as text which part of the job the advice is based on; ``None``: the whole job."""
     return "by the whole job" if last_s is None else f"by the job's last {seconds(last_s)}"
 
 
@@ -372,5 +372,5 @@ def columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> li
 
 
 def as_json(report: Report) -> str:
-    """For programs; bandwidths in bytes per second, times in seconds."""
+    """Return the report as JSON; bandwidths in bytes per second, times in seconds."""
     return json.dumps(asdict(report), indent=2)

@@ -26,10 +26,10 @@ from commwatch.report.svg import STYLE
 
 
 def html(report: Report, material: Material, said: Topology | None = None) -> str:
-    """One file: attached to a ticket it needs nothing from elsewhere.
+    """Return one HTML file without external resources, so that it can be attached to a ticket.
 
     Args:
-        said: what NCCL's logs told of the job.
+        said: the job's topology from NCCL's logs.
     """
     body = [html_frame.table((), headlines(report))]
     if report.advice:
@@ -54,14 +54,14 @@ def html(report: Report, material: Material, said: Topology | None = None) -> st
 
 
 def _advice(advice: Advice) -> str:
-    """A piece of it, and the numbers that led to it."""
+    """Return one piece of advice and its reasons as HTML."""
     do = re.sub("`([^`]+)`", r"<code>\1</code>", html_frame.text(advice.do))
     because = html_frame.text("; ".join(advice.because))
     return f"<h3>{html_frame.text(advice.title)}</h3><p>{html_frame.text(advice.gain[:1].upper() + advice.gain[1:])}.</p><p>{do}</p><p>Because {because}.</p>"
 
 
 def _finding(finding: Finding) -> str:
-    """What a log says, what it means, and what to do."""
+    """Return a finding, its meaning and its remedy as HTML."""
     where = ", ".join(f"{line.file}:{line.line}" for line in finding.evidence[:3])
     parts = [html_frame.text(part) for part in (finding.says, finding.means, finding.do, where) if part]
     return f"<h3>{html_frame.text(finding.severity)}: {html_frame.text(finding.title)}</h3>" + "".join(
@@ -80,7 +80,7 @@ def _library(said: Topology) -> str:
 
 
 def _communicators(said: Topology, groups: list[GroupView]) -> str:
-    """How ranks reach one another: the topology as the logs tell it."""
+    """Return a table of the connections between ranks, from NCCL's logs."""
     labels = {group.group_id: group.group for group in groups}
     rows = [
         (

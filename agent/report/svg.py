@@ -1,7 +1,7 @@
-"""Plots as SVG inside a page: plain functions from numbers to text, no script, nothing from elsewhere. Pure.
+"""Plots as SVG inside an HTML page: functions from numbers to text, without scripts or external resources. Pure.
 
-Colours come from classes, so that a page is readable in the dark as in the light; numbers are in titles for the mouse and in
-the table that the page puts behind each plot.
+Colours come from CSS classes, so that light and dark pages are readable. Numbers are in tooltips and in the table that the
+page puts behind each plot.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import NamedTuple
 
 from commwatch.core.text_table import clean, cut
 
-#: Series have so many colours, then the first again.
+#: Number of colours; further series begin again with the first.
 COLOURS = 8
-#: Units of the drawing: about as many pixels as a telephone has, so that its text stays readable there.
+#: Size of a drawing: about as many pixels as a phone has, so that text stays readable on it.
 _WIDTH, _HEIGHT = 440, 246
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 28, 24, 46
 _ROW, _NAME, _HEAD = 22, 62, 22
-#: With more rows than that, they are lower.
+#: A matrix with more rows than this has lower ones.
 _MANY_ROWS, _LOW_ROW = 16, 15
 _NAME_CELLS, _LEGEND_CELLS = 9, 40
-#: A column of a matrix that has room for fewer letters has none.
+#: Cells of a matrix with room for fewer letters have no text.
 _LEAST_CELLS = 6
-#: A logarithmic axis covers no less than this.
+#: Least ratio of high to low on a logarithmic axis.
 _LEAST_SPAN = 4
 
 _LIGHT = ("#1d6fd1", "#c2410c", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d", "#4d7c0f")
 _DARK = ("#7ab6ff", "#ff9d6b", "#62d68b", "#cfa2ff", "#f5b942", "#5cd3e8", "#ff8ac0", "#b4dc5e")
-#: For the page that plots stand in.
+#: CSS for a page with plots.
 STYLE = (
     """
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 0 3rem }
@@ -56,24 +56,24 @@ svg .heat { fill: #e0592a }
 
 
 class Axis(NamedTuple):
-    """From ``low`` to ``high``, which differ; where ``log``, both are above 0."""
+    """An axis from ``low`` to ``high``, which differ; with ``log``, both are above 0."""
 
     label: str
     low: float
     high: float
-    #: Values, and what is written there.
+    #: Values and their labels.
     ticks: list[tuple[float, str]]
     log: bool = False
 
     def part(self, value: float) -> float:
-        """Where a value lies, from 0 at ``low`` to 1 at ``high``."""
+        """Return the position of a value, from 0 at ``low`` to 1 at ``high``."""
         if self.log:
             return log10(value / self.low) / log10(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
 class Point(NamedTuple):
-    """A value and what its title says; without a ``y`` a line has a gap."""
+    """A point and the text of its tooltip; a line has a gap where ``y`` is ``None``."""
 
     x: float
     y: float | None
@@ -82,7 +82,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """Points drawn alike: ``line``, ``dots`` or ``dashes``; from left to right."""
+    """Points of one kind (``line``, ``dots`` or ``dashes``), from left to right."""
 
     name: str
     kind: str
@@ -92,16 +92,16 @@ class Series:
 
 
 def even_axis(label: str, low: float, high: float, ticks: Sequence[tuple[float, str]]) -> Axis:
-    """A linear axis with these ticks, of those within it."""
+    """Return a linear axis with those of the ticks that lie on it."""
     high = high if high > low else low + 1
     return Axis(label, low, high, [tick for tick in ticks if low <= tick[0] <= high])
 
 
 def log_axis(label: str, values: Sequence[float], base: float, written: Mapping[float, str]) -> Axis:
-    """A logarithmic axis around ``values``, which are above 0: from tick to tick, else in whole powers of ``base``.
+    """Return a logarithmic axis around ``values`` (above 0), from tick to tick or in whole powers of ``base``.
 
     Args:
-        written: what to write at values that lie on it.
+        written: labels by value; those on the axis become ticks.
     """
     low = base ** floor(_exponent(min(values), base))
     high = base ** ceil(_exponent(max(values), base))
@@ -118,12 +118,12 @@ def _exponent(value: float, base: float) -> float:
 def plot(
     name: str, title: str, says: str, x: Axis, y: Axis, series: Sequence[Series], limit: float | None = None
 ) -> str:
-    """Series over two axes.
+    """Return a plot of series over two axes as SVG.
 
     Args:
         name: identifies the plot on its page: letters and digits.
-        says: in words what is to be seen, for who cannot see it.
-        limit: a value of ``y`` with a line across.
+        says: a description in words, for people who cannot see the plot.
+        limit: a value of ``y`` to mark with a line.
     """
     parts = [_grid(x, y)]
     if limit is not None and y.low <= limit <= y.high:
@@ -141,15 +141,15 @@ def heat(
     columns: Sequence[str],
     values: Mapping[tuple[int, int], tuple[float, str]],
 ) -> str:
-    """A matrix in which the larger value has the stronger colour; where there are many columns, not all have their name.
+    """Return a matrix as SVG: a larger value has a stronger colour; of many columns, only some have a name.
 
     Args:
-        values: by row and column, with what is written; what is not there stays empty. None is negative.
+        values: value (0 or more) and text by row and column; other cells stay empty.
     """
     most = max((value for value, _ in values.values()), default=0.0) or 1.0
     wide = (_WIDTH - _NAME) / max(1, len(columns))
     room = max(1, int(wide / 7))
-    # Where a column has no room for its name, every so many have theirs, over those that follow.
+    # If columns are too narrow for their names, one name spans several columns.
     every = 1 if room >= _LEAST_CELLS else ceil(_LEAST_CELLS * 7 / wide)
     parts = []
     for i in range(0, len(columns), every):
@@ -179,7 +179,7 @@ def heat(
 
 
 def legend(series: Sequence[Series]) -> str:
-    """Which colour is what, once each."""
+    """Return the legend as HTML: each colour and series once."""
     names = dict.fromkeys((each.colour, each.name) for each in series if each.name)
     return "".join(
         f'<span><b class="c{colour}">■</b> {_text(cut(clean(name), _LEGEND_CELLS))}</span>' for colour, name in names
@@ -224,7 +224,7 @@ def _grid(x: Axis, y: Axis) -> str:
 
 
 def _drawn(series: Series, x: Axis, y: Axis) -> str:
-    """Dots for points; runs of them joined, a run of one as a dot, where it is a line."""
+    """Return a series as SVG: dots, or lines between gaps; a point between two gaps is a dot."""
     colour = f"c{series.colour % COLOURS}"
     if series.kind == "dots":
         return "".join(_dot(point, x, y, colour, 3.5) for point in series.points)

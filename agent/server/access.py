@@ -1,4 +1,4 @@
-"""Who may ask what of an agent: from the request's line and headers to yes, or a refusal in words. Pure."""
+"""Access rules: decide from method, path and headers whether a request may pass; a refusal gives the reason. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-#: For a supervisor: they say nothing but whether the agent works, and are asked under any name.
+#: For a supervisor: these reveal only whether the agent works, and accept any ``Host``.
 HEALTH = frozenset({"/healthz", "/readyz"})
 METRICS = "/metrics"
 LOGIN = "/login"
-#: Under TLS the name makes browsers insist on ``Secure``.
+#: Under TLS the prefix ``__Host-`` makes browsers insist on ``Secure``.
 COOKIE, SECURE_COOKIE = "commwatch", "__Host-commwatch"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -23,32 +23,32 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 @dataclass(frozen=True)
 class Rules:
-    """What an agent asks of its callers."""
+    """What an agent requires of a request."""
 
-    #: Names and addresses by which it may be called, in lower case; one that begins with a dot stands for all names that end so.
+    #: Names and addresses by which it may be called, lower case; one with a leading dot matches all names that end so.
     hosts: frozenset[str] = _LOOPBACK
-    #: It listens on all addresses, so it may be called by any.
+    #: It listens on all addresses, so any address is accepted as its name.
     any_address: bool = False
-    #: Reading asks for the token, too, but for ``/metrics`` and health.
+    #: Reading requires the token, except for ``/metrics`` and health.
     require_token: bool = False
-    #: So does ``/metrics``.
+    #: Reading ``/metrics`` requires the token.
     require_token_for_metrics: bool = False
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why not; ``detail`` says what would be right."""
+    """Why a request is refused; ``detail`` names what would be right."""
 
     status: HTTPStatus
     detail: str
 
 
 def decide(method: str, path: str, headers: Mapping[str, str], rules: Rules, token: str | None) -> Refusal | None:
-    """``None`` where the request may go on.
+    """Return why a request is refused; ``None``: it may pass.
 
     Args:
         headers: by name in lower case.
-        token: the one that is right now; ``None`` where it cannot be read, and then it opens nothing.
+        token: the current token; ``None``: it cannot be read, and no token is accepted.
     """
     if path in HEALTH:
         return None
@@ -66,7 +66,7 @@ def decide(method: str, path: str, headers: Mapping[str, str], rules: Rules, tok
 
 
 def wants_token(method: str, path: str, rules: Rules) -> bool:
-    """True where the token has to be shown."""
+    """Return True if the request needs the token."""
     if path in HEALTH:
         return False
     if method not in _READING:
@@ -75,9 +75,9 @@ def wants_token(method: str, path: str, rules: Rules) -> bool:
 
 
 def host_allowed(host: str, rules: Rules) -> bool:
-    """True if ``host``, a header of that name, is one of the agent's own: a name that somebody else made lead here is not.
+    """Return True if ``host``, the value of a ``Host`` header, is a name of this agent (against DNS rebinding).
 
-    The port does not matter: through a tunnel it is another.
+    The port is ignored, because it differs through a tunnel.
     """
     name = _name_of(host)
     if name in rules.hosts or any(each.startswith(".") and name.endswith(each) for each in rules.hosts):
@@ -86,50 +86,50 @@ def host_allowed(host: str, rules: Rules) -> bool:
 
 
 def is_token(shown: str, token: str | None) -> bool:
-    """Compared in constant time."""
+    """Return True if ``shown`` is the token; compare in constant time."""
     return token is not None and hmac.compare_digest(shown.encode(), token.encode())
 
 
 def session(token: str) -> str:
-    """What a browser that has shown the token keeps instead of it; worth nothing once there is another token."""
+    """Return the cookie value for a browser that has shown the token; it is invalid once the token changes."""
     return hmac.new(token.encode(), b"commwatch session", hashlib.sha256).hexdigest()
 
 
 def safe_redirect(asked: str) -> str:
-    """Where a login leads: to what was asked for, if that is a path of this agent; nothing that a browser takes for another host.
+    """Return ``asked`` if it is a path of this agent, else ``/``; never another host for a browser, and never the login.
 
     >>> safe_redirect("/api/v1/jobs?a=b"), safe_redirect("//evil.example"), safe_redirect("/login")
     ('/api/v1/jobs?a=b', '/', '/')
     """
-    # Browsers take \ for /, and leave out tabs and line ends.
+    # Browsers read \ as / and drop tabs and line ends.
     return asked if re.fullmatch(r"/(?!/)[!-\[\]-~]*", asked) and asked.partition("?")[0] != LOGIN else "/"
 
 
 def beyond_loopback(address: str) -> bool:
-    """True if others than this machine can reach a listening address."""
+    """Return True if other machines can reach a listening address."""
     return not ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def is_wildcard(address: str) -> bool:
-    """True for the address that stands for all of a machine's."""
+    """Return True for an address that means all addresses of a machine (``0.0.0.0``, ``::``)."""
     return ipaddress.ip_address(address.partition("%")[0]).is_unspecified
 
 
 def rules_of(
     address: str, names: tuple[str, ...], allowed: tuple[str, ...], require_token: bool, for_metrics: bool
 ) -> Rules:
-    """The rules of an agent that listens on ``address``.
+    """Return the rules of an agent that listens on ``address``.
 
     Args:
-        names: what its machine is called, and what it was told to listen on.
-        allowed: further names, of the settings.
+        names: host names of its machine, and the configured listening address.
+        allowed: further names, from the settings.
     """
     hosts = _LOOPBACK | {_name_of(f"[{each}]" if ":" in each else each) for each in (address, *names, *allowed)}
     return Rules(frozenset(hosts), is_wildcard(address), require_token, for_metrics)
 
 
 def _name_of(host: str) -> str:
-    """The name or address in a ``Host`` header, without its port; empty where it is none."""
+    """Return the name or address in a ``Host`` header, without its port; empty if it is invalid."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
@@ -145,9 +145,9 @@ def _is_address(name: str) -> bool:
 
 
 def _other_page(method: str, headers: Mapping[str, str]) -> str | None:
-    """The header by which a browser tells that a page of another origin asks; ``None`` where none does.
+    """Return the header which shows that a page of another origin sends the request; ``None``: there is none.
 
-    A link that somebody follows from elsewhere (an alert, a dashboard) is no such thing: that page sees nothing of the answer.
+    A link on another page (an alert, a dashboard) may be followed, because that page cannot read the answer.
     """
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
@@ -164,7 +164,7 @@ def _shows(method: str, headers: Mapping[str, str], token: str | None) -> bool:
     kind, _, shown = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and is_token(shown.strip(), token):
         return True
-    # A cookie goes to every port of its host, and with requests that nobody typed: it opens nothing but reading.
+    # Browsers send a cookie to every port of its host, and with requests the user did not start: it permits reading only.
     if token is None or method not in _READING:
         return False
     pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))

@@ -1,4 +1,4 @@
-"""Server-sent events of the live page: one look a second, for however many watch."""
+"""Server-sent events of the live page: each is computed once for all clients that watch a job."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ class Topic(NamedTuple):
     """A kind of event."""
 
     name: str
-    #: Its data as JSON on one line, for a job (``None``: the latest).
+    #: Returns its data as JSON on one line, for a job (``None``: the latest).
     look: Callable[[str | None], bytes]
-    #: Seconds between two looks.
+    #: Seconds between two calls of ``look``.
     every_s: float
-    #: What it looks at: of the looks at the same one is under way at a time.
+    #: What ``look`` reads: only one call per source runs at a time.
     source: str = "books"
 
 
 @dataclass
 class _Channel:
-    """Those who watch the same job, and what there is for them."""
+    """The listeners of one job, and the latest events for them."""
 
     listeners: int = 0
     producers: list[asyncio.Task[None]] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    #: By topic: how many there have been, and the latest.
+    #: By topic: number of events so far, and the latest.
     latest: dict[str, tuple[int, bytes]] = field(default_factory=dict)
-    #: Nothing will come any more.
+    #: There will be no more events.
     over: bool = False
 
 
 class Feed:
-    """Looks while somebody listens. All of it runs on the web server's event loop, but for the looks themselves.
+    """Produces events while there are listeners, on the web server's event loop; only ``look`` runs in threads.
 
-    Who is slow misses events, and keeps nobody waiting: there is one latest event of each topic, and no queue.
+    A slow listener misses events and delays no other: there is one latest event of each topic, and no queue.
 
     Args:
-        first: what a listener gets at the beginning.
-        topics: what follows.
-        ending: whether the agent is about to end.
+        first: topic that a listener gets once, at its start.
+        topics: topics that it gets again and again.
+        ending: returns whether the agent is about to end.
     """
 
     def __init__(self, first: Topic, topics: list[Topic], ending: Callable[[], bool]) -> None:
         self._first, self._topics, self._ending = first, topics, ending
         self._channels: dict[str | None, _Channel] = {}
-        # Threads of its own: a look that takes long leaves those of other requests alone. One for each source, whatever number of jobs is
-        # watched: each more would take a share of the interpreter from the intake.
+        # Threads of its own, so that a slow ``look`` takes none from other requests. One per source, however many jobs are
+        # watched, because each further thread would take interpreter time from the intake.
         self._threads = {topic.source: CapacityLimiter(1) for topic in (first, *topics)}
 
     @property
     def listeners(self) -> int:
-        """How many there are."""
+        """Number of listeners."""
         return sum(channel.listeners for channel in self._channels.values())
 
     async def follow(self, job: str | None) -> AsyncGenerator[bytes, None]:
-        """Events as they come, until the listener goes or the agent ends."""
+        """Yield events as they come, until the listener disconnects or the agent ends."""
         channel = self._channels.get(job)
         if channel is None or channel.over:
             channel = self._channels[job] = _Channel()
@@ -93,7 +93,7 @@ class Feed:
         return await to_thread.run_sync(_looked, topic, job, limiter=self._threads[topic.source])
 
     async def _produce(self, channel: _Channel, job: str | None, topic: Topic) -> None:
-        """Look until nobody listens, and then the last look has ended: whoever comes meanwhile finds the channel as it is."""
+        """Produce events while there are listeners; one that joins before the last ``look`` has ended keeps it going."""
         number = 0
         try:
             while channel.listeners and not self._ending():
@@ -113,7 +113,7 @@ class Feed:
                 channel.changed.notify_all()
 
     async def _rest(self, channel: _Channel, until: float) -> None:
-        """Until it is time, nobody listens, or the agent ends."""
+        """Wait until monotonic time ``until`` (s), or until there are no listeners or the agent ends."""
         while channel.listeners and not self._ending():
             left = until - time.monotonic()
             await asyncio.sleep(max(0.0, min(left, 0.5)))
@@ -122,7 +122,7 @@ class Feed:
 
 
 def _looked(topic: Topic, job: str | None) -> bytes | None:
-    """``None`` where it cannot be told right now."""
+    """Return the data of a topic; ``None`` where it cannot be read at the moment."""
     try:
         return topic.look(job)
     except (StoreError, sqlite3.Error, OSError, Problem):

@@ -1,4 +1,4 @@
-"""The gate before an agent's routes: who may pass, how much at once, and what every answer says to browsers."""
+"""The gate before an agent's routes: access, limits on concurrent requests, and security headers of all answers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from commwatch.server.turns import Turns
 
 log = logging.getLogger("commwatch")
 STREAM = "/api/v1/stream"
-#: A request's body, in bytes: the largest there is names the ranks of one node.
+#: Bytes of a request's body; the largest legitimate one lists the ranks of one node.
 MOST_BODY_BYTES = 64 << 10
-#: Requests that wait for their turn, are worked on or are being taken by who asked, but for ``/metrics`` and health; and those of one client.
+#: Requests that wait, are handled or are being answered, except ``/metrics`` and health: in all, and per client.
 MOST_REQUESTS, MOST_OF_ONE = 32, 16
-#: Requests worked on at once: those that are put to the process that reads the history, which answers one at a time, and others. Each
-#: of the others takes a share of the interpreter from the intake.
+#: Requests handled at once: those for the worker process (True), which answers one at a time, and others (False), each of
+#: which takes interpreter time from the intake.
 _AT_ONCE = {True: 1, False: 2}
 _DEAR = frozenset(f"/api/v1/{name}" for name in ("summary", "ops", "collectives", "steps", "efficiency", "advice"))
 #: Seconds that a request waits for its turn.
 _TURN_S = 30.0
 #: Streams open at once.
 MOST_STREAMS = 32
-#: Seconds in which the token's file has to answer.
+#: Seconds to wait until the token's file has been read.
 _TOKEN_S = 2.0
 POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self' 'sha256-{STYLE_HASH}'; connect-src 'self'; img-src 'self' data:; "
@@ -46,26 +46,26 @@ POLICY = (
 
 
 class Gate:
-    """An ASGI application that lets pass to another what may.
+    """An ASGI application that passes permitted requests to ``app`` and answers all others.
 
     Args:
-        token: reads the token that is right now; raises ``BadToken``.
-        secure: under TLS: cookies say so.
+        token: reads the current token; raises ``BadToken``.
+        secure: the agent uses TLS; its cookie gets the attribute ``Secure``.
     """
 
     def __init__(self, app: ASGIApp, rules: Rules, token: Callable[[], str], secure: bool) -> None:
         self._app, self._secure = app, secure
-        #: Both may be replaced while requests are worked on.
+        #: Both may be replaced while requests are handled.
         self.rules, self.token = rules, Aside("token", token)
         self._cookie = access.SECURE_COOKIE if secure else access.COOKIE
         self._streams = 0
-        #: Requests by client.
+        #: Number of requests by client.
         self._requests: Counter[str] = Counter()
         self._turns = {dear: Turns(number) for dear, number in _AT_ONCE.items()}
         self._trouble = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
 
         async def guarded(message: Message) -> None:
@@ -87,7 +87,7 @@ class Gate:
             await self._pass(scope, receive, guarded)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Through to the routes, if there is room."""
+        """Pass the request to the routes if there is room, else answer 503."""
         path = scope["path"]
         if path in access.HEALTH or path == access.METRICS:
             await self._app(scope, _bounded(receive), send)
@@ -103,7 +103,7 @@ class Gate:
                 self._streams -= 1
 
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Through, when it is this client's turn."""
+        """Pass the request to the routes when it is its turn; answer 429 or 503 without room, or without a turn in time."""
         client = peers.client(scope.get("client"), scope.get("server"))
         if self._requests.total() >= MOST_REQUESTS:
             await _full(f"{MOST_REQUESTS} requests are being worked on")(scope, receive, send)
@@ -123,10 +123,10 @@ class Gate:
             await self._work(turns, scope, receive, send)
         finally:
             self._requests[client] -= 1
-            self._requests += Counter()  # forget who has none
+            self._requests += Counter()  # drops clients without requests
 
     async def _work(self, turns: Turns, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and give its turn back when the answer begins: a client that reads slowly holds no turn."""
+        """Pass the request on, and give its turn back when the answer begins, so that a slow reader holds no turn."""
         over = False
 
         async def sent(message: Message) -> None:
@@ -166,7 +166,7 @@ class Gate:
         return _answer(refusal)
 
     async def _login(self, receive: Receive, token: str | None) -> Response:
-        """The cookie, for whoever shows the token."""
+        """Return the session cookie if the form holds the token, else the form again."""
         try:
             body = await _body(_bounded(receive))
         except HTTPException:
@@ -183,7 +183,7 @@ class Gate:
 
 
 def _plain(headers: Headers) -> dict[str, str]:
-    """By name; of a header that comes twice both, so that neither hides the other."""
+    """Return headers by name; values of a repeated header are joined, so that none hides another."""
     return {name: ", ".join(headers.getlist(name)) for name in set(headers)}
 
 
@@ -193,7 +193,7 @@ _LARGE = Refusal(
 
 
 def _too_long(scope: Scope) -> Refusal | None:
-    """h11 measures only what has come in several pieces."""
+    """Refuse a too long request line and headers; h11 checks only those that arrive in several pieces."""
     taken = len(scope["raw_path"]) + len(scope["query_string"])
     taken += sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
     detail = f"at most {MOST_HEADER_BYTES} bytes of headers are taken"
@@ -206,7 +206,7 @@ def _too_large(headers: Headers) -> Refusal | None:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """What comes, up to the largest body: one in pieces has not said how long it will be."""
+    """Limit the body to ``MOST_BODY_BYTES`` while it arrives: a chunked body has no length in advance."""
     taken = 0
 
     async def bounded() -> Message:
@@ -238,7 +238,7 @@ def _full(what: str) -> Response:
 
 
 def _login_page(trouble: str, on: str) -> Response:
-    """The form, with where to go on afterwards."""
+    """Return the login form; ``on``: path to go to afterwards."""
     form = (
         (f"<p>{trouble}</p>" if trouble else "")
         + """<p>This agent wants its token: what stands in the file <code>agent.token</code> of its run directory, or in the one that
@@ -248,13 +248,13 @@ its setting <code>token_file</code> names.</p>
         + """<label>Token <input name="token" type="password" autocomplete="off" required></label>
 <button>Show it</button></form>"""
     )
-    # With no-referrer a browser would say of its own form that it came from nowhere: Origin: null.
+    # With no-referrer a browser would send this form with Origin: null.
     headers = {"WWW-Authenticate": "Bearer", "Referrer-Policy": "same-origin"}
     return HTMLResponse(page("commwatch", form), HTTPStatus.UNAUTHORIZED, headers)
 
 
 def _say_to_browsers(headers: MutableHeaders, path: str) -> None:
-    """What keeps an answer from being taken for something else, kept, or shown within another page."""
+    """Set headers that prevent MIME sniffing, caching and embedding in another page."""
     headers.setdefault("X-Content-Type-Options", "nosniff")
     headers.setdefault("Referrer-Policy", "no-referrer")
     headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")

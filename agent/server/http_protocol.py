@@ -1,5 +1,7 @@
-"""Connections of an agent: who sends nothing whole, or takes nothing, is let go after a while, or sooner for others; what is no HTTP
-gets an answer."""
+"""Connections of an agent, with limits.
+
+A client that is slow to send or to read is disconnected, sooner if others need the room. Invalid HTTP gets an answer.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from commwatch.server.problems import body_of
 
-#: Open at once, before their handshake as well; for the next goes the one that has waited the longest for its client.
+#: Connections open at once, TLS handshakes included; beyond it, the one that waits longest for its client is closed.
 MOST_CONNECTIONS = 128
 #: A request's line and headers, in bytes.
 MOST_HEADER_BYTES = 16 << 10
-#: Seconds that a request may take to come, from its first byte (of a connection: from its beginning) to its last.
+#: Seconds that a request may take from its first byte (the first one: from the start of the connection) to its last.
 REQUEST_S = 10.0
-#: Seconds in which who asked has to take what lies ready.
+#: Seconds that a client may take to read what was sent.
 TAKE_S = 60.0
 
 
 class Connection(H11Protocol):
-    """As uvicorn's, which lets a connection that has sent half a request stay for ever."""
+    """uvicorn's connection with limits: uvicorn alone keeps a connection with half a request open for ever."""
 
     _coming: asyncio.TimerHandle | None = None
     _going: asyncio.TimerHandle | None = None
@@ -33,12 +35,12 @@ class Connection(H11Protocol):
 
     @property
     def waits_since_s(self) -> float | None:
-        """When, on the loop's clock, it began to wait for its client to ask or to take; ``None``: a request is being worked on."""
+        """Time (s, loop clock) since which it waits for its client to send or read; ``None``: it handles a request."""
         at_work = self.cycle is not None and not self.cycle.response_complete and not (self._coming or self._going)
         return None if at_work else self._since_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Let it in, if there is room."""
+        """Accept the connection if there is room, else answer 503."""
         super().connection_made(transport)
         self._since_s = self.loop.time()
         if make_room(self.connections, self):
@@ -50,43 +52,43 @@ class Connection(H11Protocol):
             )
 
     def data_received(self, data: bytes) -> None:
-        """More of a request, or of several."""
+        """Take in more of a request, or of several."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Cancel the timers."""
         for timer in (self._coming, self._going):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """An answer has been given."""
+        """Note the time: from now on it waits for its client."""
         self._since_s = self.loop.time()
         super().on_response_complete()
 
     def give_way(self) -> None:
-        """End at once, for another."""
+        """Close at once, to make room for another connection."""
         self.connections.discard(self)
         self.transport.abort()
 
     def pause_writing(self) -> None:
-        """Answers pile up."""
+        """Start the timer for a client that does not read its answers."""
         super().pause_writing()
         if self._going is None:
             self._since_s = self.loop.time()
             self._going = self.loop.call_later(TAKE_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """They have been taken."""
+        """Stop that timer: the client has read its answers."""
         super().resume_writing()
         if self._going is not None:
             self._going.cancel()
             self._going = None
 
     def send_400_response(self, msg: str) -> None:
-        """What is no request gets problem details, too, where there is nothing under way."""
+        """Answer input that is not HTTP with problem details, unless an answer is under way."""
         error = sys.exc_info()[1]
         status = HTTPStatus(getattr(error, "error_status_hint", HTTPStatus.BAD_REQUEST))
         large = status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -95,7 +97,7 @@ class Connection(H11Protocol):
         )
 
     def _watch(self) -> None:
-        """Start the clock of a request that has begun and is not whole; stop that of one that is."""
+        """Start the timer while a request is incomplete; stop it once the request is complete."""
         whole = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
         if whole and self._coming is not None:
             self._coming.cancel()
@@ -107,7 +109,7 @@ class Connection(H11Protocol):
         self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request was not whole after {REQUEST_S:g} s")
 
     def _refuse(self, status: HTTPStatus, detail: str) -> None:
-        """Say why, unless an answer is on its way, and close."""
+        """Answer with the reason, unless an answer is under way, and close."""
         if self.transport.is_closing():
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -125,11 +127,11 @@ class Connection(H11Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """A connection before it has shown that it speaks TLS, with a certificate where one is asked for: counted and let go like others.
+    """A connection during its TLS handshake: counted and limited like others.
 
     Args:
-        context: of the server.
-        then: the connection that it is afterwards.
+        context: TLS context of the server.
+        then: the connection that takes over after the handshake.
     """
 
     def __init__(self, context: ssl.SSLContext, then: Connection) -> None:
@@ -138,12 +140,12 @@ class Handshake(asyncio.Protocol):
         self.waits_since_s: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, if there is room."""
+        """Begin the handshake if there is room, else close."""
         self._transport, self.waits_since_s = transport, self._then.loop.time()
         self._connections.add(self)
         if make_room(self._connections, self):
             self._task = self._then.loop.create_task(self._shake())
-        else:  # nothing can be said before there is TLS
+        else:  # no answer is possible before TLS
             self.give_way()
 
     async def _shake(self) -> None:
@@ -154,7 +156,7 @@ class Handshake(asyncio.Protocol):
             secured = await self._then.loop.start_tls(
                 self._transport, early, self._context, server_side=True, ssl_handshake_timeout=REQUEST_S
             )
-        except OSError:  # not TLS, not somebody to be let in, or not in time
+        except OSError:  # not TLS, no valid client certificate, or not in time
             secured = None
         finally:
             self._connections.discard(self)
@@ -166,21 +168,21 @@ class Handshake(asyncio.Protocol):
             self._then.data_received(bytes(early.data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over before it began."""
+        """Stop counting the connection, which ended before the handshake did."""
         self._connections.discard(self)
 
     def give_way(self) -> None:
-        """End at once, for another."""
+        """Close at once, to make room for another connection."""
         self._connections.discard(self)
         self._transport.abort()
 
     def shutdown(self) -> None:
-        """The server ends."""
+        """Close, because the server ends."""
         self.give_way()
 
 
 class _Early(asyncio.Protocol):
-    """What comes in the moment between the end of a handshake and the connection that it is for."""
+    """Keeps the data that arrives between the end of a handshake and the takeover by its connection."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -194,7 +196,7 @@ class _Early(asyncio.Protocol):
 
 
 def make_room(connections: set[Any], newest: Connection | Handshake) -> bool:
-    """Let go, if there are too many, the one that has waited the longest for its client; False: all others are at work."""
+    """If there are too many, close the one that has waited longest for its client; return False if none waits."""
     if len(connections) <= MOST_CONNECTIONS:
         return True
     waiting = [each for each in connections if each is not newest and each.waits_since_s is not None]

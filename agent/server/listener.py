@@ -1,4 +1,4 @@
-"""How an agent listens: address, token, TLS, and the server before its routes."""
+"""The listening side of an agent: socket, token, TLS, and the server in front of the routes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from commwatch.server.gate import Gate
 from commwatch.server.http_protocol import MOST_HEADER_BYTES, Connection, Handshake
 
 log = logging.getLogger("commwatch")
-#: Seconds between two looks whether the certificate has been renewed.
+#: Seconds between two checks whether the certificate was renewed.
 _RENEWAL_S = 5
-#: The server waits no longer for that look before it goes on.
+#: Seconds that the server waits for that check before it goes on.
 _PATIENCE_S = 0.1
 
 
 def listen(config: Config) -> socket.socket:
-    """The socket of an agent, which nobody has been let in by yet.
+    """Return the agent's listening socket; it accepts no connection yet.
 
     Raises:
-        CannotStart: there is no such address, the port is taken, or others would reach it and nothing was said about that.
+        CannotStart: there is no such address, the port is taken, or other machines can reach it without TLS or ``insecure``.
     """
     listener = _bound(config)
     address = listener.getsockname()[0]
@@ -53,7 +53,7 @@ def _bound(config: Config) -> socket.socket:
     wanted = DEFAULT_PORT if config.port is None else config.port
     listener = socket.socket(
         family, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # named, or asyncio leaves Nagle's delay on
+    )  # explicit, or asyncio leaves Nagle's delay on
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, wanted))
@@ -69,10 +69,10 @@ def _bound(config: Config) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """What answers with ``app``, behind its gate.
+    """The HTTP server of ``app``, behind its gate.
 
     Args:
-        address: that it listens on.
+        address: IP address that it listens on.
 
     Raises:
         CannotStart: token or certificate cannot be used.
@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
             ws="none",
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             log_config=None,
-            log_level="error",  # what strangers send is no news
+            log_level="error",  # malformed requests are not worth a log line
             access_log=False,
             lifespan="off",
             proxy_headers=False,
@@ -102,10 +102,10 @@ class Server(uvicorn.Server):
         super().__init__(settings)
 
     def prepared(self, config: Config) -> tuple[Callable[[], None], bool]:
-        """Make ready for other settings of who may ask; TLS stays on or off.
+        """Prepare changed settings of access; TLS stays on or off.
 
         Returns:
-            What takes them up, and whether the certificate's files are others than those in use.
+            A function that applies them, and whether the certificate's files differ from those in use.
 
         Raises:
             CannotStart: token or certificate cannot be used.
@@ -142,7 +142,7 @@ def _certificates(config: Config) -> tls.Certificates | None:
 
 
 def _token(config: Config) -> Callable[[], str]:
-    """Reads the token each time: it may be changed while the agent runs."""
+    """Return a function that reads the token from its file each time, because it may change while the agent runs."""
     own = config.dir / tokens.NAME
     read = (
         partial(tokens.read_own, own, os.getuid())
@@ -162,7 +162,7 @@ def _token(config: Config) -> Callable[[], str]:
 
 def _rules(config: Config, address: str) -> access.Rules:
     names = [config.host, socket.gethostname(), socket.gethostname().partition(".")[0]]
-    if access.beyond_loopback(address):  # may ask a name server
+    if access.beyond_loopback(address):  # may query a name server
         names.append(socket.getfqdn())
     return access.rules_of(
         address, tuple(names), config.allowed_hosts, config.require_token, config.require_token_for_metrics

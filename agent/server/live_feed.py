@@ -1,4 +1,4 @@
-"""Looks at a running job for the live page: the moment, the last hour, and what changes slowly; each as JSON on one line."""
+"""Data of the live page: the moment, the last hour, and what changes slowly; each as JSON on one line."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from commwatch.server.live_view import Card, JobNow, Operations, job_now, operat
 from commwatch.server.routes.alerts import view_of
 from commwatch.server.services import Services
 
-#: How far back the page's plots go.
+#: Seconds of history in the page's plots.
 PAST_S = 3600.0
-#: A ``Insights`` holds for so long, and so many times as long as it takes.
+#: ``Insights`` are cached for so many seconds, or for so many times the time they took, whichever is longer.
 _TOLD_S, _SELDOM = 60.0, 200
 _TOLD_NS, _FORGET_NS = 5_000_000_000, 60_000_000_000
 
@@ -44,18 +44,18 @@ class JobName:
 
 @dataclass(frozen=True)
 class Moment:
-    """What there is to see right now."""
+    """The state of a job and of the agent right now."""
 
     #: Unix time.
     at: float
     version: str
     host: str
-    #: What is wrong with the agent itself.
+    #: What is wrong with the agent itself; ``None``: nothing.
     trouble: str | None
     jobs: list[JobName]
-    #: ``None``: there is none of that name, or none at all.
+    #: ``None``: there is no job of that name, or no job at all.
     job: JobNow | None
-    #: Firing and pending ones of this job and of the node, as ``/api/v1/alerts`` has them.
+    #: Firing and pending alerts of this job and of the node, in the form of ``/api/v1/alerts``.
     alerts: list[AlertView]
 
 
@@ -69,7 +69,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Insights:
-    """What NCCL's logs say of a job, and what to try in it."""
+    """Findings in the NCCL logs of a job, and what to try in it."""
 
     job_id: str | None
     findings: list[Finding]
@@ -77,23 +77,23 @@ class Insights:
 
 
 class LiveFeed:
-    """Answers from what an agent has running; any thread may ask.
+    """Produces the data of the live page from an agent's services; any thread may call it.
 
     Args:
-        clock: Unix time.
+        clock: returns Unix time.
     """
 
     def __init__(self, services: Services, clock: Callable[[], float] = time.time) -> None:
         self._services, self._clock = services, clock
         self._agent, self._worker = services.queries, services.worker
-        #: By job: until when it holds, and a ``Insights``. Several threads ask; the lock guards it.
+        #: By job: the time until which it is valid, and an ``Insights`` as JSON. Used by several threads, under the lock.
         self._slow: dict[str, tuple[float, bytes]] = {}
         self._slow_lock = threading.Lock()
-        #: By job: when they were found, and verdicts that take long to find. Guarded by the lock of the books.
+        #: By job: monotonic ns, and the verdicts found then, which takes long. Guarded by the lock of the jobs.
         self._verdicts: dict[str, tuple[int, list[Verdict]]] = {}
 
     def moment(self, wanted: str | None) -> bytes:
-        """A ``Moment``, of the latest job by default. Nothing of it is read from the history."""
+        """Return a ``Moment`` of the job named ``wanted``, by default of the latest. Reads nothing from the history."""
         with self._held(wanted) as (job, jobs, now_ns):
             names = [JobName(each.id, running(each)) for each in jobs]
             shown = None if job is None else job_now(job, self._cards(job), self._told(job, now_ns), now_ns)
@@ -105,27 +105,27 @@ class LiveFeed:
         )
 
     def timeline(self, wanted: str | None) -> bytes:
-        """A ``Timeline``, or ``null``."""
+        """Return a ``Timeline``; ``null``: there is none."""
         with self._held(wanted) as (job, _, now_ns):
             books = [] if job is None else sorted(live_ranks.of_this_run(job), key=lambda book: book.rank)
             found = timeline(books, now_ns)
         return _json(Timeline | None, found)
 
     def operations(self, wanted: str | None) -> bytes:
-        """``Operations``."""
+        """Return the ``Operations`` of the last minute."""
         with self._held(wanted) as (job, _, now_ns):
             found = Operations(None, 0.0, []) if job is None else operations(job, now_ns)
         return _json(Operations, found)
 
     def past(self, wanted: str | None) -> bytes:
-        """A ``Past``."""
+        """Return a ``Past``."""
         job_id = self._job_id(wanted)
         until = self._clock() + 1
         slots = [] if job_id is None else self._agent.slots(int((until - PAST_S) * 1e9), int(until * 1e9), job_id)
         return _json(Past, Past(job_id, slots))
 
     def told(self, wanted: str | None) -> bytes:
-        """A ``Insights``; not a new one each time, for advice reads much of the job's history."""
+        """Return an ``Insights``; cached, because advice reads much of the job's history."""
         job_id = self._job_id(wanted)
         if job_id is None:
             return _json(Insights, Insights(None, [], []))
@@ -149,7 +149,7 @@ class LiveFeed:
         return _json(Insights, Insights(job_id, findings, advice))
 
     def _told(self, job: Job, now_ns: int) -> list[Verdict]:
-        """Stragglers, ranks that disagree, and what NCCL's RAS says: of half a minute, so they need not be new each second."""
+        """Return stragglers, ranks that disagree and RAS verdicts; cached for 5 s, because they cover half a minute."""
         at_ns, found = self._verdicts.get(job.id, (None, []))
         if at_ns is None or now_ns - at_ns > _TOLD_NS:
             self._verdicts = {each: told for each, told in self._verdicts.items() if now_ns - told[0] < _FORGET_NS}
@@ -162,7 +162,7 @@ class LiveFeed:
 
     @contextmanager
     def _held(self, wanted: str | None) -> Iterator[tuple[Job | None, list[Job], int]]:
-        """The job of that name, among all there are, their books held still meanwhile, and what the clock says."""
+        """Yield the job named ``wanted``, all jobs, and the monotonic time in ns, under the lock of the jobs."""
         with self._agent.live(None) as (jobs, now_ns):
             yield pick(jobs, wanted), jobs, now_ns
 

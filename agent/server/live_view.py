@@ -1,4 +1,4 @@
-"""What the live page shows of one moment: values from the live books alone, so that a look costs milliseconds. Pure."""
+"""What the live page shows of one moment, from totals in memory alone, which takes milliseconds. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import LAST_NS, RankTotals
 from commwatch.ingest.step_accounting import LEAST_STEPS, of_known, shares_of, stands_still
 
-#: Steps of a moment: those that ended within so long, and at least the latest three.
+#: The latest steps are those that ended within this time (ns), and at least the latest three.
 LATELY_NS = 10_000_000_000
-#: Operations in flight that are named one by one, the longest first.
+#: Operations in flight that are listed, the longest first; the rest are counted.
 _MOST_IN_FLIGHT = 50
 
 
@@ -38,12 +38,12 @@ class RankLine:
     state: str
     #: Kind of the verdict that names it.
     verdict: str | None
-    #: Number of its latest step; the rest of its latest steps.
+    #: Number of its latest step; then median duration and shares of its latest steps.
     step: int | None
     step_s: float | None
     comm: float | None
     exposed: float | None
-    #: Of the last minute, the part that it waited for late ranks, or for messages.
+    #: Share of the last minute that it waited for late ranks or for messages.
     wait: float | None
     gpu: int | None
     gpu_utilization: float | None
@@ -51,7 +51,7 @@ class RankLine:
 
 @dataclass(frozen=True)
 class InFlightLine:
-    """One operation that has not ended."""
+    """One operation in flight."""
 
     rank: int
     op: str
@@ -64,10 +64,10 @@ class InFlightLine:
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of a job's last minute by group and op, most time first."""
+    """Operations of a job in the last minute by group and op, most time first."""
 
     job_id: str | None
-    #: Seconds that they are of.
+    #: Seconds that the rows cover.
     covered_s: float
     rows: list[Row]
 
@@ -77,53 +77,53 @@ class JobNow:
     """One job at one moment."""
 
     job_id: str
-    #: ``running`` while one of its ranks lives.
+    #: ``running`` while at least one of its ranks is alive, else ``ended``.
     state: str
     world_size: int
     restarts: int
     started_at: float
-    #: Steps per second (``None``, too, where none has ended for long), and the rest, of the latest steps of its ranks here.
+    #: Steps per second; ``None`` also where none has ended for long. This and the next fields: latest steps on this node.
     steps_per_s: float | None
     step_s: float | None
     steps_unavailable: str | None
     comm: float | None
     exposed: float | None
-    #: Of how many ranks these are known, where that is not all: ``(3 of 4 ranks)``; else empty.
+    #: How many ranks ``comm`` and ``exposed`` are known of, where not all: ``(3 of 4 ranks)``; else empty.
     comm_of: str
     exposed_of: str
-    #: What the first is made of, such as ``8 % transfer, 44 % waiting for rank 2``; empty: no part of it is known to be waiting.
+    #: Parts of ``comm``, such as ``8 % transfer, 44 % waiting for rank 2``; empty: no part is known to be waiting.
     split: str
-    #: Whose operations are not all recorded; ``None``: nobody's.
+    #: Names the ranks whose operations are not all recorded; ``None``: there are none.
     sheds: str | None
-    #: What the shares mean; empty: nothing bad.
+    #: What the shares mean, in words; empty: nothing bad.
     says: str
-    #: How it ended, where that was not well; empty while it runs.
+    #: How it ended, where not normally; empty while it runs.
     ending: str
-    #: The last whole ten seconds, and those that have begun.
+    #: The last complete 10 s bucket and the one in progress.
     slots: list[Slot]
     ranks: list[RankLine]
     in_flight: list[InFlightLine]
-    #: How many more there are.
+    #: Number of further operations in flight.
     in_flight_more: int
     verdicts: list[Verdict]
 
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a rank's GPU."""
+    """The GPU of a rank."""
 
     index: int
     utilization: float | None
 
 
 def pick(jobs: Iterable[Job], wanted: str | None) -> Job | None:
-    """The job of that name; without one the latest that runs, else the latest."""
+    """Return the job named ``wanted``; without a name the latest that runs, else the latest; ``None``: none."""
     known = [job for job in jobs if wanted in (None, job.id) and job.books]
     return max(known, key=lambda job: (running(job), min(map(_started_ns, job.books.values()))), default=None)
 
 
 def running(job: Job) -> bool:
-    """Whether one of its ranks lives."""
+    """Return True if at least one of its ranks is alive."""
     return any(book.alive for book in job.books.values())
 
 
@@ -132,12 +132,12 @@ def _started_ns(book: RankTotals) -> int:
 
 
 def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns: int) -> JobNow:
-    """A job at this moment.
+    """Return the state of a job at this moment.
 
     Args:
-        job: held still by the caller, with at least one rank.
-        cards: of its ranks, where they are known.
-        told: verdicts that do not follow from what is in flight.
+        job: has at least one rank; the caller holds the lock that guards it.
+        cards: GPUs by rank, where they are known.
+        told: further verdicts, which do not follow from operations in flight.
         now_ns: the monotonic clock.
     """
     books = sorted(live_ranks.of_this_run(job), key=lambda book: book.rank)
@@ -193,7 +193,7 @@ def _recent(book: RankTotals, now_ns: int) -> list[StepRecord]:
 
 
 def _pace(steps: list[StepRecord], now_ns: int) -> float | None:
-    """Steps per second; ``None`` where none has ended for long."""
+    """Return steps per second; ``None`` where no step has ended for long."""
     usual_s = median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else 0.0
     if steps and stands_still((now_ns - steps[-1].end_ns) / 1e9, usual_s):
         return None
@@ -225,16 +225,19 @@ def _line(
 
 
 def _covered_s(books: list[RankTotals], now_ns: int) -> float:
-    """Seconds that the cells of the last minute are of, whether or not there is something in each: whole slots, and the one that has begun."""
+    """Return the seconds that the last minute's cells cover, empty or not: complete slots and the one in progress."""
     begin_ns = min(-(-(now_ns + book.offset_ns - LAST_NS) // SLOT_NS) * SLOT_NS - book.offset_ns for book in books)
     return max(1e-3, (now_ns - max(begin_ns, min(map(_started_ns, books)))) / 1e9)
 
 
 def _waiting(books: list[RankTotals], now_ns: int) -> tuple[float | None, float | None]:
-    """The shares of the latest 10 to 20 s that the ranks wait for late ones and for messages: their means; ``None``: not known, or there are none."""
+    """Return two shares of the latest 10 to 20 s, 0 to 1, means over ranks: waiting for late ranks, and for messages.
+
+    ``None``: not known, or no waits.
+    """
     late, messages = [], []
     for book in books:
-        if book.mode != FULL:  # waits in what is only counted are not known
+        if book.mode != FULL:  # operations that are only counted have no known waits
             continue
         begun_ns = (now_ns + book.offset_ns) // SLOT_NS * SLOT_NS - SLOT_NS
         cells = [cell for slot_ns, _, cell in book.lately(now_ns) if slot_ns >= begun_ns]
@@ -246,7 +249,7 @@ def _waiting(books: list[RankTotals], now_ns: int) -> tuple[float | None, float 
 
 
 def _waited(book: RankTotals, now_ns: int) -> float | None:
-    if book.mode != FULL:  # waits in what is only counted are not known
+    if book.mode != FULL:  # operations that are only counted have no known waits
         return None
     cells = [cell for _, _, cell in book.lately(now_ns)]
     waited = [cell.wait_ns + cell.p2p_wait_ns for cell in cells if cell.joined or cell.p2p_wait_ns]
@@ -254,7 +257,7 @@ def _waited(book: RankTotals, now_ns: int) -> float | None:
 
 
 def operations(job: Job, now_ns: int) -> Operations:
-    """A job's; parameters as above."""
+    """Return a job's operations of the last minute; parameters as for ``job_now``."""
     books = list(live_ranks.of_this_run(job))
     counted = [book.counted(job.id, key, cell) for book in books for _, key, cell in book.lately(now_ns)]
     return Operations(job.id, _covered_s(books, now_ns), summarise(counted, ["group", "op"]))
@@ -267,7 +270,7 @@ def _in_flight(views: list[RankView]) -> Iterator[InFlightLine]:
 
 
 def _slots(books: list[RankTotals], now_ns: int) -> list[Slot]:
-    """The last whole slot and the one that has begun, where there is something in them."""
+    """Return the last complete slot and the one in progress, where they hold data."""
     steps: dict[int, list[StepRecord]] = {}
     sums: dict[int, dict[str, tuple[float, int]]] = {}
     begun = {book.rank: (now_ns + book.offset_ns) // SLOT_NS * SLOT_NS for book in books}

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection: on loopback all clients have one address, but the kernel knows the user of each."""
+"""The client of a connection: on loopback all clients share one address, but the kernel has the user of each."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import socket
 import struct
 from ipaddress import ip_address
 
-#: Of <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h>.
+#: Constants of <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h>.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 _HEADER = struct.Struct("=IHHII")
 _ABOUT = struct.Struct("=BBBxI")
 _ENDS = struct.Struct("!HH16s16s")
-#: Interface and cookie: any.
+#: Any interface and any cookie.
 _ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-#: Where the answer has the user: after its header, four bytes, the ends with interface and cookie, three numbers.
+#: Offset of the user id in the reply: after its header, four bytes, the ends with interface and cookie, three numbers.
 _UID_AT = _HEADER.size + 4 + _ENDS.size + len(_ANY) + 12
-#: The kernel answers at once.
+#: Seconds to wait for the kernel, which answers at once.
 _PATIENCE_S = 0.1
 Address = tuple[str, int]
 
 
 def client(peer: Address | None, here: Address | None) -> str:
-    """Return a name for the client: the user, where it is one of this machine, else the address.
+    """Return a name for the client: ``user UID`` if it runs on this machine, else its address.
 
     Args:
         peer: address and port of the client; ``None``: not known.
-        here: those it is connected to.
+        here: address and port of the agent's end.
     """
     if peer is None:
         return "unknown"
@@ -39,7 +39,7 @@ def client(peer: Address | None, here: Address | None) -> str:
 
 
 def _uid(peer: Address, here: Address) -> int | None:
-    """The user who owns the client's end of a TCP connection within this network namespace; ``None``: the kernel does not say."""
+    """Return the user id of the client's end of a TCP connection in this network namespace; ``None``: not known."""
     with contextlib.suppress(OSError, ValueError, struct.error):
         family = socket.AF_INET6 if ":" in peer[0] else socket.AF_INET
         ends = (socket.inet_pton(family, at[0]) for at in (peer, here))

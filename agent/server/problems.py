@@ -30,11 +30,11 @@ class ProblemDetails:
     detail: str
 
 
-#: What an error answer holds, for the API's description.
+#: Content of an error response, for the API's description.
 PROBLEM: dict[str, Any] = {
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
 }
-#: What any route under /api/v1 may answer beside its own.
+#: Errors that any route under /api/v1 may return.
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong; the detail names it.", **PROBLEM},
     401: {"description": "The token is missing, or another.", **PROBLEM},
@@ -51,24 +51,24 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-#: What passes, and when to ask again.
+#: Temporary errors, and the header with the seconds after which to retry.
 _BUSY, _SOON = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}), {"Retry-After": "1"}
 
 
 def answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An error answer."""
+    """Return an error response; for temporary errors with ``Retry-After``."""
     said = {**(_SOON if status in _BUSY else {}), **(headers or {})}
     return Response(body_of(status, detail), status, said, "application/problem+json")
 
 
 def body_of(status: int, detail: str) -> bytes:
-    """What it holds."""
+    """Return the body of an error response."""
     problem = ProblemDetails("about:blank", HTTPStatus(status).phrase, int(status), detail)
     return json.dumps(asdict(problem)).encode()
 
 
 def answer_problems(app: FastAPI) -> None:
-    """Make every error answer of ``app`` problem details, and describe them among its schemas."""
+    """Make ``app`` return every error as problem details, and add their schema to its description."""
     _add_schema(app, ProblemDetails)
 
     @app.exception_handler(Problem)
@@ -100,7 +100,7 @@ def answer_problems(app: FastAPI) -> None:
 
 
 def _add_schema(app: FastAPI, model: type) -> None:
-    """Put a model that only error answers use among the components of the API's description."""
+    """Add a model that only error responses use to the schemas of the API's description."""
     build, described = app.openapi, TypeAdapter(model).json_schema()
 
     def openapi() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The questions that read much of the history, and what answers them: without the web server, for they are answered in a process of their own."""
+"""Questions that read much of the history, and their answers. Imports no web server, as a separate process runs it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from commwatch.history.operations import Cursor, Operation
 from commwatch.reference.efficiency import Efficiency, Line
 from commwatch.report.report import lately
 
-#: A question may look through the raw history for so long.
+#: Seconds that a question may search the raw history.
 MOST_LOOKING_S = 10.0
 
 
 class Problem(Exception):
-    """What the caller did wrong, or why there is no answer, as problem details."""
+    """An error of the caller, or the reason why there is no answer, as problem details."""
 
     def __init__(self, status: HTTPStatus, detail: str) -> None:
         super().__init__(detail)
@@ -45,7 +45,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Operations:
-    """Single operations, newest first; give ``cursor`` back for the next page, ``None`` = there is none."""
+    """Single operations, newest first; pass ``cursor`` on to get the next page, ``None``: there is none."""
 
     operations: list[Operation]
     cursor: str | None
@@ -53,14 +53,14 @@ class Operations:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective, its ranks side by side."""
+    """One collective with its ranks."""
 
     group_id: str
     seq: int
-    #: All ranks of the group are here, in one symmetric operation: transfer and waits are defined.
+    #: All ranks of the group are recorded, in one symmetric operation: transfer and waits are defined.
     complete: bool
     transfer_s: float | None
-    #: The rank the others waited for, and how long (their median).
+    #: The rank that the others waited for, and their median wait in seconds.
     late_rank: int | None
     lateness_s: float | None
     ranks: list[RankInCollective]
@@ -68,7 +68,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class RankInCollective:
-    """One rank's part; ``wait_s``: the part of its duration spent waiting for the last rank."""
+    """One rank's part of a collective; ``wait_s``: seconds of its duration that it waited for the last rank."""
 
     wait_s: float | None
     operation: Operation
@@ -76,21 +76,21 @@ class RankInCollective:
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """Operations beside what they should take, and the job's own curves."""
+    """Operations with their expected durations, and curves fitted to the job's operations."""
 
     operations: list[Efficiency]
-    #: T = a(n)·α + b(n)·S/bandwidth through the fastest operations; none where the sizes are too few or too alike.
+    #: T = a(n)·α + b(n)·S/bandwidth, fitted to the fastest operations; empty where sizes are too few or too alike.
     fits: list[Line]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which single operations: those for which all that is given is true, in ``[from_ns, until_ns)``, behind ``before``."""
+    """Filter of operations: those in ``[from_ns, until_ns)`` that come after ``before`` and match all values given."""
 
     from_ns: int
     until_ns: int
     job: str | None
-    #: Field of an operation to its value; ``None``: any.
+    #: Field of an operation to the value it must have; ``None``: any.
     same: Mapping[str, str | int | None] = field(default_factory=dict)
     min_seconds: float | None = None
     before: Cursor | None = None
@@ -98,7 +98,7 @@ class Wanted:
 
 
 def job_exists(agent: QueryService, job: str | None) -> None:
-    """Refuse a job that the history does not know."""
+    """Raise ``Problem`` (404) if the history has no such job."""
     if job is not None and not agent.has_job(job):
         raise Problem(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
 
@@ -106,7 +106,7 @@ def job_exists(agent: QueryService, job: str | None) -> None:
 def summary(
     agent: QueryService, from_ns: int, until_ns: int, job: str | None, by: list[str], same: dict[str, str | int | None]
 ) -> Summary:
-    """Operations by what is asked; arguments as ``QueryService.summary`` has them."""
+    """Return operations grouped by the dimensions ``by``; arguments as for ``QueryService.summary``."""
     job_exists(agent, job)
     covered, rows = agent.summary(from_ns, until_ns, by, {"job_id": job, **same})
     return Summary(covered[0], covered[1], by, rows)
@@ -137,14 +137,14 @@ def operations(agent: QueryService, wanted: Wanted) -> Operations:
 
 
 def operations_csv(agent: QueryService, wanted: Wanted) -> Text:
-    """The same as CSV, its cursor in a header."""
+    """Return ``operations`` as CSV, with the cursor in the header ``X-Next-Cursor``."""
     found = operations(agent, wanted)
     headers = {"X-Next-Cursor": found.cursor} if found.cursor else {}
     return Text(csv_table(found.operations).encode(), "text/csv", headers)
 
 
 def csv_table(rows: list[Operation]) -> str:
-    """Return operations as CSV with a head line."""
+    """Return operations as CSV with a header row."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [each.name for each in fields(Operation)])
     writer.writeheader()
@@ -152,17 +152,17 @@ def csv_table(rows: list[Operation]) -> str:
     return text.getvalue()
 
 
-#: By which a spreadsheet takes a cell for a formula; some pass over white space before it.
+#: A spreadsheet takes a cell that begins like this for a formula; some skip leading white space.
 _FORMULA = re.compile(r"\s*[=+\-@]|[\t\r\n]")
 
 
 def _cell(value: object) -> object:
-    """A value of a CSV table; text of others that a spreadsheet would calculate has an apostrophe before it."""
+    """Return a value for a CSV table; text that a spreadsheet would evaluate gets a leading apostrophe."""
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def collective(agent: QueryService, group_id: str, seq: int) -> Collective:
-    """The ranks of one collective side by side."""
+    """Return one collective with its ranks; raise ``Problem`` (404) if the raw history lacks it."""
     found = agent.collective(group_id, seq)
     if found is None:
         raise Problem(
@@ -185,13 +185,13 @@ def collective(agent: QueryService, group_id: str, seq: int) -> Collective:
 def steps(
     agent: QueryService, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int
 ) -> list[StepView]:
-    """Training steps, newest first."""
+    """Return training steps, newest first."""
     job_exists(agent, job)
     return agent.steps(from_ns, until_ns, job, rank, limit)
 
 
 def efficiency(agent: QueryService, from_ns: int, until_ns: int, job: str | None) -> Efficiencies:
-    """Operations by group and size beside what they should take."""
+    """Return operations by group and size with their expected durations."""
     job_exists(agent, job)
     return Efficiencies(*agent.efficiency(from_ns, until_ns, job))
 
@@ -199,19 +199,19 @@ def efficiency(agent: QueryService, from_ns: int, until_ns: int, job: str | None
 def advice(
     agent: QueryService, job: str, findings: list[Finding], host: HostView, late: dict[int, float], last_s: float | None
 ) -> list[Advice]:
-    """What to try in a job, by its last so many seconds or all of it; its stragglers right now are ``late``."""
+    """Return advice for a job from its last ``last_s`` s (``None``: all of it); ``late``: its current stragglers."""
     known = next((each for each in agent.jobs() if each.job_id == job), None)
     return [] if known is None else lately(agent, known, findings, last_s, host, late)
 
 
-#: Each gets the agent and the arguments of the question.
+#: Functions by name; each is called with the agent and the arguments of the question.
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
     each.__name__: each for each in (summary, operations, operations_csv, collective, steps, efficiency, advice)
 }
 
 
 def text_of(answer: object) -> Text:
-    """An answer as JSON, if it is no text yet; what is no finite number is ``null``, as in all answers."""
+    """Return an answer as JSON, unless it is a ``Text`` already; numbers that are not finite become ``null``."""
     if isinstance(answer, Text):
         return answer
     try:

@@ -1,4 +1,4 @@
-"""The page of ``/metrics``: rendered once at a time in a thread of its own, whoever asks and however often."""
+"""The page of ``/metrics``: rendered in a thread of its own, once at a time for all clients."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from prometheus_client.exposition import choose_encoder
 
 from commwatch.runtime.offload import Aside
 
-#: A page holds for so many times as long as a processor worked on it, and for no more than so many seconds: a page that costs much takes
-#: at most an eleventh of a core (where it takes more than 50 ms: at most so many ms of each half second), and one that costs little is always fresh.
+#: A page is cached for so many times the CPU time it took, and for at most so many seconds. A costly page thus takes at
+#: most 1/11 of a core (above 50 ms: its CPU time once per half second), and a cheap one is always fresh.
 _HOLDS, MOST_S = 10, 0.5
-#: Seconds that who asks waits for the page.
+#: Seconds that a client waits for the page.
 _PATIENCE_S = 10.0
-#: The forms that there are: what a client says that wants it.
+#: The two formats, as ``Accept`` headers.
 _OPENMETRICS, _PLAIN = "application/openmetrics-text;version=1.0.0", ""
 
 
 class _Form:
-    """The page in one form."""
+    """The page in one format."""
 
     def __init__(self, registry: CollectorRegistry, accept: str, clock: Callable[[], float]) -> None:
         self._encode, self.content_type = choose_encoder(accept)
@@ -30,10 +30,10 @@ class _Form:
         self._text, self._until_s = b"", clock()
 
     async def text(self) -> bytes:
-        """The page, at most half a second old.
+        """Return the page, at most half a second old.
 
         Raises:
-            TimeoutError: it takes too long.
+            TimeoutError: rendering takes longer than ``_PATIENCE_S``.
         """
         if self._clock() >= self._until_s:
             await self._aside.ask(_PATIENCE_S)
@@ -46,10 +46,10 @@ class _Form:
 
 
 class Scrape:
-    """Answers who scrapes, from one event loop.
+    """Serves the page to clients, on one event loop.
 
     Args:
-        clock: one that never goes back.
+        clock: monotonic seconds.
     """
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,10 +57,10 @@ class Scrape:
         self._openmetrics, self._plain = form(_OPENMETRICS), form(_PLAIN)
 
     async def page(self, accept: str) -> tuple[bytes, str]:
-        """The page in the form that a client asks for by its header, and its content type.
+        """Return the page in the format that the header ``Accept`` asks for, and its content type.
 
         Raises:
-            TimeoutError: it takes too long.
+            TimeoutError: rendering takes longer than ``_PATIENCE_S``.
         """
         wanted = choose_encoder(accept)[1]
         form = self._openmetrics if wanted.startswith("application/openmetrics-text") else self._plain

@@ -1,4 +1,4 @@
-"""What an agent has running, for its routes and the live page."""
+"""The services of an agent that its routes and the live page use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from commwatch.watchers.ras import Ras
 
 @dataclass(kw_only=True)
 class Services:
-    """One agent's parts, as far as requests need them; each guards itself against several threads."""
+    """The services of one agent that requests use; each is safe to call from several threads."""
 
     queries: QueryService
     #: Answers the questions that read much of the history.
@@ -31,13 +31,13 @@ class Services:
     ras: Ras
     host: HostWatch
     alerts: Alerting
-    #: What was to be seen when alerts began to fire.
+    #: Bundles of data that were captured when alerts began to fire.
     evidence: Evidence
-    #: Why the agent is broken; ``None``: it is not.
+    #: Returns why the agent is broken; ``None``: it is not.
     healthy: Callable[[], str | None]
-    #: Why it cannot answer yet, or not properly; ``None``: it can.
+    #: Returns why it cannot answer yet, or not properly; ``None``: it can.
     ready: Callable[[], str | None]
-    #: Whether it is about to end: then streams do, too.
+    #: Returns whether it is about to end: then streams end, too.
     ending: Callable[[], bool]
-    #: Unix time of the latest fetch of ``/metrics``, and the client's name; ``None``: there was none.
+    #: Unix time of the latest scrape of ``/metrics``, and the client's name; ``None``: there was none.
     scraped: tuple[float | None, str | None] = (None, None)

@@ -10,17 +10,17 @@ log = logging.getLogger("commwatch")
 
 
 class BadCertificate(Exception):
-    """A file does not hold what it should; the message names it."""
+    """A file is not a usable certificate or key; the message names it."""
 
 
 def listening(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
-    """The context of an agent: TLS 1.2 or later.
+    """Return the context that an agent listens with: TLS 1.2 or later.
 
     Args:
-        client_ca: only clients with a certificate of one of these are let in.
+        client_ca: clients need a certificate that one of these has signed; ``None``: they need none.
 
     Raises:
-        BadCertificate: a file cannot be read, or does not hold what it should.
+        BadCertificate: a file cannot be read, or is not a usable certificate or key.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -38,21 +38,21 @@ def listening(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
 
 
 class Certificates:
-    """What an agent listens with, out of its files: certificate, key, and who signs its clients'.
+    """The context that an agent listens with, from its files: certificate, key, and the CA of client certificates.
 
     Raises:
-        BadCertificate: as ``listening``.
+        BadCertificate: a file cannot be read, or is not a usable certificate or key.
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
         self._cert, self._key, self._client_ca = cert, key, client_ca
-        #: Tells what is in use from what was there before.
+        #: State of the files in use, to detect changes.
         self.known = self._state()
-        #: For the next connection.
+        #: The context for the next connection.
         self.context = listening(cert, key, client_ca)
 
     def renew(self) -> None:
-        """Look at the files, and load them if they have changed and fit each other; what goes wrong is said."""
+        """Load the files if they have changed; if they are not usable, log why and keep the certificate in use."""
         state = self._state()
         if state == self.known or state is None:
             return
@@ -73,7 +73,7 @@ class Certificates:
 
 
 def _no_password() -> str:
-    """Nobody is there to be asked for one."""
+    """Return an empty password: without this callback OpenSSL would ask on the terminal."""
     return ""
 
 

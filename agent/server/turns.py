@@ -1,4 +1,4 @@
-"""Who is next where only so many may be at it at once: client by client, whatever number of requests each of them has."""
+"""Limits the requests that are handled at once; clients take turns, however many requests each of them has."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Hashable
 class Turns:
     """Hands out turns on one event loop.
 
-    Clients that wait get their turns one after the other: who has asked once waits for one request of each of the others at most.
+    Waiting clients are served round robin: a client with one request waits for at most one request of each other client.
 
     Args:
-        at_once: turns there are.
+        at_once: number of turns.
     """
 
     def __init__(self, at_once: int) -> None:
         self._free = at_once
-        #: Requests of each client, in the order in which clients are served. Those that have given up are passed over.
+        #: Waiting requests by client, in the order in which clients are served. Those that have given up are skipped.
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     async def take(self, client: Hashable, patience_s: float) -> None:
-        """Wait for a turn; whoever got it gives it back.
+        """Wait for a turn; the caller ends it with ``give_back``.
 
         Raises:
-            TimeoutError: it has not come within ``patience_s`` seconds.
+            TimeoutError: there was no turn within ``patience_s`` seconds.
         """
         mine = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(mine)
@@ -41,7 +41,7 @@ class Turns:
             raise TimeoutError
 
     def give_back(self) -> None:
-        """A turn is over."""
+        """End a turn; the next request gets it."""
         self._free += 1
         self._serve()
 

@@ -1,4 +1,4 @@
-"""The web face of an agent: the query API, ``/metrics``, ``/healthz``, ``/readyz`` and ``/docs``."""
+"""The web application of an agent: the query API, ``/metrics``, ``/healthz``, ``/readyz`` and ``/docs``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 def application(services: Services, registry: CollectorRegistry) -> FastAPI:
-    """The whole web face of an agent; ``registry`` has its metrics."""
+    """Return the web application of an agent; ``registry`` holds its metrics."""
     app = FastAPI(
         title="commwatch",
         version=__version__,
@@ -51,10 +51,10 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
 
     scrape = Scrape(registry)
 
-    # These three are no plain functions: they need none of the threads that answers are worked out in.
+    # These three are coroutines, so that they need none of the threads in which routes run.
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """For Prometheus."""
+        """All metrics, in the text format of Prometheus or OpenMetrics."""
         services.scraped = (time.time(), request.headers.get("user-agent"))
         try:
             text, content_type = await scrape.page(request.headers.get("accept", ""))
@@ -64,12 +64,12 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
 
     @app.get("/healthz", response_class=PlainTextResponse)
     async def healthz() -> Response:
-        """200 while the agent works."""
+        """200 while the agent works, else 503."""
         return _state(services.healthy())
 
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz() -> Response:
-        """200 once the agent drains rings and keeps history."""
+        """200 while the agent drains the rings and writes the history, else 503."""
         return _state(services.ready())
 
     @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
@@ -84,7 +84,7 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
     def live_page() -> FileResponse:
         return FileResponse(_STATIC / "live.html")
 
-    # Links, as an editable install makes them, lead to our own files.
+    # Follows links, because an editable install consists of links to our own files.
     app.mount("/static", StaticFiles(directory=_STATIC, follow_symlink=True), name="static")
     return app
 
@@ -96,7 +96,7 @@ def _state(trouble: str | None) -> Response:
 
 
 def _docs_page(schema: dict[str, Any]) -> str:
-    """The routes as one plain page: nothing from elsewhere, so it also works where there is no way out."""
+    """Return the routes as one plain page without external resources, so that it works without internet access."""
     body = [
         '<p>Schemas of all answers: <a href="/openapi.json">openapi.json</a>. Errors: problem details (RFC 9457).</p>'
     ]

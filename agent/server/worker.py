@@ -1,4 +1,4 @@
-"""Questions to the history, answered in a process of their own: see ``worker_process.py``, which is the other end."""
+"""Send the questions that read much of the history to a separate process, which runs ``worker_process.py``."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from commwatch.server.questions import Problem, Text
 from commwatch.server.worker_process import Begin, Cells, Found, Question, Ranks, Wrong
 
 log = logging.getLogger("commwatch")
-#: An answer that takes longer is given up; the process that works on it is killed.
+#: Seconds that an answer may take; after that the process is killed.
 MOST_S = 30.0
-#: The intake waits while the process begins to read the history at a moment that fits the books: for so long at most.
+#: Seconds that the process may take to open its snapshot of the history. The intake cannot store cells meanwhile.
 _FREEZE_S = 1.0
-#: Unasked for so long the process is ended.
+#: Seconds without a question after which the process is ended.
 _IDLE_S = 60.0
-#: It may take so long to end by itself.
+#: Seconds that the process may take to end by itself.
 _END_S = 1.0
 
 
 class Worker:
-    """Asks the process, one question at a time, from any thread. It is started with the first question, and again after it was killed or ended.
+    """Sends questions to the worker process, one at a time, from any thread.
+
+    The process is started with the first question, and again after it was killed or ended.
 
     Args:
-        agent: has the books.
-        references: what operations should take.
-        damaged: gets the chunks of the history that cannot be read any more.
+        agent: supplies the totals in memory.
+        references: expected durations of operations.
+        damaged: counts and logs the damaged chunks of the history.
     """
 
     def __init__(self, agent: QueryService, references: References, damaged: Damaged) -> None:
@@ -48,24 +50,24 @@ class Worker:
         self._asked_s, self._closed = 0.0, False
 
     def text(self, name: str, **arguments: Any) -> Text:
-        """The answer to a question of ``QUESTIONS`` as it is sent.
+        """Return the answer to a question of ``QUESTIONS``, serialised as it is sent.
 
         Raises:
-            Problem: there is none, and why.
+            Problem: there is no answer; its detail gives the reason.
         """
         text: Text = self._ask(name, arguments, as_text=True)
         return text
 
     def find(self, name: str, **arguments: Any) -> Any:
-        """The answer as an object.
+        """Return the answer to a question of ``QUESTIONS`` as an object.
 
         Raises:
-            Problem: there is none, and why.
+            Problem: there is no answer; its detail gives the reason.
         """
         return self._ask(name, arguments, as_text=False)
 
     def tick(self) -> None:
-        """End the process if nothing has been asked for a while: its memory is better used by others."""
+        """End the process if there was no question for a while, to free its memory."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._process is not None and time.monotonic() - self._asked_s > _IDLE_S:
@@ -74,7 +76,7 @@ class Worker:
                 self._lock.release()
 
     def close(self) -> None:
-        """End the process, also in the middle of an answer; from now on there are none."""
+        """End the process, even in the middle of an answer; later questions raise ``Problem``."""
         self._closed, process = True, self._process
         if process is not None:
             process.kill()
@@ -105,7 +107,7 @@ class Worker:
         return reply.answer
 
     def _replied(self, connection: Connection, process: subprocess.Popen[bytes]) -> Found | Wrong:
-        """What the process says in the end; on the way it may ask for what is in the books."""
+        """Return the reply of the process; until then serve its requests for totals in memory."""
         while True:
             said = connection.recv()
             if isinstance(said, Cells):
@@ -123,9 +125,9 @@ class Worker:
                 return said
 
     def _started(self) -> tuple[Connection, subprocess.Popen[bytes]]:
-        """The process, ready for a question."""
+        """Return the process and its connection, ready for a question; start it if there is none."""
         ended = None if self._process is None else self._process.poll()
-        # Looked at after the process: `close` sets it before it kills.
+        # Checked after the poll: `close` sets `_closed` before it kills the process.
         if self._closed:
             self._end()
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is about to end")
@@ -161,7 +163,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
-    """A process has so long; the event is set if it was killed then."""
+    """Kill the process if the block takes longer than ``seconds``; the event is set if that happened."""
     over = threading.Event()
 
     def kill() -> None:

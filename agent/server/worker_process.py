@@ -1,7 +1,7 @@
-"""The process that answers an agent's questions to its history; ``worker.py`` is the other end, and starts it.
+"""The process that answers questions about an agent's history; ``worker.py`` starts it and sends the questions.
 
-It has its own interpreter, so that what takes long to answer keeps nothing else in the agent waiting, and its own bound of memory. What the
-history has not yet, it asks the agent for. It imports no web server.
+It has its own interpreter, so that slow answers delay nothing else in the agent, and its own limit of memory. It requests
+from the agent what is not yet in the history. It imports no web server.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from commwatch.history.opening import StoreError
 from commwatch.reference.references import References
 from commwatch.server.questions import QUESTIONS, Problem, text_of
 
-#: Address space, in bytes. The dearest answer, advice on a job of 100,000 steps, takes 180 MB, 34 of them the interpreter.
+#: Address space, bytes. The costliest answer, advice on 100,000 steps, takes 180 MB, 34 of them the interpreter.
 MOST_BYTES = 1 << 28
-#: The trainers come first, and the intake.
+#: Trainers and intake have priority.
 NICE = 10
 
 
 class Begin(NamedTuple):
-    """What the process has to know before the first question."""
+    """Sent to the process before the first question."""
 
     history: Path
     references: Path
@@ -46,12 +46,15 @@ class Question(NamedTuple):
     arguments: dict[str, Any]
     #: The setting ``links``.
     links: dict[str, str]
-    #: The answer is wanted as it is sent, not as an object.
+    #: The answer is to be a ``Text``, serialised as it is sent, instead of an object.
     as_text: bool
 
 
 class Cells(NamedTuple):
-    """A request to the agent for ``live_cells``. The agent sends ``True`` when the history is to be frozen, waits for ``True``, and sends the cells."""
+    """A request to the agent for ``live_cells``.
+
+    The agent sends ``True`` when the process must open its snapshot of the history, waits for ``True``, and sends the cells.
+    """
 
     from_ns: int
     until_ns: int
@@ -59,26 +62,26 @@ class Cells(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """Asked of the agent: ``live_ranks``."""
+    """A request to the agent for ``live_ranks``."""
 
 
 class Found(NamedTuple):
     """The answer to a question."""
 
     answer: Any
-    #: Pieces of the history that proved to be damaged, and what to say of them.
+    #: Damaged pieces of the history, and the message to log for each.
     damaged: list[tuple[Piece, str]]
 
 
 class Wrong(NamedTuple):
-    """Why there is none."""
+    """Why there is no answer."""
 
     status: HTTPStatus
     detail: str
 
 
 class _Damaged(Damaged):
-    """Collects what proves to be damaged, for the agent to count and log."""
+    """Collects damaged pieces, for the agent to count and log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class _Damaged(Damaged):
 
 
 class _Agent(QueryService):
-    """Has the books of the agent at the other end."""
+    """A ``QueryService`` that gets the totals in memory from the agent, over the connection."""
 
     def __init__(self, begin: Begin, links: dict[str, str], damaged: Damaged, agent: Connection) -> None:
         super().__init__(begin.history, references=References(begin.references, links), damaged=damaged)
@@ -112,7 +115,7 @@ class _Agent(QueryService):
 
 
 def answered(question: Question, begin: Begin, connection: Connection) -> Found | Wrong:
-    """The answer to one question."""
+    """Return the answer to one question, or why there is none."""
     damaged = _Damaged()
     agent = _Agent(begin, question.links, damaged, connection)
     try:
@@ -126,7 +129,7 @@ def answered(question: Question, begin: Begin, connection: Connection) -> Found 
 
 
 def serve(connection: Connection) -> None:
-    """Answer until the other end is closed."""
+    """Answer questions until the agent closes the connection."""
     with contextlib.suppress(EOFError, OSError):
         begin: Begin = connection.recv()
         while True:
@@ -142,11 +145,11 @@ def serve(connection: Connection) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Serve a connection, as the whole work of a process."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal means the agent, which ends this process
+    """Serve the connection with this file descriptor; entry point of the process."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # from a terminal they are for the agent, which ends this process
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     os.nice(NICE)
-    with contextlib.suppress(OSError):  # rather this process than the agent, where memory runs out
+    with contextlib.suppress(OSError):  # out of memory: kill this process rather than the agent
         Path("/proc/self/oom_score_adj").write_text("1000")
     serve(Connection(descriptor))

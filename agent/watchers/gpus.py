@@ -1,6 +1,6 @@
-"""The cards of this node: read in a thread of their own, joined to the ranks that compute on them.
+"""The GPUs of this node: read in a thread of their own, joined with the ranks that run on them.
 
-Nothing here waits for a card: who asks gets what was read last, and nothing once that is old.
+No caller waits for a driver: answers hold the latest reading, and nothing once that is old.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from commwatch.ingest.rank_totals import RankTotals
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "gpu"
-#: What was read longer ago than this is not shown.
+#: Seconds after which a reading is not shown any more.
 _OLD_S = 10.0
-#: Between two tries to open the library: at first, and at most.
+#: Seconds between two tries to open the library: at first, and at most.
 _FIRST_RETRY_S, _MOST_RETRY_S = 1.0, 60.0
-#: While a card is lost, the library is opened anew this often: only so is it found when it comes back.
+#: Seconds between two reopenings of the library while a card is lost: without one, a card that comes back is not found.
 _RENEW_S = 60.0
 _MOST_XIDS = 256
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """Whether cards are being read."""
+    """Whether GPUs are being read."""
 
-    #: ``up``; ``down``: they were, or should be, and cannot; ``none``: there are none to read; ``off``: by settings.
+    #: ``up``; ``down``: GPUs that were or should be there cannot be read; ``none``: there are no GPUs; ``off``: by settings.
     state: str
-    #: Why it is not ``up``.
+    #: Reason why the state is not ``up``.
     says: str | None
     driver: Driver | None
 
@@ -64,27 +64,27 @@ class XidView:
     #: Unix time.
     at: float
     xid: int
-    #: In words, and what to do.
+    #: Its meaning, and what to do.
     title: str
     do: str
 
 
 @dataclass(frozen=True)
 class RankOnGpu:
-    """A rank that computes on a card, and what its communication takes there."""
+    """A rank that runs on a GPU, and its share of communication."""
 
     job_id: str
     rank: int
-    #: Communication over step time, steps of the last 60 s; ``None``: not known.
+    #: Communication over step time, 0 to 1, of the steps of the last 60 s; ``None``: not known.
     comm_share: float | None
     exposed_comm_share: float | None
-    #: The part of the card it computes on; ``None``: all of it.
+    #: The MIG instance that it runs on; ``None``: the whole GPU.
     mig: MigInstance | None
 
 
 @dataclass(frozen=True)
 class GpuView:
-    """A card with what was read of it, what has befallen it, and the ranks on it."""
+    """A GPU with its latest reading, its Xids, and the ranks on it."""
 
     gpu: Gpu
     #: The latest, newest first.
@@ -94,7 +94,7 @@ class GpuView:
 
 @dataclass(frozen=True)
 class StrangeRank:
-    """A rank on a card that is not among those the agent sees."""
+    """A rank on a GPU that the agent cannot see."""
 
     job_id: str
     rank: int
@@ -104,23 +104,23 @@ class StrangeRank:
 
 @dataclass(frozen=True)
 class GpuViews:
-    """All cards of the node."""
+    """All GPUs of the node."""
 
     state: str
     says: str | None
     driver: Driver | None
-    #: Unix time of the latest look.
+    #: Unix time of the latest reading.
     read_at: float | None
     gpus: list[GpuView]
     elsewhere: list[StrangeRank]
 
 
 class Gpus:
-    """One thread calls ``tick``; answers may be asked for from any.
+    """Reads the GPUs of the node. One thread calls ``tick`` and ``close``; any thread may call the other methods.
 
     Args:
         wanted: the setting ``gpus``.
-        sources: vendors' libraries; the first that finds cards is read.
+        sources: vendors' libraries; the first that finds GPUs is read.
         clock: monotonic seconds.
         wall: Unix time.
     """
@@ -140,12 +140,12 @@ class Gpus:
         self._retry_s = _FIRST_RETRY_S
         self._driver: Driver | None = None
         self._says = "not looked for yet"
-        #: Cards have been read once, or there is a driver for them: their absence is a fault.
+        #: GPUs have been read once, are required, or have a driver: their absence is a fault.
         self._expected = wanted == GPUS_REQUIRED
         self._down = False
         self._snapshot: Snapshot | None = None
         self._read_at = self._read_wall = 0.0
-        #: As they were last seen, however long ago: who sits where does not change when a driver goes away.
+        #: GPUs as last seen, however long ago: which rank runs on which does not change when a driver fails.
         self._known: tuple[Gpu, ...] = ()
         self._counts: Counter[Xid] = Counter()
         self._recent: deque[tuple[float, Xid]] = deque(maxlen=_MOST_XIDS)
@@ -153,7 +153,7 @@ class Gpus:
     # -- the thread ---------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Read all cards; where there is no driver, look for one now and then."""
+        """Read all GPUs; where no library is open, try to open one from time to time."""
         if self._wanted == GPUS_OFF:
             return
         now = self._clock()
@@ -172,13 +172,13 @@ class Gpus:
                 self._take(snapshot)
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the library."""
         if self._open is not None:
             self._open.close()
             self._open = None
 
     def _find(self) -> None:
-        """Open the first library that finds cards."""
+        """Open the first library that finds GPUs."""
         absent, broken = [], None
         for source in self._sources:
             try:
@@ -222,7 +222,7 @@ class Gpus:
     # -- answers ------------------------------------------------------------------------------
 
     def state(self) -> GpuState:
-        """Whether cards are being read."""
+        """Whether GPUs are being read."""
         with self._lock:
             return self._state()
 
@@ -237,7 +237,7 @@ class Gpus:
         return GpuState("down" if self._expected else "none", self._says, self._driver if self._known else None)
 
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
-        """For ``/metrics``: nothing at all on a machine that has no cards."""
+        """Return readings for ``/metrics``; an empty list on a machine without GPUs."""
         with self._lock:
             state = self._state()
             if state.state in ("none", "off"):
@@ -247,12 +247,12 @@ class Gpus:
             return [(COLLECTOR, list(readings(self._driver, self._snapshot.gpus, self._counts)))]
 
     def place(self, where: GpuPlace | None) -> Gpu | None:
-        """The card a rank computes on; ``None``: not known, or not in sight of this agent."""
+        """Return the GPU that a rank runs on; ``None``: not known, or not visible to this agent."""
         with self._lock:
             return None if where is None else find(where, self._known)
 
     def held_back(self, where: GpuPlace | None) -> list[str]:
-        """Why a card keeps its clock down that should not have to; empty: it does not, or that is not known."""
+        """Return the reasons in ``ALARMING`` for which a GPU throttles its clock; empty: none, or not known."""
         with self._lock:
             if where is None or self._snapshot is None or self._state().state != "up":
                 return []
@@ -260,15 +260,15 @@ class Gpus:
         return [] if gpu is None else [reason for reason in ALARMING if gpu.measured.throttled.get(reason)]
 
     def label(self, where: GpuPlace | None) -> str:
-        """The same for the label ``gpu`` in ``/metrics``; empty where it is not known."""
+        """Return the label ``gpu`` of ``/metrics``: the index of the GPU that a rank runs on; empty where not known."""
         gpu = self.place(where)
         return "" if gpu is None else str(gpu.card.index)
 
     def view(self, jobs: Iterable[Job], now_ns: int) -> GpuViews:
-        """The cards beside the ranks that live.
+        """Return the GPUs with the live ranks on them.
 
         Args:
-            jobs: those whose ranks are meant, held still by the caller.
+            jobs: whose ranks are included; the caller holds the lock that guards them.
             now_ns: the monotonic clock.
         """
         ranks = [(job.id, book) for job in jobs for book in job.books.values() if book.alive and book.gpu is not None]

@@ -1,7 +1,7 @@
-"""Watches the node: looks at its network devices once a second in a thread of its own, so that no page ever waits for a driver.
+"""Samples the node and its network devices once a second in a thread of its own, so that no request waits for a driver.
 
-Counters of traffic are read each time; what changes seldom, or may take long (speeds, errors, the list of devices itself), every ten
-seconds. What these looks amount to is worked out in ``host_answers``.
+Traffic counters are read each time; what rarely changes or may take long (speeds, errors, the list of devices) every ten
+seconds. ``host_rates`` computes rates from the samples.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from commwatch.ingest.jobs import Aggregate
 from commwatch.reference.links import of_device
 
 log = logging.getLogger("commwatch")
-#: How long looks are kept.
+#: How long samples and slow samples are kept.
 WINDOW_NS, LATELY_NS = 60_000_000_000, 600_000_000_000
 _SELDOM_NS = 10_000_000_000
-#: Without a look for so long a driver holds it up, and what was read last is not true any more.
+#: After so long without a sample a driver hangs, and the latest values are out of date.
 _STUCK_NS = 30_000_000_000
-#: Virtual devices told of, the oldest first: a node of Kubernetes has one for every pod.
+#: Virtual devices reported, the oldest first: a Kubernetes node has one per pod.
 MOST_VIRTUAL = 16
 _WAYS = ("receive", "transmit")
 _KINDS_OF_COUNTS = ("bytes", "packets", "errors", "drops")
 
 
 class HostWatch:
-    """The state of the node, now and a while back. One thread calls ``tick``.
+    """The state of the node, now and in the last minutes. One thread calls ``tick``; any thread may call the others.
 
     Args:
-        aggregate: what the collectives have moved.
-        lock: guards it.
+        aggregate: jobs in memory, with the bytes that collectives have moved.
+        lock: guards ``aggregate``.
         now_ns: the monotonic clock.
-        proc: where procfs is; its network devices are those of the agent's network namespace.
-        sys: where sysfs is.
+        proc: mount point of procfs; its network devices are those of the agent's network namespace.
+        sys: mount point of sysfs.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class HostWatch:
         self._host = Host(proc)
         self._looks: deque[NodeSample] = deque()
         self._seldom: deque[SlowSample] = deque()
-        #: What is told; replaced as a whole, so that who asks has no need of a lock.
+        #: What the answers are made from; replaced as a whole, so that readers need no lock.
         self._node: Node | None = None
         self._down: dict[str, str] = {}
         self._began_ns: int | None = None
 
-    # -- looking ------------------------------------------------------------------------------
+    # -- sampling -----------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look once."""
+        """Take one sample."""
         now = self._now_ns()
         if not self._seldom or now - self._seldom[-1].at_ns >= _SELDOM_NS:
             self._seldom.append(self._look_around(now))
@@ -95,7 +95,7 @@ class HostWatch:
         try:
             cpu, memory = self._host.cpu(), self._host.memory()
         except (OSError, ValueError):
-            cpu, memory = None, Memory(None, None)  # its own collector says so
+            cpu, memory = None, Memory(None, None)  # its own collector reports this
         with self._lock:
             moved = parts(self._aggregate.jobs.values())
         return NodeSample(at, counts, cpu, memory, self._host.pressure(), moved)
@@ -118,18 +118,18 @@ class HostWatch:
             log.warning("collector %s is down: %s", name, error)
         self._down[name] = str(error)
 
-    # -- telling ------------------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------------------
 
     def view(self, job: str | None = None) -> HostView:
-        """The node as it was at the last look.
+        """Return the node as of the latest sample.
 
         Args:
-            job: the one whose groups are told of; all by default.
+            job: the job whose groups are included; by default all.
         """
         return answer(self._node, job)
 
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
-        """For ``/metrics``, by collector; ``None`` from one that failed, or that a driver holds up."""
+        """Return readings for ``/metrics`` by collector; ``None`` for one that failed, or that a driver blocks."""
         node = self._node
         if node is None:
             return []
@@ -147,7 +147,7 @@ _RDMA = ("infiniband", "roce", "rdma")
 
 
 def _most(nics: Iterable[Nic]) -> Iterator[Nic]:
-    """All but virtual devices past the first so many."""
+    """Yield all devices but the virtual ones after the first ``MOST_VIRTUAL``."""
     virtual = 0
     for nic in nics:
         virtual += nic.kind == "virtual"
@@ -156,7 +156,7 @@ def _most(nics: Iterable[Nic]) -> Iterator[Nic]:
 
 
 def _readings(nic: Nic, node: Node) -> Iterator[Reading]:
-    """Of one device; nothing of a network device that has never moved a byte."""
+    """Yield readings of one device; none of a network device that has never moved a byte."""
     counts = node.counts[nic.name]
     if nic.kind not in _RDMA and not (counts.received.bytes or counts.sent.bytes):
         return

@@ -1,6 +1,6 @@
-"""NCCL Inspector's files of the jobs in sight: followed, joined to ranks and process groups, added up.
+"""NCCL Inspector's files of the known jobs: followed, joined with ranks and process groups, added up.
 
-What it timed on the GPU stands beside what the probe recorded, under names of its own, and is never mixed with it.
+Its timings on the GPU have names of their own, and are never mixed with what the probe recorded.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from commwatch.watchers.nccl import fitting, groups_of, ranks_of
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "inspector"
-#: Files of this age, when a rank begins, are of ranks before it; clocks of file servers differ by less.
+#: Files last written so many seconds before a rank began are of earlier ranks; file server clocks differ by less.
 _SLACK_S = 60.0
-#: Without a look at the files for so long the collector is down.
+#: Seconds without a check of the files after which the collector is down.
 _STUCK_S = 30.0
-#: Sums kept of one job; text files of one folder, and how much of each is read.
+#: Sums kept of one job; text files read of one folder, and bytes of each.
 MOST_CELLS, _MOST_PROM, _MOST_PROM_BYTES = 4096, 64, 1 << 20
-#: Seconds between two looks at the text files, which change twice a minute at most.
+#: Seconds between two checks of the text files, which change twice a minute at most.
 _PROM_S = 5.0
 
 
@@ -60,12 +60,12 @@ class _Cell:
 class _Comm:
     size: int
     name: str | None
-    #: (rank in it, global rank).
+    #: (rank in the communicator, global rank).
     places: set[tuple[int, int]] = field(default_factory=set)
 
 
 class _JobFiles:
-    """The JSON of one job, added up."""
+    """Sums over the JSON files of one job."""
 
     def __init__(self, since: float, lock: threading.RLock) -> None:
         self.follower = Follower(self._take, since)
@@ -108,7 +108,7 @@ class _JobFiles:
         return True
 
     def group(self, comm: _Comm, groups: list[GroupInfo]) -> tuple[str, str | None]:
-        """Label and id of the process group that a communicator is: by its members, else by what the program calls it."""
+        """Return label and id of a communicator's process group, found by its members, then by its name."""
         fits = fitting(comm.size, comm.places, groups)
         if len(fits) > 1:
             fits = [group for group in fits if comm.name in (group.name, group.description)] or fits
@@ -118,10 +118,10 @@ class _JobFiles:
 
 
 class Inspector:
-    """All files of Inspector's that the agent follows. One thread calls ``tick``; answers may be asked for from any.
+    """All files of Inspector that the agent follows. One thread calls ``tick``; any thread may call the answers.
 
     Args:
-        directory: a folder that it dumps into, beside those that probes tell of.
+        directory: a folder with Inspector's files, in addition to those that probes report.
         lock: guards the aggregate.
         clock: Unix time.
     """
@@ -136,7 +136,7 @@ class Inspector:
         self._directory, self._aggregate, self._books_lock, self._clock = directory, aggregate, lock, clock
         self._lock = threading.RLock()
         self._jobs: dict[str, _JobFiles] = {}
-        #: Folders with the jobs that dump into them, and when the first of these began.
+        #: By folder: the jobs that dump into it, and the Unix time before which its files are of earlier jobs.
         self._folders: dict[str, tuple[set[str], float]] = {}
         self._means: dict[str, tuple[int, list[InspectorMean]]] = {}
         self._looked_at = clock()
@@ -144,7 +144,7 @@ class Inspector:
         self._said: set[str] = set()
 
     def tick(self) -> int:
-        """Look for files and read on; returns the bytes read."""
+        """Find new files and read what was added; return the bytes read."""
         folders: dict[str, tuple[set[str], float]] = {}
         with self._books_lock:
             wanted = {job.id: self._wanted(job, folders) for job in self._aggregate.jobs.values()}
@@ -158,7 +158,7 @@ class Inspector:
                     continue
                 files.ranks = ranks
             files.follower.patterns.update(dict.fromkeys(patterns))
-            read += files.follower.tick()  # a file server that hangs must hang nobody who asks
+            read += files.follower.tick()  # without the lock: a file server may hang, answers must not
             self._say(files.follower.troubles)
         with self._lock:
             for job in [job for job in self._jobs if job not in wanted]:
@@ -171,7 +171,7 @@ class Inspector:
         return read
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         with self._lock:
             for files in self._jobs.values():
                 files.follower.close()
@@ -185,7 +185,10 @@ class Inspector:
     def _wanted(
         self, job: Job, folders: dict[str, tuple[set[str], float]]
     ) -> tuple[list[str], float, dict[tuple[str, int], int]]:
-        """Files of a job, the time before which they were somebody else's, and whose they are; notes the folders."""
+        """Return a job's file patterns, the Unix time before which files are of earlier jobs, and ranks by host and pid.
+
+        Adds the job's folders to ``folders``.
+        """
         patterns, since = [], float("inf")
         for book in job.books.values():
             identity = book.identity
@@ -224,7 +227,7 @@ class Inspector:
     # -- answers ------------------------------------------------------------------------------
 
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
-        """For ``/metrics``: counts, durations and bus bytes by rank, group, op and timing; nothing where it is off."""
+        """Return readings for ``/metrics``: counts, seconds and bus bytes by rank, group, op and timing; none if off."""
         if not self._folders:
             return []
         if self._clock() - self._looked_at > _STUCK_S:
@@ -248,7 +251,7 @@ class Inspector:
         return [(COLLECTOR, found)]
 
     def rows(self, job: str | None) -> list[InspectorRow]:
-        """What was timed, the most time first."""
+        """Return what was timed, the most time first."""
         with self._books_lock:
             groups = {each.id: list(groups_of(each).values()) for each in self._aggregate.jobs.values()}
         found = []
@@ -264,7 +267,7 @@ class Inspector:
         return sorted(found, key=lambda row: -row.seconds)
 
     def view(self, job: str | None) -> InspectorView:
-        """All there is of it."""
+        """Return the state of Inspector and all that was read from its files."""
         rows = self.rows(job)
         with self._lock:
             files = [each for name, each in self._jobs.items() if job in (None, name)]

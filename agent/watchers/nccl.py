@@ -1,4 +1,4 @@
-"""The NCCL logs of the jobs in sight: followed, joined to their process groups, counted."""
+"""The NCCL logs of the known jobs: followed, joined with their process groups, counted."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from commwatch.ingest.jobs import Aggregate, Job
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "nccl_log"
-#: Distinct facts kept of one job, and messages of all.
+#: Distinct facts kept per job, and messages kept of all jobs.
 _MOST_FACTS = 50_000
 _MOST_MESSAGES = 2_000
-#: Of a request to follow logs.
+#: Bytes of a request to follow logs.
 _MOST_REQUEST_BYTES = 1 << 20
-#: Files of this age, when a job begins, are of jobs before it; clocks of file servers differ by less.
+#: Files last written so many seconds before a job began are of earlier jobs; file server clocks differ by less.
 _SLACK_S = 60.0
-#: Between two times that what was said of a job is written down.
+#: Seconds between two writes of a job's topology to disk.
 _KEEP_S = 30.0
-#: Without a look at the logs for so long the collector is down.
+#: Seconds without a check of the logs after which the collector is down.
 _STUCK_S = 30.0
 
 
 @dataclass(frozen=True)
 class LogRequest:
-    """What ``commwatch run`` leaves in the run directory: follow these files for that job."""
+    """A file that ``commwatch run`` writes to the run directory: follow these logs for that job."""
 
     job: str
     patterns: list[str]
     since: float
-    #: Of the process that asks: once it is gone, the request is, too.
+    #: The process that made the request, which is void once that has ended.
     pid: int
 
     def write(self, run_dir: Path) -> Path:
-        """Leave it for the agent of ``run_dir``; raises ``OSError``."""
+        """Write the request for the agent of ``run_dir`` and return its path; raise ``OSError`` if that fails."""
         directory = run_dir / "logs"
         mode = make_private_dir(directory, os.environ)
         path = directory / f"{self.pid}.json"
@@ -64,7 +64,7 @@ class LogRequest:
 
 
 def requests(run_dir: Path) -> list[LogRequest]:
-    """The requests of those who still live; damaged ones are passed over."""
+    """Return the requests of live processes; remove those of ended ones, and skip damaged ones."""
     found = []
     for path in sorted((run_dir / "logs").glob("*.json")):
         try:
@@ -86,7 +86,7 @@ def _is_sound(request: LogRequest) -> bool:
         isinstance(p, str) for p in request.patterns
     ):
         return False
-    return not any("\ud800" <= char <= "\udfff" for char in request.job)  # which nothing could send or store
+    return not any("\ud800" <= char <= "\udfff" for char in request.job)  # cannot be sent or stored
 
 
 class _JobLogs:
@@ -98,12 +98,12 @@ class _JobLogs:
         self.counts: Counter[str] = Counter()
         self._job, self._heard = job, heard
         self.follower = Follower(self._take, since)
-        #: Lines came since it was last kept, at that Unix time.
+        #: There are lines since the topology was last stored; and the Unix time of that.
         self.fresh, self.kept_at = False, 0.0
         self._found: list[tuple[str, str]] | None = None
 
     def findings(self) -> list[tuple[str, str]]:
-        """Name and severity of each kind of finding; looked for again only once there are new lines, for that takes long."""
+        """Return name and severity of each kind of finding; cached until there are new lines, because it takes long."""
         with self._lock:
             if self._found is None:
                 self._found = sorted({(finding.name, finding.severity) for finding in findings(self.account)})
@@ -118,13 +118,13 @@ class _JobLogs:
 
 
 class NcclLogs:
-    """All logs that the agent follows. One thread calls ``tick``; answers may be asked for from any.
+    """All NCCL logs that the agent follows. One thread calls ``tick``; any thread may call the answers.
 
     Args:
-        run_dir: where requests are left.
+        run_dir: run directory, where requests are written.
         lock: guards the aggregate.
         clock: Unix time.
-        keep: writes down what was said of a job, for when it has ended; may raise ``OSError``.
+        keep: stores the topology of a job, for when it has ended; may raise ``OSError``.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class NcclLogs:
         self._said: set[str] = set()
 
     def tick(self) -> int:
-        """Look for logs and read on; returns the bytes read."""
+        """Find new logs and read what was added; return the bytes read."""
         wanted = self._wanted()
         read = 0
         for job, (patterns, since) in wanted.items():
@@ -158,7 +158,7 @@ class NcclLogs:
                 if logs is None:
                     logs = self._jobs[job] = _JobLogs(job, since - _SLACK_S, self._hear, self._lock)
             logs.follower.patterns.update(dict.fromkeys(patterns))
-            read += logs.follower.tick()  # a file server that hangs must hang nobody who asks
+            read += logs.follower.tick()  # without the lock: a file server may hang, answers must not
             for path, why in logs.follower.troubles.items():
                 if path not in self._said:
                     self._said.add(path)
@@ -172,14 +172,14 @@ class NcclLogs:
         return read
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Store what is new, and close all files."""
         self._keep_fresh(lambda job, logs: True)
         with self._lock:
             for logs in self._jobs.values():
                 logs.follower.close()
 
     def _keep_fresh(self, due: Callable[[str, _JobLogs], bool]) -> None:
-        """Have written down what is new of the jobs that are due."""
+        """Store the topology of the jobs that have new lines and are due."""
         with self._lock:
             new = [
                 (logs, self._topology(job, logs)) for job, logs in self._jobs.items() if logs.fresh and due(job, logs)
@@ -190,13 +190,13 @@ class NcclLogs:
             try:
                 self._keep(said)
             except OSError as error:
-                logs.fresh = True  # for the next time
+                logs.fresh = True  # to try again
                 if str(error) not in self._said:
                     self._said.add(str(error))
                     log.warning("cannot keep what NCCL's logs say for later: %s", error)
 
     def _wanted(self) -> dict[str, tuple[list[str], float]]:
-        """Files by job, with the time before which they were somebody else's."""
+        """Return file patterns by job, with the Unix time before which files are of earlier jobs."""
         found: dict[str, tuple[list[str], float]] = {}
         for request in requests(self._run_dir):
             found[request.job] = (list(request.patterns), request.since)
@@ -232,7 +232,7 @@ class NcclLogs:
     # -- answers ------------------------------------------------------------------------------
 
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
-        """For ``/metrics``: messages by class, findings, and channels by process group and transport."""
+        """Return readings for ``/metrics``: messages by class, findings, channels by process group and transport."""
         if self._clock() - self._looked_at > _STUCK_S:
             return [(COLLECTOR, None)]
         found = []
@@ -251,7 +251,7 @@ class NcclLogs:
         return [(COLLECTOR, found)]
 
     def topology(self, job: str | None) -> list[Topology]:
-        """What the logs of the jobs say."""
+        """Return the content of the logs, one ``Topology`` per job."""
         with self._lock:
             return [self._topology(each, logs) for each, logs in self._jobs.items() if job in (None, each)]
 
@@ -279,7 +279,7 @@ class NcclLogs:
     def messages(
         self, job: str | None, kind: str | None, from_s: float, until_s: float, limit: int
     ) -> list[NcclMessage]:
-        """Warnings, newest first."""
+        """Return warnings, newest first."""
         with self._lock:
             wanted = (
                 message
@@ -291,7 +291,7 @@ class NcclLogs:
             return [message for message, _ in zip(wanted, range(limit), strict=False)]
 
     def knows(self, job: str) -> bool:
-        """Whether it has logs of the job."""
+        """Return True if there are logs of the job."""
         with self._lock:
             return job in self._jobs
 
@@ -304,12 +304,12 @@ class NcclLogs:
 
 
 def logs_of(state: Path) -> Path:
-    """Where the NCCL logs of our making lie, a folder for each job: beside the history."""
+    """Return the folder of the NCCL logs that commwatch makes, beside the history; it has one folder per job."""
     return state / "nccl"
 
 
 def remove_old(logs: Path, before_s: float) -> None:
-    """Remove the logs of our making that were last written to before that Unix time."""
+    """Remove logs that were last written before Unix time ``before_s``, and folders that are empty."""
     for path in logs.glob("*/*"):
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < before_s:
@@ -321,7 +321,7 @@ def remove_old(logs: Path, before_s: float) -> None:
 
 
 def ranks_of(job: Job) -> dict[tuple[str, int], int]:
-    """Global rank by host (as NCCL writes it) and pid."""
+    """Return the global rank by host (as NCCL writes it) and pid."""
     return {
         (str(book.identity.get("host", "")).partition(".")[0], int(book.identity.get("pid", 0))): book.rank
         for book in job.books.values()
@@ -329,12 +329,12 @@ def ranks_of(job: Job) -> dict[tuple[str, int], int]:
 
 
 def groups_of(job: Job) -> dict[str, GroupInfo]:
-    """The job's process groups by their id."""
+    """Return the job's process groups by their id."""
     return {group.group_id: group for book in job.books.values() for group in book.groups.values()}
 
 
 def matching(comm: Communicator, ranks: dict[tuple[str, int], int], groups: Iterable[GroupInfo]) -> list[GroupInfo]:
-    """The process groups that a communicator may be: of its size, with the same processes at the same ranks."""
+    """Return the process groups that a communicator may belong to: of its size, with its processes at its ranks."""
     seen = {
         (member.init.rank, ranks.get((member.process.host, member.process.pid)))
         for member in comm.members
@@ -346,7 +346,7 @@ def matching(comm: Communicator, ranks: dict[tuple[str, int], int], groups: Iter
 
 
 def fitting(size: int, places: Set[tuple[int, int]], groups: Iterable[GroupInfo]) -> list[GroupInfo]:
-    """The process groups of that size that have global ranks at those places: (rank in the communicator, global rank)."""
+    """Return the groups of that size that match all ``places``: pairs of rank in the communicator and global rank."""
     return [
         group
         for group in groups

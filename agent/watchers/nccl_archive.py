@@ -1,4 +1,4 @@
-"""What NCCL's logs said of a job, kept beside the history for the report of a job that has ended: a file for each job."""
+"""Stores the content of a job's NCCL logs beside the history, for reports after its end: one file per job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADAPTER = TypeAdapter(Topology)
 
 
 def keep(state: Path, said: Topology) -> None:
-    """Write it down in the state directory; raises ``OSError`` where that cannot be."""
+    """Write a job's topology to the state directory; raise ``OSError`` if that fails."""
     path = _path(state, said.job_id)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     hidden = path.with_suffix(".new")
@@ -25,12 +25,12 @@ def keep(state: Path, said: Topology) -> None:
 
 
 def kept(state: Path, job_id: str) -> Topology | None:
-    """What was written down of a job; ``None`` where nothing was, or it cannot be read."""
+    """Return the stored topology of a job; ``None``: there is none, or it cannot be read."""
     with contextlib.suppress(OSError, ValidationError):
         return _ADAPTER.validate_json(_path(state, job_id).read_bytes())
     return None
 
 
 def _path(state: Path, job_id: str) -> Path:
-    # Among the logs, which are removed when they are old.
+    # In the folder of the logs, because old files are removed there.
     return logs_of(state) / "said" / f"{hashlib.sha256(job_id.encode(errors='replace')).hexdigest()[:32]}.json"

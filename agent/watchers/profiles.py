@@ -1,6 +1,6 @@
-"""Profiles on demand: asks the trainers of this node for one, keeps the traces, and puts what they say beside the records.
+"""Profiles on demand: request them from the node's trainers, keep the traces, compare them with the recorded steps.
 
-A trace can be hundreds of megabytes: it is read in a process of its own, so that the agent stays small.
+A trace can be hundreds of megabytes: a separate process reads it, so that the agent stays small.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from commwatch.watchers import trace_files
 from commwatch.watchers.trace_overlap import GroupShare
 
 log = logging.getLogger("commwatch")
-#: Seconds within which a rank that profiles has written its trace once the request is over, and in which the records of
-#: its last step are in the history.
+#: Seconds that a rank may take to write its trace after the request has expired, and that the records of its last step
+#: may take to reach the history.
 _WRITING_S, _RECORDS_S = 60.0, 5.0
-#: Seconds for reading a trace, and for all of them where the agent ends.
+#: Seconds for reading a trace, and for all traces together when the agent ends.
 _READING_S, _LAST_S = 300.0, 5.0
 _MARGIN_NS = 10_000_000_000
 
 
 class Refused(Exception):
-    """There is no profile to be had: the message says why."""
+    """A profile is not possible; the message gives the reason."""
 
 
 class NotThere(Refused):
-    """No such job or rank."""
+    """There is no such job or rank."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Communication within the same steps; ``None``: not known."""
+    """Communication within the profiled steps, in seconds, and its share of their time, 0 to 1; ``None``: not known."""
 
-    #: ``kernels`` or ``cpu_ops`` of a profile; ``thread_cpu`` of the records.
+    #: ``kernels`` or ``cpu_ops`` for a trace; ``thread_cpu`` for the probe's records.
     source: str
     comm_s: float | None
     comm_share: float | None
@@ -58,14 +58,14 @@ class Figures:
 
 @dataclass(frozen=True)
 class RankProfile:
-    """What one rank has to say. Times are Unix seconds."""
+    """Progress and result of one rank. Times are Unix seconds."""
 
     rank: int
     #: ``waiting``, ``running``, ``done`` or ``failed``.
     state: str = "waiting"
     error: str | None = None
     steps: int = 0
-    #: Marks between which the steps lie.
+    #: Numbers of the step marks between which the steps lie.
     from_seq: int | None = None
     until_seq: int | None = None
     begin_at: float | None = None
@@ -75,7 +75,7 @@ class RankProfile:
     profile: Figures | None = None
     #: What the probe recorded of these steps.
     continuous: Figures | None = None
-    #: By process group, where the trace names them.
+    #: By process group, where the trace names groups.
     groups: list[GroupShare] = field(default_factory=list)
     #: Path of the trace.
     trace: str | None = None
@@ -99,16 +99,16 @@ _STORED = TypeAdapter(Profile)
 
 @dataclass
 class _Active:
-    """A request that stands."""
+    """A request in progress."""
 
     request: files.Request
     request_path: Path
     ranks: dict[int, RankProfile]
-    #: When the result of a rank came.
+    #: By rank: monotonic time (s) when its result arrived.
     came: dict[int, float] = field(default_factory=dict)
 
     def view(self) -> Profile:
-        """As the API shows it."""
+        """Return the profile as the API shows it."""
         ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
         states = {rank.state for rank in ranks}
         ended = states <= {"done", "failed"}
@@ -119,12 +119,12 @@ class _Active:
 
 
 class Profiles:
-    """The profiles of an agent. One thread calls ``tick`` and ``close``, any may call ``ask`` and ``get``.
+    """The profiles of an agent. One thread calls ``tick`` and ``close``; any thread may call ``ask`` and ``get``.
 
     Args:
-        run_dir: where the trainers are.
-        kept: where traces and results are kept.
-        agent: knows jobs, ranks and steps.
+        run_dir: run directory, shared with the trainers.
+        kept: directory for traces and results.
+        agent: supplies jobs, ranks and steps.
         clock: Unix time.
     """
 
@@ -132,9 +132,9 @@ class Profiles:
         self._run_dir, self._kept, self._agent, self._clock = run_dir, kept, agent, clock
         self._lock = threading.Lock()
         self._active: dict[str, _Active] = {}
-        #: The latest that ended: also where there is no room to keep them.
+        #: The latest that ended, including any that could not be stored on disk.
         self._ended: deque[Profile] = deque(maxlen=20)
-        for path in files.directory(run_dir).glob("*.request.json"):  # of an agent before this one
+        for path in files.directory(run_dir).glob("*.request.json"):  # of a previous agent
             try:
                 self._add(files.read_request(path), path)
             except (OSError, ValueError):
@@ -143,11 +143,11 @@ class Profiles:
     # -- from outside -------------------------------------------------------------------------
 
     def ask(self, job: str, steps: int, ranks: list[int] | None, timeout_s: float) -> Profile:
-        """Ask the ranks of a job (default: all of this node) for a profile.
+        """Request a profile from the ranks of a job (default: all on this node).
 
         Raises:
-            NotThere: no such job, no such rank of it here.
-            Refused: it does not run, or is being profiled already.
+            NotThere: there is no such job, or no such rank of it runs on this node.
+            Refused: the job does not run, or is being profiled already.
             OSError: the request cannot be written.
         """
         if not self._agent.has_job(job):
@@ -169,7 +169,7 @@ class Profiles:
             return self._add(request, path).view()
 
     def get(self, profile_id: str) -> Profile | None:
-        """A profile that is in progress or kept."""
+        """Return a profile that is in progress or kept; ``None``: there is none."""
         with self._lock:
             active = self._active.get(profile_id)
             if active is not None:
@@ -192,7 +192,7 @@ class Profiles:
     # -- the thread ---------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look what the ranks have left."""
+        """Process the files that ranks have written."""
         for active in list(self._active.values()):
             views = {view.rank: view for view in self._agent.ranks(active.request.job)}
             for rank in active.request.ranks:
@@ -200,7 +200,7 @@ class Profiles:
             self._end_if_over(active)
 
     def close(self) -> None:
-        """The agent ends, and has taken all records: take what is there, in all haste."""
+        """End all requests, once all records are drained: process what is present, within ``_LAST_S`` in all."""
         until = time.monotonic() + _LAST_S
         for active in list(self._active.values()):
             _remove(active.request_path)
@@ -211,7 +211,7 @@ class Profiles:
             self._end_if_over(active)
 
     def tidy(self, oldest: float) -> None:
-        """Remove profiles that ended before Unix time ``oldest``, and what ranks have left that nobody waits for."""
+        """Remove profiles that ended before Unix time ``oldest``, and files of ranks that no request waits for."""
         for folder in self._kept.glob("*-*"):
             if folder.lstat().st_mtime < oldest:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -221,14 +221,14 @@ class Profiles:
                 _remove(path)
 
     def _look(self, active: _Active, rank: int, view: RankView | None, reading_s: float, records_s: float) -> None:
-        """One rank that has not ended yet."""
+        """Update one rank, unless it has ended."""
         known = active.ranks[rank]
         if known.state in ("done", "failed"):
             return
         place = files.directory(self._run_dir)
         claim = trace_files.read(files.of_rank(place, active.request.id, rank, files.CLAIM))
         gone = _gone(claim, view)
-        # After the look at its process, which leaves the result before it ends.
+        # Read after the check of the process, which writes the result before it ends.
         result = trace_files.read(files.of_rank(place, active.request.id, rank, files.RESULT))
         if result is not None:
             self._take(active, rank, result, reading_s, records_s)
@@ -246,7 +246,7 @@ class Profiles:
             active.ranks[known.rank] = known
 
     def _take(self, active: _Active, rank: int, text: str, reading_s: float, records_s: float) -> None:
-        """A rank has ended."""
+        """Process the result of a rank."""
         try:
             result = files.result_from(text)
         except ValueError as error:
@@ -259,7 +259,7 @@ class Profiles:
             return
         came = active.came.setdefault(rank, time.monotonic())
         steps = self._steps(active.request.job, result)
-        # The records of the last step come with the next look at the ring.
+        # The records of the last step come with the next drain of the ring.
         if (not steps or steps[0].seq < result.until_seq) and time.monotonic() - came < records_s:
             return
         known = RankProfile(
@@ -275,7 +275,7 @@ class Profiles:
         self._set(active, self._analysed(active, known, result, reading_s))
 
     def _analysed(self, active: _Active, known: RankProfile, result: files.Result, reading_s: float) -> RankProfile:
-        """Keep the trace and read it."""
+        """Keep the trace, read it, and return the rank with its figures."""
         left = files.of_rank(files.directory(self._run_dir), result.id, known.rank, files.TRACE)
         try:
             trace = self._folder(active.request) / f"rank{known.rank}.{files.TRACE}"
@@ -296,13 +296,13 @@ class Profiles:
         return replace(known, state="done", profile=figures, groups=groups)
 
     def _steps(self, job: str, result: files.Result) -> list[StepView]:
-        """The same steps, as they were recorded; newest first."""
+        """Return the profiled steps as the probe recorded them, newest first."""
         window = result.from_ns - _MARGIN_NS, result.until_ns + _MARGIN_NS
         views = self._agent.steps(*window, job, result.rank, 10_000)
         return [view for view in views if result.from_seq < view.seq <= result.until_seq]
 
     def _folder(self, request: files.Request) -> Path:
-        """Where the traces and the results of a profile are kept."""
+        """Return the folder for traces and result of a profile; create it if missing."""
         folder = self._kept / f"{ring_prefix(request.job).removesuffix('.r')}-{request.id}"
         make_private_dir(self._kept, {})
         make_private_dir(folder, {})
@@ -312,7 +312,7 @@ class Profiles:
         profile = active.view()
         if profile.state not in ("done", "failed"):
             return
-        # The claims stay until no process that has read the request can take it up any more.
+        # The claims stay until ``tidy``: a process that has read the request must not start it again.
         _remove(active.request_path)
         try:
             folder = self._folder(active.request)
@@ -330,18 +330,18 @@ class Profiles:
 
 
 def kept_in(state: Path) -> Path:
-    """Where the profiles lie beside a history."""
+    """Return the directory of profiles in a state directory."""
     return state / "profiles"
 
 
 def _remove(path: Path) -> None:
-    """Remove a file of the run directory, where another may have put what cannot be removed like one."""
+    """Remove a file of the run directory; ignore errors, because another user may have replaced it with a directory."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 
 
 def _gone(claim: str | None, view: RankView | None) -> bool:
-    """Whether the process that would leave a result is no more."""
+    """Return True if the process that would write the result has ended."""
     if view is None:
         return False
     if view.state != "running":

@@ -1,7 +1,7 @@
-"""NCCL's RAS, polled: which ranks of which communicator have launched how many collectives, over all nodes.
+"""Polls NCCL's RAS: how many collectives each rank of each communicator has launched, over all nodes.
 
-It costs the trainer a thread that NCCL runs anyway. It is asked only where the settings say so, and never while a communicator may
-be in the making: NCCL 2.26.2 crashed when it was (NVIDIA/nccl issue 1669).
+RAS uses a thread of the trainer that NCCL runs anyway. It is polled only if the settings name it, never while a communicator
+may be under construction: NCCL 2.26.2 crashed then (NVIDIA/nccl issue 1669).
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from commwatch.watchers.nccl import groups_of
 
 log = logging.getLogger("commwatch")
 COLLECTOR = "ras"
-#: Seconds between two questions to one RAS, and until a job that has taken up a new group may be asked again.
+#: Seconds between two polls of one RAS, and without a new group in any job before RAS is polled.
 POLL_S, SETTLED_S = 10.0, 60.0
-#: What was said so long ago is no verdict any more.
+#: Seconds after which an answer gives no verdict any more.
 _STALE_S = 60.0
 
 
 class Known(NamedTuple):
-    """What the probes tell of a job."""
+    """What the probes report of a job."""
 
     job_id: str
-    #: Pid, as the process sees it, of each rank on this node.
+    #: By rank on this node: its pid, as the process sees it.
     pids: dict[int, int]
     groups: list[GroupInfo]
 
 
 class Joined(NamedTuple):
-    """The process group that a communicator is."""
+    """The process group of a communicator."""
 
     job_id: str
     label: str
-    #: ``None``: several have the same members.
+    #: ``None``: several groups have these members.
     group_id: str | None
-    #: Global ranks.
+    #: Global ranks, by rank in the communicator.
     members: tuple[int, ...]
 
 
 def join(comm: Communicator, jobs: Iterable[Known]) -> Joined | None:
-    """The group all of whose ranks on this node are where the communicator has their processes; ``None`` without exactly one."""
+    """Return the group whose ranks on this node have the pids that ``comm`` reports; ``None``: none, or ambiguous."""
     pids = {member.rank: member.pid for member in comm.members if member.pid is not None}
     found: list[tuple[str, GroupInfo]] = []
     for job in jobs:
@@ -73,11 +73,11 @@ def join(comm: Communicator, jobs: Iterable[Known]) -> Joined | None:
     return Joined(job_id, label, first.group_id if len(found) == 1 else None, first.ranks or ())
 
 
-# -- what follows ---------------------------------------------------------------------------------
+# -- verdicts -------------------------------------------------------------------------------------
 
 
 def judge(comm: Communicator, where: Joined, unchanged_s: float) -> Verdict | None:
-    """The verdict on a communicator that has not changed for so long; ``None``: nothing is wrong with it, or nothing is sure."""
+    """Return the verdict on a communicator unchanged for ``unchanged_s``; ``None``: nothing is wrong, or not for sure."""
     states = {member.state for member in comm.members}
     if states & {ras.INIT, ras.ENDING, ras.ABSENT} or any(m.rank >= len(where.members) for m in comm.members):
         return None
@@ -97,7 +97,7 @@ def judge(comm: Communicator, where: Joined, unchanged_s: float) -> Verdict | No
 
 
 def _counts(members: Sequence[Member], where: Joined, unchanged_s: float) -> Verdict | None:
-    """The verdict on ranks that have launched different numbers of collectives, and launch no more."""
+    """Return the verdict on ranks that have launched different numbers of collectives, and launch no more."""
     told = [m for m in members if m.counts is not None]
     ops = sorted({op for m in told for op in m.counts or {}})
     vectors = {m.rank: tuple((m.counts or {}).get(op, 0) for op in ops) for m in told}
@@ -119,7 +119,7 @@ def _counts(members: Sequence[Member], where: Joined, unchanged_s: float) -> Ver
 
 
 def _lots(op: str, counts: list[tuple[Member, int]], where: Joined) -> str:
-    """Who has launched how many, the most first."""
+    """Return which ranks have launched how many, in words, the most first."""
     by_count: dict[int, list[Member]] = {}
     for member, count in counts:
         by_count.setdefault(count, []).append(member)
@@ -166,7 +166,7 @@ def _verdict(
 
 @dataclass
 class _Asked:
-    """One RAS and what it has said."""
+    """One RAS and its latest answer."""
 
     host: str
     port: int
@@ -174,7 +174,7 @@ class _Asked:
     asked_at: float | None = None
     status: Status | None = None
     trouble: str | None = None
-    #: By communicator: what was told of its ranks, and since when.
+    #: By communicator: its ranks as reported, and the Unix time since which they have not changed.
     since: dict[str, tuple[tuple[Member, ...], float]] = field(default_factory=dict)
 
     @property
@@ -182,7 +182,7 @@ class _Asked:
         return f"{self.host}:{self.port}"
 
     def take(self, status: Status, now: float) -> None:
-        """Note an answer."""
+        """Store an answer."""
         since = {}
         for comm in status.communicators:
             before = self.since.get(comm.comm)
@@ -191,13 +191,13 @@ class _Asked:
 
 
 class Ras:
-    """All that the agent asks. One thread calls ``tick``; answers may be asked for from any.
+    """Polls all RAS of the settings. One thread calls ``tick``; any thread may call the answers.
 
     Args:
         addresses: host and port of each.
         lock: guards the aggregate.
         clock: Unix time.
-        ask: the client.
+        ask: sends the query to host and port, and returns the answer.
     """
 
     def __init__(
@@ -211,16 +211,16 @@ class Ras:
         self._asked = [_Asked(host, port) for host, port in addresses]
         self._aggregate, self._books_lock, self._clock, self._ask = aggregate, lock, clock, ask
         self._lock = threading.RLock()
-        #: Groups that living ranks have used, and when the latest was new.
+        #: Groups that live ranks have used, and the Unix time when the latest one was new.
         self._used: set[tuple[str, int]] = set()
         self._new_at = clock()
 
     def tick(self) -> None:
-        """Ask whom it is time to ask."""
+        """Poll each RAS that is due."""
         if not self._asked:
             return
         if not self._settled():
-            with self._lock:  # what was said of jobs before says nothing of now
+            with self._lock:  # earlier answers may be of earlier jobs
                 self._asked = [_Asked(asked.host, asked.port) for asked in self._asked]
             return
         for asked in self._asked:
@@ -245,7 +245,7 @@ class Ras:
             asked.since.clear()
 
     def _settled(self) -> bool:
-        """Some rank lives, and none has begun to use a group lately: no communicator is in the making."""
+        """Return True if live ranks use groups, none of them new: then no communicator is under construction."""
         with self._books_lock:
             jobs = self._aggregate.jobs.values()
             books = {uid: book for job in jobs for uid, book in job.books.items() if book.alive}
@@ -262,7 +262,7 @@ class Ras:
     # -- answers ------------------------------------------------------------------------------
 
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
-        """For ``/metrics``: whether it answers; nothing where it is off or was not asked yet."""
+        """Return readings for ``/metrics``: whether each RAS answers; none where it is off or was not polled yet."""
         with self._lock:
             tried = [asked for asked in self._asked if asked.asked_at is not None]
             if not tried:
@@ -270,7 +270,7 @@ class Ras:
             return [(COLLECTOR, [] if all(asked.trouble is None for asked in tried) else None)]
 
     def verdicts(self, job: str | None) -> list[Verdict]:
-        """What follows from the latest answers, the longest first."""
+        """Return the verdicts on the latest answers, the longest first."""
         jobs, now, found = self._jobs(), self._clock(), []
         with self._lock:
             for asked in self._asked:
@@ -284,7 +284,7 @@ class Ras:
         return sorted(found, key=lambda verdict: -verdict.since_s)
 
     def view(self, job: str | None) -> RasView:
-        """All there is of it."""
+        """Return the state and the latest answer of each RAS."""
         jobs = self._jobs()
         with self._lock:
             answers = [_answer(asked, jobs, job) for asked in self._asked]

@@ -1,4 +1,4 @@
-"""What a stuck trainer of this machine can be made to tell from outside: Python stacks, and PyTorch's Flight Recorder."""
+"""Captures Python stacks and PyTorch's Flight Recorder of stuck trainers on this machine, from outside."""
 
 from __future__ import annotations
 
@@ -19,27 +19,30 @@ from commwatch.core.views import RankView
 from commwatch.runtime.concurrency import at_once, wait_until
 
 _STACK_S = 20.0
-#: Trainers asked at a time.
+#: Trainers captured at a time.
 _AT_ONCE = 16
-#: PyTorch looks at the pipe about once a second, and writes some megabytes.
+#: Seconds to wait for a dump: PyTorch checks the pipe about once a second, and writes some megabytes.
 _DUMP_S = 15.0
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one rank was made to tell."""
+    """What was captured of one rank."""
 
     job_id: str
     rank: int
-    #: ``python_stack``, or ``flight_recorder``: then the first line of ``text`` names the file, on the trainer's own disk.
+    #: ``python_stack``, or ``flight_recorder``: the first line of ``text`` is the file's path, as the trainer sees it.
     kind: str
     text: str
 
 
 def evidence(found: list[Verdict], ranks: list[RankView], hostname: str) -> list[Evidence]:
-    """Of the ranks that verdicts are about and that run here: stacks, where ``py-spy`` is installed and allowed to, and a dump of the
-    Flight Recorder, where the job keeps a pipe for it (``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``)."""
+    """Return evidence of the ranks on this host that verdicts are about.
+
+    A stack needs ``py-spy`` and its permission to trace; a dump of the Flight Recorder needs ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``
+    in the job.
+    """
     about = {(verdict.job_id, rank) for verdict in found for rank in (*verdict.ranks, *verdict.waiting)}
     here = [
         (view, view.visible_pid)
@@ -58,7 +61,7 @@ def evidence(found: list[Verdict], ranks: list[RankView], hostname: str) -> list
 
 
 def stack(pid: int) -> str | None:
-    """The Python stacks of a process by ``py-spy``; ``None`` where that is not to be had."""
+    """Return the Python stacks of a process by ``py-spy``; ``None`` where that is missing or fails."""
     program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if program is None:
         return None
@@ -71,7 +74,7 @@ def stack(pid: int) -> str | None:
 
 
 def flight_recorder(rank: int, pid: int, proc: Path = _PROC, timeout_s: float = _DUMP_S) -> Path | None:
-    """Have PyTorch dump its Flight Recorder; returns the file, as the trainer calls it, or ``None`` where there is none.
+    """Make PyTorch dump its Flight Recorder; return the file's path, as the trainer sees it; ``None``: no dump.
 
     Any byte in the pipe ``<TORCH_NCCL_DEBUG_INFO_PIPE_FILE><rank>.pipe`` makes ProcessGroupNCCL write its latest operations to
     ``<TORCH_FR_DUMP_TEMP_FILE><rank>``, without disturbing the training.
@@ -89,7 +92,7 @@ def flight_recorder(rank: int, pid: int, proc: Path = _PROC, timeout_s: float = 
 
 
 def _recorded(rank: int, pid: int) -> str | None:
-    """The file that a rank's Flight Recorder was dumped to, and what it says of the rank's groups."""
+    """Return the path of a new Flight Recorder dump and a summary of the rank's groups; ``None``: there is no dump."""
     dump = flight_recorder(rank, pid)
     if dump is None:
         return None
@@ -101,7 +104,7 @@ def _recorded(rank: int, pid: int) -> str | None:
 
 
 def recorder(rank: int, pid: int, proc: Path = _PROC) -> str:
-    """Whether a rank's Flight Recorder can be asked for a dump: ``off``, ``works``, or ``down`` where its pipe is not there."""
+    """Return whether a rank's Flight Recorder can be dumped: ``off``, ``works``, or ``down`` (its pipe is missing)."""
     stem = _environment(proc / str(pid)).get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not stem:
         return "off"
@@ -126,14 +129,14 @@ def _dump_stem(env: Mapping[str, str]) -> str:
 
 
 def _inside(proc: Path, pid: int, path: Path) -> Path:
-    """A path of the trainer's as seen from here: it may live in a container, or mean a relative path."""
+    """Return the trainer's path as the agent sees it: the trainer may run in a container, the path may be relative."""
     base = proc / str(pid) / ("root" if path.is_absolute() else "cwd")
     return base / str(path).lstrip("/")
 
 
 def _poke(pipe: Path) -> bool:
     try:
-        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # fails where nobody reads
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # fails where there is no reader
         try:
             return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1\n") > 0
         finally:
@@ -150,6 +153,6 @@ def _changed(path: Path) -> int:
 
 
 def _written(path: Path, before: int) -> bool:
-    """It has changed since, and not for a moment."""
+    """Return True if the file has changed since ``before`` (ns), and not within the last 0.3 s."""
     changed = _changed(path)
     return changed > before and time.time_ns() - changed > 300_000_000

@@ -1,4 +1,4 @@
-"""Taking over what trainers leave: their files are read with care, their traces in a process of its own."""
+"""Takes over files that trainers have written: reads them with limits, and traces in a separate process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from commwatch.collectors.wire import others
 
-#: Of a claim or a result; of a trace, packed: one of 50 steps has some ten megabytes.
+#: Bytes of a claim or a result; bytes of a compressed trace: one of 50 steps has some ten megabytes.
 _MOST_BYTES, _MOST_TRACE_BYTES = 65_536, 256 << 20
 
 
 def read(path: Path) -> str | None:
-    """What a rank has left; ``None`` where it has left nothing, or nothing that can be read."""
+    """Return the text of a rank's file; ``None``: it is missing, or cannot be read."""
     try:
         return others.read(path, _MOST_BYTES).decode(errors="replace")
     except OSError:
@@ -25,7 +25,7 @@ def read(path: Path) -> str | None:
 
 
 def take(left: Path, kept: Path) -> None:
-    """Move a trace to where it is kept; raises ``OSError``, also where it is too large or somebody else's."""
+    """Move a trace from ``left`` to ``kept``; raise ``OSError``, also where it is too large or of another user."""
     hidden = kept.with_name(f".{kept.name}")
     try:
         with open(others.open_plain(left), "rb") as source, open(hidden, "wb") as target:
@@ -43,9 +43,9 @@ def take(left: Path, kept: Path) -> None:
 
 
 def overlap(trace: Path, from_ns: int, until_ns: int, patience_s: float) -> dict[str, Any]:
-    """What ``commwatch.watchers.trace_overlap`` says of a stretch of a trace (its ``Overlap``), or ``error``."""
+    """Return the ``Overlap`` between two Unix times in ns as a dict, or one with ``error``; runs in its own process."""
     command = [sys.executable, "-m", "commwatch.watchers.trace_overlap", str(trace), str(from_ns), str(until_ns)]
-    try:  # from / because the folder we were started in may hold modules named like ours
+    try:  # from /, because the working directory may hold modules named like ours
         done = subprocess.run(command, cwd="/", capture_output=True, timeout=patience_s, check=True)
         answer: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""Communication and what of it was exposed, out of a trace of torch.profiler (Chrome format). Pure but for ``main``.
+"""Communication and its exposed part, from a trace of torch.profiler (Chrome format). Pure but for ``main``.
 
-On CUDA the kernels tell: communication is where a kernel of NCCL runs, compute where any other does. Without kernels the
-operators on the CPU tell: communication is where the backend says it works (``gloo:all_reduce``), compute where an operator
-runs that is no collective and no wait. docs/definitions.md says how far to trust that.
+On CUDA, kernels decide: communication is where an NCCL kernel runs, compute where any other kernel runs. Without kernels, CPU
+operators decide: communication is where the backend records its work (``gloo:all_reduce``), compute where an operator runs
+that is neither a collective nor a wait. docs/definitions.md describes the accuracy.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any, NamedTuple
 from commwatch.collectors.wire import bounded
 from commwatch.core.intervals import Intervals
 
-#: Characters of a trace, unpacked, and values in it: a thousandth of that, packed, can unpack to more than a machine holds.
+#: Characters of a decompressed trace, and values in it: a small file can decompress to more than a machine's memory.
 MOST_CHARACTERS, MOST_VALUES = 1 << 30, 1 << 25
 _COMM_KERNELS = ("nccl", "rccl", "msccl")
-#: Backends whose collectives are user annotations, by what stands before the colon.
+#: Backends whose collectives are user annotations: their prefix before the colon.
 _BACKENDS = ("gloo", "mpi", "ucc", "xccl", "hccl")
 _P2P = ("send", "recv", "recvAnySource")
 _COLLECTIVE_OPS = ("c10d::", "c10d_functional::", "_c10d_functional::", "_c10d_functional_autograd::")
-#: Operators that are shells around others, and around whatever a hook waits for.
+#: Operators that only wrap others, and whatever a hook waits for.
 _SHELLS = ("autograd::engine::", "torch::autograd::")
 
 
 class BadTrace(Exception):
-    """The trace cannot say; the message tells why."""
+    """The trace cannot be measured; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class GroupShare:
-    """The part of one process group, by the name that the trace gives it."""
+    """Communication of one process group, in seconds, by the name that the trace gives it."""
 
     group: str
     comm_s: float
@@ -44,7 +44,7 @@ class GroupShare:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a trace says about a stretch of time; ``None``: it does not tell."""
+    """Communication within a window of a trace, in seconds; ``None``: the trace does not show it."""
 
     #: ``kernels`` or ``cpu_ops``.
     source: str
@@ -56,7 +56,7 @@ class Overlap:
 
 
 class _Event(NamedTuple):
-    """A stretch of a trace; times in ns from the begin of the window."""
+    """An event of a trace; times in ns from the start of the window."""
 
     start: int
     end: int
@@ -67,10 +67,10 @@ class _Event(NamedTuple):
 
 
 def overlap(trace: Any, from_ns: int, until_ns: int) -> Overlap:
-    """Measure the part of ``trace`` between two Unix times.
+    """Measure the window of ``trace`` between two Unix times in ns.
 
     Raises:
-        BadTrace: it is no trace, or nothing in it lies there.
+        BadTrace: it is not a trace, or no event lies in the window.
     """
     events = sorted(_events(trace, from_ns, until_ns - from_ns), key=lambda event: event.start)
     if not events:
@@ -81,7 +81,7 @@ def overlap(trace: Any, from_ns: int, until_ns: int) -> Overlap:
 
 
 def _events(trace: Any, from_ns: int, length: int) -> Iterable[_Event]:
-    """The complete events that touch the window, cut to it."""
+    """Yield the complete events that overlap the window, cut to it; raise ``BadTrace`` if it is not a trace."""
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise BadTrace("no list of trace events in it")
     base = trace.get("baseTimeNanoseconds", 0)
@@ -123,23 +123,23 @@ def _kernels(events: list[_Event], length: int) -> Overlap:
 
 def _cpu_ops(events: list[_Event], length: int) -> Overlap:
     works = [event for event in events if _of_backend(event) is not None]
-    #: A backend's own threads: what they compute belongs to the collective. Sends stand on the thread that calls them.
+    #: A backend's own threads: what they compute belongs to the collective. Sends appear on the thread that calls them.
     backend = {event.thread for event in works if _of_backend(event) not in _P2P}
     calls = [event for event in events if event.category == "cpu_op" and event.name.startswith(_COLLECTIVE_OPS)]
-    if calls and not works:  # a backend that says nothing: not known, which is not none
+    if calls and not works:  # a backend that records nothing: not known, which is not zero
         return Overlap("cpu_ops", length / 1e9, None, None)
     compute = Intervals()
     for thread in {event.thread for event in events} - backend:
         ops = _union(event for event in events if event.thread == thread and _computes(event))
         _add(compute, ops.minus(_union(call for call in calls if call.thread == thread)))
     comm = _union(event for event in works if _of_backend(event) not in _P2P)
-    # A receive that is posted early counts only while something waits for it.
+    # A receive that is posted early counts only while no operator computes.
     _add(comm, _union(event for event in works if _of_backend(event) in _P2P).minus(compute))
     return Overlap("cpu_ops", length / 1e9, *_shares(comm, compute, length))
 
 
 def _of_backend(event: _Event) -> str | None:
-    """The operation that a backend says it works on."""
+    """Return the operation that a backend records; ``None``: the event is of no backend."""
     backend, colon, op = event.name.partition(":")
     said = bool(colon) and event.category == "user_annotation" and backend in _BACKENDS
     return op if said and not op.startswith(":") else None
@@ -167,7 +167,7 @@ def _shares(comm: Intervals, compute: Intervals, length: int) -> tuple[float, fl
 
 
 def main(arguments: list[str]) -> int:
-    """Measure a packed trace: path, begin, end; the answer is JSON. In a process of its own, for traces are large."""
+    """Measure a compressed trace (path, begin, end in ns) and print JSON; in a process of its own: traces are large."""
     gc.disable()
     path, from_ns, until_ns = arguments
     try:

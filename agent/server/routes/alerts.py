@@ -1,4 +1,4 @@
-"""The route of the alerts that the agent itself has raised."""
+"""Routes of the alerts that the agent itself has raised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 
 
 def view_of(alert: Alert) -> AlertView:
-    """An alert as answers show it."""
+    """Return an alert as the API shows it."""
     return AlertView(
         id=alert.id,
         name=alert.name,
@@ -42,7 +42,7 @@ def alerts(
     job: JobFilter = None,
     limit: Limit = 100,
 ) -> AlertsView:
-    """The alerts that the agent has raised by itself: active ones, and those that are over, at most ``limit`` of each."""
+    """The alerts that the agent has raised by itself: active and resolved ones, at most ``limit`` of each."""
 
     def wanted(alert: Alert) -> bool:
         return (
@@ -61,7 +61,7 @@ def alerts(
 
 @router.get("/alerts/{alert_id}/evidence")
 def alert_evidence(services: ServicesOf, alert_id: str) -> Response:
-    """What was to be seen when an alert began to fire: ranks, verdicts, operations, steps, stacks, messages, counters."""
+    """Evidence captured when an alert began to fire: ranks, verdicts, operations, steps, stacks, messages, counters."""
     alert = next((alert for some in services.alerts.alerts() for alert in some if alert.id == alert_id), None)
     if alert is None:
         raise Problem(HTTPStatus.NOT_FOUND, f"no alert {alert_id}; /api/v1/alerts has those that there are")

@@ -1,4 +1,4 @@
-"""The routes of the query API that conclude: what is wrong, how good it could be, what to try."""
+"""Routes of the API with conclusions: verdicts, efficiency, pipelines and advice."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 
 @dataclass(frozen=True)
 class Parts:
-    """Collectives of groups that have ranks on other nodes, too. Put together with theirs they tell who is late."""
+    """Collectives of groups that also have ranks on other nodes; joined with the parts of those, they show late ranks."""
 
-    #: Most collectives of a group that are told: the latest. Where there are many groups and ranks, fewer than were asked for.
+    #: Collectives reported per group, at most: the latest. Fewer than requested where there are many groups and ranks.
     limit: int
     parts: list[RankParts]
 
 
 @router.get("/verdicts")
 def job_verdicts(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> list[Verdict]:
-    """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers; then what NCCL's RAS says.
+    """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers; then verdicts of RAS.
 
-    Empty: nothing is.
+    Empty if nothing is wrong.
     """
     job_exists(agent, job)
     groups = agent.groups(job)
@@ -58,7 +58,7 @@ def parts(
     job: JobFilter = None,
     limit: Annotated[int, Query(ge=1, le=MOST_PENDING, description="Most collectives of a group.")] = MOST_PENDING,
 ) -> Parts:
-    """The latest symmetric operations of groups that have ranks on other nodes, too: `commwatch diagnose` joins them."""
+    """Latest symmetric operations of groups that also have ranks on other nodes; `commwatch diagnose` joins them."""
     job_exists(agent, job)
     with agent.live(job) as (jobs, now_ns):
         return Parts(*cross_node.parts(jobs, now_ns, limit))
@@ -66,13 +66,13 @@ def parts(
 
 @router.get("/efficiency", response_model=Efficiencies)
 def efficiency(worker: WorkerOf, span: Span, job: JobFilter = None) -> Response:
-    """Operations by group and size beside what they should take, with the reference, and what limits them."""
+    """Operations by group and size: measured and expected duration, the reference used, and what limits them."""
     return answered(worker.text("efficiency", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
 
 
 @router.get("/pipelines")
 def job_pipelines(agent: QueriesOf, job: JobFilter = None) -> list[Pipeline]:
-    """Pipelines of the jobs of this node: how long their stages wait for messages, in which direction, and the bubble."""
+    """Pipelines of the jobs on this node: how long stages wait for messages, in which direction, and the bubble."""
     job_exists(agent, job)
     with agent.live(job) as (jobs, _):
         return pipelines(jobs)
@@ -88,7 +88,7 @@ def job_advice(
         str, Query(description="How much of the job's end it is about, such as 90s, 5m or 2h; all: the whole job.")
     ] = LAST,
 ) -> Response:
-    """What to try in a job (the latest by default), what it should bring, and the numbers that led to it."""
+    """What to try in a job (the latest by default), the expected gain, and the numbers behind the advice."""
     try:
         last_s = parse_last(last)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The route of the GPUs: utilisation of each card beside the communication of the ranks on it."""
+"""Route of the GPUs: utilisation of each, and the communication of the ranks on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 
 @router.get("/gpus")
 def gpus(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> GpuViews:
-    """The cards of this node with what was read of them last, their latest Xids, and the ranks on them (of one job, if asked)."""
+    """The GPUs of this node: latest readings, latest Xids, and the ranks on each (only those of `job`, if given)."""
     job_exists(agent, job)
     with agent.live(job) as (jobs, now_ns):
         return services.gpus.view(jobs, now_ns)

@@ -1,4 +1,4 @@
-"""The REST query API: read-only, JSON, errors as problem details (RFC 9457). Response models stand beside the routes."""
+"""The REST query API: read-only, JSON, errors as problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 
 @router.get("/about")
 def about(services: ServicesOf) -> About:
-    """The agent itself: version, history, what troubles it, who fetches its metrics."""
+    """The agent itself: version, history file, current trouble, and the client that last scraped its metrics."""
     path = str(services.queries.path)
     return About(__version__, os.getpid(), path, services.ready(), *services.scraped, time.time())
 
@@ -57,7 +57,7 @@ def summary(
     op: str | None = None,
     rank: int | None = None,
 ) -> Response:
-    """Operations by group and op, or by what else is asked: counts, bytes, percentiles, bandwidths, waits."""
+    """Operations by group and op, or by other dimensions: counts, bytes, percentiles, bandwidths, waits."""
     dimensions = [part.strip() for part in by.split(",") if part.strip()]
     for dimension in dimensions:
         if dimension not in DIMENSIONS:
@@ -118,21 +118,21 @@ def ranks(agent: QueriesOf, job: JobFilter = None) -> list[RankView]:
 
 @router.get("/groups")
 def groups(agent: QueriesOf, job: JobFilter = None) -> list[GroupView]:
-    """The process groups that were used."""
+    """The process groups that ranks of this node have used."""
     job_exists(agent, job)
     return agent.groups(job)
 
 
 @router.get("/host")
 def host(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> HostView:
-    """This node: CPU, memory, network devices, GPUs near them, what is wrong, and what collectives sent beside what was counted."""
+    """This node: CPU, memory, network devices, GPUs near them, problems, and device traffic beside that of collectives."""
     job_exists(agent, job)
     return services.host.view(job)
 
 
 @router.get("/topology")
 def topology(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> list[Topology]:
-    """What the NCCL logs of running jobs say: hosts, communicators, transports, choices, findings."""
+    """Contents of the NCCL logs of running jobs: hosts, communicators, transports, choices, findings."""
     if job is not None and not services.logs.knows(job):
         job_exists(agent, job)
     return services.logs.topology(job)

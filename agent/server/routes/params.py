@@ -1,4 +1,4 @@
-"""What the routes of the query API share: times, windows, filters, and where the answers come from."""
+"""Shared parts of the API's routes: times, windows, filters, and the services that answer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from commwatch.server.services import Services
 from commwatch.server.worker import Worker
 
 MOST_ROWS = 10_000
-#: Characters of one value; the longest sound one is a list of dimensions, or the name of a job.
+#: Characters of one value; the longest valid ones are lists of dimensions and names of jobs.
 MOST_CHARACTERS = 4096
 
 
 def parse_time(text: str, now_s: float) -> float:
-    """Unix seconds, an ISO 8601 time, or an age such as ``15m``; raises ``ValueError``."""
+    """Return Unix seconds from Unix seconds, ISO 8601, or an age such as ``15m``; raise ``ValueError`` otherwise."""
     with suppress(ValueError):
         return now_s - parse_age(text)
     if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
@@ -38,7 +38,7 @@ def parse_time(text: str, now_s: float) -> float:
 
 @dataclass(frozen=True)
 class Window:
-    """The stretch of time a query is about, in ns of wall time."""
+    """The time range of a query, Unix time in ns."""
 
     from_ns: int
     until_ns: int
@@ -73,7 +73,7 @@ Limit = Annotated[int, Query(ge=1, le=MOST_ROWS, description="Most rows to retur
 
 
 async def sound_parameters(request: Request) -> None:
-    """Refuse what no route can answer rightly: a misspelt parameter, which would pass for a filter that found everything, and text that is none.
+    """Refuse invalid text, and unknown parameters: FastAPI ignores a misspelt filter, and the answer would hold all.
 
     Raises:
         Problem: 400 for a parameter that the route does not have; 422 for bytes that are not UTF-8, half a surrogate pair, a NUL character, or a
@@ -84,7 +84,7 @@ async def sound_parameters(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
-    # Who asks without a body may have left by now, which is no fault.
+    # Read only where the route takes a body: reading fails if the client has disconnected, which is no error otherwise.
     body = await request.body() if "requestBody" in route else b""
     for name, text in (*_in_url(request), *_in_body(body)):
         wrong = _unsound(text)
@@ -93,20 +93,20 @@ async def sound_parameters(request: Request) -> None:
 
 
 def _in_url(request: Request) -> Iterator[tuple[str, str]]:
-    """Names and values; what is not UTF-8 in them is half a surrogate pair."""
+    """Yield names and values of query and path; bytes that are not UTF-8 become lone surrogates."""
     query = request.scope["query_string"].decode("latin-1")
     yield from parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
     whole = unquote_to_bytes(request.scope["raw_path"]).decode("utf-8", "surrogateescape")
     for name, value in request.path_params.items():
-        # Of a path only the whole is there in bytes; what is not UTF-8 is U+FFFD in the value.
+        # Only the whole path is available as bytes; in the value, what is not UTF-8 is U+FFFD.
         yield name, whole if "\ufffd" in value and _unsound(whole) else value
 
 
 def _in_body(body: bytes) -> Iterator[tuple[str, str]]:
-    """The texts of a JSON body, each under the name of the outermost key that it belongs to; keys as well."""
+    """Yield the texts of a JSON body, keys included, each under the name of its outermost key."""
     try:
         found = json.loads(body) if body else None
-    except (ValueError, RecursionError):  # the route says what is wrong with it
+    except (ValueError, RecursionError):  # the route reports the error
         return
     waiting = [("body", found)] if not isinstance(found, dict) else [(key, {key: found[key]}) for key in found]
     while waiting:
@@ -130,7 +130,7 @@ def _unsound(text: str) -> str | None:
 
 
 def services(request: Request) -> Services:
-    """What the agent has running; ``application`` has left it."""
+    """Return the agent's services, which ``application`` has stored."""
     found = request.app.state.services
     assert isinstance(found, Services)
     return found
@@ -152,5 +152,5 @@ WorkerOf = Annotated[Worker, Depends(_worker)]
 
 
 def answered(text: Text) -> Response:
-    """What the worker has answered, as it is."""
+    """Return the worker's answer as a response, unchanged."""
     return Response(text.body, headers=dict(text.headers), media_type=text.media_type)

@@ -1,4 +1,4 @@
-"""The routes that ask for a profile and tell what became of it: the only ones that make anything happen."""
+"""Routes that request a profile and return its progress and result: only these make the agent act."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_JSON = {"description": "The body is not declared to be JSON.", **PROBLEM}
 
 
 class Wanted(BaseModel):
-    """Which profile."""
+    """A request for a profile."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -42,7 +42,7 @@ ProfilesOf = Annotated[Profiles, Depends(_profiles)]
 
 
 def _declared_json(request: Request) -> None:
-    """A page in somebody's browser can send anything here but this, without asking first."""
+    """Require ``application/json``: a page of another origin cannot send that type without a CORS preflight."""
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json":
         raise Problem(
@@ -71,7 +71,7 @@ def ask(profiles: ProfilesOf, wanted: Wanted) -> Profile:
 
 @router.get("/profiles/{profile_id}")
 def profile(profiles: ProfilesOf, profile_id: Annotated[str, Path(description="As POST has answered.")]) -> Profile:
-    """How far a profile is, and what it says: rank by rank, beside what the probe recorded of the same steps."""
+    """Progress and result of a profile, rank by rank, with what the probe recorded of its steps."""
     found = profiles.get(profile_id)
     if found is None:
         raise Problem(HTTPStatus.NOT_FOUND, f"no profile '{profile_id}' here")

@@ -11,12 +11,12 @@ from commwatch.server.routes.params import JobFilter, sound_parameters
 
 
 def router(feed: Feed) -> APIRouter:
-    """The route, over the feed that all its clients share."""
+    """Return the route; all its clients share ``feed``."""
     routes = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
     @routes.get("/stream", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
     async def stream(job: JobFilter = None) -> StreamingResponse:
-        """What the page at `/` shows, as server-sent events: `past` once, `moment` each second, and the slower ones."""
+        """What the page at `/` shows, as server-sent events: `past` once, `moment` each second, others less often."""
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(feed.follow(job), media_type="text/event-stream", headers=headers)
 

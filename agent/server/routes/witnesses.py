@@ -1,4 +1,4 @@
-"""The route of the other witnesses: what NCCL Inspector and NCCL's RAS say, beside the probe and never mixed with it."""
+"""Route of the other witnesses, NCCL Inspector and NCCL's RAS: their data is never mixed with that of the probe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 
 @dataclass(frozen=True)
 class WitnessesView:
-    """What they say."""
+    """Data of NCCL Inspector and of NCCL's RAS."""
 
     inspector: InspectorView
     ras: RasView
@@ -24,6 +24,6 @@ class WitnessesView:
 
 @router.get("/witnesses")
 def witnesses(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> WitnessesView:
-    """What NCCL Inspector timed on the GPU, and what NCCL's RAS counted over all nodes; and whether they are off, or down."""
+    """What NCCL Inspector timed on the GPU, what NCCL's RAS counted over all nodes, and the state of both."""
     job_exists(agent, job)
     return WitnessesView(services.inspector.view(job), services.ras.view(job))

@@ -1,4 +1,4 @@
-// Text into the page. Everything goes in as text, never as HTML, and what has not changed is not touched.
+// Writes text into the page: always as text, never as HTML; unchanged elements are not touched.
 
 export const find = (id) => document.getElementById(id);
 
@@ -18,7 +18,7 @@ export function make(name, text, kind) {
   return element;
 }
 
-// As many children as there are values: those that are there are used again, so that focus and selection stay.
+// Makes one child per value; existing children are used again, so that focus and selection stay.
 export function each(parent, name, values, show) {
   while (parent.children.length > values.length) parent.lastElementChild.remove();
   values.forEach((value, i) => show(parent.children[i] ?? parent.appendChild(document.createElement(name)), value));
@@ -64,7 +64,7 @@ export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// Each operation has its colour, wherever it is drawn.
+// Each operation has one colour, wherever it is drawn.
 const OPS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "barrier"];
 export function opColour(op) {
   const place = OPS.indexOf(op);

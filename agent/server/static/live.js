@@ -1,4 +1,4 @@
-// The live page: listens to the agent, says when it does not hear from it, and shows what it hears.
+// The live page: shows the agent's events, and warns when there are none.
 
 import { count, dateAndTime, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
@@ -6,7 +6,7 @@ import { Plots } from "./plots.js";
 import { begin, showJob, showOperations, showTold } from "./show.js";
 import { Timeline } from "./timeline.js";
 
-// The agent speaks each second.
+// The agent sends an event each second.
 const STALE_MS = 4000;
 const AGAIN_MS = 2000;
 
@@ -18,7 +18,7 @@ let heardAt = Date.now();
 let heard = false;
 let shown = null;
 let pausedAt = null;
-// Why the agent does not speak to us, in its own words.
+// The agent's reason for refusing the stream.
 let refusal = "";
 
 function listen() {
@@ -44,12 +44,12 @@ function listen() {
   };
 }
 
-// What comes while the page is paused is let go: all of it comes again when the page goes on.
+// Events are dropped while the page is paused: all data comes again when it continues.
 function on(topic, showIt) {
   source.addEventListener(topic, (event) => pausedAt || showIt(JSON.parse(event.data)));
 }
 
-// A stream of events does not tell why it was refused.
+// An EventSource does not give the reason of a refusal.
 async function ask(url) {
   const done = new AbortController();
   try {
@@ -66,7 +66,7 @@ function show(moment) {
   const { job } = moment;
   if (job !== null && shown !== null && shown !== job.job_id) {
     plots.begin([]);
-    listen(); // another job: its own past
+    listen(); // another job has another past
   }
   shown = job?.job_id ?? shown;
   find("empty").hidden = job !== null;
@@ -86,7 +86,7 @@ function nothing({ version, host }) {
   find("empty-unknown").hidden = wanted === null;
 }
 
-// The latest job, or one by its name; "" is the latest.
+// Options: the latest job (value ""), and each job by its name.
 function choices({ jobs, job }) {
   const select = find("jobs");
   find("choice").hidden = wanted === null && jobs.length < 2;
@@ -103,7 +103,7 @@ function choices({ jobs, job }) {
   select.value = chosen;
 }
 
-// What is shown must never pass for the present when it is not. Said in words that stay the same: a screen reader tells them once.
+// Marks old data as old. The text does not change meanwhile, so that a screen reader reads it once.
 function watch() {
   const old = Date.now() - heardAt > STALE_MS;
   document.body.classList.toggle("old", old || pausedAt !== null);
@@ -122,7 +122,7 @@ find("pause").addEventListener("click", () => {
 find("jobs").addEventListener("change", (event) => {
   location.search = event.target.value ? `?job=${encodeURIComponent(event.target.value)}` : "";
 });
-// Nobody looks: the agent need not either.
+// While the page is hidden, the agent need not send events.
 document.addEventListener("visibilitychange", listen);
 
 begin();

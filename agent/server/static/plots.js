@@ -16,7 +16,7 @@ export class Plots {
     new ResizeObserver(() => this.fit()).observe(find("shares"));
   }
 
-  // Forget what was, and begin with the past of a job.
+  // Drop all points, and begin with the past of a job.
   begin(slots) {
     this.slots = new Map();
     this.add(slots);
@@ -62,7 +62,7 @@ export class Plots {
   }
 }
 
-// uPlot's data: x, then one array a series; where nothing was measured there is a hole.
+// uPlot's data: x, then one array per series; null where nothing was measured.
 function columns(slots, series) {
   const data = [[], ...series.map(() => [])];
   slots.forEach((slot, i) => {
@@ -100,7 +100,7 @@ function plot(place, id, names, colours, data) {
     hooks: share ? { draw: [limitLine] } : {},
   };
   const made = new uPlot(options, data, place);
-  made.ctx.canvas.ariaHidden = "true"; // what it shows is told beneath
+  made.ctx.canvas.ariaHidden = "true"; // the text below it has the values
   return made;
 }
 

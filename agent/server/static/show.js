@@ -4,7 +4,7 @@ import { each, find, make, say, table } from "./elements.js";
 import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
 
 const LIMIT = 0.3;
-// Exposed communication below this is not worth a word (as in commwatch's advice).
+// Exposed communication below this share is not mentioned (as in commwatch's advice).
 const WORTH = 0.1;
 const BAD = new Set(["hang", "desync", "critical", "error"]);
 
@@ -35,7 +35,7 @@ function wrong(job, alerts, trouble) {
   if (!said.length) said.push({ head: "Nothing", text: "that commwatch knows of.", kind: "good" });
   const now = JSON.stringify(said);
   const list = find("wrong");
-  if (list.dataset.said === now) return; // a screen reader is not told again of what has not changed
+  if (list.dataset.said === now) return; // unchanged text: a screen reader need not read it again
   list.dataset.said = now;
   each(list, "li", said, (item, { head, text, kind, links = [] }) => {
     item.className = kind;
@@ -104,7 +104,7 @@ function ranks(job) {
       ],
     };
   });
-  // Whoever is in trouble stands first, however many ranks there are.
+  // Ranks in trouble come first, however many ranks there are.
   table(find("ranks"), RANKS, rows.sort((a, b) => order(a) - order(b)), "no rank is known");
 }
 

@@ -6,7 +6,7 @@ import { bytes, count, plain, seconds } from "./words.js";
 const NAME_PX = 64;
 const AXIS_PX = 22;
 const LANES = 3;
-// Room for an operation, waiting and transfer told apart; and so many are shown wherever they are.
+// Pixels for an operation, so that waiting and transfer can be distinguished; and operations shown at any width.
 const BAR_PX = 20;
 const LEAST_BARS = 12;
 
@@ -14,9 +14,9 @@ export class Timeline {
   constructor() {
     this.place = find("timeline");
     this.canvas = this.place.querySelector("canvas");
-    // What is shown, and what came last.
+    // The timeline shown, and the latest one received.
     this.seen = this.next = null;
-    // The collective that is told of, as "group number/seq".
+    // The collective whose text is shown, as "group number/seq/op number".
     this.chosen = null;
     this.hits = [];
     this.place.addEventListener("pointermove", (event) => this.point(event));
@@ -27,7 +27,7 @@ export class Timeline {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  // While somebody reads what is chosen, the picture stands still.
+  // While an operation is chosen, the picture does not change.
   show(timeline) {
     this.next = timeline;
     if (this.chosen !== null) return;
@@ -127,7 +127,7 @@ export class Timeline {
     }
   }
 
-  // -- telling -------------------------------------------------------------------------------
+  // -- text ----------------------------------------------------------------------------------
 
   point(event) {
     const box = this.canvas.getBoundingClientRect();
@@ -157,7 +157,7 @@ export class Timeline {
     if (parts.length) say(find("timeline-said"), this.told(parts));
   }
 
-  // Who entered when, and who waited for whom.
+  // Which rank entered when, and which waited longest.
   told(parts) {
     const [first, last] = [parts[0], parts.at(-1)];
     const size = parts.find((part) => part.size)?.size;

@@ -1,4 +1,4 @@
-// Numbers and names as people read them; "–" is what is not known.
+// Numbers and names as text; "–" means not known.
 
 export const UNKNOWN = "–";
 
@@ -35,7 +35,7 @@ export function perSecond(value) {
   return value === null || value === undefined ? UNKNOWN : `${short(value)}/s`;
 }
 
-// Times as 2026-01-31 23:59:59, which is what Swedish has, in the time zone of whoever looks.
+// Times as 2026-01-31 23:59:59, which is the Swedish format, in the time zone of the browser.
 export function timeOfDay(unix) {
   return new Date(unix * 1000).toLocaleTimeString("sv");
 }
