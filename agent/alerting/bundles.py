@@ -175,17 +175,19 @@ class Evidence:
     def tick(self) -> None:
         """Write the bundles of all alerts in the queue."""
         while self._waiting:
-            alert = self._waiting[0]
+            with self._lock:
+                alert = self._waiting.popleft()
+            written = False
             try:
                 self._keep(_key(alert), bundle(alert, self._sections(alert.labels.get("job_id")), self._clock()))
+                written = True
+                self._say(None)
             except OSError as error:
                 self._say(error)
-                with self._lock:
-                    self._known.remove(_key(alert))
-            else:
-                self._say(None)
-            with self._lock:
-                self._waiting.popleft()
+            finally:  # also after an error that ends this tick: the alert then has no link, and the next tick goes on
+                if not written:
+                    with self._lock:
+                        self._known.remove(_key(alert))
 
     def read(self, alert: Alert) -> str | None:
         """Return the bundle of an alert as JSON; ``None`` if there is none, or not yet.

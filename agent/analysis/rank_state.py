@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from commwatch.analysis.verdicts import Verdict
 from commwatch.analysis.wait_graph import SILENT_S, age
 from commwatch.collectors.spans import spans
+from commwatch.collectors.wire import events as ev
 from commwatch.core.views import InFlight, RankView
 
 #: Verdicts after which training makes no progress.
@@ -26,8 +27,12 @@ def state(rank: RankView) -> str:
 
 
 def oldest(rank: RankView) -> InFlight | None:
-    """Return the operation in flight with the greatest ``age``; ``None``: nothing is in flight."""
-    return max(rank.in_flight, key=lambda op: (age(op), op.age_s), default=None)
+    """Return the operation in flight with the greatest ``age``, before any message that no thread waits for; ``None``: nothing is in flight."""
+
+    def key(op: InFlight) -> tuple[bool, float, float]:
+        return op.op not in ev.P2P or op.waited_s is not None, age(op), op.age_s
+
+    return max(rank.in_flight, key=key, default=None)
 
 
 def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:

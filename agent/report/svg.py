@@ -154,11 +154,11 @@ def heat(
     parts = []
     for i in range(0, len(columns), every):
         at, anchor = (_NAME + (i + 0.5) * wide, "middle") if every == 1 else (_NAME + i * wide, "start")
-        name = _text(cut(clean(columns[i]), int(min(every, len(columns) - i) * wide / 7)))
-        if every > 1 and name != _text(columns[i]):
+        label = _text(cut(clean(columns[i]), int(min(every, len(columns) - i) * wide / 7)))
+        if every > 1 and label != _text(columns[i]):
             continue
         parts.append(
-            f'<text x="{at:.1f}" y="14" text-anchor="{anchor}">{name}<title>{_text(columns[i])}</title></text>'
+            f'<text x="{at:.1f}" y="14" text-anchor="{anchor}">{label}<title>{_text(columns[i])}</title></text>'
         )
     high = _ROW if len(rows) <= _MANY_ROWS else _LOW_ROW
     for j, row in enumerate(rows):

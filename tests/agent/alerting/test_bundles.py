@@ -34,11 +34,15 @@ class Scene:
     def __init__(self, directory: Path, at: float = NOON) -> None:
         self.now = at
         self.asked: list[str | None] = []
+        #: Raised by the next attempts.
+        self.errors: list[Exception] = []
         self.directory = directory
         self.evidence = Evidence(directory, URL, self._sections, lambda: self.now)
 
     def _sections(self, job: str | None) -> Sections:
         self.asked.append(job)
+        if self.errors:
+            raise self.errors.pop()
         return {"ranks": lambda: [0, 1]}
 
     def told(self, *alerts: Alert) -> list[str | None]:
@@ -241,6 +245,19 @@ def test_directory_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "evidence").unlink()
     assert scene.told(fired(at=scene.now)) != [None]
     assert len(scene.kept()) == 1
+
+
+def test_unexpected_error(tmp_path: Path) -> None:
+    """An error of ours in a section costs one bundle; the alert gets no link, and those after it get theirs."""
+    scene = Scene(tmp_path)
+    first, second = fired(), fired("StragglerRank")
+    scene.evidence.want([first, second])
+    scene.errors.append(KeyError("ours"))
+    with pytest.raises(KeyError):
+        scene.evidence.tick()
+    scene.evidence.tick()
+    assert scene.evidence.linked([first]) == [first]
+    assert scene.evidence.read(second) is not None
 
 
 def test_bundle_that_cannot_be_written_after_all(tmp_path: Path) -> None:

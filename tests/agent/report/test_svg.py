@@ -93,6 +93,7 @@ def test_heat() -> None:
     ]
     assert [cell[0].text for cell in cells] == ["rank 0, dp: 4 s", "rank 0, tp: 1 s", "rank 1, dp: 0 s"]
     assert svg.attrib["viewBox"] == "0 0 440 66"
+    assert svg.attrib["aria-labelledby"].split() == [each.attrib["id"] for each in svg if "id" in each.attrib]
     for names in ([], ["rank 0"]):
         assert not list(ET.fromstring(heat("h", "t", "s", names, [], {})).iter(f"{SVG}rect"))
 
