@@ -1,1 +1,1 @@
-"""The one list of alerts, its evaluator and its notifiers."""
+"""The list of alerts, its evaluator, and the receivers of notifications."""

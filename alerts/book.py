@@ -1,4 +1,4 @@
-"""What is active, and what was, on disk: one file, so that a restart of the agent forgets nothing."""
+"""Active and past alerts in one file on disk, so that they outlive a restart of the agent."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any
 from commwatch.alerts.kept import KeptFile
 from commwatch.alerts.model import STATES, Alert
 
-#: Alerts that are over are kept so many and so long.
+#: Most past alerts that are kept, and for how many seconds.
 MOST_PAST, PAST_S = 1000, 30 * 86400.0
-#: So often what is active is written although nothing has changed: an agent that is killed loses no more of ``for``.
+#: Seconds between writes of unchanged alerts: a killed agent loses at most this much of how long a condition has held.
 REFRESH_S = 60.0
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What the file holds."""
+    """The content of the file."""
 
-    #: Of the evaluator, as it gave it.
+    #: State of the evaluator, from ``Evaluator.state``.
     state: Mapping[str, Any]
-    #: Alerts that are over, newest first.
+    #: Past alerts, newest first.
     past: tuple[Alert, ...] = ()
 
 
 def as_json(alert: Alert) -> dict[str, Any]:
-    """An alert as JSON knows it; its value is text, for JSON has neither NaN nor infinity."""
+    """Return an alert as JSON types; its value is text, because JSON has neither NaN nor infinity."""
     plain = {field.name: getattr(alert, field.name) for field in fields(Alert)}
     return {**plain, "labels": dict(alert.labels), "annotations": dict(alert.annotations), "value": repr(alert.value)}
 
 
 def from_json(given: Mapping[str, Any]) -> Alert:
-    """The alert that ``as_json`` was given.
+    """Return the alert that ``as_json`` converted.
 
     Raises:
-        ValueError: it was not; so do ``TypeError`` and ``KeyError``.
+        ValueError, TypeError, KeyError: ``given`` is not a result of ``as_json``.
     """
     alert = Alert(
         name=str(given["name"]),
@@ -66,23 +66,23 @@ def _number(given: Any) -> float:
 
 
 def with_past(past: Sequence[Alert], resolved: Iterable[Alert], wall_s: float) -> tuple[Alert, ...]:
-    """Alerts that are over, newest first, within the bounds of number and age."""
+    """Return past and just resolved alerts, newest first, up to ``MOST_PAST`` and ``PAST_S``."""
     ended = sorted(resolved, key=lambda alert: alert.resolved_at or 0, reverse=True)
     return tuple(alert for alert in (*ended, *past) if (alert.resolved_at or 0) > wall_s - PAST_S)[:MOST_PAST]
 
 
 def written(kept: Kept) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     return json.dumps(
         {"version": _VERSION, "evaluator": kept.state, "past": [as_json(alert) for alert in kept.past]}, allow_nan=False
     )
 
 
 def read(text: str) -> Kept:
-    """What a file holds.
+    """Return the content of the file from its text.
 
     Raises:
-        ValueError: it is damaged, or of another version.
+        ValueError: the text is damaged, or of another version.
     """
     try:
         given = json.loads(text)
@@ -100,16 +100,16 @@ def read(text: str) -> Kept:
 
 
 def gist(kept: Kept) -> tuple[object, ...]:
-    """What two states of the file must differ in for the difference to be worth writing at once."""
+    """Return the part of the content whose changes are written at once."""
     active = [(one["alert"]["labels"], one["alert"]["state"], one["ended_s"] is None) for one in kept.state["active"]]
     return active, kept.past[0].id if kept.past else None
 
 
 class Book:
-    """The file. What goes wrong with it is said once and raises nothing: alerts go on without it.
+    """The file of alerts. Errors are logged once and not raised, because alerts work without it.
 
     Args:
-        path: the file; beside it a damaged one is put aside.
+        path: the file; a damaged one is renamed to ``NAME.damaged``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -118,17 +118,17 @@ class Book:
         self._saved_s = 0.0
 
     def load(self) -> Kept | None:
-        """What was kept; ``None``: nothing, or nothing that can be read."""
+        """Return the content of the file; ``None`` if there is none or it cannot be read."""
         return self._file.load(read)
 
     def save(self, kept: Kept, at_s: float, *, last: bool = False) -> None:
-        """Replace the file by one that holds this, whole or not at all.
+        """Replace the file atomically, if that is due.
 
-        Written are changes of what is active or over at once; for how long alerts have been active, every ``REFRESH_S``.
+        A change in active or past alerts is due at once; durations of active alerts, every ``REFRESH_S`` seconds.
 
         Args:
-            at_s: on a clock that never goes back.
-            last: the agent ends.
+            at_s: monotonic seconds.
+            last: the agent ends, so durations are due.
         """
         now, fresh = gist(kept), at_s < self._saved_s + REFRESH_S and not last
         if now == self._gist and (fresh or not kept.state["active"]):

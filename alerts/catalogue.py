@@ -1,4 +1,4 @@
-"""The one list of alerts: its text to values, with the thresholds that people have set. Pure, but for the list we ship."""
+"""Read the list of alerts, with the thresholds of the settings. Pure, except for ``shipped``, which reads a file."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _RULE_KEYS = ("alert", *_RULE_TEXTS, "for", "keep_firing_for", "also", "also_on"
 
 
 class CatalogueError(OneLineError):
-    """The list, or a threshold that was set, is wrong; one line that names the entry and the key."""
+    """The list or a threshold in the settings is wrong; the message is one line that names the entry and the key."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A number of the list that people may set."""
+    """A number of the list that the settings can change."""
 
     name: str
-    #: What holds: as set, else the default.
+    #: The value in force: from the settings, else the default.
     value: float
     default: float
     low: float
@@ -45,7 +45,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The list, thresholds put in."""
+    """The list, with the values of thresholds in its expressions and texts."""
 
     records: tuple[Record, ...]
     alerts: tuple[Rule, ...]
@@ -53,19 +53,19 @@ class Catalogue:
 
 
 def shipped(name: str) -> str:
-    """The text of a file that we ship beside the code: ``rules.yaml``, ``runbook.md``, ``alertmanager.yml``."""
+    """Return the text of a file shipped with the code: ``rules.yaml``, ``runbook.md``, ``alertmanager.yml``."""
     return (files("commwatch.alerts") / name).read_text(encoding="utf-8")
 
 
 def read(text: str, thresholds: Mapping[str, float] | None = None) -> Catalogue:
-    """Read a list.
+    """Return the list of alerts in a text.
 
     Args:
-        text: YAML, as ``rules.yaml`` is.
-        thresholds: what has been set, by name.
+        text: YAML in the form of ``rules.yaml``.
+        thresholds: values that the settings set, by name.
 
     Raises:
-        CatalogueError: whatever is wrong with either.
+        CatalogueError: the text or a threshold is wrong.
     """
     try:
         whole = yaml.safe_load(text)
@@ -81,7 +81,7 @@ def read(text: str, thresholds: Mapping[str, float] | None = None) -> Catalogue:
 
 
 def seconds(text: str) -> float | None:
-    """A duration such as ``90s``, ``5m`` or ``1h30m``; ``None`` if it is none."""
+    """Return the seconds of a duration such as ``90s``, ``5m`` or ``1h30m``; ``None`` if ``text`` is not a duration."""
     found = _DURATION.fullmatch(text)
     if not text or found is None:
         return None
@@ -90,7 +90,7 @@ def seconds(text: str) -> float | None:
 
 
 def duration(duration_s: float) -> str:
-    """Seconds as people write them, ``5m``: the other way round."""
+    """Return seconds in the form that ``seconds`` reads, such as ``5m``."""
     whole = int(duration_s)
     parts = ((whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s"))
     return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
@@ -107,7 +107,7 @@ def _entries(top: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _keys(value: Any, where: str, known: Iterable[str], needed: Iterable[str] = ()) -> dict[str, Any]:
-    """A table that has the keys it needs, and no others than those known."""
+    """Return ``value`` if it is a table with all needed keys and no unknown ones; else raise CatalogueError."""
     if not isinstance(value, dict):
         raise CatalogueError(f"{where}: needs a table of keys and values")
     for key in value:
@@ -181,7 +181,7 @@ def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:
 
 
 def _expr(text: str, known: Mapping[str, Threshold], where: str) -> str:
-    """PromQL with its thresholds put in."""
+    """Return PromQL with the values of its thresholds filled in."""
 
     def put_in(found: re.Match[str]) -> str:
         return f"{_of(found[1], known, where).value:.12g}"
@@ -249,7 +249,7 @@ def _on(about: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 
 def _template(text: str, known: Mapping[str, Threshold], where: str) -> str:
-    """A text in one line, thresholds put in."""
+    """Return a text in one line, with the values of its thresholds filled in."""
 
     def put_in(found: re.Match[str]) -> str:
         if found[2] not in FORMATS:
@@ -260,7 +260,7 @@ def _template(text: str, known: Mapping[str, Threshold], where: str) -> str:
 
 
 def _check_fields(rule: Rule) -> None:
-    """Every number of its texts is its value or one of ``also``, and none of those is idle."""
+    """Check that each number in a rule's texts is its value or in ``also``, and that its texts use all of ``also``."""
     used = set()
     for key, template in (("summary", rule.summary), ("description", rule.description)):
         try:

@@ -1,4 +1,4 @@
-"""Does a list fit what agents serve: PromQL that can be evaluated, metrics and labels that exist. Pure."""
+"""Check that a list fits the agents: PromQL that they can evaluate, metrics and labels that exist. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from commwatch.alerts.model import Record, Rule
 from commwatch.alerts.promql import Expression, UnsupportedExpression
 from commwatch.alerts.text import VALUE, fields
 
-#: Labels that a scrape adds: ``instance`` tells nodes apart. Where an agent judges alone they are not there.
+#: Labels that a scrape adds; ``instance`` identifies the node. They are missing where an agent evaluates rules itself.
 OF_A_SCRAPE = frozenset({"instance", "job"})
-#: What Prometheus itself knows of a target.
+#: Metrics that Prometheus adds for each target.
 _OF_PROMETHEUS = {"up": OF_A_SCRAPE}
-#: Agents keep samples in memory.
+#: Longest range in seconds that agents evaluate, because they keep the samples in memory.
 _LONGEST_S = 600
 Labels = frozenset[str]
 
 
 def check(catalogue: Catalogue, metrics: Mapping[str, Iterable[str]]) -> None:
-    """See that every expression means something.
+    """Check every expression and text of the list.
 
     Args:
-        metrics: labels of what agents serve, by the name of the series.
+        metrics: labels of the agents' metrics, by name of the series.
 
     Raises:
-        CatalogueError: for the first that does not; names the entry and the key.
+        CatalogueError: the first fault; names the entry and the key.
     """
     known = {name: frozenset(labels) | OF_A_SCRAPE for name, labels in metrics.items()}
     for record in catalogue.records:
@@ -39,23 +39,23 @@ def check(catalogue: Catalogue, metrics: Mapping[str, Iterable[str]]) -> None:
 
 
 def labels(expr: str, known: Mapping[str, Labels], where: str) -> Labels:
-    """The labels that the series of a result can have.
+    """Return the labels that the series of an expression's result can have.
 
     Args:
-        known: labels by name of series; others do not exist.
-        where: what an error names.
+        known: labels by name of series; no other series exist.
+        where: the place of the expression, for errors.
 
     Raises:
-        CatalogueError: no PromQL, or a metric or label that does not exist.
+        CatalogueError: not PromQL, or a metric or label that does not exist.
     """
     return _Shape(known, where).of(parsed(expr, where))
 
 
 def parsed(expr: str, where: str) -> promql.Expr:
-    """The syntax tree of an expression.
+    """Return the syntax tree of an expression.
 
     Raises:
-        CatalogueError: no PromQL.
+        CatalogueError: not PromQL.
     """
     try:
         return promql.parse(expr)
@@ -84,7 +84,7 @@ def _check_alert(rule: Rule, known: Mapping[str, Labels]) -> None:
 
 
 def _evaluates(entry: Record | Rule, expr: str, where: str) -> None:
-    """An agent evaluates only a part of PromQL itself."""
+    """Raise CatalogueError if an agent cannot evaluate the expression, unless only Prometheus evaluates the entry."""
     if entry.prometheus_only:
         return
     try:
@@ -97,13 +97,13 @@ def _evaluates(entry: Record | Rule, expr: str, where: str) -> None:
 
 
 class _Shape:
-    """Which labels come out of an expression."""
+    """Infers the labels of an expression's result."""
 
     def __init__(self, known: Mapping[str, Labels], where: str) -> None:
         self._known, self._where = known, where
 
     def of(self, node: Any) -> Labels:
-        """The labels of a node's result."""
+        """Return the labels of the result of a syntax node."""
         if isinstance(node, (promql.VectorSelector, promql.MatrixSelector)):
             return self._selected(node.vector_selector if isinstance(node, promql.MatrixSelector) else node)
         if isinstance(node, promql.AggregateExpr):

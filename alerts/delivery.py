@@ -1,4 +1,4 @@
-"""Alerts to receivers: a thread for each, so that none waits for another, and nobody for any of them."""
+"""Delivery of alerts to receivers, each in its own thread, so that a slow receiver delays nothing else."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from commwatch.alerts.outbox import Batch, Outbox
 from commwatch.alerts.receivers.sending import CannotSend, Receiver
 
 log = logging.getLogger("commwatch")
-#: While there is more to tell, what was told is written down no more often.
+#: Least seconds between writes of the file while more messages are due.
 _WRITE_S = 1.0
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class Retry:
-    """How long to wait before a receiver is tried again: twice as long each time, less a random part."""
+    """Wait before a receiver is tried again: doubled after each failure, less a random part."""
 
     first_s: float = 1.0
     most_s: float = 300.0
-    #: From 0 to 1: receivers that many agents lost at one moment are not found again by all at one moment.
+    #: Returns 0 to 1. Randomness keeps many agents from retrying one receiver simultaneously.
     jitter: Callable[[], float] = random.random
 
     def wait_s(self, failures: int) -> float:
-        """After so many failures in a row, at least one."""
+        """Return the seconds to wait after ``failures`` failures in a row; at least one failure."""
         return min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 60)) * (1 - self.jitter() / 2)
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """How it goes with one receiver. Alerts are counted, each time they are told."""
+    """Status of one receiver. An alert counts once for each message that it is in."""
 
     receiver: str
     sent: int
-    #: In messages that did not arrive; most of them are tried again.
+    #: Alerts in messages that were not delivered; most are tried again.
     failed: int
-    #: For want of room.
+    #: Alerts dropped because too many were waiting.
     dropped: int
-    #: Alerts whose latest state the receiver has not been told.
+    #: Alerts whose latest state the receiver does not have yet.
     waiting: int
-    #: What went wrong with the last message; ``None``: nothing.
+    #: Why the last message failed; ``None``: it did not.
     trouble: str | None
 
 
 class Delivery:
-    """Hands alerts to receivers.
+    """Delivers alerts to receivers.
 
     Args:
-        file: where it is kept what receivers were told, so that nobody is told twice after a restart of the agent; ``None``: nowhere.
-        wall: Unix time, for what is sent.
-        clock: the monotonic clock, for when it is sent.
+        file: record of sent alerts, so that a restarted agent does not send them again; ``None``: no record.
+        wall: Unix time in seconds, for the content of messages.
+        clock: monotonic seconds, for the timing of messages.
     """
 
     def __init__(
@@ -79,11 +79,10 @@ class Delivery:
         return _Lane(receiver, self._wall, self._clock, self._retry, self._write)
 
     def change(self, receivers: Sequence[Receiver], timeout_s: float) -> None:
-        """Tell others from now on. Those that stay as they were notice nothing; one that is another under its old name is told no more
-        than after a restart.
+        """Replace the receivers. Unchanged ones are not disturbed; a changed receiver with an old name gets only news.
 
         Args:
-            timeout_s: for what is under way to those that go.
+            timeout_s: seconds to wait for messages in flight to the removed receivers.
         """
         stay = [lane for lane in self._lanes if lane.receiver in receivers]
         go = [lane for lane in self._lanes if lane not in stay]
@@ -98,11 +97,11 @@ class Delivery:
         self._write()
 
     def resume(self, active: Sequence[Alert], past: Sequence[Alert]) -> None:
-        """Take up what an agent before this one has told; to be called before anything is sent.
+        """Restore the record that an earlier agent left. Call it before the first ``send``.
 
         Args:
             active: alerts that are pending or firing.
-            past: some that are over; what was told as firing and is in neither has ended, too.
+            past: past alerts. An alert that was sent as firing and is in neither argument counts as resolved now.
         """
         kept = None if self._file is None else self._file.load(_read)
         if kept is None:
@@ -121,7 +120,7 @@ class Delivery:
             lane.restore([{**one, "ago_s": one["ago_s"] + away_s} for one in state], as_it_is)
 
     def _write(self) -> None:
-        """Write down what receivers have been told."""
+        """Write the record of sent alerts to the file."""
         if self._file is None:
             return
         with self._writing:
@@ -129,17 +128,17 @@ class Delivery:
             self._file.save(json.dumps({"version": _VERSION, "saved_at": self._wall(), "receivers": told}))
 
     def send(self, alerts: Sequence[Alert]) -> None:
-        """Take in everything that fires, and what has just been resolved: after each evaluation. Waits for nobody."""
+        """Take in all firing and just resolved alerts, after each evaluation; does not wait for receivers."""
         with self._changing:
             for lane in self._lanes:
                 lane.take(alerts)
 
     def delivered(self) -> list[Delivered]:
-        """How it goes with each receiver."""
+        """Return the status of each receiver."""
         return [lane.delivered() for lane in self._lanes]
 
     def close(self, timeout_s: float) -> None:
-        """Try, once more and no longer than that, to tell what has not been told, and end."""
+        """Try once to send what is waiting, for at most ``timeout_s`` seconds, and end the threads."""
         _end(self._lanes, timeout_s, self._clock)
 
 
@@ -152,7 +151,7 @@ def _end(lanes: Sequence[_Lane], timeout_s: float, clock: Callable[[], float]) -
 
 
 def _read(text: str) -> Mapping[str, Any]:
-    """What receivers were told.
+    """Return the record of sent alerts from the text of its file.
 
     Raises:
         ValueError: the text is damaged, or of another version.
@@ -173,7 +172,7 @@ def _read(text: str) -> Mapping[str, Any]:
 
 
 class _Lane:
-    """One receiver, its outbox and its thread."""
+    """One receiver with its outbox and its thread."""
 
     def __init__(
         self,
@@ -238,7 +237,7 @@ class _Lane:
                 return
 
     def _is_to_write(self) -> bool:
-        """Whether what was told is to be written down now: at once, but in a flood once a second."""
+        """Return whether to write the file now: after each message, but once per ``_WRITE_S`` while more are due."""
         now = self._clock()
         more = self._not_before_s <= now and self._outbox.has_more
         if not self._outbox.keeps or (more and now < self._written_s + _WRITE_S):
@@ -247,7 +246,7 @@ class _Lane:
         return True
 
     def _next(self) -> Batch | None:
-        """The next message, as soon as there is one; ``None``: no more."""
+        """Wait for the next message and return it; ``None``: the lane is closing and nothing is due."""
         with self._changed:
             while True:
                 now = self._clock()
@@ -263,9 +262,9 @@ class _Lane:
         except CannotSend as failure:
             return failure
         except ValueError as error:
-            # Of a message that cannot be written down; what the error says may be part of it.
+            # The message cannot be encoded. The error's text is left out, because it may quote the message.
             return CannotSend(f"cannot be written ({type(error).__name__})", again=False)
-        except RuntimeError as error:  # no more threads to be had
+        except RuntimeError as error:  # no further thread can be started
             return CannotSend(str(error))
         return None
 

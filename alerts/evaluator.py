@@ -1,7 +1,7 @@
-"""From rules and samples to alerts: the state machine of Prometheus's alerting rules. No clock, no file, no thread.
+"""From rules and samples to alerts: the state machine of Prometheus's alerting rules. No clock, file or thread.
 
-Two clocks are handed in. Durations (``for``, ``keep_firing_for``, ranges) are taken from one that never goes back; the wall
-clock is only for what people read, and for ``time()`` in expressions. So a clock that is set fires and resolves nothing.
+The caller passes two times. Durations (``for``, ``keep_firing_for``, ranges) use a monotonic clock; the wall clock is only
+for displayed times and for ``time()`` in expressions. So setting the wall clock neither fires nor resolves an alert.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from commwatch.alerts.model import FIRING, PENDING, RESOLVED, Alert, Record, Rul
 from commwatch.alerts.promql import EvaluationError, Expression, Moment, UnsupportedExpression
 from commwatch.alerts.series import NAME, Labels, Need, Samples, Vector, labels_of, value_of
 
-#: The windows of an agent that has just begun are not warm before that, even for rules without a range: gauges over the last
-#: minute have to come back as well.
+#: No rule is warm in the first seconds after the start, even without a range, because gauges over the last minute have to
+#: fill up.
 LEAST_WARM_S = 60.0
-#: A pending alert that was last seen longer ago begins anew; a firing one is over, as for Alertmanager, which was told no more.
+#: Seconds without an agent after which a pending alert starts anew; and a firing one is resolved (as by Alertmanager).
 OUTAGE_S, AWAY_S = 3600.0, 300.0
 
 
 class Render(Protocol):
-    """Puts numbers and labels into the text of a rule."""
+    """Fills labels and numbers into a text of a rule."""
 
     def __call__(self, template: str, labels: Mapping[str, str], value: float, also: Mapping[str, float]) -> str:
-        """The text."""
+        """Return the text."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,22 @@ class _Active:
     """An alert that is pending or firing."""
 
     alert: Alert
-    #: When its condition was first seen, on the clock that never goes back.
+    #: When its condition was first seen, in monotonic seconds.
     since_s: float
-    #: When its condition was first seen to have ended, while it is kept firing.
+    #: When its condition ended, in monotonic seconds, while ``keep_firing_for`` keeps it firing; else ``None``.
     ended_s: float | None = None
-    #: It was active before the agent began anew: not judged before the windows are warm.
+    #: It was active before a restart of the agent, so it cannot end before its rule is warm.
     restored: bool = False
 
 
 def advanced(active: _Active, seen: bool, at_s: float, wall_s: float, rule: Rule, warm: bool) -> _Active | None:
-    """What becomes of an alert in one round; ``None``: nothing remains of it. A pure function of what is known.
+    """Return the next state of an alert after one round; ``None``: it is dropped. A pure function of its arguments.
 
     Args:
         seen: its condition holds now.
-        warm: the windows of its rule are as long as the rule wants them.
+        at_s: monotonic seconds.
+        wall_s: Unix time in seconds.
+        warm: the samples cover the ranges of its rule.
     """
     alert = active.alert
     if seen:
@@ -66,7 +68,7 @@ def advanced(active: _Active, seen: bool, at_s: float, wall_s: float, rule: Rule
 
 
 class _Watched:
-    """A rule and the alerts that it has now."""
+    """A rule and its current alerts."""
 
     def __init__(self, rule: Rule, warm_of: Callable[[Expression], float]) -> None:
         self.rule = rule
@@ -76,7 +78,7 @@ class _Watched:
         self.active: dict[Labels, _Active] = {}
 
     def elements(self, moment: Moment) -> dict[Labels, float]:
-        """What the expression gave, by the labels of the alerts."""
+        """Return the values of the expression, by the labels of the alerts."""
         found: dict[Labels, float] = {}
         for labels, value in self.expression.evaluate(moment).items():
             kept = {name: text for name, text in labels if name != NAME}
@@ -90,15 +92,15 @@ class _Watched:
 class Evaluator:
     """Evaluates the rules of one agent, round after round.
 
-    Recording rules come first, in order, and what they give become samples of the round. Rules of which Prometheus alone can tell
-    are passed over. A rule that fails leaves its alerts as they were and does not stop the others.
+    Recording rules come first, in order; their results become samples of the round. ``prometheus_only`` rules are
+    skipped. A rule that fails keeps its alerts unchanged and does not stop the others.
 
     Args:
-        render: puts the text of an alert together.
-        runbook_url: where people read what to do about a rule of that name; ``None``: nowhere.
+        render: fills in the texts of an alert.
+        runbook_url: returns the URL of the runbook for a rule's name; ``None``: alerts have no such link.
 
     Raises:
-        UnsupportedExpression: names the rule and what the agent does not know in it.
+        UnsupportedExpression: names the rule, and the part of it that the agent cannot evaluate.
     """
 
     def __init__(
@@ -121,19 +123,19 @@ class Evaluator:
         self._began_s: float | None = None
         self._seen_s = 0.0
         self._seen_wall_s: float | None = None
-        #: Rules that failed in the latest round, and why.
+        #: Rules that failed in the latest round, with the reason.
         self.failing: dict[str, str] = {}
 
     @property
     def needs(self) -> list[Need]:
-        """What the rules read: for ``Samples``."""
+        """The samples that the rules read, to construct ``Samples`` with."""
         expressions = [expression for _, expression in self._records]
         for watched in self._watched:
             expressions += [watched.expression, *watched.also.values()]
         return [need for expression in expressions for need in expression.needs]
 
     def _warm_s(self, expression: Expression) -> float:
-        """The longest range that an expression reads, through recording rules as well."""
+        """Return the longest range, in seconds, that an expression reads, directly or through recording rules."""
         recorded = (
             warm_s
             for name, warm_s in self._warm_records.items()
@@ -142,18 +144,18 @@ class Evaluator:
         )
         return max([*(need.range_s for need in expression.needs), *recorded], default=0.0)
 
-    # -- a round ------------------------------------------------------------------------------
+    # -- one round ----------------------------------------------------------------------------
 
     def evaluate(self, at_s: float, wall_s: float, samples: Samples) -> list[Alert]:
-        """One round.
+        """Evaluate all rules once.
 
         Args:
-            at_s: on the clock of the samples, which never goes back.
-            wall_s: Unix time.
-            samples: made with ``needs``; the results of recording rules are added to it.
+            at_s: monotonic seconds, on the clock of the samples.
+            wall_s: Unix time in seconds.
+            samples: constructed with ``needs``; the results of recording rules are added to it.
 
         Returns:
-            All alerts that are pending or firing, and those that have been resolved in this round.
+            All pending and firing alerts, and those resolved in this round.
         """
         if self._began_s is None:
             self._began_s = at_s
@@ -178,7 +180,7 @@ class Evaluator:
             return None
 
     def _round(self, watched: _Watched, moment: Moment) -> list[Alert]:
-        """One rule; what it resolves."""
+        """Evaluate one rule; return the alerts that it resolves."""
         rule, at_s, wall_s = watched.rule, moment.at_s, moment.wall_s
         found = self._tried(rule.name, partial(watched.elements, moment))
         if found is None:
@@ -204,7 +206,7 @@ class Evaluator:
         return resolved
 
     def _numbers(self, watched: _Watched, moment: Moment) -> dict[str, dict[Labels, float]]:
-        """The further numbers of a rule's text, by the labels that they share with its alerts."""
+        """Return the ``also`` numbers of a rule's texts by name, each by the labels that it shares with the alerts."""
         on = watched.rule.on
         numbers: dict[str, dict[Labels, float]] = {}
         for name, expression in watched.also.items():
@@ -212,7 +214,7 @@ class Evaluator:
             by_key: dict[Labels, list[float]] = {}
             for labels, value in (found or {}).items():
                 by_key.setdefault(_key(labels, on), []).append(value)
-            # Where several could be meant, none is known to be.
+            # Several values for one alert are ambiguous, so the number counts as not known.
             numbers[name] = {key: values[0] for key, values in by_key.items() if len(values) == 1}
         return numbers
 
@@ -226,13 +228,13 @@ class Evaluator:
         return {**rendered, **self._links.get(rule.name, {})}
 
     def active(self) -> list[Alert]:
-        """The alerts that are pending or firing."""
+        """Return the alerts that are pending or firing."""
         return [active.alert for watched in self._watched for active in watched.active.values()]
 
     # -- over a restart -----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What must outlive the agent, as JSON knows it: what is active, for how long, and when that was last seen."""
+        """Return the state to keep over a restart, as JSON types; durations in seconds, ``seen_at`` in Unix seconds."""
         return {
             "seen_at": self._seen_wall_s,
             "active": [
@@ -247,12 +249,12 @@ class Evaluator:
         }
 
     def restore(self, state: Mapping[str, Any], at_s: float, wall_s: float) -> None:
-        """Take up what an agent before this one has left; to be called before the first round.
+        """Restore the state of an earlier agent. Call it before the first round.
 
-        A pending alert keeps the time for which its condition has held, the time without an agent left out, unless that was
-        longer than ``OUTAGE_S``. A firing one goes on firing until the windows of its rule are warm. Neither is judged before:
-        without samples nothing is known to have ended. A firing alert whose rule is no more, or that nobody has looked at for
-        ``AWAY_S``, is resolved in the first round: its job may be long over.
+        A pending alert keeps the time for which its condition held, without the outage between the agents; it is dropped
+        after an outage of ``OUTAGE_S``. A firing alert is resolved in the first round if its rule is gone, or after an
+        outage of ``AWAY_S``, because its job may have ended long ago. The others cannot end before their rules are warm,
+        because missing samples do not show that a condition has ended.
         """
         self._seen_s, self._seen_wall_s = at_s, wall_s
         seen_at = state["seen_at"]
@@ -271,11 +273,11 @@ class Evaluator:
             watched.active[labels_of(alert.labels)] = _Active(alert, since_s, ended_s, restored=True)
 
     def succeed(self, before: Evaluator) -> bool:
-        """Go on, in the same agent, where another with other rules ends; to be called before the first round.
+        """Take over the alerts of ``before``, this agent's evaluator of other rules. Call it before the first round.
 
         Returns:
-            True if the samples of the one before serve this one as well, as they do where only thresholds differ. If they do not,
-            what is active is not judged before there are samples enough.
+            True if this evaluator can use the samples of ``before``, as when only thresholds differ. Otherwise, active
+            alerts cannot end before their rules are warm.
         """
         same = set(self.needs) <= set(before.needs) and list(self._warm_records) == list(before._warm_records)
         if same:
@@ -299,7 +301,7 @@ def _key(labels: Labels, on: tuple[str, ...]) -> Labels:
 
 
 def _recorded(name: str, expression: Expression, moment: Moment) -> dict[Labels, float]:
-    """The result of a recording rule under its own name."""
+    """Return the result of a recording rule, with the rule's name as metric name."""
     found: dict[Labels, float] = {}
     for labels, value in expression.evaluate(moment).items():
         named = labels_of({**dict(labels), NAME: name})

@@ -1,4 +1,4 @@
-"""The list as a rule file for Prometheus, and as a ``PrometheusRule`` for its operator in Kubernetes. Pure."""
+"""Export the list as a rule file for Prometheus, or as a ``PrometheusRule`` for its operator in Kubernetes. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from commwatch.alerts.catalogue import Catalogue, duration
 from commwatch.alerts.model import Record, Rule
 from commwatch.alerts.text import to_go
 
-#: Where the runbook stands; people who keep their own say so with ``--runbook-url``.
-#: Every agent serves the runbook; this one is reached on its node.
+#: Default URL of the runbook: every agent serves it, this one on the reader's host. ``--runbook-url`` sets another.
 RUNBOOK_URL = "http://localhost:9477/runbook"
 GROUP = "commwatch"
 _HEAD = "# Made by `commwatch alerts export` out of the one list; change that, or its thresholds, not this file.\n"
 
 
 def runbook(url: str, name: str) -> str:
-    """Where the section of an alert stands."""
+    """Return the URL of an alert's section in the runbook."""
     return f"{url}#{name.lower()}"
 
 
 def prometheus(catalogue: Catalogue, runbook_url: str = RUNBOOK_URL) -> str:
-    """A rule file for ``rule_files`` of Prometheus, 2.42 or later."""
+    """Return a rule file for ``rule_files`` of Prometheus 2.42 or later."""
     return _HEAD + dumped({"groups": _groups(catalogue, runbook_url)})
 
 
@@ -35,18 +34,18 @@ def kubernetes(
     namespace: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> str:
-    """The same groups as a ``PrometheusRule``, as ``prometheus_rule``."""
+    """Return the ``PrometheusRule`` of ``prometheus_rule`` as YAML."""
     return _HEAD + dumped(prometheus_rule(catalogue, runbook_url, name, namespace, labels))
 
 
 def prometheus_rule(
     catalogue: Catalogue, runbook_url: str, name: str, namespace: str | None, labels: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """The object itself.
+    """Return the list as a ``PrometheusRule`` object.
 
     Args:
-        namespace: where it is to be; ``None``: where it is applied.
-        labels: by which the operator finds it, as its ``ruleSelector`` says.
+        namespace: namespace of the object; ``None``: the namespace that it is applied in.
+        labels: labels that match the operator's ``ruleSelector``.
     """
     metadata: dict[str, Any] = {"name": name}
     if namespace is not None:
@@ -62,7 +61,7 @@ def prometheus_rule(
 
 
 def _groups(catalogue: Catalogue, runbook_url: str) -> list[dict[str, Any]]:
-    # One group: within one, rules are evaluated in order, so that alerts see what was recorded at the same moment.
+    # One group, because its rules are evaluated in order, so that alerts see records of their own moment.
     rules = [_record(record) for record in catalogue.records]
     rules += [_alert(rule, runbook_url) for rule in catalogue.alerts]
     return [{"name": GROUP, "rules": rules}]
@@ -88,7 +87,7 @@ def _alert(rule: Rule, runbook_url: str) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines stay readable, and what stands twice is written twice."""
+    """Writes text of several lines as a block, and repeated values in full (no YAML aliases)."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -102,5 +101,5 @@ _Dumper.add_representer(str, _text)
 
 
 def dumped(value: object) -> str:
-    """YAML for people: keys in their order, no line broken that was whole."""
+    """Return YAML for people: keys in their order, lines not wrapped."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)

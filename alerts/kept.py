@@ -1,4 +1,4 @@
-"""A file that outlives the agent: read once, replaced as a whole. What goes wrong with it is said once and raises nothing."""
+"""A file that outlives the agent: read at start, replaced atomically. Errors are logged once and not raised."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _T = TypeVar("_T")
 
 
 class KeptFile:
-    """The file.
+    """A file with one text.
 
     Args:
-        path: of it; beside it a damaged one is put aside.
+        path: the file; a damaged one is renamed to ``NAME.damaged``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class KeptFile:
         self._trouble: str | None = None
 
     def load(self, read: Callable[[str], _T]) -> _T | None:
-        """What ``read`` makes of the text; ``None``: there is none, or none that it can read (``ValueError``)."""
+        """Return ``read`` of the text; ``None`` if there is no file, or it is damaged (``read`` raises ValueError)."""
         try:
             return read(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -44,7 +44,7 @@ class KeptFile:
             log.error("alerts: cannot read %s (%s); it is now %s, and what it kept begins anew", self._path, why, aside)
 
     def save(self, text: str) -> bool:
-        """Replace the file by one with this text, whole or not at all; whether it was."""
+        """Replace the file's text atomically; return whether that worked."""
         hidden = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,4 +1,4 @@
-"""What a rule of the one list says, and what an alert is. Values only; ``rules.yaml`` is read by ``catalogue.py``."""
+"""Rules of the list of alerts, and alerts, as plain values. ``catalogue.py`` reads ``rules.yaml``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: From quiet to loud: worth knowing, worth a look today, worth waking somebody.
+#: In increasing order: good to know, to be looked at today, worth waking a person.
 INFO, WARNING, CRITICAL = SEVERITIES = ("info", "warning", "critical")
 PENDING, FIRING, RESOLVED = STATES = ("pending", "firing", "resolved")
 
 
 def printable(text: str) -> str:
-    """Text of others for one line that people read: a blank for white space, a question mark for what has no sign of its own.
+    """Return foreign text as one line: white space becomes a blank, an unprintable character a question mark.
 
     >>> printable("evil\\nBcc: a\\x1b[31m")
     'evil Bcc: a?[31m'
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 class OneLineError(ValueError):
-    """An error whose message is one line, whatever of somebody's text is in it."""
+    """An error whose message is one line, even if it quotes text with line breaks."""
 
     def __init__(self, says: str) -> None:
         super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in says))
@@ -32,9 +32,9 @@ class Record:
     """A recording rule."""
 
     name: str
-    #: PromQL, thresholds put in.
+    #: PromQL, with the values of thresholds filled in.
     expr: str
-    #: Prometheus alone can tell: it takes the series of several agents, or of none.
+    #: Only Prometheus can evaluate it, because it needs series of several agents, or series that no agent has.
     prometheus_only: bool = False
 
 
@@ -42,39 +42,39 @@ class Record:
 class Rule:
     """One alert of the list."""
 
-    #: In ``CamelCase``, as people know it; the heading of its section in the runbook. Rules of different severity may share one.
+    #: Name in ``CamelCase``, and heading of its section in the runbook. Rules of different severity may share a name.
     name: str
-    #: PromQL, thresholds put in: an element of the result is an alert, its value the number of the text.
+    #: PromQL, with the values of thresholds filled in; each element of its result is an alert.
     expr: str
-    #: How long the condition must hold before the alert fires.
+    #: Seconds for which the condition must hold before the alert fires.
     for_s: float
-    #: How long it goes on firing once the condition has ended.
+    #: Seconds for which it goes on firing after the condition has ended.
     keep_firing_for_s: float
     #: One of ``SEVERITIES``.
     severity: str
     #: One line, in the template language of ``text.py``.
     summary: str
-    #: What is wrong, with the numbers; same language.
+    #: What is wrong, with numbers, in the template language of ``text.py``.
     description: str
-    #: Further numbers of the text: name to PromQL whose result has the labels ``on`` in common with the alert.
+    #: Further numbers for the texts: PromQL by name. Its result and the alert share the labels ``on``.
     also: Mapping[str, str] = field(default_factory=dict)
-    #: Labels by which ``also`` is looked up.
+    #: Labels that select the element of an ``also`` result for an alert.
     on: tuple[str, ...] = ()
-    #: As in ``Record``.
+    #: Only Prometheus can evaluate it; see ``Record``.
     prometheus_only: bool = False
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One condition on one thing, from when it was first seen to after its end. Times are Unix seconds."""
+    """One occurrence of a condition on one set of labels, from its start to after its end. Times are Unix seconds."""
 
-    #: Of the rule that raised it.
+    #: Name of its rule.
     name: str
-    #: Of the series, with ``alertname`` and ``severity``: what tells it apart from all others.
+    #: Labels of the series, with ``alertname`` and ``severity``; no two active alerts have equal labels.
     labels: Mapping[str, str]
-    #: ``summary``, ``description``, ``runbook_url``, and ``evidence_url`` where there is a bundle.
+    #: ``summary``, ``description``, ``runbook_url``, and ``evidence_url`` if there is a bundle.
     annotations: Mapping[str, str]
-    #: What the expression gave last.
+    #: Latest value of the expression.
     value: float
     #: One of ``STATES``.
     state: str
@@ -85,6 +85,6 @@ class Alert:
 
     @property
     def id(self) -> str:
-        """Names this occurrence: the same condition later on is another."""
+        """Identifier of this occurrence; a later occurrence of the condition has another."""
         parts = [*(f"{name}={value}" for name, value in sorted(self.labels.items())), f"{self.active_at:.3f}"]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""What one receiver is still to be told: which alerts, in which messages, how often. Pure: times are parameters.
+"""The messages due to one receiver: which alerts, in which messages, how often. Pure: times are parameters.
 
-Nothing is queued twice: an outbox knows of each alert its latest state and what was told of it. So what changed while a
-receiver was away goes out once, as it stands when the receiver is back.
+An outbox has no queue: it keeps the latest state of each alert, and what was sent of it. So after an outage of the
+receiver, an alert that changed several times is sent once, in its latest state. ``now_s`` is in monotonic seconds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from commwatch.alerts.book import as_json, from_json
 from commwatch.alerts.model import FIRING, INFO, RESOLVED, SEVERITIES, Alert
 
-#: Alerts in one message; further ones of a group are only counted.
+#: Most alerts in one message; further alerts of a group are only counted.
 MOST_ALERTS = 100
-#: What was not mentioned for so long is not told again; and is forgotten.
+#: Seconds since the evaluator last passed an alert in, after which it is not repeated, and after which it is forgotten.
 _STALE_S, _FORGET_S = 120.0, 3600.0
-#: What groups alerts into messages.
+#: Labels that group alerts into messages.
 GROUP_LABELS = ("alertname", "job_id")
 
 Labels = tuple[tuple[str, str], ...]
@@ -26,18 +26,18 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Policy:
-    """What a receiver wants to be told, and how often."""
+    """Which alerts a receiver gets, and how often."""
 
-    #: Seconds after which it is told again of what still fires.
+    #: Seconds after which an alert that still fires is sent again.
     repeat_s: float
-    #: Seconds for which it is told again, as often, of what has ended.
+    #: Seconds for which a resolved alert is sent again, every ``repeat_s``.
     linger_s: float = 0.0
-    #: A message is about one group, with all that fires in it; else about anything, and only what is due.
+    #: True: a message has all firing alerts of one group. False: it has only the alerts that are due, of all groups.
     grouped: bool = True
     send_resolved: bool = True
-    #: The least severity.
+    #: Alerts below this severity are not sent.
     severity: str = INFO
-    #: Alerts that may wait to be told for the first time.
+    #: Most alerts that wait to be sent for the first time.
     most_waiting: int = 4096
 
 
@@ -45,46 +45,46 @@ class Policy:
 class Batch:
     """One message."""
 
-    #: The news first.
+    #: Alerts that are due come first.
     alerts: tuple[Alert, ...]
-    #: Labels of the group; empty where the receiver groups by itself.
+    #: Labels of the group; empty if the receiver groups by itself.
     group: Labels = ()
-    #: Alerts that were left out because there were too many.
+    #: Alerts left out because the message has ``MOST_ALERTS``.
     truncated: tuple[Alert, ...] = ()
 
 
 class _Entry:
-    """One alert, as far as one receiver is concerned."""
+    """What one receiver was sent of one alert."""
 
     __slots__ = ("alert", "ended", "seen_s", "told", "told_s", "tried")
 
     def __init__(self, alert: Alert, now_s: float) -> None:
-        #: Its latest state, and when that was mentioned last: an end, first.
+        #: Its latest state, and when the evaluator last passed that in (for a resolved alert: first).
         self.alert, self.seen_s = alert, now_s
-        #: Id of the occurrence that was told as firing, and when it was told of last.
+        #: Id of the occurrence that was sent as firing, and when the alert was last sent.
         self.told: str | None = None
         self.told_s = now_s
-        #: It may have been told: a message with it was on its way.
+        #: The receiver may have it, because a message with it was in flight.
         self.tried = False
-        #: Its end was told.
+        #: Its end was sent.
         self.ended = False
 
 
 class Outbox:
-    """What a receiver is to be told. One message at a time: ``next``, then ``sent`` or ``failed``."""
+    """The messages due to one receiver. Call ``next``, and then ``sent`` or ``failed`` before the next message."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._groups: dict[Labels, dict[Labels, _Entry]] = {}
-        #: Groups whose turn it is.
+        #: Groups with alerts that are due, in order.
         self._turn: deque[Labels] = deque()
-        #: Alerts that were told (each time), that were in messages that failed, and that were never told for want of room.
+        #: Alerts sent (counted each time), alerts in failed messages, and alerts dropped because too many were waiting.
         self.sent_count = self.failed_count = self.dropped_count = 0
 
-    # -- in -----------------------------------------------------------------------------------
+    # -- alerts in ----------------------------------------------------------------------------
 
     def take(self, alerts: Iterable[Alert], now_s: float) -> None:
-        """Take in what fires, each time it is looked at, and what has ended since."""
+        """Take in the alerts of one evaluation: all that fire, and those just resolved."""
         for alert in alerts:
             if alert.state not in (FIRING, RESOLVED) or self._is_quiet(alert):
                 continue
@@ -95,7 +95,7 @@ class Outbox:
                 group.pop(key, None)
             elif entry is None:
                 entry = group[key] = _Entry(alert, now_s)
-                if alert.state == RESOLVED:  # of before this agent began: somebody may wait for it
+                if alert.state == RESOLVED:  # it fired under an earlier agent: the receiver may need its end
                     entry.tried = True
             else:
                 _change(entry, alert, now_s)
@@ -111,7 +111,7 @@ class Outbox:
         return tuple((name, alert.labels[name]) for name in GROUP_LABELS if alert.labels.get(name))
 
     def _drop(self) -> None:
-        """Make room: the oldest of those that were never told. An end of what was told is not among them."""
+        """Drop the oldest alerts that were never sent, down to ``most_waiting``; ends of sent alerts are not dropped."""
         waiting = [each for each in self._entries() if each[2].told is None and not each[2].ended]
         if len(waiting) > self._policy.most_waiting:
             waiting.sort(key=lambda each: each[2].alert.active_at)
@@ -124,10 +124,10 @@ class Outbox:
             for key, entry in group.items():
                 yield at, key, entry
 
-    # -- out ----------------------------------------------------------------------------------
+    # -- messages out -------------------------------------------------------------------------
 
     def next(self, now_s: float) -> Batch | None:
-        """What to tell now; ``None``: nothing yet."""
+        """Return the next message that is due; ``None``: none yet."""
         if not self._turn:
             self._tidy(now_s)
             self._turn.extend(
@@ -142,7 +142,7 @@ class Outbox:
 
     @property
     def has_more(self) -> bool:
-        """Whether more was due when the latest message was."""
+        """Whether further groups were due when ``next`` returned the latest message."""
         return bool(self._turn)
 
     def _batch(self, at: Labels, now_s: float) -> Batch | None:
@@ -163,7 +163,7 @@ class Outbox:
         return self._due_s(entry, now_s) <= now_s
 
     def _due_s(self, entry: _Entry, now_s: float) -> float:
-        """When the receiver is to be told of it; infinity: not again, as it looks now."""
+        """Return when an alert is due, in monotonic seconds; infinity: not, unless it changes."""
         again_s, never = entry.told_s + self._policy.repeat_s, float("inf")
         if entry.alert.state == FIRING:
             if entry.told != entry.alert.id:
@@ -174,7 +174,7 @@ class Outbox:
         return again_s if again_s - entry.seen_s < self._policy.linger_s else never
 
     def _tidy(self, now_s: float) -> None:
-        """Forget what nobody mentions any more. What has ended is known a while longer, so that its end is told once."""
+        """Forget alerts that have not been passed in for ``_FORGET_S``; one whose end still has to be sent is kept."""
         for at, key, entry in list(self._entries()):
             is_open = entry.alert.state == RESOLVED and entry.tried and not entry.ended
             if now_s - entry.seen_s > _FORGET_S and not is_open:
@@ -182,19 +182,19 @@ class Outbox:
         self._groups = {at: group for at, group in self._groups.items() if group}
 
     def due_in_s(self, now_s: float) -> float | None:
-        """Seconds until there is something to tell; ``None``: not unless something changes."""
+        """Return the seconds until an alert is due; ``None``: none is, unless something changes."""
         first = min((self._due_s(entry, now_s) for _, _, entry in self._entries()), default=float("inf"))
         return None if first == float("inf") else max(0.0, first - now_s)
 
-    # -- what came of it ----------------------------------------------------------------------
+    # -- results of messages ------------------------------------------------------------------
 
     def sent(self, batch: Batch, now_s: float) -> None:
-        """The receiver has taken it."""
+        """Record that the receiver accepted a message."""
         self.sent_count += len(batch.alerts) + len(batch.truncated)
         self._told(batch, now_s)
 
     def failed(self, batch: Batch, now_s: float, again: bool) -> None:
-        """The receiver has not; ``again``: it stays to be told, else this is not said to it again before it is due again."""
+        """Record that a message was not delivered; its alerts stay due (``again``), or wait for the next repeat."""
         self.failed_count += len(batch.alerts) + len(batch.truncated)
         if not again:
             self._told(batch, now_s)
@@ -214,7 +214,7 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """Alerts whose latest state the receiver has not been told."""
+        """Number of alerts whose latest state the receiver does not have yet."""
         entries = (entry for _, _, entry in self._entries())
         return sum(e.told != e.alert.id if e.alert.state == FIRING else e.tried and not e.ended for e in entries)
 
@@ -222,11 +222,11 @@ class Outbox:
 
     @property
     def keeps(self) -> bool:
-        """Whether its state is worth keeping: who groups by itself is told each minute what is so, and needs no memory of ours."""
+        """Whether to keep its state over a restart; not if the receiver groups by itself, as that gets all alerts anyway."""
         return self._policy.grouped
 
     def state(self, now_s: float) -> list[dict[str, Any]]:
-        """What must outlive the agent, as JSON knows it: what may have been told, but for that whose end was; and how long ago."""
+        """Return the state to keep over a restart, as JSON types: alerts that may have been sent, and whose end was not."""
         return [
             {"alert": as_json(entry.alert), "told": entry.told, "ago_s": now_s - entry.told_s}
             for _, _, entry in self._entries()
@@ -234,10 +234,10 @@ class Outbox:
         ]
 
     def restore(self, state: Iterable[Mapping[str, Any]], now_s: float, as_it_is: Callable[[Alert], Alert]) -> None:
-        """Take up what an agent before this one has left; to be called before anything is taken in.
+        """Restore the state that an earlier agent left. Call it before the first ``take``.
 
         Args:
-            as_it_is: an alert in its present state.
+            as_it_is: returns the present state of a restored alert.
         """
         for one in state:
             alert = as_it_is(from_json(one["alert"]))
@@ -249,11 +249,11 @@ class Outbox:
 
 
 def _change(entry: _Entry, alert: Alert, now_s: float) -> None:
-    """Take in a later state of an alert."""
+    """Update an entry with a later state of its alert."""
     if alert.state == RESOLVED:
         is_old = alert.id != entry.alert.id and alert.active_at < entry.alert.active_at
         if is_old or entry.alert.state == RESOLVED:
             return
-    elif entry.alert.state == RESOLVED:  # an end of it may have been told, or be on its way
+    elif entry.alert.state == RESOLVED:  # its end may be sent already or in flight, so it is news again
         entry.told = None
     entry.alert, entry.seen_s, entry.ended = alert, now_s, False

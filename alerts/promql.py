@@ -1,6 +1,6 @@
-"""The part of PromQL that rules may use, evaluated over samples in memory with the results of Prometheus 2.42.
+"""The part of PromQL that rules may use, evaluated over samples in memory, with the results of Prometheus 2.42.
 
-An expression is read once into functions; what is not among the supported parts is refused then, by name.
+An expression is compiled once into functions; compilation refuses unsupported parts and names them.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
 class UnsupportedExpression(OneLineError):
-    """An expression that the agent does not evaluate; the message names the part that it does not know."""
+    """An expression that the agent cannot evaluate; the message names the unsupported part."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """When, and over what, an expression is evaluated."""
+    """The time and the samples of an evaluation."""
 
     samples: Samples
-    #: On the clock of the samples.
+    #: Monotonic seconds, on the clock of the samples.
     at_s: float
-    #: Unix time: what ``time()`` gives.
+    #: Unix time in seconds, the result of ``time()``.
     wall_s: float
 
 
@@ -72,11 +72,11 @@ class Expression:
     """A PromQL expression, ready to be evaluated.
 
     Attributes:
-        text: as it was given.
-        needs: what it reads.
+        text: the PromQL.
+        needs: the metrics and ranges that it reads.
 
     Raises:
-        UnsupportedExpression: no PromQL, or not of the part that is supported.
+        UnsupportedExpression: not PromQL, or with an unsupported part.
     """
 
     def __init__(self, text: str) -> None:
@@ -90,10 +90,10 @@ class Expression:
         self.needs: tuple[Need, ...] = tuple(compiler.needs)
 
     def evaluate(self, moment: Moment) -> Vector:
-        """The elements of the result; a number is one element without labels.
+        """Return the elements of the result; a scalar result is one element without labels.
 
         Raises:
-            EvaluationError: Prometheus would give none either, such as for many-to-many matching.
+            EvaluationError: an error in Prometheus, too, such as many-to-many matching.
         """
         if isinstance(self._node, _Elements):
             return self._node.run(moment)
@@ -101,13 +101,13 @@ class Expression:
 
 
 class _Compiler:
-    """Makes functions of a syntax tree, and notes what its selectors need."""
+    """Compiles a syntax tree to functions, and collects the needs of its selectors."""
 
     def __init__(self) -> None:
         self.needs: list[Need] = []
 
     def node(self, tree: ql.Expr) -> _Node:
-        """The function of one node."""
+        """Return the function of a syntax node."""
         made: _Node
         match tree:
             case ql.NumberLiteral():
@@ -147,7 +147,7 @@ class _Compiler:
     # -- selectors ----------------------------------------------------------------------------
 
     def _selected(self, tree: ql.VectorSelector, range_s: float) -> tuple[tuple[Matcher, ...], tuple[Matcher, ...]]:
-        """Matchers of the name and of other labels."""
+        """Return the matchers of the name, and those of other labels."""
         for what, there in (
             ("offset", tree.offset),
             ("@", tree.at),
@@ -169,7 +169,7 @@ class _Compiler:
         range_s = tree.range.total_seconds()
         names, others = self._selected(tree.vector_selector, range_s)
         function = RANGE_FUNCTIONS[name]
-        # The one function of ranges that gives samples themselves, and so under their own name.
+        # Only last_over_time keeps the metric name, because its results are samples of the series.
         label = (lambda labels: labels) if name == "last_over_time" else bare
 
         def run(moment: Moment) -> Vector:
@@ -271,7 +271,7 @@ class _Compiler:
 
 
 def _format_expr(tree: ql.Expr) -> str:
-    """An expression as text, on one line."""
+    """Return an expression as text on one line."""
     return " ".join(tree.prettify().split())
 
 
@@ -292,7 +292,7 @@ def _matcher(given: ql.Matcher) -> Matcher:
 
 
 def _matching(tree: ql.BinaryExpr) -> tuple[Matching, bool]:
-    """How a binary operator matches, and whether it says 0 or 1."""
+    """Return how a binary operator matches elements, and whether it has the ``bool`` modifier."""
     given = tree.modifier
     if given is None:
         return Matching(), False
@@ -319,7 +319,7 @@ def _of_numbers(op: str, left: Callable[[Moment], float], right: Callable[[Momen
 
 
 def _only(vector: Vector) -> float:
-    """The value of the only element; NaN if there is not one."""
+    """Return the value of the only element; NaN if there are none or several."""
     return next(iter(vector.values())) if len(vector) == 1 else math.nan
 
 
@@ -328,7 +328,7 @@ def _quantiles(q: float, vector: Vector, how: Grouping) -> Vector:
 
 
 def _absent_labels(tree: ql.Expr) -> tuple[tuple[str, str], ...]:
-    """What the result of ``absent`` is labelled with: what its selector asks for in so many words, and once."""
+    """Return the labels of an ``absent`` result, which Prometheus derives from the ``=`` matchers of its selector."""
     tree = _without_parentheses(tree)
     if not isinstance(tree, ql.VectorSelector):
         return ()

@@ -1,4 +1,4 @@
-"""The functions and aggregations of PromQL that rules may use, as Prometheus 2.42 computes them. Numbers in, numbers out.
+"""The functions and aggregations of PromQL that rules may use, over plain numbers, computed as in Prometheus 2.42.
 
 Source: prometheus/prometheus v2.42.0, promql/functions.go, promql/engine.go and promql/quantile.go.
 """
@@ -12,15 +12,15 @@ from itertools import pairwise
 
 from commwatch.alerts.series import Window
 
-#: What a range function makes of a window of ``range_s`` that ends at ``at_ms``; ``None``: nothing.
+#: A function of a window of ``range_s`` seconds that ends at ``at_ms``; the result ``None``: no element.
 RangeFunction = Callable[[Window, int, float], float | None]
 
 
-# -- numbers as Go has them -------------------------------------------------------------------
+# -- arithmetic as in Go ----------------------------------------------------------------------
 
 
 def divide(left: float, right: float) -> float:
-    """``left / right`` of IEEE 754: no exception.
+    """Return ``left / right`` as in IEEE 754, without exceptions.
 
     >>> divide(-1, 0), divide(0, 0)
     (-inf, nan)
@@ -33,14 +33,14 @@ def divide(left: float, right: float) -> float:
 
 
 def modulo(left: float, right: float) -> float:
-    """The rest of a division, with the sign of ``left``."""
+    """Return the remainder of ``left / right``, with the sign of ``left``; NaN if there is none."""
     if math.isinf(left) or not right:
         return math.nan
     return math.fmod(left, right)
 
 
 def power(left: float, right: float) -> float:
-    """``left`` to the power of ``right``: NaN where there is none, infinite where it is too large."""
+    """Return ``left`` to the power of ``right``: NaN if it is not real, infinite if it is too large."""
     try:
         return math.pow(left, right)
     except OverflowError:
@@ -52,26 +52,26 @@ def power(left: float, right: float) -> float:
 
 
 def larger(left: float, right: float) -> float:
-    """The larger number; infinite if one is, else NaN if one is."""
+    """Return the larger number: infinity if one is infinity, else NaN if one is NaN."""
     if math.inf in (left, right):
         return math.inf
     return math.nan if math.isnan(left) or math.isnan(right) else max(left, right)
 
 
 def smaller(left: float, right: float) -> float:
-    """The smaller number; minus infinite if one is, else NaN if one is."""
+    """Return the smaller number: minus infinity if one is minus infinity, else NaN if one is NaN."""
     return -larger(-left, -right)
 
 
 def rounded(value: float, to: float) -> float:
-    """The nearest multiple of ``to``; half-way goes up."""
+    """Return the nearest multiple of ``to``; ties round up."""
     inverse = divide(1, to)
     scaled = value * inverse + 0.5
     return divide(math.floor(scaled) if math.isfinite(scaled) else scaled, inverse)
 
 
 def text_of(value: float) -> str:
-    """A value as ``count_values`` makes it a label: no exponent.
+    """Return a value as the label that ``count_values`` makes of it, without exponent.
 
     >>> text_of(3.0), text_of(1e-7), text_of(-math.inf)
     ('3', '0.0000001', '-Inf')
@@ -84,14 +84,14 @@ def text_of(value: float) -> str:
 
 
 def _compensated(total: float, error: float, value: float) -> tuple[float, float]:
-    """One step of a sum that keeps what rounding loses (Kahan and Neumaier)."""
+    """Add ``value`` to a sum with compensation for rounding (Kahan and Neumaier); return the new sum and error."""
     new = total + value
     lost = (total - new) + value if abs(total) >= abs(value) else (value - new) + total
     return new, error + lost
 
 
 def quantile(q: float, values: Sequence[float]) -> float:
-    """The quantile of values, between its neighbours by straight line; NaNs come first."""
+    """Return the ``q`` quantile with linear interpolation; NaNs sort first. Infinite if ``q`` is outside of 0 to 1."""
     if math.isnan(q) or not values:
         return math.nan
     if not 0 <= q <= 1:
@@ -103,7 +103,7 @@ def quantile(q: float, values: Sequence[float]) -> float:
     return ordered[lower] * (1 - weight) + ordered[min(len(ordered) - 1, lower + 1)] * weight
 
 
-#: Functions of one element and a number, which is 1 where none is given.
+#: Functions of an element's value and a number, which is 1 if it is not given.
 INSTANT_FUNCTIONS: dict[str, Callable[[float, float], float]] = {
     "abs": lambda value, _: abs(value),
     "round": rounded,
@@ -112,16 +112,16 @@ INSTANT_FUNCTIONS: dict[str, Callable[[float, float], float]] = {
 }
 
 
-# -- of groups --------------------------------------------------------------------------------
+# -- aggregations -----------------------------------------------------------------------------
 
 
 def maximum(values: Sequence[float]) -> float:
-    """The largest; NaN only if all are."""
+    """Return the largest value; NaN only if all are NaN."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def minimum(values: Sequence[float]) -> float:
-    """The smallest; NaN only if all are."""
+    """Return the smallest value; NaN only if all are NaN."""
     return min((value for value in values if not math.isnan(value)), default=math.nan)
 
 
@@ -148,10 +148,10 @@ AGGREGATIONS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def _extrapolated(window: Window, at_ms: int, range_s: float, *, counter: bool) -> float | None:
-    """By how much a series has changed in a range, from the change between its first and last sample in it.
+    """Return the change of a series over a range, extrapolated from the change between its first and last sample.
 
-    The ends of the range that no sample reaches are taken as if the series had gone on alike, for at most half an interval
-    where it seems to have begun or ended inside, and not back beyond the point where a counter was zero.
+    The extrapolation reaches the ends of the range; but only half a sample interval if an end is more than 1.1 intervals
+    away (the series began or ended inside), and not back beyond the point where a counter was zero.
     """
     times, values = window.times_ms, window.values
     if len(values) < 2:

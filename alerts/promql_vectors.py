@@ -1,4 +1,4 @@
-"""What PromQL does with whole vectors: matching two by their labels, aggregating one by some of them.
+"""Operations of PromQL on vectors: matching two vectors by labels, aggregating one by labels.
 
 Source: prometheus/prometheus v2.42.0, promql/engine.go.
 """
@@ -32,35 +32,35 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 
 class EvaluationError(Exception):
-    """An expression has no result with the samples there are; the message says which labels are to blame."""
+    """An expression has no result for the present samples; the message names the labels that cause it."""
 
 
 @dataclass(frozen=True)
 class Matching:
-    """How elements of two vectors find each other."""
+    """How elements of two vectors are matched."""
 
-    #: By the labels named (``on``), else by all others (``ignoring``).
+    #: True: by ``labels`` (``on``). False: by all other labels (``ignoring``).
     on: bool = False
     labels: tuple[str, ...] = ()
-    #: The side of which several elements may have one partner: ``left``, ``right``, or neither.
+    #: The side on which several elements may share a partner: ``left``, ``right``, or neither (empty).
     many: str = ""
-    #: Labels taken over from the other side.
+    #: Labels that the result copies from the other side.
     include: tuple[str, ...] = ()
 
     def key(self, labels: Labels) -> Labels:
-        """What two elements must have in common."""
+        """Return the labels that matching elements must have in common."""
         if self.on:
             return tuple(pair for pair in labels if pair[0] in self.labels)
         return tuple(pair for pair in labels if pair[0] not in self.labels and pair[0] != NAME)
 
 
 def said(labels: Labels) -> str:
-    """Labels as PromQL writes them."""
+    """Return labels in the notation of PromQL."""
     return "{" + ", ".join(f'{name}="{value}"' for name, value in labels) + "}"
 
 
 def bare(labels: Labels) -> Labels:
-    """Without the metric's name."""
+    """Return labels without the metric's name."""
     for at, (name, _) in enumerate(labels):
         if name == NAME:
             return labels[:at] + labels[at + 1 :]
@@ -68,10 +68,10 @@ def bare(labels: Labels) -> Labels:
 
 
 def collected(elements: Iterable[tuple[Labels, float]]) -> dict[Labels, float]:
-    """Elements as a vector.
+    """Return elements as a vector.
 
     Raises:
-        EvaluationError: two have the same labels.
+        EvaluationError: two elements have equal labels.
     """
     vector: dict[Labels, float] = {}
     for labels, value in elements:
@@ -87,7 +87,7 @@ def collected(elements: Iterable[tuple[Labels, float]]) -> dict[Labels, float]:
 def with_scalar(
     op: str, vector: Vector, scalar: float, *, scalar_left: bool, as_bool: bool = False
 ) -> dict[Labels, float]:
-    """A vector and a number; a comparison keeps the elements for which it holds, or says 0 or 1 of each."""
+    """Combine a vector with a number. A comparison keeps the elements where it is true, or gives 0 or 1 (``as_bool``)."""
     pairs = [
         (labels, *((scalar, value) if scalar_left else (value, scalar)), value) for labels, value in vector.items()
     ]
@@ -100,10 +100,10 @@ def with_scalar(
 
 
 def matched(op: str, left: Vector, right: Vector, how: Matching, *, as_bool: bool = False) -> dict[Labels, float]:
-    """Two vectors, element by element.
+    """Combine two vectors element by element.
 
     Raises:
-        EvaluationError: an element has several partners.
+        EvaluationError: an element has several partners against the matching, or two results have equal labels.
     """
     if not left or not right:
         return {}
@@ -147,7 +147,7 @@ def _of_pair(op: str, left: float, right: float, *, as_bool: bool) -> float | No
 
 
 def _made(op: str, many: Labels, one: Labels, how: Matching, *, as_bool: bool) -> Labels:
-    """The labels of a pair's result."""
+    """Return the labels of the result of a pair."""
     labels = many
     if not how.many:
         labels = tuple(pair for pair in many if (pair[0] in how.labels) is how.on)
@@ -159,7 +159,7 @@ def _made(op: str, many: Labels, one: Labels, how: Matching, *, as_bool: bool) -
 
 
 def of_sets(op: str, left: Vector, right: Vector, how: Matching) -> dict[Labels, float]:
-    """``and``, ``or``, ``unless``: elements of the left that have partners, or none; for ``or`` those of the right as well."""
+    """Return left elements with a partner (``and``), without (``unless``), or all, and right ones without (``or``)."""
     if op == "or":
         there = {how.key(labels) for labels in left}
         added = ((labels, value) for labels, value in right.items() if how.key(labels) not in there)
@@ -173,20 +173,20 @@ def of_sets(op: str, left: Vector, right: Vector, how: Matching) -> dict[Labels,
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which labels of an aggregation stay: those named (``by``), or all others (``without``)."""
+    """Which labels an aggregation keeps: ``labels`` (``by``), or all others (``without``)."""
 
     by: bool = True
     labels: tuple[str, ...] = ()
 
     def key(self, labels: Labels) -> Labels:
-        """The group of an element."""
+        """Return the labels of an element's group."""
         if self.by:
             return tuple(pair for pair in labels if pair[0] in self.labels)
         return tuple(pair for pair in labels if pair[0] not in self.labels and pair[0] != NAME)
 
 
 def grouped(vector: Vector, how: Grouping) -> dict[Labels, list[tuple[Labels, float]]]:
-    """The elements of each group."""
+    """Return the elements of each group, by the group's labels."""
     groups: dict[Labels, list[tuple[Labels, float]]] = {}
     for labels, value in vector.items():
         groups.setdefault(how.key(labels), []).append((labels, value))
@@ -194,10 +194,10 @@ def grouped(vector: Vector, how: Grouping) -> dict[Labels, list[tuple[Labels, fl
 
 
 def ranked(op: str, count: float, vector: Vector, how: Grouping) -> dict[Labels, float]:
-    """``topk`` or ``bottomk``: the elements of each group at the end of its order; NaNs are the last ones. Ties go by labels.
+    """Return the ``count`` largest (``topk``) or smallest (``bottomk``) elements per group; NaNs last, ties by labels.
 
     Raises:
-        EvaluationError: ``count`` is no number that counts.
+        EvaluationError: ``count`` is NaN or too large.
     """
     if math.isnan(count) or abs(count) >= 1 << 63:
         raise EvaluationError(f"{op}: {text_of(count)} is no number of elements")
@@ -212,7 +212,7 @@ def ranked(op: str, count: float, vector: Vector, how: Grouping) -> dict[Labels,
 
 
 def counted(label: str, vector: Vector, how: Grouping) -> dict[Labels, float]:
-    """``count_values``: how many elements of each group have each value, which becomes a label."""
+    """Return how many elements of each group have each value, which becomes the label ``label`` (``count_values``)."""
     with_value = Grouping(how.by, (*how.labels, label) if how.by else how.labels)
     found: dict[Labels, float] = {}
     for labels, value in vector.items():

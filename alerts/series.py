@@ -1,4 +1,4 @@
-"""Samples kept in memory for the rules: what was there when, as Prometheus would have it after a scrape."""
+"""Samples kept in memory for the rules, with Prometheus's semantics of scrapes."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-#: Name and value of each label, in order of the names; the metric's own name is the label ``__name__``.
+#: Names and values of labels, sorted by name; the metric's name is the label ``__name__``.
 Labels = tuple[tuple[str, str], ...]
-#: An instant vector.
+#: An instant vector: one value for each set of labels.
 Vector = Mapping[Labels, float]
 NAME = "__name__"
-#: For so long a sample stands for what comes after it, unless its series has ended.
+#: Seconds for which a sample stays current, unless its series ends (Prometheus's lookback).
 LOOKBACK_S = 300.0
-#: More series than that are not kept; their number is bounded upstream, so that many mean a fault.
+#: Most series that are kept. Exporters bound their number, so more than this is a fault.
 MOST_SERIES = 20_000
 
 EQUAL, NOT_EQUAL, LIKE, UNLIKE = "=", "!=", "=~", "!~"
 
 
 def labels_of(pairs: Mapping[str, str]) -> Labels:
-    """Labels from a mapping; an empty value is no label."""
+    """Return labels from a mapping, without labels of empty value."""
     return tuple(sorted((name, value) for name, value in pairs.items() if value))
 
 
 def value_of(labels: Labels, name: str) -> str:
-    """The value of a label, empty where there is none."""
+    """Return the value of a label; empty if there is no such label."""
     return next((value for key, value in labels if key == name), "")
 
 
 @dataclass(frozen=True)
 class Matcher:
-    """What a selector wants of one label.
+    """A selector's condition on one label.
 
     Raises:
-        re.error: a regular expression that Python does not take.
+        re.error: a regular expression that Python does not accept.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Matcher:
             object.__setattr__(self, "_pattern", re.compile(self.value, re.ASCII))
 
     def accepts(self, value: str) -> bool:
-        """Whether a label with this value is wanted; a label that is missing has the empty one."""
+        """Return whether a label value matches; a missing label has the empty value."""
         same = value == self.value if self._pattern is None else self._pattern.fullmatch(value) is not None
         return same is (self.kind in (EQUAL, LIKE))
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a selector reads: metrics whose name suits all matchers, ``range_s`` back; 0: the latest sample."""
+    """What a selector reads: metrics whose name fits all matchers, ``range_s`` seconds back (0: the latest sample)."""
 
     names: tuple[Matcher, ...]
     range_s: float = 0.0
@@ -64,14 +64,14 @@ class Need:
 
 @dataclass(frozen=True)
 class Window:
-    """The samples of a series in a range: times in ms, in order, and values."""
+    """The samples of a series in a range: times in ms, ascending, and values."""
 
     times_ms: Sequence[int]
     values: Sequence[float]
 
 
 class _Series:
-    """One series: times in ms, and values; ``None`` where it ended."""
+    """One series: times in ms, and values; the value ``None`` marks an end."""
 
     __slots__ = ("by_name", "labels", "times_ms", "values")
 
@@ -82,7 +82,7 @@ class _Series:
 
     def add(self, at_ms: int, value: float | None, oldest_ms: int) -> None:
         if self.times_ms and self.times_ms[-1] == at_ms:
-            return  # as Prometheus has it: the first one counts
+            return  # as in Prometheus, the first of two samples counts
         gone = bisect_left(self.times_ms, oldest_ms)
         if gone:
             del self.times_ms[:gone], self.values[:gone]
@@ -91,13 +91,12 @@ class _Series:
 
 
 class Samples:
-    """Samples of the metrics that rules need, as long as they need them.
+    """Samples of the metrics that rules need, kept for as long as the rules need them.
 
-    Times are seconds on a clock that never goes back; to evaluate at an earlier time than that of the latest sample is
-    possible as far as samples are kept.
+    Times are monotonic seconds. Reading at a time before the latest sample works as far back as samples are kept.
 
     Args:
-        needs: what will be read of them.
+        needs: the metrics and ranges that will be read.
     """
 
     def __init__(self, needs: Sequence[Need]) -> None:
@@ -107,11 +106,11 @@ class Samples:
         self._present: dict[str, dict[Labels, _Series]] = {}
         self._count = 0
         self._latest_ms: int | None = None
-        #: Samples that were refused because there are ``MOST_SERIES`` series.
+        #: Number of samples refused because there are ``MOST_SERIES`` series.
         self.refused = 0
 
     def wants(self, name: str) -> bool:
-        """Whether metrics of that name are kept."""
+        """Return whether metrics with this name are kept."""
         return self._kept_ms(name) is not None
 
     def _kept_ms(self, name: str) -> int | None:
@@ -121,7 +120,7 @@ class Samples:
         return self._keep_ms[name]
 
     def add(self, at_s: float, values: Mapping[Labels, float], source: str = "") -> None:
-        """All that a source has at one time; what it had the time before and has no longer has ended.
+        """Add all samples of a source at one time; series that it had the time before and now lacks end.
 
         Raises:
             ValueError: ``at_s`` is before the latest sample.
@@ -180,7 +179,7 @@ class Samples:
                     yield series
 
     def instant(self, at_s: float, names: tuple[Matcher, ...], matchers: tuple[Matcher, ...]) -> dict[Labels, float]:
-        """What each series is at a time: its latest sample, unless that is too old or says that it has ended."""
+        """Return the value of each series at a time: the latest sample within ``LOOKBACK_S``, unless the series has ended."""
         at_ms, found = round(at_s * 1000), {}
         for series in self._select(names, matchers):
             at = bisect_right(series.times_ms, at_ms) - 1
@@ -193,7 +192,7 @@ class Samples:
     def range(
         self, at_s: float, range_s: float, names: tuple[Matcher, ...], matchers: tuple[Matcher, ...]
     ) -> dict[Labels, Window]:
-        """The samples of each series from ``range_s`` before a time to that time, both included; none has none."""
+        """Return the samples of each series from ``at_s - range_s`` to ``at_s``, both included; no empty series."""
         at_ms, found = round(at_s * 1000), {}
         begin_ms = at_ms - round(range_s * 1000)
         for series in self._select(names, matchers):
@@ -206,7 +205,7 @@ class Samples:
 
 
 def _window(times_ms: list[int], values: list[float | None]) -> Window:
-    """The samples among these, marks of the end left out."""
+    """Return the samples without the marks of an end."""
     there = [value for value in values if value is not None]
     if len(there) < len(values):
         times_ms = [time_ms for time_ms, value in zip(times_ms, values, strict=True) if value is not None]

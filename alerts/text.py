@@ -1,11 +1,11 @@
-"""The template language of alert texts: rendered here, or as Go templates for Prometheus. Both give the same text.
+"""The template language of alert texts: rendered in Python, or converted to Go templates with equal results.
 
-- ``{rank}`` is the label ``rank`` of the alert, empty where there is none;
+- ``{rank}`` is the label ``rank`` of the alert, empty if there is none;
 - ``{value:percent}`` is the alert's value, ``{exposed:percent}`` the number ``exposed`` of the rule's ``also``, or
   ``not known``. Formats: ``percent`` (0.42 is ``42%``), ``seconds`` (``1m 30s``), ``bytes`` (``1.25GB``), ``number`` (``12.5k``);
-- ``[, {exposed:percent} of it exposed]`` is a clause: left out where one of its labels is empty or one of its numbers not known.
+- ``[, {exposed:percent} of it exposed]`` is a clause: left out if one of its labels is empty or one of its numbers not known.
 
-Braces and brackets have no other meaning, and no way to be written.
+Braces and brackets have no other meaning; they cannot be escaped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from commwatch.alerts.model import Rule
 
-#: The alert's own number.
+#: Name of the alert's own value.
 VALUE = "value"
 UNKNOWN = "not known"
 _PART = re.compile(r"\{(?P<name>[a-z_][a-z0-9_]*)(?::(?P<format>[a-z]+))?\}|(?P<open>\[)|(?P<close>\])|(?P<odd>[{}])")
@@ -25,36 +25,36 @@ _LARGE, _SMALL = ("k", "M", "G", "T", "P", "E", "Z", "Y"), ("m", "u", "n", "p", 
 
 
 class BadTemplate(ValueError):
-    """A template that is none; the message says why."""
+    """A template is not valid; the message gives the reason."""
 
 
 class Field(NamedTuple):
-    """A label, or a number where it has a format."""
+    """A label, or, if it has a format, a number."""
 
     name: str
     format: str | None
 
 
-#: Text and fields in turn.
+#: Texts and fields in order.
 Parts = tuple[str | Field, ...]
 
 
 class Clause(NamedTuple):
-    """Part of a template; an optional one is left out where a field of it is not known."""
+    """Part of a template; an optional clause is left out if one of its fields is not known."""
 
     parts: Parts
     optional: bool
 
     def fields(self) -> Iterator[Field]:
-        """Its fields, in order."""
+        """Return the fields of the clause, in order."""
         return (part for part in self.parts if isinstance(part, Field))
 
 
 def parse(template: str) -> list[Clause]:
-    """A template as its clauses.
+    """Return the clauses of a template.
 
     Raises:
-        BadTemplate: a brace or bracket that does not belong, or an unknown format.
+        BadTemplate: a misplaced brace or bracket, or an unknown format.
     """
     clauses: list[Clause] = []
     parts: list[str | Field] = []
@@ -80,15 +80,15 @@ def parse(template: str) -> list[Clause]:
 
 
 def fields(template: str) -> set[Field]:
-    """The labels and numbers that a template names."""
+    """Return the labels and numbers that a template names."""
     return {field for clause in parse(template) for field in clause.fields()}
 
 
 def render(template: str, labels: Mapping[str, str], value: float, also: Mapping[str, float]) -> str:
-    """The text of an alert.
+    """Return the text of an alert.
 
     Args:
-        also: the further numbers of its rule that are known.
+        also: the ``also`` numbers of its rule that are known, by name.
     """
     numbers = {**also, VALUE: value}
 
@@ -106,13 +106,13 @@ def render(template: str, labels: Mapping[str, str], value: float, also: Mapping
     return "".join(text(part) for clause in kept for part in clause.parts)
 
 
-# -- the same in Go -------------------------------------------------------------------------------
+# -- Go templates ---------------------------------------------------------------------------------
 
 
 def to_go(template: str, rule: Rule) -> str:
-    """A template of a rule as Prometheus's Go template.
+    """Return a template of a rule as a Go template for Prometheus.
 
-    Further numbers are asked for by ``query``, and compared label by label: nothing of a label's value becomes PromQL.
+    ``query`` gets the ``also`` numbers; labels are compared one by one, so that no label value becomes part of PromQL.
     """
     clauses = parse(template)
     numbers = sorted({field for clause in clauses for field in clause.fields() if field.format and field.name != VALUE})
@@ -157,16 +157,16 @@ def _variable(field: Field) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of Go."""
+    """Return a string literal of Go."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-# -- numbers, as Prometheus's template functions write them -----------------------------------------
+# -- numbers, formatted as by Prometheus's template functions ---------------------------------------
 
 
 def _g(value: float) -> str:
-    """Go's ``%.4g``."""
+    """Format a number as Go's ``%.4g`` does."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -182,7 +182,7 @@ def _small(value: float) -> str:
 
 
 def humanized(value: float) -> str:
-    """With a metric prefix: ``humanize`` of Prometheus."""
+    """Return a number with a metric prefix, as ``humanize`` of Prometheus does."""
     if value == 0 or not math.isfinite(value):
         return _g(value)
     if abs(value) < 1:
@@ -196,7 +196,7 @@ def humanized(value: float) -> str:
 
 
 def duration(value: float) -> str:
-    """In days, hours, minutes and seconds: ``humanizeDuration`` of Prometheus."""
+    """Return seconds as days, hours, minutes and seconds, as ``humanizeDuration`` of Prometheus does."""
     if not math.isfinite(value):
         return _g(value)
     if value == 0:
@@ -214,7 +214,7 @@ def duration(value: float) -> str:
     return f"{sign}{minutes}m {seconds}s" if minutes else f"{sign}{_g(value)}s"
 
 
-#: What may follow the colon, and what it makes of a number.
+#: Formats that may follow the colon in a field.
 FORMATS: dict[str, Callable[[float], str]] = {
     "percent": lambda value: f"{_g(value * 100)}%",
     "seconds": duration,

@@ -1,4 +1,4 @@
-"""Write the dashboards' JSON: ``python -m commwatch.dashboards.build DIR``, as ``make dashboards`` does."""
+"""Write the dashboards' JSON: ``python -m commwatch.dashboards.build DIR``, run by ``make dashboards``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUILDERS = {"cluster": cluster.build, "job": job.build, "node": node.build}
 
 
 def main(directory: Path) -> None:
-    """Write one file for each dashboard."""
+    """Write one JSON file for each dashboard into ``directory``."""
     for name, build in BUILDERS.items():
         (directory / f"{name}.json").write_text(text(build()), encoding="utf-8")
 

@@ -26,7 +26,7 @@ _AGENTS = "max by (instance) (up) and on (instance) group by (instance) (last_ov
 
 
 def build() -> dict[str, Any]:
-    """The dashboard as Grafana's JSON."""
+    """Return the dashboard as Grafana's JSON."""
     return dashboard(
         CLUSTER,
         "Communication of all training jobs whose agents this Prometheus scrapes.",

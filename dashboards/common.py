@@ -1,6 +1,6 @@
-"""What the dashboards share: panels with their queries, variables, links, and how they become Grafana's JSON.
+"""Shared parts of the dashboards: panels with their queries, variables, links, and the conversion to Grafana's JSON.
 
-The builders run when a dashboard is made, not in the agent: they need ``grafana-foundation-sdk``, the agent serves the JSON.
+The builders run at development time, because they need ``grafana-foundation-sdk``. The agent uses the generated JSON.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ DATASOURCE = md.DataSourceRef(type_val="prometheus", uid="${datasource}")
 CLUSTER, JOB, NODE = "commwatch-cluster", "commwatch-job", "commwatch-node"
 _TITLES = {CLUSTER: "commwatch / Cluster", JOB: "commwatch / Job", NODE: "commwatch / Node"}
 _ALERTS = read(shipped("rules.yaml"))
-#: The alerts of the one list as a regular expression: ``ALERTS`` has other people's, too.
+#: Regular expression of our alerts' names, because the metric ``ALERTS`` has alerts of other rules, too.
 ALERT_NAMES = "|".join(dict.fromkeys(rule.name for rule in _ALERTS.alerts))
-#: The thresholds of the one list by name, as they are by default.
+#: Default thresholds of the list of alerts, by name.
 THRESHOLD = {each.name: each.default for each in _ALERTS.thresholds}
-#: Above the first communication is the bottleneck, above the second half of the machine is lost.
+#: Shares (0 to 1) above which communication is the bottleneck, and above which the state is critical.
 COMM_SHARE = (THRESHOLD["comm_share"], THRESHOLD["comm_share_critical"])
-#: What leads from a cell to the dashboard of what stands in it.
+#: Labels whose table cells link to a dashboard: its uid, and its name in the link's title.
 _CELL_LINKS = {"job_id": (JOB, "Job"), "instance": (NODE, "Node")}
 Row = tuple[str, Sequence["Panel"]]
 Panel = timeseries.Panel | stat.Panel | table.Panel | heat.Panel | statetimeline.Panel
@@ -45,8 +45,8 @@ class Query:
 
     Args:
         expr: PromQL.
-        name: of its series, as Grafana's legends have it; in a table the title of its column.
-        unit: of its column, where that is not the table's.
+        name: legend of its series, as a Grafana template; in a table the title of its column.
+        unit: unit of its column, if it is not the table's unit.
     """
 
     expr: str
@@ -63,10 +63,10 @@ def lines(
     marks: Sequence[float] = (),
     most: float | None = None,
 ) -> timeseries.Panel:
-    """Values over time; where there are none the line is broken, for absent is not 0.
+    """Return a panel of values over time. Gaps in the data are gaps in the line, because absent is not 0.
 
     Args:
-        marks: values at which a dashed line stands, and above which it is worse.
+        marks: thresholds, drawn as dashed lines; values above them are worse.
         most: the upper end of the axis.
     """
     panel = (
@@ -97,11 +97,11 @@ def lines(
 def number(
     title: str, description: str, unit: str, expr: str, *, marks: Sequence[float] = (), nothing: str = "not known"
 ) -> stat.Panel:
-    """One number, as of now.
+    """Return a panel with one current number.
 
     Args:
-        marks: values from which it is yellow, red.
-        nothing: what stands there when there is no value.
+        marks: values from which the number is yellow and red, or only red if there is one.
+        nothing: text to show if there is no value.
     """
     return (
         stat.Panel()
@@ -123,11 +123,11 @@ def number(
 def cells(
     title: str, description: str, labels: Mapping[str, str], *columns: Query, width: int = 24, sort: str = ""
 ) -> table.Panel:
-    """A table, as of now: a row for each set of labels, a column for each query.
+    """Return a table of current values: a row for each set of labels, a column for each query.
 
     Args:
-        labels: titles of the columns of labels, by label, in order. Jobs and nodes link to their dashboards.
-        sort: title of the column that begins with its highest; with a minus before it, with its lowest.
+        labels: titles of the label columns by label, in order. Jobs and nodes link to their dashboards.
+        sort: title of the column to sort by, highest value first; with a minus before it, lowest first.
     """
     values = [f"Value #{chr(ord('A') + n)}" if len(columns) > 1 else "Value" for n in range(len(columns))]
     names = {**labels, **dict(zip(values, (column.name for column in columns), strict=True))}
@@ -151,13 +151,13 @@ def cells(
 
 
 def rank_map(title: str, description: str, unit: str, expr: str, width: int = 12) -> heat.Panel:
-    """Ranks by time, coloured by value.
+    """Return a heatmap of ranks over time, coloured by value.
 
     Args:
-        expr: what has the label ``rank``; several series of one rank are added up.
+        expr: PromQL whose series have the label ``rank``; several series of one rank are summed.
     """
-    # Grafana puts rows in the order in which Prometheus sorts their labels, so numbers get leading zeros; and takes rows that
-    # are numbers for bounds of buckets, so they get a word.
+    # Grafana sorts rows as Prometheus sorts their labels, so the numbers get leading zeros; and it takes numeric rows for
+    # bucket bounds, so they get the word "rank".
     padded = f'label_replace({expr}, "row", "000$1", "rank", "(.+)")'
     by_row = f'sum by (row) (label_replace({padded}, "row", "rank $1", "row", "0*(.{{4,}})"))'
     return (
@@ -179,10 +179,10 @@ def rank_map(title: str, description: str, unit: str, expr: str, width: int = 12
 
 
 def states(title: str, description: str, query: Query, texts: Mapping[str, tuple[str, str]], width: int = 12) -> Panel:
-    """What is on and what is off over time.
+    """Return a panel of states over time.
 
     Args:
-        texts: what a value means, and its colour.
+        texts: the text and the colour of each value.
     """
     mapped = {value: md.ValueMappingResult(text=text, color=color) for value, (text, color) in texts.items()}
     return (
@@ -208,7 +208,7 @@ def states(title: str, description: str, query: Query, texts: Mapping[str, tuple
 
 
 def one_of(name: str, label: str, description: str, query: str) -> d.QueryVariable:
-    """A variable with the values of a label, one of which is chosen."""
+    """Return a dashboard variable that selects one value of a label."""
     return (
         d.QueryVariable(name)
         .label(label)
@@ -223,11 +223,11 @@ def one_of(name: str, label: str, description: str, query: str) -> d.QueryVariab
 def dashboard(
     uid: str, description: str, variables: Sequence[d.QueryVariable], rows: Sequence[Row], alerts: str = ""
 ) -> dict[str, Any]:
-    """A dashboard as Grafana's JSON.
+    """Return a dashboard as Grafana's JSON.
 
     Args:
-        rows: titles, and panels from left to right; where 24 columns are full a new line begins.
-        alerts: matchers of the ``ALERTS`` that are shown in its panels; none where empty.
+        rows: title and panels of each row, from left to right; panels wrap after 24 columns.
+        alerts: label matchers of the ``ALERTS`` to mark in its panels; empty: none.
     """
     made = (
         d.Dashboard(_TITLES[uid])
@@ -255,7 +255,7 @@ def dashboard(
 
 
 def text(made: Mapping[str, Any]) -> str:
-    """How a dashboard stands in its file."""
+    """Return the text of a dashboard's file."""
     return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -281,15 +281,15 @@ def _steps(marks: Sequence[float]) -> d.ThresholdsConfig:
 
 
 def _finished(made: dict[str, Any], alerts: str) -> dict[str, Any]:
-    """Numbers for panels, and what the SDK leaves out or gives too much of."""
+    """Number the panels, remove fields that the SDK adds wrongly, and add the alerts' annotation, which it lacks."""
     for n, panel in enumerate(made["panels"], 1):
         panel["id"] = n
-        panel.get("options", {}).pop("footer", None)  # newer tables have none
+        panel.get("options", {}).pop("footer", None)  # newer Grafana tables have no footer
     for variable in made["templating"]["list"]:
-        for key in ("auto", "auto_min", "auto_count"):  # an interval variable has these
+        for key in ("auto", "auto_min", "auto_count"):  # only interval variables have these keys
             variable.pop(key, None)
     if alerts:
-        # The SDK knows no PromQL in an annotation.
+        # The SDK has no field for PromQL in an annotation.
         made["annotations"] = {"list": [_annotation(alerts)]}
     return made
 

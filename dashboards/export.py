@@ -1,6 +1,6 @@
 """The shipped dashboards as files for Grafana: plain JSON, ConfigMaps for its sidecar, or a folder for its provisioning. Pure.
 
-Knows nothing of the builders: these need a development dependency.
+Does not import the builders, because these need a development dependency.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from typing import Any
 from commwatch.alerts.export import RUNBOOK_URL, dumped
 
 NAMES = ("cluster", "job", "node")
-#: What the sidecar of Grafana's Helm chart looks for.
+#: Label by which the sidecar of Grafana's Helm chart finds ConfigMaps.
 LABEL = {"grafana_dashboard": "1"}
-#: The folder in Grafana.
+#: Name of the folder in Grafana.
 FOLDER = "commwatch"
 
 
 def shipped(name: str, runbook_url: str = RUNBOOK_URL) -> str:
-    """The JSON of a dashboard, one of ``NAMES``.
+    """Return the JSON text of a dashboard, one of ``NAMES``.
 
     Args:
-        runbook_url: where its link to the runbook leads.
+        runbook_url: target of the dashboard's link to the runbook.
     """
     text = resources.files("commwatch.dashboards").joinpath(f"{name}.json").read_text(encoding="utf-8")
     return text.replace(json.dumps(RUNBOOK_URL), json.dumps(runbook_url))
 
 
 def plain(runbook_url: str) -> dict[str, str]:
-    """File names and texts: the JSON, to import by hand or over Grafana's API."""
+    """Return the dashboards' JSON by file name, to import by hand or over Grafana's API."""
     return {f"commwatch-{name}.json": shipped(name, runbook_url) for name in NAMES}
 
 
 def configmaps(runbook_url: str, namespace: str | None = None) -> dict[str, str]:
-    """The same as a ConfigMap each, by file name, as ``configmap_objects``."""
+    """Return the ConfigMaps of ``configmap_objects`` as YAML, by file name."""
     objects = configmap_objects(runbook_url, namespace)
     return {f"{file.removesuffix('.json')}.yaml": dumped(whole) for whole in objects for file in whole["data"]}
 
 
 def configmap_objects(runbook_url: str, namespace: str | None = None) -> list[dict[str, Any]]:
-    """A ConfigMap for each, for the sidecar of Grafana's Helm chart.
+    """Return a ConfigMap for each dashboard, for the sidecar of Grafana's Helm chart.
 
     Args:
-        namespace: where they are to be; ``None``: where they are applied.
+        namespace: namespace of the ConfigMaps; ``None``: the namespace that they are applied in.
     """
     made = []
     for file, text in plain(runbook_url).items():
@@ -55,10 +55,10 @@ def configmap_objects(runbook_url: str, namespace: str | None = None) -> list[di
 
 
 def provisioning(runbook_url: str, directory: str) -> dict[str, str]:
-    """The same with a provider for Grafana's ``provisioning/dashboards``.
+    """Return the dashboards and a provider for Grafana's ``provisioning/dashboards``, by file name.
 
     Args:
-        directory: where the files will lie when Grafana reads them; an absolute path.
+        directory: absolute path of the folder from which Grafana will read the files.
     """
     provider = {
         "name": "commwatch",

@@ -27,7 +27,7 @@ def _rate(metric: str, matchers: str = _JOB) -> str:
 
 
 def build() -> dict[str, Any]:
-    """The dashboard as Grafana's JSON."""
+    """Return the dashboard as Grafana's JSON."""
     groups = one_of(
         "group",
         "Group",

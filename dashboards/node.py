@@ -1,4 +1,4 @@
-"""The dashboard *Node*: cards, links, NCCL, and what the monitor itself costs there."""
+"""The dashboard *Node*: GPUs, links, NCCL, and the cost of commwatch on one node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _now_of(metric: str) -> str:
 
 
 def build() -> dict[str, Any]:
-    """The dashboard as Grafana's JSON."""
+    """Return the dashboard as Grafana's JSON."""
     return dashboard(
         NODE,
         "One node: its GPUs, links and network devices, what NCCL says, and what the agent costs.",

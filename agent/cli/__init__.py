@@ -1,4 +1,4 @@
-"""The command line: parsing, one file a command."""
+"""Parsing of the command line, with a file for each larger command."""
 
 from commwatch.cli.command_line import main
 

@@ -1,4 +1,4 @@
-"""``commwatch alerts``: the one list as rules for Prometheus and Kubernetes, whether a list is right, whether receivers are."""
+"""``commwatch alerts``: export the list of alerts to Prometheus or Kubernetes, check a list, test the receivers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def labels(given: list[str]) -> dict[str, str]:
-    """What ``--label`` asks for; raises ``ConfigError`` where it is no label of Kubernetes."""
+    """Return the labels of ``--label``; raise ConfigError if one is not a Kubernetes label."""
     found = {}
     for each in given:
         parts = _LABEL.fullmatch(each)

@@ -1,4 +1,4 @@
-"""``commwatch bench``: what the links give, measured with the user's own launch command, kept as a reference."""
+"""``commwatch bench``: measure the links with the user's launch command, and keep the result as a reference."""
 
 from __future__ import annotations
 

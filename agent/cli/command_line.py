@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 fine, 1 cannot do it here, 2 asked wrongly; ``run`` returns the job's."""
+"""The command line. Exit codes: 0 success, 1 failure, 2 wrong usage; ``run`` returns the job's exit code."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from commwatch.core.terminal_text import OneLine, complain, guard_output, line
 if TYPE_CHECKING:
     from commwatch.daemon import Daemon
 
-#: Positional arguments of which a command takes any number.
+#: Positional arguments that take any number of values.
 _MANY = ("agents", "logs", "parts")
-#: Flags of who may ask, and of what is shown to agents.
+#: Flags that control access to the agent, and credentials for requests to agents.
 _ACCESS = ("token_file", "require_token", "insecure", "ca_file", "client_cert")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``commwatch`` with ``argv``; returns the exit code."""
+    """Run ``commwatch`` with ``argv``; return the exit code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us
+        if getattr(sys, name) is None:  # the parent process closed it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _last(text: str) -> float | None:
-    """A part of a job, as an argument."""
+    """Return the seconds in a ``--last`` argument; ``None``: the whole job."""
     try:
         return parse_last(text)
     except ValueError as error:
@@ -78,18 +78,18 @@ def _settings(arguments: argparse.Namespace) -> Config:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, whatever it quotes."""
+    """Reports an error in one line, even if the quoted argument has line breaks."""
 
     def error(self, message: str) -> NoReturn:
-        """As argparse's."""
+        """Print the usage and ``message``, and exit with code 2."""
         super().error(line(message))
 
 
 class _Command(_Parser):
-    """Of one command: what it does not know it says itself, and flags may stand among the things that it takes many of."""
+    """Parser of one command: reports unknown arguments itself, accepts flags between repeated positional arguments."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, which takes only those that stand together."""
+        """Parse as argparse does; also accept repeated positional arguments that flags separate."""
         found, rest = super().parse_known_args(args, namespace)
         many = next((name for name in _MANY if name in found), None)
         if many is not None and not any(part.startswith("-") for part in rest):
@@ -267,7 +267,7 @@ def _native(config: Config, arguments: argparse.Namespace) -> int:
 def _explain(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.commands.explain import CannotRead, explain
 
-    gc.disable()  # nothing here makes cycles, and looking for them costs a tenth of the time
+    gc.disable()  # this command creates no reference cycles, and collection costs a tenth of the time
     try:
         return explain(arguments.logs, arguments.json)
     except CannotRead as error:
@@ -320,7 +320,7 @@ def _flight_recorder(arguments: argparse.Namespace) -> int:
 
 
 def _again(arguments: argparse.Namespace) -> str:
-    """The command that opens the report of a run again."""
+    """Return the command that prints the report of a run again."""
     flags = [
         (f"--{name}", getattr(arguments, name))
         for name in ("config", "dir", "state")
@@ -330,7 +330,7 @@ def _again(arguments: argparse.Namespace) -> str:
 
 
 def _other_last(last_s: float | None) -> str:
-    """The flag for a part of a job; empty for the default."""
+    """Return the ``--last`` flag with a space before it; empty for the default."""
     return "" if last_s == parse_age(LAST) else " --last all" if last_s is None else f" --last {last_s:g}s"
 
 
@@ -339,7 +339,7 @@ def _agent(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.runtime.run_lock import CannotStart
 
     try:
-        # With a parent whose end is its own, it leaves SIGHUP as it is.
+        # An agent that ends with its parent does not read the settings again at SIGHUP.
         reread = None if arguments.until_stdin_closes else partial(_settings, arguments)
         daemon = Daemon(config, reread=reread)
         if arguments.until_stdin_closes:
@@ -392,6 +392,6 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _whose(error: Exception, config: Config) -> str:
-    """What is wrong with the history, with its name, which SQLite does not say."""
+    """Return the error's text with the path of the history, which SQLite's messages lack."""
     text = str(error)
     return text if str(config.history) in text else f"{config.history}: {text}"

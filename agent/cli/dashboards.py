@@ -1,4 +1,4 @@
-"""``commwatch dashboards``: the Grafana dashboards that are shipped, as files."""
+"""``commwatch dashboards``: write the shipped Grafana dashboards to files."""
 
 from __future__ import annotations
 

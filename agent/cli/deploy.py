@@ -1,4 +1,4 @@
-"""``commwatch probe`` and ``commwatch manifest``: what a site needs to run the agent beside its jobs."""
+"""``commwatch probe`` and ``commwatch manifest``: files that a site needs to run the agent beside its jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from commwatch.deploy.slurm import FILES, scripts
 if TYPE_CHECKING:
     from commwatch.deploy.kubernetes import Object, Site
 
-_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")  # with what is put behind it at most 63 letters
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")  # at most 52: with our suffixes 63
 #: Flags of the agent without a value.
 _SWITCHES = ("require_token", "insecure")
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -229,12 +229,12 @@ def _slurm(config: Config, arguments: argparse.Namespace) -> int:
             raise ConfigError(f"manifest slurm: {part}: there are {', '.join(FILES)}")
     folders = {"run_dir": arguments.run_dir, "state_dir": arguments.state_dir, "probe": arguments.probe or ""}
     for flag, value in folders.items():
-        if value and not re.fullmatch(r"/[^:\0-\x1f\x7f]+", value):  # Slurm reads lines, PYTHONPATH colons
+        if value and not re.fullmatch(r"/[^:\0-\x1f\x7f]+", value):  # separators of Slurm, of PYTHONPATH
             raise ConfigError(
                 f"manifest slurm: --{flag.replace('_', '-')} {value!r}: needs an absolute path without ':'"
             )
     run, state = (str(Path(folders[flag])) for flag in ("run_dir", "state_dir"))
-    # Other users have accounts on the node.
+    # A token for reading, too: other users have accounts on the node.
     flags = [*_given(arguments), "--require-token"]
     made = scripts(str(_program()), flags, run=run, state=state, probe=folders["probe"])
     chosen = {FILES[part]: text for part, text in made.items() if part in (arguments.parts or FILES)}
@@ -257,7 +257,7 @@ def _program() -> Path:
 
 
 def _given(arguments: argparse.Namespace) -> list[str]:
-    """Flags of the agent that were given here: all else it shall read when it starts."""
+    """Return the agent's flags that were given to this command; the agent reads all other settings when it starts."""
     flags = {
         "--config": arguments.config and arguments.config.absolute(),
         "--host": arguments.host,

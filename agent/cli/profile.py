@@ -1,4 +1,4 @@
-"""``commwatch profile``: torch.profiler in a running job, beside the continuous figures."""
+"""``commwatch profile``: run torch.profiler in a running job, and compare it with the continuous measurements."""
 
 from __future__ import annotations
 

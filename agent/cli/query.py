@@ -1,4 +1,4 @@
-"""``commwatch query``: any route of the query API, asked of this node's agent or of many at once."""
+"""``commwatch query``: send a request to the query API of this node's agent, or of many agents at once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from commwatch.core.terminal_text import complain
 if TYPE_CHECKING:
     from commwatch.commands.client import Keys
 
-#: Cells of a table are cut after so many.
+#: Table cells are cut to this many characters.
 _MOST_CELLS = 60
-#: No answer of an agent is nested so deeply.
+#: Answers that are nested at least this deep are refused; agents send none.
 _DEEPEST = 64
-#: What has a meaning in a question, and is asked as it stands.
+#: Characters with a meaning in a question: they are not percent-encoded.
 _SIGNS = "/?&=%+:,"
 
 
 class Answer(NamedTuple):
-    """What an agent answers to a question, or why it does not."""
+    """An agent's answer (``said``), or the reason why there is none (``trouble``)."""
 
     said: Any
     trouble: str | None
@@ -80,7 +80,7 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def ask(url: str, path: str, keys: Keys) -> Answer:
-    """One agent."""
+    """Return the answer of one agent to a GET of ``path``."""
     from commwatch.commands import client
 
     try:
@@ -97,7 +97,7 @@ def ask(url: str, path: str, keys: Keys) -> Answer:
 
 
 def _flat_enough(said: Any) -> bool:
-    """Nothing in it lies so deep that it could not be printed."""
+    """Return whether an answer is flat enough to be printed without exceeding the recursion limit."""
     level = [said]
     for _ in range(_DEEPEST):
         level = [inner for each in level for inner in _inside(each)]
@@ -111,7 +111,7 @@ def _inside(said: Any) -> Iterable[Any]:
 
 
 def table(told: dict[str, Any], name_agents: bool) -> list[str]:
-    """Answers as the lines of one table: a line for each thing of a list, else one for each agent."""
+    """Return the answers as lines of one table: a row for each item of a list, else one for each agent."""
     from commwatch.core.text_table import clean, cut
     from commwatch.report.report import columns
 
@@ -134,7 +134,7 @@ def _things(said: Any) -> list[Any]:
 
 
 def _flat(thing: Any) -> dict[str, Any]:
-    """By column; what a summary is split by stands in columns of its own."""
+    """Return the row of one item by column; the labels that a summary is split ``by`` become columns."""
     if not isinstance(thing, dict):
         return {"answer": thing}
     by = thing.get("by")

@@ -1,4 +1,4 @@
-"""``commwatch config``: the settings with their origin, and whether they are right."""
+"""``commwatch config``: show the settings with their origin, or check them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Setting(NamedTuple):
 
     key: str
     value: str | float | None
-    #: A flag, a variable of the environment, a file, or ``default``.
+    #: A flag, an environment variable, a file, or ``default``.
     origin: str
 
 
@@ -53,10 +53,10 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def settings(config: Config, origins: Mapping[str, str]) -> Iterator[Setting]:
-    """Every setting; of a table every entry, or the table if it has none.
+    """Yield every setting; of a table every entry, or the table itself if it is empty.
 
     Args:
-        origins: as ``explained`` says them.
+        origins: the origin of each key that is not a default, from ``explained``.
     """
     for field in fields(config):
         value, origin = getattr(config, field.name), origins.get(field.name, DEFAULT)
@@ -78,7 +78,7 @@ def _entries(value: object) -> Mapping[str, str | float] | None:
 
 
 def _without_secrets(asked: ReceiverConfig) -> str:
-    """A receiver in words; of an address only the host, of a command only the program: the rest is often a secret."""
+    """Return a receiver as text. Of a URL only the host, of a command only the program: the rest is often secret."""
     where = [f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in asked.urls]
     where += [f"{asked.smtp[0]}:{asked.smtp[1]}"] if asked.smtp else []
     where += [asked.command[0]] if asked.command else []

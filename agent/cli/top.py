@@ -1,4 +1,4 @@
-"""``commwatch top``: the live view in the terminal, and one frame of it for logs."""
+"""``commwatch top``: the live view in the terminal, or one frame of it for logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from commwatch.commands.top_answers import Answers, Asker
     from commwatch.core.text_table import Line
 
-#: Of a frame that is not for a terminal.
+#: Width in cells of a frame that is not for a terminal.
 _PLAIN_CELLS = 120
 _LEAST_S, _MOST_S = 0.2, 3600.0
 
@@ -89,7 +89,7 @@ def _live(ask: Asker, interval_s: float) -> int:
     from commwatch.commands.top import Seen, frame
 
     def draw(answers: Answers | None, age_s: float, trouble: str | None, size: os.terminal_size) -> list[str]:
-        # Terminals that do not know their size say 0.
+        # Some terminals report a size of 0.
         return _texts(frame(Seen(answers, age_s, trouble), size.columns or 80, size.lines or 24), True)
 
     keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
@@ -98,7 +98,7 @@ def _live(ask: Asker, interval_s: float) -> int:
 
 
 def _texts(lines: list[Line], terminal: bool) -> list[str]:
-    """In colour where that is wanted (https://no-color.org), in signs that the terminal has."""
+    """Return lines as text: in colour if wanted (https://no-color.org), in ASCII if the output has no UTF encoding."""
     from commwatch.core.text_table import ascii_signs, coloured, plain
 
     texts = coloured(lines) if terminal and not os.environ.get("NO_COLOR") else plain(lines)

@@ -1,1 +1,1 @@
-"""The work behind each command."""
+"""The implementation of each command."""

@@ -1,6 +1,6 @@
-"""``commwatch bench``: a sweep of collectives over sizes with the user's own launch command, kept as a reference.
+"""``commwatch bench``: sweep collectives over sizes with the user's launch command, and keep the result as a reference.
 
-What runs in the job is ``commwatch.collectors.probe.torch_sweep``, appended to the command. Also imports what nccl-tests printed.
+The job runs ``commwatch.collectors.probe.torch_sweep``, appended to the command. Also imports output of nccl-tests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from commwatch.reference.references import Measured
 
 log = logging.getLogger("commwatch")
 
-#: Operations that can be swept, and those that are by default.
+#: Operations that can be swept, and those swept by default.
 SWEPT = tuple(op for op in OPS if op not in ("send", "recv", "barrier"))
 DEFAULT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -37,7 +37,7 @@ _MOST_SIZES = 64
 
 
 class CannotBench(Exception):
-    """It was asked wrongly, or cannot be done; the message says why. ``code`` is the exit code."""
+    """A flag is wrong, or the sweep failed; the message gives the reason, ``code`` is the exit code."""
 
     def __init__(self, message: str, code: int = 2) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class CannotBench(Exception):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be swept; empty ``backends``: the one that torch would take."""
+    """What to sweep, in about how many seconds. Empty ``backends``: the one that torch chooses by default."""
 
     backends: tuple[str, ...] = ()
     ops: tuple[str, ...] = DEFAULT
@@ -55,18 +55,18 @@ class Wanted:
 
 
 class Point(NamedTuple):
-    """One line of the table."""
+    """One row of the table."""
 
     op: str
     size_bytes: int
     time_s: float
-    #: Operations that were timed for it.
+    #: How many operations were timed.
     timed: int
 
 
 @dataclass
 class Outcome:
-    """What a sweep has found on one backend."""
+    """The results of a sweep on one backend."""
 
     backend: str
     group_size: int
@@ -76,23 +76,23 @@ class Outcome:
 
 @dataclass
 class Swept:
-    """What came back from a job."""
+    """The results of a sweep job."""
 
     outcomes: list[Outcome]
-    #: What was left out, and why.
+    #: What was not measured, with the reason, as text.
     left_out: list[str]
 
 
-# -- what is wanted ---------------------------------------------------------------------------
+# -- flags ------------------------------------------------------------------------------------
 
 
 def wanted(
     backends: str | None, ops: str | None, min_bytes: str, max_bytes: str, factor: float, seconds: float
 ) -> Wanted:
-    """Check the flags.
+    """Return the sweep that the flags describe.
 
     Raises:
-        CannotBench: one of them is wrong; the message names it.
+        CannotBench: a flag is wrong; the message names it.
     """
     chosen = operations(ops) or DEFAULT
     low, high = _bytes("--min-bytes", min_bytes), _bytes("--max-bytes", max_bytes)
@@ -113,10 +113,10 @@ def wanted(
 
 
 def operations(text: str | None) -> tuple[str, ...]:
-    """The operations of ``--ops``; empty if it was not given.
+    """Return the operations of ``--ops``; empty if it was not given.
 
     Raises:
-        CannotBench: one of them cannot be swept.
+        CannotBench: an operation cannot be swept.
     """
     chosen = _names("--ops", text)
     for op in chosen:
@@ -141,14 +141,14 @@ def _bytes(flag: str, text: str) -> int:
     return int(matched[1]) * _UNITS[matched[2].upper()]
 
 
-# -- the job ----------------------------------------------------------------------------------
+# -- sweep job --------------------------------------------------------------------------------
 
 
 def run(command: list[str], what: Wanted, state: Path, env: Mapping[str, str]) -> Swept:
-    """Run a sweep with a launch command; what the job prints goes to standard error.
+    """Run a sweep with a launch command; the job's output goes to standard error.
 
     Raises:
-        CannotBench: it did not come to its end.
+        CannotBench: the sweep could not start or did not finish.
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
         raise CannotBench(f"no such command: {command[0]}")
@@ -167,7 +167,7 @@ def run(command: list[str], what: Wanted, state: Path, env: Mapping[str, str]) -
 
 
 def _script(what: Wanted, results: Path) -> list[str]:
-    """What is appended to the launch command."""
+    """Return the words that are appended to the launch command."""
     found = find_spec("commwatch.collectors.probe.torch_sweep")
     assert found is not None
     assert found.origin is not None
@@ -180,7 +180,7 @@ def _script(what: Wanted, results: Path) -> list[str]:
 
 
 def _launch(command: list[str], env: Mapping[str, str]) -> int:
-    """Run it without our probe; returns its exit code."""
+    """Run the command without the probe; return its exit code, 128 + n if signal n ended it."""
     quiet = {name: value for name, value in env.items() if not name.startswith("COMMWATCH")}
     with Signals() as signals:
         try:
@@ -196,7 +196,7 @@ def _launch(command: list[str], env: Mapping[str, str]) -> int:
 
 
 def _read(results: Path, code: int, command: list[str]) -> Swept:
-    """What rank 0 has written."""
+    """Return the results that rank 0 wrote; raise CannotBench if they are not complete."""
     try:
         lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):
@@ -204,7 +204,7 @@ def _read(results: Path, code: int, command: list[str]) -> Swept:
     errors = [line["error"] for line in lines if "error" in line]
     if errors:
         raise CannotBench(errors[0], 1)
-    # With all results here, it is no failure of ours if the interpreter falls while it leaves (torch 2.13 on Gloo does at times).
+    # Complete results count even if the interpreter crashes at exit (torch 2.13 on Gloo sometimes does).
     if not any("done" in line for line in lines):
         if code:
             raise CannotBench(f"{shlex.join(command)} failed with exit code {code}; what it said stands above", code)
@@ -231,10 +231,10 @@ def _read(results: Path, code: int, command: list[str]) -> Swept:
 
 
 def keep(outcome: Outcome, state: Path, command: list[str]) -> tuple[Path, Measured]:
-    """Store what a sweep found as a reference.
+    """Store the results of a sweep as a reference; return its file and the reference.
 
     Raises:
-        references.BadReference: it could not be written.
+        references.BadReference: the file cannot be written.
     """
     points: dict[str, dict[int, float]] = {}
     for point in outcome.points:
@@ -252,14 +252,14 @@ def _reference(
 
 
 def take_in(file: Path, state: Path, op: str | None) -> tuple[list[tuple[Path, Measured]], list[str]]:
-    """Store an output of nccl-tests: one reference for each set of ranks in it; returns them and what was left out.
+    """Store an output of nccl-tests, one reference for each set of ranks; return them and remarks on what was left out.
 
     Args:
-        op: the operation of runs that do not say theirs.
+        op: the operation of runs that do not name theirs.
 
     Raises:
-        CannotBench: it cannot be read, or nothing is in it.
-        references.BadReference: one could not be written.
+        CannotBench: ``file`` cannot be read, or has no results.
+        references.BadReference: a reference cannot be written.
     """
     try:
         parsed = nccl_tests.parse(file.read_text(encoding="utf-8", errors="replace"), op)
@@ -280,7 +280,7 @@ def take_in(file: Path, state: Path, op: str | None) -> tuple[list[tuple[Path, M
 
 
 def as_json(kept: list[tuple[Path, Measured]], left_out: list[str]) -> dict[str, Any]:
-    """For programs: seconds, bytes, bytes per second."""
+    """Return the references for programs, in seconds, bytes, and bytes per second."""
     return {
         "references": [
             {

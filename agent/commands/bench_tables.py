@@ -1,4 +1,4 @@
-"""What ``commwatch bench`` prints: a table like nccl-tests', curves, backends side by side, and the list of references."""
+"""Output of ``commwatch bench``: tables in the form of nccl-tests, curves, comparison of backends, list of references."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from commwatch.core.bandwidth import algbw, busbw
 from commwatch.core.units import percent, rate, seconds, size
 from commwatch.reference.references import Measured, References
 
-#: Operations that add up, and those with a root.
+#: Operations that reduce, and operations that have a root rank.
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
-#: Operations whose count is what one rank has of S.
+#: Operations whose ``count`` column is one rank's part of S (docs/definitions.md).
 _SHARDED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 _ITEM = 4  # bytes of a float32
 
 
 def table(reference: Measured) -> str:
-    """Like nccl-tests': sizes in bytes, times in microseconds, bandwidths in GB/s (10^9)."""
+    """Return a table in the form of nccl-tests: sizes in bytes, times in microseconds, bandwidths in GB/s (10^9)."""
     where = f"{reference.group_size} ranks on {', '.join(reference.hosts) or 'unknown hosts'}"
     lines = [f"# {reference.backend}, {where}"]
     for op, points in reference.points.items():
@@ -48,7 +48,7 @@ def _gigabytes(value: float | None) -> str:
 
 
 def _curves(reference: Measured) -> Iterator[str]:
-    """The α-β curve of each operation, and how well it goes through the points."""
+    """Yield the α-β curve of each operation, with its error against the measured points."""
     for op in reference.points:
         fitted = reference.fits.get(op)
         if fitted is None:
@@ -60,7 +60,7 @@ def _curves(reference: Measured) -> Iterator[str]:
 
 
 def compared(references: list[Measured]) -> str:
-    """Bus bandwidths of backends side by side, in GB/s, and which is the fastest."""
+    """Return the bus bandwidths of backends side by side, in GB/s, with the fastest backend of each row."""
     names = [str(one.backend) for one in references]
     head = f"# {'operation':<14}  {'size (B)':>12}  " + "  ".join(f"{name:>9}" for name in names) + "  fastest"
     lines = ["# busbw (GB/s)", head]
@@ -80,7 +80,7 @@ def compared(references: list[Measured]) -> str:
 
 
 def listing(there: References) -> str:
-    """The references there are."""
+    """Return the list of references and of link settings."""
     lines = []
     for path, one in sorted(there.measured.items(), key=lambda item: -item[1].made_at):
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.made_at))

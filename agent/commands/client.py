@@ -1,4 +1,4 @@
-"""Asking agents over HTTP: what all commands share. What they are shown goes to nobody else."""
+"""HTTP requests to agents, shared by all commands. No redirect or proxy can send a token to another host."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from commwatch.runtime.concurrency import at_once
 from commwatch.runtime.discovery import Announcement, answering
 
 _TIMEOUT_S = 10.0
-#: All agents together get so long, so that no name that does not resolve, and no trickle of headers, holds up the rest.
+#: Seconds for all agents together, so that an unresolvable name or slowly arriving headers do not delay the rest.
 TOGETHER_S = 15.0
-#: As many are asked at once: a process may have about a thousand files open.
+#: Most requests in flight: a process may have only about a thousand files open.
 _AT_ONCE = 256
 _MOST_DETAIL = 1 << 16
-#: Of an answer, and values in it: more than the longest that agents give.
+#: Most bytes of an answer, and most JSON values in it; agents send less.
 _MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 23
 _Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")
@@ -37,15 +37,15 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Keys:
-    """What agents are shown, and which are believed."""
+    """Credentials for agents, and the certificates that agents are trusted by."""
 
-    #: Run directory whose agents are shown the tokens that they have left there.
+    #: Run directory; its agents receive the tokens that they wrote there.
     dir: Path | None = None
-    #: A token for every agent that is asked, instead.
+    #: File with one token for every agent, which replaces those of the run directory.
     token_file: Path | None = None
-    #: Who signs the agents' certificates; ``None``: those whom the system trusts.
+    #: Certificates of the CAs that sign the agents' certificates; ``None``: the CAs that the system trusts.
     ca_file: Path | None = None
-    #: A certificate and its key, for agents that want one.
+    #: File with a client certificate and its key, for agents that require one.
     client_cert: Path | None = None
 
 
@@ -53,35 +53,35 @@ NO_KEYS = Keys()
 
 
 def keys_of(config: Config) -> Keys:
-    """As the settings say."""
+    """Return the credentials that the settings name."""
     return Keys(config.dir, config.token_file, config.ca_file, config.client_cert)
 
 
 def local_agents(directory: Path) -> list[str]:
-    """The agents of a run directory: the one that watches it, and those of ``commwatch run`` in its corners."""
+    """Return the URLs of a run directory's agents: its own, and those of ``commwatch run`` in ``run-*`` folders."""
     return list(_places(directory))
 
 
 def get(url: str, path: str, keys: Keys = NO_KEYS) -> Any:
-    """What an agent answers under ``/api/v1``.
+    """Return an agent's answer to a GET of ``path`` under ``/api/v1``.
 
     Raises:
-        OSError: it does not answer, or not in time; ``HTTPError`` where it refuses.
-        ValueError: its answer is no HTTP or no JSON, or its URL is none.
+        OSError: no answer in time; ``HTTPError`` if the agent refuses.
+        ValueError: the answer is not HTTP or not JSON, or the URL is not valid.
     """
     return _ask(url, path, None, {}, keys)
 
 
 def post(url: str, path: str, body: Any, keys: Keys = NO_KEYS) -> Any:
-    """As ``get``, with something to tell."""
+    """Return an agent's answer to a POST of ``body`` as JSON; raises what ``get`` raises."""
     return _ask(url, path, json.dumps(body).encode(), {"Content-Type": "application/json"}, keys)
 
 
 def together(question: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> list[_Answer | None]:
-    """Ask many at once, for at most ``TOGETHER_S``.
+    """Call ``question`` for each of ``asked`` in parallel, for at most ``TOGETHER_S`` seconds.
 
     Returns:
-        The answers in order; ``None`` is none in time. Its thread is left behind and keeps no process from ending.
+        The answers in order; ``None``: none in time. Its thread goes on, but does not keep the process alive.
     """
     futures = at_once(question, asked, _AT_ONCE)
     over, late = wait(futures, TOGETHER_S)
@@ -91,7 +91,7 @@ def together(question: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> 
 
 
 def detail(error: urllib.error.HTTPError) -> str | None:
-    """What an agent's problem details say; ``None``: it has sent none. Closes the answer."""
+    """Return the ``detail`` of an agent's error response, ``None`` if it has none; close the response."""
     try:
         with error:
             return str(json.loads(error.read(_MOST_DETAIL))["detail"])
@@ -116,7 +116,7 @@ def _ask(url: str, path: str, content: bytes | None, headers: dict[str, str], ke
 
 
 def _token(url: str, keys: Keys) -> str | None:
-    """What to show to the agent at ``url``; the token of one that runs here goes to no other."""
+    """Return the token for the agent at ``url``. The token of a local agent is used for that agent only."""
     try:
         if keys.token_file is not None:
             return tokens.read(keys.token_file)
@@ -127,14 +127,14 @@ def _token(url: str, keys: Keys) -> str | None:
         return None
     place, agent = found
     try:
-        # Of whom says that the agent is there: else a member of the directory's group could have it sent to him.
+        # Only a file of the user that announced the agent: else a member of the directory's group could collect tokens.
         return tokens.read_own(place / tokens.NAME, agent.uid)
-    except (OSError, tokens.BadToken):  # somebody else's agent: much of what it says needs none
+    except (OSError, tokens.BadToken):  # another user's agent: many routes need no token
         return None
 
 
 def _places(directory: Path) -> dict[str, tuple[Path, Announcement]]:
-    """Where the agents of a run directory answer, with the directory of each; those of us, of root and of whose directory it is."""
+    """Return a run directory's agents by URL, with their folders: those of this user, root and the directory's owner."""
     try:
         owners = {os.geteuid(), 0, directory.stat().st_uid}
     except OSError:
@@ -144,7 +144,7 @@ def _places(directory: Path) -> dict[str, tuple[Path, Announcement]]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Agents send nobody elsewhere, and a token does not go there."""
+    """Follows no redirects: agents send none, and a token must not reach another host."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -152,7 +152,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 @cache
 def _opener(ca_file: Path | None, client_cert: Path | None) -> urllib.request.OpenerDirector:
-    # Agents are in the cluster: no proxy between.
+    # No proxy, because agents are inside the cluster.
     handlers = [urllib.request.ProxyHandler({}), _NoRedirect()]
     if ca_file is not None or client_cert is not None:
         handlers.append(urllib.request.HTTPSHandler(context=_context(ca_file, client_cert)))
@@ -173,7 +173,7 @@ def _context(ca_file: Path | None, client_cert: Path | None) -> ssl.SSLContext:
 
 
 def _load(response: http.client.HTTPResponse) -> Any:
-    """JSON that has to be here in time, however it drips."""
+    """Return the JSON of a response; raise TimeoutError if it is not complete in time, even if bytes still arrive."""
     end, body = time.monotonic() + _TIMEOUT_S, bytearray()
     while piece := response.read1(1 << 16):
         body += piece

@@ -1,4 +1,4 @@
-"""``commwatch diagnose``: what is wrong right now, on this node or on all whose agents are named."""
+"""``commwatch diagnose``: what is wrong right now, on this node or on all nodes whose agents are named."""
 
 from __future__ import annotations
 
@@ -21,37 +21,38 @@ from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.watchers.stack_capture import Evidence
 
-#: Most parts of collectives of groups across nodes that all agents are asked for together; at least so many of each group.
+#: Most collectives of cross-node groups, counted per rank, to request from all agents together; fewest per group.
 _MOST_PARTS, _LEAST = 500_000, 64
 _T = TypeVar("_T")
 
 
 class CannotDiagnose(Exception):
-    """No agent answers; the message names them."""
+    """No agent answers, or an address is wrong; the message names it."""
 
 
 @dataclass
 class Seen:
-    """What the agents say, put together."""
+    """The combined answers of all agents."""
 
     ranks: list[RankView]
     groups: list[GroupView]
-    #: What only the agents themselves can tell: who is late, and who disagreed in what has ended.
+    #: Verdicts that need an agent's own records: late ranks, ranks that disagreed in ended operations, other sources.
     told: list[Verdict]
-    #: Agents that did not answer, with the reason.
+    #: Agents that did not answer, by URL, with the reason.
     silent: dict[str, str]
-    #: The latest collectives of groups across nodes.
+    #: The latest collectives of cross-node groups, by rank.
     parts: list[RankParts] = field(default_factory=list)
 
 
 def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
-    """URLs of agents: of ``host``, ``host:port``, URLs, and files of targets in Prometheus' ``file_sd`` format (JSON).
+    """Return the URLs of agents.
 
     Args:
-        secure: those without a scheme are asked over TLS.
+        names: ``host``, ``host:port``, URLs, and target files (``.json``) in Prometheus' ``file_sd`` format.
+        secure: use TLS for addresses without a scheme.
 
     Raises:
-        CannotDiagnose: a file cannot be read or holds something else; an address is none.
+        CannotDiagnose: a file cannot be read or has another format; an address is not valid.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -71,7 +72,7 @@ def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
 def _url(name: str, secure: bool) -> str:
     scheme, separator, _ = name.partition("://")
     if separator:
-        if scheme.lower() not in ("http", "https"):  # urllib would read files, too
+        if scheme.lower() not in ("http", "https"):  # urllib would also read files
             raise CannotDiagnose(f"{name}: not the address of an agent: HOST, HOST:PORT, or a URL of http or https")
         return name.rstrip("/")
     host, colon, port = name.rpartition(":")
@@ -80,10 +81,10 @@ def _url(name: str, secure: bool) -> str:
 
 
 def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
-    """Ask all agents at once, and where groups lie across them once more: all at one moment, for their collectives.
+    """Query all agents at once; then, again at once, those with cross-node groups for the collectives of these groups.
 
     Raises:
-        CannotDiagnose: none answers.
+        CannotDiagnose: no agent answers.
     """
     seen = Seen([], [], [], {})
     asked: dict[str, tuple[str, ...]] = {}
@@ -113,13 +114,13 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
 
 
 def _all(urls: list[str], question: Callable[[str], _T]) -> Iterator[tuple[str, _T | str]]:
-    """What each agent answers, or why it does not."""
+    """Yield each URL with the agent's answer, or with the reason why there is none."""
     for url, answer in zip(urls, together(lambda url: _answer(question, url), urls), strict=True):
         yield url, f"has not answered in {TOGETHER_S:.0f} s" if answer is None else answer
 
 
 def _answer(question: Callable[[str], _T], url: str) -> _T | str:
-    """What an agent answers to a question, or why it does not."""
+    """Return the agent's answer, or the reason why there is none."""
     try:
         return question(url)
     except OSError as error:
@@ -129,7 +130,7 @@ def _answer(question: Callable[[str], _T], url: str) -> _T | str:
 
 
 def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[GroupView], list[Verdict]]:
-    """One agent's ranks, groups, and what only it can tell."""
+    """Return one agent's ranks, groups, and the verdicts that need its own records, of running jobs."""
     jobs = [
         each["job_id"]
         for each in get(url, "jobs", keys)
@@ -149,13 +150,13 @@ def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[
 
 
 def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> list[RankParts]:
-    """One agent's parts of the collectives of groups across nodes."""
+    """Return one agent's records of collectives of cross-node groups, at most ``limit`` collectives of a group."""
     queries = [f"parts?job={urllib.parse.quote(job, safe='')}&limit={limit}" for job in jobs]
     return [_view(RankParts, answer) for query in queries for answer in get(url, query, keys)["parts"]]
 
 
 def _merged(groups: Iterable[GroupView]) -> dict[tuple[str, str], GroupView]:
-    """Each group once, with the ranks that used it on any node."""
+    """Return each group once, by job id and group id, with the ranks that used it on any node."""
     merged: dict[tuple[str, str], GroupView] = {}
     for group in groups:
         known = merged.setdefault((group.job_id, group.group_id), group)
@@ -164,7 +165,7 @@ def _merged(groups: Iterable[GroupView]) -> dict[tuple[str, str], GroupView]:
 
 
 def _across(groups: list[GroupView]) -> list[GroupView]:
-    """The groups that several agents tell of, and whose ranks are all in sight."""
+    """Return the groups that several agents report and whose ranks are all known."""
     agents = Counter((group.job_id, group.group_id) for group in groups)
     return [group for at, group in _merged(groups).items() if agents[at] > 1 and len(group.ranks) == group.size]
 
@@ -174,10 +175,10 @@ def _view(kind: type[_T], answer: dict[str, Any]) -> _T:
 
 
 def conclude(seen: Seen) -> list[Verdict]:
-    """The verdicts on what all agents see."""
+    """Return the verdicts on the combined answers."""
     found = verdicts(seen.ranks, seen.groups)
     groups = _merged(seen.groups)
-    # Agents send at most the latest 1,024 collectives of a group: of a fast job these are less than a second.
+    # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
     across = [
         lateness(late, groups[job, group_id])
         for job, group_id, window in put_together(seen.parts)
@@ -186,7 +187,7 @@ def conclude(seen: Seen) -> list[Verdict]:
     ]
     known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
     told: dict[tuple[object, ...], Verdict] = {}
-    for verdict in (*seen.told, *across):  # once, though an agent was asked by two names
+    for verdict in (*seen.told, *across):  # drop the duplicates of an agent that was asked under two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
         if at not in known:
             told.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
@@ -194,7 +195,7 @@ def conclude(seen: Seen) -> list[Verdict]:
 
 
 def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
-    """For people."""
+    """Return the verdicts as text for people."""
     lines = [f"{url} does not answer: {why}" for url, why in seen.silent.items()]
     jobs = sorted({view.job_id for view in seen.ranks})
     running = [view for view in seen.ranks if view.state == "running"]
@@ -217,6 +218,6 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
 
 
 def as_json(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
-    """For programs."""
+    """Return the verdicts as JSON text for programs."""
     verdicts, evidence = [asdict(verdict) for verdict in found], [asdict(each) for each in taken]
     return json.dumps({"verdicts": verdicts, "silent": seen.silent, "evidence": evidence}, indent=2)

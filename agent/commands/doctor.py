@@ -1,4 +1,4 @@
-"""``commwatch doctor``: does everything that has to work work; each line with its remedy."""
+"""``commwatch doctor``: check that everything works; each fault comes with its remedy."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from commwatch.core import terminal_text
 from commwatch.runtime.run_lock import bind_remedy
 from commwatch.watchers import stack_capture
 
-#: Room that the rings of a node of eight ranks take, with some to spare.
+#: Bytes that the ring buffers of a node with eight ranks take, with some to spare.
 _ROOM_BYTES = 32 << 20
 _SCRAPED_S = 300.0
-#: Xids older than this are history.
+#: Xids older than this many seconds are ignored.
 _XIDS_S = 86400.0
 _STUCK_S = 30.0
 _PASS, _WARN, _FAIL = "pass", "warn", "fail"
@@ -45,21 +45,21 @@ _RAS = "NCCL 2.24 or later; the setting ras has to name the job's NCCL_RAS_ADDR 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     #: ``pass``, ``warn`` or ``fail``.
     result: str
     what: str
     says: str
-    #: What to do; empty where nothing is to be done.
+    #: What to do; empty if there is nothing to do.
     remedy: str = ""
 
 
 def examine(config: Config, wait_s: float = 2.0) -> list[Check]:
-    """Look at this node.
+    """Check this node and its agents.
 
     Args:
-        wait_s: how long to watch whether records arrive.
+        wait_s: seconds to watch, for each agent, whether records arrive.
     """
     checks = [Check(_PASS, "version", f"commwatch {__version__}"), _run_directory(config.dir), *_native()]
     urls, keys = local_agents(config.dir), keys_of(config)
@@ -156,7 +156,7 @@ def _scraping(about: dict[str, Any]) -> Check:
 
 
 def _gpus(view: dict[str, Any]) -> Iterator[Check]:
-    """Cards, their troubles, and ranks on cards that the agent does not see."""
+    """Check the GPUs, their errors, and whether the agent sees the GPU of every rank."""
     cards, driver = view["gpus"], view["driver"]
     placed = sum(len(card["ranks"]) for card in cards)
     if view["state"] == "up":
@@ -196,7 +196,7 @@ def _gpu(card: dict[str, Any]) -> Iterator[Check]:
 
 
 def network_checks(host: dict[str, Any]) -> Iterator[Check]:
-    """What ``/api/v1/host`` says of network devices."""
+    """Check the network devices in an answer of ``/api/v1/host``."""
     age = time.time() - host["looked_at"] if host["looked_at"] is not None else 0.0
     if age > _STUCK_S:
         remedy = (
@@ -259,7 +259,7 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
 
 
 def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], wait_s: float) -> Check:
-    """What the probe takes of the trainers' time, and whether it has to shed for it."""
+    """Check what share of the trainers' time the probe takes, and whether it records only in part to save time."""
     then = {rank["rank"]: rank["probe_s"] or 0.0 for rank in before}
     most = max(((rank["probe_s"] or 0.0) - then.get(rank["rank"], 0.0) for rank in ranks), default=0.0) / wait_s
     budgets = {rank["probe_budget"] for rank in ranks if rank["probe_budget"]}
@@ -273,7 +273,7 @@ def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], 
 
 
 def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
-    """How operations on GPUs are timed, and why so: one line for all ranks that have it in common."""
+    """Report how operations on GPUs are timed, and why; ranks with equal timing and reason share a line."""
     told = {(rank["gpu_timing"], rank["gpu_timing_reason"]) for rank in ranks if rank["gpu_timing"]}
     for mode, reason in sorted(told):
         alike = [rank for rank in ranks if (rank["gpu_timing"], rank["gpu_timing_reason"]) == (mode, reason)]
@@ -293,7 +293,7 @@ def _witnesses(name: str, get: Get) -> Iterator[Check]:
 
 
 def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
-    """Whether ``commwatch diagnose`` can have PyTorch's Flight Recorder dumped."""
+    """Check whether ``commwatch diagnose`` can have PyTorch's Flight Recorder dumped."""
     what, here = "fl. recorder", socket.gethostname()
     near = [rank for rank in ranks if rank["host"] == here and rank["visible_pid"] and rank["state"] == "running"]
     if not near:
@@ -322,7 +322,7 @@ def _nccl(name: str, get: Get) -> Check:
 
 
 def text(checks: list[Check]) -> str:
-    """For people."""
+    """Return the results as text for people."""
     lines = []
     for check in checks:
         lines.append(f"{check.result:<5} {check.what:<14} {check.says}")
@@ -332,5 +332,5 @@ def text(checks: list[Check]) -> str:
 
 
 def as_json(checks: list[Check]) -> str:
-    """For programs."""
+    """Return the results as JSON text for programs."""
     return json.dumps([asdict(check) for check in checks], indent=2)

@@ -1,4 +1,4 @@
-"""``commwatch explain LOG...``: what NCCL's debug output says, on one screen or as JSON."""
+"""``commwatch explain LOG...``: a summary of NCCL's debug output, on one screen or as JSON."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from commwatch.collectors.nccl.lines import lines_of
 from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
 from commwatch.core import terminal_text
 
-#: What is shown of lists that can be long; ``--json`` has all of it.
+#: Most entries shown of long lists; ``--json`` has all entries.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
 
 
 class CannotRead(Exception):
-    """A log cannot be read; the message names it and says why."""
+    """A log cannot be read; the message names it and gives the reason."""
 
 
 def expand(patterns: Iterable[str]) -> list[str]:
-    """Files that ``patterns`` name, each once; ``-`` is standard input.
+    """Return the files that ``patterns`` name, each once; ``-`` is standard input.
 
     Raises:
-        CannotRead: nothing is there.
+        CannotRead: a pattern matches nothing, or all matches are directories.
     """
     found: dict[str, None] = {}
     for pattern in patterns:
@@ -54,7 +54,7 @@ def _nothing(found: Iterable[str]) -> list[str]:
 
 
 def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:
-    """Files that match any of ``patterns``."""
+    """Return the files that match any of ``patterns``, with their file status."""
     found = {}
     for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):  # noqa: PTH207 - whole paths
         with contextlib.suppress(OSError):
@@ -63,10 +63,10 @@ def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:
 
 
 def read(names: Iterable[str], account: Account) -> list[str]:
-    """Put the logs into ``account``; returns what is to be said of damaged ones, which are read as far as they go.
+    """Read the logs into ``account``; return remarks on damaged logs, which are read up to the damage.
 
     Raises:
-        CannotRead: one cannot be read.
+        CannotRead: a log cannot be read.
     """
     damaged = []
     for name in names:
@@ -90,7 +90,7 @@ def _opened(name: str) -> Iterator[io.BufferedIOBase]:
 
 
 def as_json(account: Account, names: list[str]) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return all findings and facts, for programs."""
     return {
         **labels(account),
         "files": names,
@@ -104,7 +104,7 @@ def as_json(account: Account, names: list[str]) -> dict[str, Any]:
 
 
 def text(account: Account, names: list[str], found: list[Finding]) -> str:
-    """One screen for people."""
+    """Return one screen of text for people."""
     width = min(shutil.get_terminal_size((100, 40)).columns, 120)
     return terminal_text.lines(_lines(account, names, found, width))
 
@@ -266,10 +266,10 @@ def _more(parts: list[Any], most: int) -> str:
 
 
 def explain(patterns: list[str], json_wanted: bool) -> int:
-    """Print it; returns 1 if there are errors in the logs, 0 if not.
+    """Print the summary of the logs; return 1 if a finding has the severity ``error``, else 0.
 
     Raises:
-        CannotRead: see ``expand`` and ``read``.
+        CannotRead: a log does not exist or cannot be read.
     """
     names, account = expand(patterns), Account()
     for remark in read(names, account):

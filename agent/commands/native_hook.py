@@ -1,4 +1,4 @@
-"""The native hook from outside the trainer: everything is done by the trainer's own Python, which has the torch."""
+"""Build and inspect the native hook from outside the trainer, in the trainer's Python, because that has torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PYTHON = re.compile(r"pypy|python[0-9.]*$")
 
 
 def call(python: str, arguments: list[str], env: Mapping[str, str]) -> int:
-    """Run a verb of ``commwatch native`` with ``python``; returns its exit code.
+    """Run a verb of ``commwatch native`` with the interpreter ``python``; return the exit code.
 
     Raises:
         OSError: there is no such interpreter.
@@ -24,11 +24,11 @@ def call(python: str, arguments: list[str], env: Mapping[str, str]) -> int:
 
 
 def prepare(job: list[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Build the hook for a job about to start, where it is missing; says so, and what stands against it.
+    """Build the hook for a job about to start, if it is missing; print progress and errors to standard error.
 
     Returns:
-        Settings for the job's environment: the Python hook by name where there will be no native one, so that not every
-        rank looks for it and says so again.
+        Environment variables for the job. After a failed build they select the Python hook, so that not every rank
+        looks for the native one and prints the error again.
     """
     if env.get("COMMWATCH_HOOK", "auto") == "python" or env.get("COMMWATCH_DISABLE") == "1":
         return {}
@@ -52,9 +52,9 @@ def prepare(job: list[str], env: Mapping[str, str]) -> dict[str, str]:
 
 
 def trainer_python(job: list[str], env: Mapping[str, str]) -> str | None:
-    """The interpreter that will run ``job``: its command, or what its command's first lines call.
+    """Return the interpreter that will run ``job``: its command, or the one in the first two lines of that script.
 
-    Where they do not tell (``srun``, a shell script), ours if it has a torch, else ``None``.
+    If neither names one (``srun``, a shell script): this interpreter if it has torch, else ``None``.
     """
     found = shutil.which(job[0], path=env.get("PATH"))
     if found is None:
@@ -67,7 +67,7 @@ def trainer_python(job: list[str], env: Mapping[str, str]) -> str | None:
             first, second = (file.readline(1000).decode(errors="replace").strip() for _ in range(2))
     except OSError:
         first = second = ""
-    # pip writes `#!/bin/sh` and `'''exec' /path/python "$0" "$@"` where the path is long.
+    # pip writes `#!/bin/sh` and `'''exec' /path/python "$0" "$@"` if the path is long.
     words = first.removeprefix("#!").split() if first.startswith("#!") else []
     words += second.removeprefix("'''exec'").replace('"', " ").split()[:1] if second.startswith("'''exec'") else []
     for word in words:
@@ -81,5 +81,5 @@ def _command(python: str, arguments: list[str]) -> list[str]:
 
 
 def _quiet(env: Mapping[str, str]) -> dict[str, str]:
-    """Without the probe: the builder imports torch, and trains nothing."""
+    """Return ``env`` without the probe, because the builder imports torch but does not train."""
     return {**env, "COMMWATCH": "0"}

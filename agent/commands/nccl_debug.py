@@ -1,4 +1,4 @@
-"""What ``commwatch run`` does about ``NCCL_DEBUG``: nothing the user has set is touched."""
+"""How ``commwatch run`` sets ``NCCL_DEBUG`` and related variables; what the user has set stays."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from commwatch.collectors.wire import nccl_debug_file as debug
 from commwatch.commands.output_filter import Shown
 
 LEVELS = ("warn", "info", "off")
-#: What ``info`` asks for where the user has not said.
+#: Subsystems that ``info`` selects if the user has not selected any.
 INFO_SUBSYSTEMS = "INIT,ENV,NET,GRAPH,TUNING"
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the NCCL logs of a job are come by."""
+    """How the NCCL logs of a job are obtained."""
 
-    #: Added to the job's environment.
+    #: Variables to add to the job's environment.
     env: dict[str, str] = field(default_factory=dict)
-    #: Files to follow.
+    #: Patterns of the files to follow.
     patterns: list[str] = field(default_factory=list)
-    #: Made for this job's files.
+    #: Folder for this job's files; ``None``: none is needed.
     directory: Path | None = None
-    #: Which of the files in ``directory`` hold what the user expects on standard output.
+    #: Which files in ``directory`` have text that the user expects on standard output.
     shown: Shown = "none"
-    #: What the user should know.
+    #: A note for the user; empty: none.
     remark: str = ""
 
     def remove_if_empty(self) -> None:
-        """Take back the folder that was made for files which never came."""
+        """Remove ``directory`` if NCCL wrote no files there."""
         if self.directory is not None:
             with contextlib.suppress(OSError):
                 self.directory.rmdir()
@@ -42,11 +42,11 @@ class Plan:
 
 
 def plan(env: Mapping[str, str], level: str, directory: Path) -> Plan:
-    """Decide it.
+    """Return the plan for a job.
 
     Args:
-        level: ``warn``, ``info`` or ``off``: what is asked for where the user has not set ``NCCL_DEBUG``.
-        directory: where this job's files would go, beside the history; need not exist.
+        level: ``warn``, ``info`` or ``off``: the level if the user has not set ``NCCL_DEBUG``.
+        directory: folder for this job's files, beside the history; need not exist.
     """
     settings = debug.in_force(env)
     given = settings.get("NCCL_DEBUG")
@@ -72,13 +72,13 @@ def plan(env: Mapping[str, str], level: str, directory: Path) -> Plan:
 
 
 def _pattern(name: str) -> str:
-    """What matches the debug files of all processes of this host."""
-    whole = os.path.abspath(debug.expanded(name, "%p"))  # noqa: PTH100 - keeps what a link names
+    """Return the pattern that matches the debug files of all processes on this host."""
+    whole = os.path.abspath(debug.expanded(name, "%p"))  # noqa: PTH100 - does not resolve links
     return glob.escape(whole).replace("%p", "[0-9]*")
 
 
 def in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Whether ``path``, or where it would be made, lies in a file system that is memory."""
+    """Return whether ``path``, which need not exist, is in a memory file system such as tmpfs."""
     try:
         table = [line.split()[1:3] for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
     except (OSError, IndexError):

@@ -1,6 +1,6 @@
-"""NCCL's debug files that ``commwatch run`` asked for: shown where the user would have seen them, and kept small.
+"""NCCL's debug files in ``commwatch run``: shown where the user would see them without commwatch, and limited in size.
 
-NCCL writes the files itself, so the job's own output needs no help of ours.
+NCCL writes the files itself, so the job's own output does not pass through this process.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Literal
 
 from commwatch.collectors.wire import others
 
-#: What of a file stays on disk behind the place up to which it was shown. The agent may be as far behind.
+#: Bytes of a file that stay on disk before the offset shown so far, because the agent may lag by as much.
 MOST_KEPT_BYTES = 64 << 20
 _BLOCK = 1 << 20
-#: What NCCL writes only if the job itself has asked for more than warnings.
+#: Lines that NCCL writes only if the job itself asked for more than warnings.
 _MORE = re.compile(rb"NCCL (?:INFO|CALL|TRACE)")
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
@@ -32,32 +32,32 @@ Shown = Literal["all", "more", "none"]
 @dataclass
 class _File:
     shown: bool
-    #: Up to here it was looked at, and written to the target if it is shown.
+    #: Bytes processed so far, and written to the target if the file is shown.
     offset: int = 0
-    #: Up to here its blocks were given back to the file system.
+    #: Bytes at the file's beginning whose disk space was released.
     freed: int = 0
 
 
 class Passing:
-    """Passes on what is added to the files of a directory, whole lines at a time.
+    """Copies lines that are added to the files of a directory to a file descriptor.
 
     Args:
         directory: holds NCCL's debug files of one job and nothing else.
-        target: the descriptor to write to.
-        shown: which files the user would have seen without us.
+        target: the file descriptor to write to.
+        shown: which files the user would see without commwatch.
     """
 
     def __init__(self, directory: Path, target: int, shown: Shown) -> None:
         self._directory, self._shown = directory, shown
-        #: ``None`` once the reader of the target has closed it.
+        #: ``None`` after the reader of the target has closed it.
         self._target: int | None = target
         self._files: dict[str, _File] = {}
 
     def tick(self, final: bool = False) -> None:
-        """Pass on what is new; blocks while the reader of the target does not read.
+        """Copy new text; blocks while the reader of the target does not read.
 
         Args:
-            final: all writers have ended: also pass on a last line without its newline.
+            final: all writers have ended, so copy a last line without a newline, too.
         """
         try:
             names = sorted(os.listdir(self._directory))  # noqa: PTH208 - names, not paths
@@ -75,7 +75,7 @@ class Passing:
             return
         fd = others.open_plain(path)
         try:
-            if about.st_size < file.offset:  # another process with the same number has begun it anew
+            if about.st_size < file.offset:  # truncated by a new process with an equal pid
                 file.offset = file.freed = 0
             if self._shown == "more" and not file.shown and _has_more(fd, file.offset, about.st_size):
                 file.shown, file.offset = True, 0
@@ -87,7 +87,7 @@ class Passing:
             _free(path, file.freed)
 
     def _copy(self, fd: int, offset: int, end: int, final: bool) -> int:
-        """Write the whole lines from ``offset`` on to the target; returns where they end."""
+        """Write the whole lines from ``offset`` on to the target; return the offset after them."""
         while offset < end and (data := os.pread(fd, min(_BLOCK, end - offset), offset)):
             whole = data if final or len(data) == _BLOCK else data[: data.rfind(b"\n") + 1]
             if not whole:
@@ -99,7 +99,7 @@ class Passing:
 
 
 def _free(path: Path, until: int) -> None:
-    """Give back the disk space of a file's beginning, where the file system can; its length stays, so NCCL notices nothing."""
+    """Release the disk space of the first ``until`` bytes if possible; the length stays, so NCCL is not affected."""
     fd = os.open(path, os.O_WRONLY | _FLAGS)
     try:
         how = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
@@ -109,7 +109,7 @@ def _free(path: Path, until: int) -> None:
 
 
 def _has_more(fd: int, offset: int, end: int) -> bool:
-    """Whether NCCL wrote more than warnings behind ``offset``."""
+    """Return whether NCCL wrote more than warnings from ``offset`` on."""
     while offset < end and (data := os.pread(fd, _BLOCK, offset)):
         if _MORE.search(data):
             return True
@@ -118,11 +118,11 @@ def _has_more(fd: int, offset: int, end: int) -> bool:
 
 
 def _write(target: int, data: bytes) -> bool:
-    """Write all of it; what a full disk does not take is lost, but stays in NCCL's file. False: there is no reader any more."""
+    """Write all of ``data``; return False if the reader is gone. What a full disk rejects stays in NCCL's file."""
     while data:
         try:
             data = data[os.write(target, data) :]
-        except BlockingIOError:  # somebody who shares the terminal or the pipe has made it so
+        except BlockingIOError:  # another process that shares the terminal or pipe made it non-blocking
             select.select([], [target], [])
         except OSError as error:
             return error.errno not in (errno.EPIPE, errno.EIO, errno.EBADF)

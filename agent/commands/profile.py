@@ -1,4 +1,4 @@
-"""``commwatch profile``: torch.profiler in a running job for a few steps, beside what the probe records all the time."""
+"""``commwatch profile``: torch.profiler in a running job for a few steps, compared with the probe's records."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from commwatch.core import terminal_text
 from commwatch.core.units import percent, seconds
 from commwatch.report.report import columns
 
-#: After the time that was given for the steps: for writing and reading the traces.
+#: Seconds added to the time limit for the steps, for writing and reading the traces.
 _MORE_S = 90.0
 _LOOK_S = 0.3
 _HEAD = ("rank", "marks", "step", "comm", "exposed", "| recorded: comm", "exposed")
 
 
 class CannotProfile(Exception):
-    """There is no profile to be had here; the message says why."""
+    """No profile can be taken; the message gives the reason."""
 
 
 class AskedWrongly(Exception):
-    """There is no such job or rank; the message names it."""
+    """There is no such job or rank, or the job has to be named; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Target:
 
 
 def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys = NO_KEYS) -> list[Target]:
-    """Whom to ask.
+    """Return the agents that watch the job, each with the ranks to profile.
 
     Args:
         job: ``None``: the one that runs.
-        ranks: ``None``: all.
+        ranks: ``None``: all running ranks.
 
     Raises:
-        CannotProfile: nobody runs, no agent answers.
-        AskedWrongly: no such job or rank, or several jobs and none named.
+        CannotProfile: the job does not run, or an agent does not answer.
+        AskedWrongly: no such job or rank, or several jobs run and ``job`` is ``None``.
     """
     running: dict[str, list[str]] = {}
     known: set[str] = set()
@@ -79,10 +79,10 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys
 
 
 def take(where: list[Target], steps: int, timeout_s: float, keys: Keys = NO_KEYS) -> list[dict[str, Any]]:
-    """Ask, and wait for the end; the answers of the agents.
+    """Request profiles, wait until they are finished, and return the agents' answers.
 
     Raises:
-        CannotProfile: refused, or an agent ended meanwhile.
+        CannotProfile: an agent refuses, stops answering, or takes too long.
     """
     asked = [
         (
@@ -121,12 +121,12 @@ def _asked(keys: Keys, url: str, path: str, body: Any = None) -> Any:
 
 
 def failed(profiles: list[dict[str, Any]]) -> bool:
-    """Whether a rank has no result."""
+    """Return whether any rank has no result."""
     return any(rank["state"] != "done" for profile in profiles for rank in profile["ranks"])
 
 
 def text(profiles: list[dict[str, Any]]) -> str:
-    """For people."""
+    """Return the profiles as text for people."""
     ranks = sorted((rank for profile in profiles for rank in profile["ranks"]), key=lambda rank: rank["rank"])
     done = [rank for rank in ranks if rank["state"] == "done"]
     lines = [f"job {profiles[0]['job_id']}, by torch.profiler, beside what the probe recorded of the same steps"]
@@ -156,5 +156,5 @@ def _cells(rank: dict[str, Any]) -> tuple[str, ...]:
 
 
 def as_json(profiles: list[dict[str, Any]]) -> str:
-    """For programs."""
+    """Return the profiles as JSON text for programs."""
     return json.dumps({"profiles": profiles}, indent=2)

@@ -1,4 +1,4 @@
-"""What ``commwatch run`` says on standard error: remarks, and one line at the foot of the terminal while the job runs."""
+"""Output of ``commwatch run`` on standard error: remarks, and a status line at the bottom of the terminal."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from commwatch.ingest.step_accounting import comm_share
 
 
 def say(text: str, end: str = "\n", drawn: bool = False) -> None:
-    """Print to standard error, or draw with escape sequences of ours. A closed standard error does not disturb the job."""
+    """Print to standard error, which may be closed; ``drawn`` keeps escape sequences in ``text``."""
     try:
         print(text, end=end, file=terminal(sys.stderr) if drawn else sys.stderr, flush=True)
     except (OSError, ValueError):
-        # What could not be written would be tried again at exit, and cost the job's exit code.
+        # Python would write the buffered text again at exit, fail, and replace the job's exit code.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def is_terminal() -> bool:
-    """Whether standard error is a terminal that can be drawn on."""
+    """Return whether standard error is a terminal that can be drawn on."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Progress:
-    """One line at the foot of the terminal, out of the way of what the job prints: the rest scrolls above it."""
+    """A status line at the bottom of the terminal; the job's output scrolls above it."""
 
     def __init__(self, history: Path, job: str) -> None:
         self._path, self._job = history, job
         self._rows = 0
 
     def show(self) -> None:
-        """Draw it with what the history says now."""
+        """Draw the line from the history's steps of the last 10 s."""
         now = time.time_ns()
         try:
             steps = QueryService(self._path).steps(now - 10_000_000_000, now, self._job, None, 200)
@@ -57,12 +57,12 @@ class Progress:
             said = "no step has ended in the last 10 s"
         columns, rows = shutil.get_terminal_size()
         room = ""
-        if rows != self._rows:  # at first, and after a resize: scroll one line up, and keep the last line out of it
+        if rows != self._rows:  # first call or resize: scroll up by one line, and exclude the last line from scrolling
             self._rows, room = rows, f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A"
         text = f"commwatch: {said}"
         say(f"{room}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8", end="", drawn=True)
 
     def clear(self) -> None:
-        """Take it away, and give the terminal its last line back."""
+        """Remove the line, and let the whole terminal scroll again."""
         if self._rows:
             say(f"\x1b7\x1b[r\x1b[{self._rows};1H\x1b[2K\x1b8", end="", drawn=True)

@@ -1,4 +1,4 @@
-"""``commwatch run -- COMMAND``: an agent, the job, a report at the end. The job comes first, whatever happens to us."""
+"""``commwatch run -- COMMAND``: start an agent, run the job, print a report. The job runs even if the agent fails."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from commwatch.runtime.discovery import Announcement, answering
 from commwatch.watchers.nccl import LogRequest, logs_of
 from commwatch.watchers.nccl_archive import kept
 
-#: The agent is ready well within this, also on a busy machine; the job does not wait longer.
+#: Most seconds that the job waits for the agent, which is ready much earlier, even on a busy machine.
 _START_S = 30.0
 _DRAIN_S = 15.0
-#: NCCL logs that are read again for the end of the report, and findings shown there.
+#: Most bytes of NCCL logs that are read again for the end of the report, and most findings shown there.
 _MOST_LOG_BYTES = 32 << 20
 _MOST_FINDINGS = 5
-#: Between two looks at NCCL's files, and two drawings of the progress line.
+#: Seconds between two reads of NCCL's files, and between two drawings of the progress line.
 _LOOK_S, _PROGRESS_S = 0.2, 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 _FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
@@ -54,7 +54,7 @@ class CommandNotFound(Exception):
 
 
 class Stopped(Exception):
-    """A signal came before the job did."""
+    """A signal arrived before the job was started; the argument is its number."""
 
 
 def run(
@@ -63,15 +63,15 @@ def run(
     """Run ``command`` as a watched job.
 
     Args:
-        file: where the settings came from, for an agent of our own.
-        nccl_level: level of NCCL's debug output where the user has set none (``nccl_debug.LEVELS``).
-        report_command: what opens a report again, but for the job's name.
+        file: the settings file, for an agent that is started here; ``None``: there is none.
+        nccl_level: level of NCCL's debug output if the user has set none (``nccl_debug.LEVELS``).
+        report_command: command that prints the report again, without the job's name.
 
     Returns:
         The job's exit code; 128 + n if signal n ended it.
 
     Raises:
-        CommandNotFound: before anything was started.
+        CommandNotFound: the command does not exist or cannot be run.
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
         raise CommandNotFound(f"run: no such command: {command[0]}")
@@ -105,13 +105,13 @@ def run(
             references = References(directory(history.parent), config.links)
             _report(QueryService(history, references=references), job, f"{opens} {job}", loaded)
             _explain(nccl, began)
-        except Exception as error:  # the job's exit code matters more than what is wrong with us
+        except Exception as error:  # a fault in the report must not change the job's exit code
             say(f"commwatch: no report: {type(error).__name__}: {error}")
     return code
 
 
 def _take_all(agent: _JobAgent, job: str) -> None:
-    """Wait until the history has all of the job. An agent of our own that ended before is started again for that, once."""
+    """Wait until the history has all of the job. If our own agent has ended, start it once more for that."""
     wait_until(partial(agent.has_all_of, job), _DRAIN_S)
     if not agent.ended:
         return
@@ -124,7 +124,7 @@ def _take_all(agent: _JobAgent, job: str) -> None:
 
 
 def _await_probe(agent: _JobAgent, job: str) -> Path | None:
-    """Make the file in which the probe leaves word that it was loaded; ``None``: it cannot be made."""
+    """Create the empty file that the probe writes to when it is loaded; return its path, ``None`` if that fails."""
     path = probe_mark(agent.directory, job)
     try:
         mode = make_private_dir(path.parent, os.environ)
@@ -135,7 +135,7 @@ def _await_probe(agent: _JobAgent, job: str) -> Path | None:
 
 
 def _has_come(mark: Path | None) -> bool:
-    """Whether the probe was loaded in a process of the job; where that is not known, it is taken to have been."""
+    """Return whether the probe was loaded in a process of the job, True if that is not known; remove the file."""
     if mark is None:
         return True
     try:
@@ -148,7 +148,7 @@ def _has_come(mark: Path | None) -> bool:
 
 
 def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
-    """Have the agent write down how the job ended."""
+    """Leave the job's exit code in the run directory, from where the agent stores it."""
     try:
         agent.exit = job_exit.leave(agent.directory, job, code)
     except OSError as error:
@@ -156,7 +156,7 @@ def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
 
 
 def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> nccl_debug.Plan:
-    """Have NCCL's debug output written where the agent reads it."""
+    """Plan where NCCL writes its debug output, and request that the agent read it."""
     directory = logs_of(agent.history.parent) / f"{ring_prefix(job).removesuffix('.r')}-{os.getpid()}"
     planned = nccl_debug.plan(env, level, directory)
     try:
@@ -173,37 +173,37 @@ def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str)
 
 
 def _probe(agent: _JobAgent, command: list[str], env: Mapping[str, str]) -> dict[str, str]:
-    """What switches the probe on in the job."""
+    """Return the environment variables that switch the probe on in the job."""
     return {"COMMWATCH": "1", "COMMWATCH_DIR": str(agent.directory), **native_hook.prepare(command, env)}
 
 
 def _new_job_id(command: list[str]) -> str:
-    """A name that says what ran and when, and that no other run has."""
+    """Return a unique job id made of the script's name and the local time."""
     return f"{script_name(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 @dataclass
 class _JobAgent:
-    """The agent that watches the job; ``process`` is set if it is our own, which ``command`` starts."""
+    """The agent that watches the job. If it is our own, ``command`` starts it, and ``process`` is set."""
 
     directory: Path
     history: Path
     command: list[str] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
-    #: How and when an agent of our own ended, for people; empty while it runs.
+    #: How and when our own agent ended, as text; empty while it runs.
     ended: str = ""
-    #: What asks it to follow the job's NCCL logs, and what tells it the job's exit code.
+    #: File that requests that the agent follow the job's NCCL logs, and file with the job's exit code.
     request: Path | None = None
     exit: Path | None = None
 
     def start(self) -> Announcement | None:
-        """Start an agent of our own; what it says of itself, or ``None`` if it does not come to that.
+        """Start our own agent; return its announcement, ``None`` if it ends or is not ready in ``_START_S`` seconds.
 
         Raises:
-            OSError: no process can be made.
+            OSError: the process cannot be started.
         """
-        # In a session of its own: Ctrl-C is for the job, the agent is still needed for the report. Its standard input
-        # closes with us, however we end. From / because the job's folder may hold modules named like ours.
+        # New session: Ctrl-C is for the job, the report still needs the agent. The pipe to its standard input closes
+        # however this process ends. From / because the job's folder may hold modules named like ours.
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
         self.ended = ""
         threading.Thread(target=self._note_end, args=(self.process,), daemon=True).start()
@@ -223,7 +223,7 @@ class _JobAgent:
         return bool(self.ended) or (taken and not any(path.name.startswith(prefix) for path in rings))
 
     def end(self) -> None:
-        """Let an agent of our own take what is left, and end it."""
+        """Have our own agent drain the rings and end; withdraw the request for NCCL logs from another agent."""
         if self.process is None:
             if self.request is not None:
                 with contextlib.suppress(OSError):  # the job's exit code matters more
@@ -239,13 +239,13 @@ class _JobAgent:
 
 
 def _find_agent(config: Config) -> _JobAgent | None:
-    """The agent that watches the run directory already."""
+    """Return the agent that already watches the run directory; ``None`` if there is none."""
     found = answering(config.dir)
     return None if found is None else _JobAgent(config.dir, Path(found.history))
 
 
 def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
-    """An agent of our own, in a corner of the run directory so that runs at the same time do not meet."""
+    """Start our own agent, in a folder of its own so that concurrent runs do not collide; ``None`` if that fails."""
     directory = config.dir / f"run-{os.getpid()}-{secrets.token_hex(2)}"
     flags = ["--dir", str(directory), "--state", str(config.state), "--host", config.host]
     flags += ["--insecure"] if config.insecure else []
@@ -283,7 +283,7 @@ def _run_job(
 ) -> int:
     passing = None if nccl.directory is None else Passing(nccl.directory, sys.stdout.fileno(), nccl.shown)
     try:
-        # With the descriptors that the caller means for it (``<(...)`` of a shell); ours close by themselves.
+        # The job inherits the caller's descriptors (such as ``<(...)`` of a shell); ours are close-on-exec.
         child = signals.child = subprocess.Popen(command, env=dict(env), close_fds=False)
     except OSError as error:
         raise CommandNotFound(f"run: cannot run {command[0]}: {error.strerror}") from None
@@ -305,7 +305,7 @@ def _run_job(
 
 
 class Signals:
-    """Passes signals on to the job; before there is one, they end us. What the caller ignores stays ignored."""
+    """Forwards signals to the job; before it starts, they raise Stopped. Signals that the caller ignores stay ignored."""
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
@@ -324,16 +324,16 @@ class Signals:
 
     def _forward(self, number: int, _: object) -> None:
         if self.child is None:
-            if not self._stopped:  # once: a second signal must not break off the tidying up
+            if not self._stopped:  # only once: a second signal must not interrupt the cleanup
                 self._stopped = True
                 raise Stopped(number)
-        # A terminal sends what is typed to the job itself, too.
+        # In the foreground, the terminal sends Ctrl-C and Ctrl-\ to the job as well.
         elif number not in _FROM_KEYBOARD or not _in_foreground():
             self.child.send_signal(number)
 
 
 def _in_foreground() -> bool:
-    """Whether the terminal's signals come to us; standard input may be something else."""
+    """Return whether this process is in the terminal's foreground group, even if standard input is a file."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -347,7 +347,7 @@ def _in_foreground() -> bool:
 
 
 def _explain(nccl: nccl_debug.Plan, since: float) -> None:
-    """What NCCL's logs of the job say that a person should know."""
+    """Print the most important warnings and errors in the job's NCCL logs."""
     sizes = {
         path: about.st_size for path, about in explain.matching(nccl.patterns).items() if about.st_mtime >= since - 1
     }

@@ -1,4 +1,4 @@
-"""A terminal that shows one thing after another until somebody quits, and is left as it was found."""
+"""A full-screen terminal display that redraws until the user quits, and then restores the terminal."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
-#: The other screen, without a cursor; lines end at its edge, whatever the terminal takes a sign to be wide. And back.
+#: Enter and leave the alternate screen. Its cursor is hidden, and long lines are cut at the edge (no wrapping).
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
-#: Ages go on while no answer comes.
+#: Seconds between redraws without news: displayed ages have to advance while no answer arrives.
 _REDRAW_S = 1.0
 _QUIT = frozenset(int(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 _QUIT_KEYS = frozenset(b"qQ")
-#: What the thread writes where a signal would write its number.
+#: Byte that the poller thread writes to the wake-up pipe; a signal writes its number there.
 _NEWS = b"\0"
 
 
 class Poller(Generic[_T]):
-    """Asks again and again, in a thread of its own: an agent that is slow to answer holds up no key.
+    """Calls ``ask`` repeatedly in a separate thread, so that a slow agent does not delay the keyboard.
 
     Args:
-        ask: the answers, or in words why there are none.
-        news: called after each.
+        ask: returns the answers, or a text that explains why there are none.
+        news: called after each call of ``ask``.
     """
 
     def __init__(self, ask: Callable[[], _T | str], interval_s: float, news: Callable[[], None]) -> None:
         self._ask, self._interval_s, self._news = ask, interval_s, news
         self._stop = threading.Event()
-        #: The latest answers and when they came, in monotonic seconds; why there are no newer ones.
+        #: The latest answers; when they arrived, in monotonic seconds; why there are no newer ones.
         self.latest: tuple[_T | None, float, str | None] = (None, time.monotonic(), None)
 
     def run(self) -> None:
-        """Until ``stop``."""
+        """Poll until ``stop`` is called."""
         while not self._stop.is_set():
             answers, at, _ = self.latest
             found = self._ask()
@@ -48,7 +48,7 @@ class Poller(Generic[_T]):
             self._stop.wait(self._interval_s)
 
     def stop(self) -> None:
-        """No more questions; one that is under way is nobody's business any more."""
+        """Stop polling. A call of ``ask`` in flight is not waited for."""
         self._stop.set()
 
 
@@ -60,10 +60,12 @@ def watch(
     out: int,
     encoding: str,
 ) -> None:
-    """Show what ``draw`` makes of the latest answers, their age and what is wrong, until q, Ctrl-C or a signal to end.
+    """Show the lines that ``draw`` makes of the latest answers, until q, Ctrl-C or another signal to end.
 
     Args:
-        keys: file descriptor of the terminal to read keys from; ``None``: there is none.
+        ask: returns the answers, or a text that explains why there are none.
+        draw: called with the latest answers, their age in seconds, the explanation, and the terminal's size.
+        keys: file descriptor of the terminal that keys are read from; ``None``: there is none.
         out: file descriptor of the terminal to draw on.
     """
     reader, writer = os.pipe()
@@ -71,7 +73,7 @@ def watch(
         os.set_blocking(end, False)
 
     def news() -> None:
-        with suppress(BlockingIOError):  # so much is unread already that it will be drawn
+        with suppress(BlockingIOError):  # the pipe is full: a redraw is due anyway
             os.write(writer, _NEWS)
 
     poller = Poller(ask, interval_s, news)
@@ -81,12 +83,12 @@ def watch(
         lines = draw(answers, time.monotonic() - at, trouble, os.get_terminal_size(out))
         _write(out, "\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in lines) + "\x1b[J", encoding)
 
-    # The pipe stays open: a question that is still under way ends with news.
+    # The pipe is never closed, because a call of ``ask`` in flight still writes to it when it ends.
     with (
         _signals(writer),
         suppress(OSError, termios.error),
         _Screen(keys, out) as screen,
-    ):  # an error: the terminal is gone
+    ):  # such an error means that the terminal is gone
         threading.Thread(target=poller.run, name="poller", daemon=True).start()
         try:
             while True:
@@ -101,7 +103,7 @@ def watch(
 
 
 def _wait(reader: int, keys: int | None) -> bytes | None:
-    """Signals that have come, ``_NEWS``, or nothing for a while; ``None`` once a key says quit."""
+    """Return the pipe's bytes, empty after ``_REDRAW_S`` seconds; ``None`` at a quit key or end of input."""
     sources = [reader] if keys is None else [reader, keys]
     ready, _, _ = select.select(sources, [], [], _REDRAW_S)
     if keys in ready:
@@ -113,7 +115,7 @@ def _wait(reader: int, keys: int | None) -> bytes | None:
 
 @contextmanager
 def _signals(writer: int) -> Iterator[None]:
-    """Signals write their number to a pipe instead of ending the program or breaking into it."""
+    """Have signals write their number to a pipe; they do not end or interrupt the program."""
     handled = (*_QUIT, signal.SIGWINCH, signal.SIGTSTP)
     before = [signal.signal(number, lambda *_: None) for number in handled]
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -126,7 +128,7 @@ def _signals(writer: int) -> Iterator[None]:
 
 
 class _Screen:
-    """The other screen, and keys as they are pressed; ``leave`` makes all as it was before."""
+    """The alternate screen, with keys read one by one; ``leave`` restores the terminal."""
 
     def __init__(self, keys: int | None, out: int) -> None:
         self._keys, self._out = keys, out
@@ -150,7 +152,7 @@ class _Screen:
         _write(self._out, _LEAVE, "ascii")
 
     def suspend(self) -> None:
-        """Ctrl-Z: the terminal is the shell's until it goes on with us."""
+        """Handle Ctrl-Z: restore the terminal, stop, and enter the screen again when continued."""
         self.leave()
         signal.raise_signal(signal.SIGSTOP)
         self.enter()

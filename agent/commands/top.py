@@ -1,4 +1,4 @@
-"""``commwatch top``: what an agent says of a job, as lines for a terminal of a given size. Pure."""
+"""``commwatch top``: the state of a job as lines for a terminal of a given size. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from commwatch.core.views import InFlight, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, stands_still
 from commwatch.report.report import stands
 
-#: Answers older than this are called old.
+#: Age in seconds from which answers are marked as old.
 STALE_S = 5.0
-#: From this width on the two tables stand side by side.
+#: Width in cells from which the two tables are drawn side by side.
 _WIDE = 150
 _MOST_BAR = 40
 _STYLES = {"critical": "bad", "warning": "warn", "error": "bad", "hang": "bad", "desync": "bad"}
@@ -41,18 +41,18 @@ _OPERATIONS = (
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is to show."""
+    """The content of one frame."""
 
-    #: The latest; ``None``: there have been none yet.
+    #: The latest answers; ``None``: none yet.
     answers: Answers | None
-    #: How old they are.
+    #: Age of the answers in seconds.
     age_s: float
-    #: Why there are no newer ones; ``None``: nothing is wrong.
+    #: Why there are no newer answers; ``None``: no problem.
     trouble: str | None
 
 
 def frame(seen: Seen, cells: int, height: int | None = None) -> list[Line]:
-    """At most ``height`` lines (``None``: as many as there are) of at most ``cells`` cells; the worst first where there is no room."""
+    """Return at most ``height`` lines (``None``: no limit) of at most ``cells`` cells, the worst ranks first."""
     lines = _stale(seen, cells, height)
     if seen.answers is not None:
         body = _body(seen.answers, cells, None if height is None else max(0, height - len(lines) - 1))
@@ -62,7 +62,7 @@ def frame(seen: Seen, cells: int, height: int | None = None) -> list[Line]:
 
 
 def _stale(seen: Seen, cells: int, height: int | None) -> list[Line]:
-    """What to say where the answers are not of now."""
+    """Return a warning that the answers are missing or old; empty if they are current."""
     most = None if height is None else max(1, height // 4)
     if seen.answers is None:
         return [(Span(text, "warn"),) for text in wrap(clean(seen.trouble or "asking the agent"), cells, most)]
@@ -91,14 +91,14 @@ def _title(answers: Answers, cells: int, live: bool) -> Line:
 
 
 def _body(answers: Answers, cells: int, height: int | None) -> list[Line]:
-    """All but the title."""
+    """Return the lines below the title."""
     shown = answers.shown
     notices = _notices(answers)
     if shown is None:
         return [*_wrapped(notices, cells, height), (Span("Start a job with commwatch run, or with COMMWATCH=1."),)]
     top = _shares(answers, shown, cells) + _cards(answers)
     room = None if height is None else max(0, height - len(top))
-    # A third for what is wrong, and what the tables do not need.
+    # Notices get a third of the room, or more if the tables need less than the rest.
     need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
     said = _wrapped(notices, cells, None if room is None else max(2, room // 3, room - need))
     room = None if room is None else max(0, room - len(said) - 1)
@@ -109,7 +109,7 @@ def _body(answers: Answers, cells: int, height: int | None) -> list[Line]:
 
 
 def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
-    """Steps, and the part of them that is communication, against the 30 % line."""
+    """Return the lines on steps, and on the share of step time in communication, compared with the 30 % limit."""
     usual = [step for step in shown.steps if not step.long]
     if not usual:
         why = shown.job.steps_unavailable or f"no step has ended in the last {WINDOW_S} s"
@@ -138,7 +138,7 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
 
 
 def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float | None]:
-    """The shares of time that the ranks wait for late ones and for messages: their means; ``None``: not known, or there are none."""
+    """Return the mean shares (0 to 1) of time that ranks wait for late ranks, and for messages; ``None``: not known."""
     late = [row.wait_s for row in shown.by_rank.rows if row.wait_s is not None]
     messages = [row.p2p_wait_s for row in shown.by_rank.rows if row.p2p_wait_s is not None]
     if not covered_s:
@@ -147,7 +147,7 @@ def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float
 
 
 def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
-    """Steps per second, or for how long there have been none."""
+    """Return steps per second as text, or for how long no step has ended; empty unless the job runs."""
     if shown.job.state != "running":
         return ""
     ended = max(step.end_at for step in shown.steps)
@@ -158,7 +158,7 @@ def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
 
 
 def _bar(name: str, share: float, style: str, of_ranks: str, words: list[str], cells: int) -> list[Line]:
-    """A share as a bar; in words behind it, or below where there is no room."""
+    """Return a share (0 to 1) as a bar, with its explanation behind it, or below it if the line is too short."""
     length = max(10, min(_MOST_BAR, cells // 3))
     full, limit = round(min(1.0, share) * length), round(LIMIT * length)
     drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
@@ -170,7 +170,7 @@ def _bar(name: str, share: float, style: str, of_ranks: str, words: list[str], c
 
 
 def _cards(answers: Answers) -> list[Line]:
-    """One line of all cards that can be read."""
+    """Return one line with utilization and power of all GPUs that can be read; empty if there are none."""
     parts = []
     for view in answers.gpus.gpus:
         measured = view.gpu.measured
@@ -180,11 +180,11 @@ def _cards(answers: Answers) -> list[Line]:
     return [(Span("gpus     ", "dim"), Span("  ".join(parts)))] if parts else []
 
 
-# -- what is wrong, in words ------------------------------------------------------------------
+# -- notices ----------------------------------------------------------------------------------
 
 
 def _notices(answers: Answers) -> list[Span]:
-    """The worst first."""
+    """Return what is wrong, one styled text for each notice, the worst first."""
     shown = answers.shown
     said = [] if answers.about.trouble is None else [Span(f"agent: {answers.about.trouble}", "bad")]
     if shown is not None and shown.job.ending:
@@ -219,7 +219,7 @@ def _notices(answers: Answers) -> list[Span]:
 
 
 def _wrapped(notices: list[Span], cells: int, height: int | None) -> list[Line]:
-    """At most two lines each where room is short, and how many more there are."""
+    """Return notices as lines; if ``height`` is given, at most two lines each, and a count of the notices left out."""
     whole = [[Span(text, span.style) for text in wrap(span.text, cells, height and 2)] for span in notices]
     lines: list[Line] = []
     for i, parts in enumerate(whole):
@@ -246,7 +246,7 @@ def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> l
         return [(*pad_line(a, half), Span(" │ ", "dim"), *b) for a, b in zip(left, right, strict=True)]
     if height is None:
         mine = None
-    else:  # each gets half, and what the other does not need
+    else:  # each table gets half, or more if the other needs less
         need = len(operations) + 2
         mine = max(height // 2, height - need)
     left = _rank_table(answers, shown, ranks, cells, mine)
@@ -255,7 +255,7 @@ def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> l
 
 
 def _worst_first(shown: OfJob) -> list[RankView]:
-    """Those that a verdict names, then those that do not run, then by exposed communication, or communication."""
+    """Sort ranks: named by a verdict, then not running, then by share of exposed communication (else communication)."""
     blamed, steps = culprits(shown.verdicts), _by_rank(shown)
 
     def badness(rank: RankView) -> tuple[bool, int, float, int]:
@@ -268,7 +268,7 @@ def _worst_first(shown: OfJob) -> list[RankView]:
 
 
 def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:
-    """Usual steps."""
+    """Return the steps of each rank, without unusually long ones."""
     found: dict[int, list[StepView]] = {}
     for step in shown.steps:
         if not step.long:
@@ -277,9 +277,9 @@ def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:
 
 
 def _covered_s(answers: Answers, shown: OfJob, sums: Summary) -> float | None:
-    """The time that these sums are of, up to now where nothing has come since; ``None``: there was nothing to add up.
+    """Return the seconds that a summary covers, for a running job up to now; ``None`` if the summary is empty.
 
-    Sums that were asked for one after the other may be of another number of slots.
+    Each summary has its own length: of two requested one after the other, the second may cover one more rollup.
     """
     since, until = sums.since, sums.until
     if since is None or until is None:
@@ -290,7 +290,7 @@ def _covered_s(answers: Answers, shown: OfJob, sums: Summary) -> float | None:
 
 
 def _part(seconds_of_ranks: float | None, ranks: int, covered_s: float | None) -> str:
-    """Of the ranks' time."""
+    """Return a share of the ranks' time as a percentage text."""
     if seconds_of_ranks is None or covered_s is None or not ranks:
         return NOT_KNOWN
     return percent(seconds_of_ranks / (ranks * covered_s))
@@ -299,7 +299,7 @@ def _part(seconds_of_ranks: float | None, ranks: int, covered_s: float | None) -
 def _rank_table(
     answers: Answers, shown: OfJob, worst_first: list[RankView], cells: int, height: int | None
 ) -> list[Line]:
-    """By number where all have room."""
+    """Return the ranks as a table: sorted by number if all fit, else the worst ones and a line on the others."""
     room = len(worst_first) if height is None else max(0, height - 1)
     if not room:
         return []
@@ -341,7 +341,7 @@ def _waited(row: Row) -> float | None:
 
 
 def _others(shown: OfJob, ranks: list[RankView]) -> Line:
-    """The ranks that have no line of their own, in one."""
+    """Return one line that sums up the ranks without a line of their own."""
     steps = _by_rank(shown)
     states = ", ".join(f"{count} {state}" for state, count in Counter(map(state, ranks)).most_common())
     shares = [share for rank in ranks if (share := comm_share(steps.get(rank.rank, []))) is not None]
@@ -354,7 +354,7 @@ def _others(shown: OfJob, ranks: list[RankView]) -> Line:
 def _operation_table(
     answers: Answers, shown: OfJob, operations: list[Row], cells: int, height: int | None
 ) -> list[Line]:
-    """Most time first."""
+    """Return the operations as a table, with a count of those left out."""
     room = len(operations) if height is None else max(0, height - 1)
     if not operations:
         return [(Span(f"no operation has ended in the last {WINDOW_S} s", "dim"),)] if height is None or height else []
@@ -369,7 +369,7 @@ def _operation_table(
 
 
 def _operation_cells(row: Row, covered_s: float | None) -> tuple[str, ...]:
-    per_s = NOT_KNOWN if covered_s is None else f"{row.count / row.ranks / covered_s:.3g}"  # of a rank
+    per_s = NOT_KNOWN if covered_s is None else f"{row.count / row.ranks / covered_s:.3g}"  # per rank
     return (
         clean(str(row.by["group"])), clean(str(row.by["op"])), str(row.ranks), per_s, seconds(row.p50_s), seconds(row.p99_s),
         rate(row.algbw), rate(row.busbw), percent(row.efficiency), _part(None if row.p50_s is None else row.seconds, row.ranks, covered_s),

@@ -1,4 +1,4 @@
-"""What ``commwatch top`` shows, asked of an agent: its query API, put together."""
+"""What ``commwatch top`` shows: the combined answers of an agent's query API."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from commwatch.core.api_views import About, AlertsView, AlertView, Summary
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.watchers.gpus import GpuViews
 
-#: How far back it looks.
+#: Seconds of the past that are shown.
 WINDOW_S = 30
 _MOST_STEPS = 2_000
-#: Advice and findings change slowly, and advice reads much of the history: they are asked for this seldom.
+#: Seconds between requests for advice and findings: they change slowly, and advice reads much of the history.
 _SELDOM_S = 30.0
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class OfJob:
-    """What an agent says of one job. Steps and operations: of the last ``WINDOW_S``."""
+    """An agent's answers on one job. Steps and operations are those of the last ``WINDOW_S`` seconds."""
 
     job: JobView
     ranks: list[RankView]
@@ -46,13 +46,13 @@ class OfJob:
 
 @dataclass(frozen=True)
 class Answers:
-    """What an agent said at one moment."""
+    """An agent's answers at one moment."""
 
     url: str
     about: About
-    #: ``None``: it knows no job yet.
+    #: The job that is shown; ``None``: the agent has no job yet.
     shown: OfJob | None
-    #: Other jobs that run.
+    #: Ids of other running jobs.
     others: list[str]
     #: Pending and firing alerts of this job and of the node.
     alerts: list[AlertView]
@@ -60,14 +60,14 @@ class Answers:
 
 
 class Asker:
-    """Asks again and again.
+    """Queries the agents at each call, and chooses the job to show.
 
     Args:
-        urls: the agents to ask, looked up each time: one that comes back may have another port.
-        nobody: what to say where there are none.
-        job: ``None``: the latest that runs, else the latest.
+        urls: returns the agents' URLs; called each time, because a restarted agent may have another port.
+        nobody: the text to return if there are no agents.
+        job: ``None``: the latest running job, else the latest.
         clock: monotonic seconds.
-        keys: what agents are shown.
+        keys: credentials for the agents.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Asker:
     ) -> None:
         self._urls, self._nobody, self._job, self._clock = urls, nobody, job, clock
         self._keys = keys
-        #: Of which agent and job the slow answers are, when they were given, and what they are.
+        #: Agent and job of the latest advice and findings, when they were requested, and the answers.
         self._slow: tuple[tuple[str, str], float, tuple[list[Advice], list[Finding]]] | None = None
 
     def __call__(self) -> Answers | str:
-        """The answers, or in words why there are none."""
+        """Return the answers, or a text that explains why there are none."""
         silent: list[str] = []
         places: list[tuple[str, list[JobView]]] = []
         for url in self._urls():
@@ -147,7 +147,7 @@ class Asker:
 
 
 def as_json(answers: Answers) -> str:
-    """For programs; durations in seconds, bandwidths in bytes per second."""
+    """Return the answers as JSON text for programs; durations in seconds, bandwidths in bytes per second."""
     return json.dumps(asdict(answers), indent=2)
 
 
@@ -157,7 +157,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _answer(url: str, question: Callable[[], _T]) -> _T | str:
-    """What an agent answers to a question, or why it does not."""
+    """Return the result of ``question``, or a text that explains why there is none."""
     try:
         return question()
     except urllib.error.HTTPError as error:

@@ -1,1 +1,1 @@
-"""What a site installs: the probe's folder, manifests for Kubernetes, Slurm and systemd."""
+"""Files that a site installs: the probe's folder, and manifests for Kubernetes, Slurm and systemd."""

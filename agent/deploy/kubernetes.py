@@ -1,6 +1,6 @@
-"""The objects of ``commwatch manifest k8s``: an agent beside each trainer, or one on each node, and what watches them. Pure.
+"""The objects of ``commwatch manifest k8s``: an agent beside each trainer or on each node, and its monitoring. Pure.
 
-All are data; whoever prints them makes YAML of it.
+All objects are plain data; the caller converts them to YAML.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from typing import Any
 
 Object = dict[str, Any]
 
-#: The same places in all containers.
+#: Mount paths, equal in all containers.
 RUN, STATE, PROBE = "/run/commwatch", "/var/lib/commwatch", "/opt/commwatch"
-#: Kubernetes puts it on the pods of every Job; it names the job for all of its pods alike.
+#: Label that Kubernetes sets on the pods of every Job; all pods of a Job have one value, so it serves as job id.
 JOB_LABEL = "batch.kubernetes.io/job-name"
 _PORT_NAME = "metrics"
 
 
 @dataclass(frozen=True)
 class Site:
-    """What differs between sites."""
+    """The settings that differ between sites."""
 
     name: str
     image: str
     port: int
-    #: Where the objects are to be; ``None``: where they are applied.
+    #: Namespace of the objects; ``None``: the namespace that they are applied in.
     namespace: str | None = None
-    #: On every object; by some of them operators find theirs.
+    #: Labels for every object; operators select objects by some of them.
     labels: Mapping[str, str] = field(default_factory=dict)
-    #: The user that the agent runs as, and the group it shares the rings with.
+    #: The user that the agent runs as, and the group that shares the rings.
     uid: int = 65532
     gid: int = 64646
-    #: Where Prometheus runs: nobody else reaches the agent.
+    #: Namespace of Prometheus; the network policy admits no other clients to the agent.
     monitoring: str = "monitoring"
-    #: What starts containers with GPUs in them; ``None``: what the cluster takes by default.
+    #: Runtime class for containers with GPUs; ``None``: the cluster's default.
     runtime_class: str | None = None
-    #: The agents of a DaemonSet see the node's network devices, and are reached at its address.
+    #: Agents of a DaemonSet use the node's network: they see its devices and have its address.
     host_network: bool = False
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """The training of the Job that the sidecar is shown in."""
+    """The training container of the example Job with the sidecar."""
 
     image: str
     command: tuple[str, ...]
@@ -50,18 +50,18 @@ class Trainer:
 
 
 def sidecar(site: Site, trainer: Trainer) -> list[Object]:
-    """A Job with an agent in each of its pods, and what belongs to it."""
+    """Return a Job with an agent in each pod, its PodMonitor and its NetworkPolicy."""
     return [_job(site, trainer), _pod_monitor(site), _network_policy(site, among_themselves=True)]
 
 
 def daemon_set(site: Site) -> list[Object]:
-    """An agent on each node, which watches all jobs of it, and what belongs to it."""
-    policy = [] if site.host_network else [_network_policy(site, among_themselves=False)]  # it would not be heeded
+    """Return a DaemonSet with an agent for all jobs of a node, its Service, ServiceMonitor and NetworkPolicy."""
+    policy = [] if site.host_network else [_network_policy(site, among_themselves=False)]  # policies do not apply to it
     return [_daemon_set(site), _service(site), _service_monitor(site), *policy]
 
 
 def labelled(site: Site, made: Object) -> Object:
-    """An object of somebody else's making, with the labels of ours."""
+    """Return an object made elsewhere with the site's labels added."""
     metadata = made["metadata"]
     return {**made, "metadata": {**metadata, "labels": {**_metadata(site)["labels"], **metadata.get("labels", {})}}}
 
@@ -88,7 +88,7 @@ def _job(site: Site, trainer: Trainer) -> Object:
         "resources": _resources("50m", "64Mi", "500m", "128Mi"),
         "volumeMounts": [_mount("probe", PROBE)],
     }
-    # An init container that stays: it is there before the trainer, ends after it, and does not keep the Job from ending.
+    # Sidecar (an init container that stays): starts before the trainer, ends after it, does not keep the Job alive.
     beside = {**_agent(site), "restartPolicy": "Always"}
     spec = {
         **_pod(site),
@@ -108,7 +108,7 @@ def _job(site: Site, trainer: Trainer) -> Object:
 
 
 def _daemon_set(site: Site) -> Object:
-    # The kubelet makes folders of the host for root alone.
+    # The kubelet creates hostPath folders that only root can write to.
     script = (
         f"chgrp {site.gid} {RUN} && chmod 2770 {RUN} && chown {site.uid}:{site.gid} {STATE} && chmod 700 {STATE} && "
         f"commwatch probe install {PROBE}"
@@ -148,7 +148,7 @@ def _daemon_set(site: Site) -> Object:
 
 
 def _pod(site: Site) -> Object:
-    """What all pods have."""
+    """Return the settings that all pods share."""
     runtime = {} if site.runtime_class is None else {"runtimeClassName": site.runtime_class}
     return {"automountServiceAccountToken": False, "enableServiceLinks": False, **runtime}
 
@@ -158,7 +158,7 @@ def _agent(site: Site) -> Object:
     return {
         "name": "commwatch",
         "image": site.image,
-        # Within the cluster, behind a NetworkPolicy: without TLS of its own, but not without a word who asks.
+        # No TLS, because the agent is inside the cluster and behind a NetworkPolicy; but a token for the query API.
         "args": ["agent", "--insecure", "--require-token"],
         "env": _agent_env(site),
         "ports": [{"name": _PORT_NAME, "containerPort": site.port}],
@@ -172,20 +172,20 @@ def _agent(site: Site) -> Object:
 
 
 def _agent_env(site: Site) -> list[Object]:
-    """Settings of the agent that are not those of the image."""
+    """Return the agent's environment variables that differ from those of the image."""
     return [
         *_shared_env(site),
         _env("COMMWATCH_STATE", STATE),
-        _env("COMMWATCH_HOST", "0.0.0.0"),  # noqa: S104 - of the pod; NetworkPolicy says who comes in
+        _env("COMMWATCH_HOST", "0.0.0.0"),  # noqa: S104 - of the pod; a NetworkPolicy limits access
         _env("COMMWATCH_PORT", str(site.port)),
-        # So that the driver's library is put into the container, without a GPU being taken from the jobs.
+        # Mounts the driver's library into the container, without taking a GPU from the jobs.
         _env("NVIDIA_VISIBLE_DEVICES", "all"),
         _env("NVIDIA_DRIVER_CAPABILITIES", "utility"),
     ]
 
 
 def _shared_env(site: Site) -> list[Object]:
-    """What trainer and agent must be told alike."""
+    """Return the environment variables that must be equal in trainer and agent."""
     return [_env("COMMWATCH_DIR", RUN), _env("COMMWATCH_GROUP", str(site.gid))]
 
 
@@ -205,12 +205,12 @@ def _confined(site: Site) -> Object:
     }
 
 
-# -- what watches them --------------------------------------------------------------------------
+# -- service, monitors, network policy ----------------------------------------------------------
 
 
 def _service(site: Site) -> Object:
     port = {"name": _PORT_NAME, "port": site.port, "targetPort": _PORT_NAME}
-    # Without an address of its own: each agent knows only its node, and pods beside it get no COMMWATCH_PORT=tcp://... to read.
+    # Headless: each agent has data of its node only, and pods get no variable COMMWATCH_PORT=tcp://... as a setting.
     return _object(site, "v1", "Service", {"clusterIP": "None", "selector": _selector(site), "ports": [port]})
 
 
@@ -230,10 +230,10 @@ def _scraped() -> Object:
 
 
 def _network_policy(site: Site, *, among_themselves: bool) -> Object:
-    """Only Prometheus reaches the agent.
+    """Return a policy that admits only Prometheus to the agent.
 
     Args:
-        among_themselves: the pods talk to each other on any port: trainers are in them.
+        among_themselves: also admit the selected pods to each other on any port, because trainers are in them.
     """
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": site.monitoring}}}
     chosen = {"matchLabels": _selector(site)}
@@ -244,7 +244,7 @@ def _network_policy(site: Site, *, among_themselves: bool) -> Object:
     return _object(site, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
-# -- pieces -------------------------------------------------------------------------------------
+# -- parts of objects ---------------------------------------------------------------------------
 
 
 def _object(site: Site, version: str, kind: str, spec: Object, name: str | None = None) -> Object:

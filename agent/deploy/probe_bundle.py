@@ -1,8 +1,8 @@
-"""``commwatch probe install``: what a trainer needs, in a folder for its ``PYTHONPATH``, where commwatch cannot be installed.
+"""``commwatch probe install``: the probe in a folder for ``PYTHONPATH``, where commwatch cannot be installed.
 
-The folder holds one small ``commwatch/__init__.py``, which says in what folder beside it the rest lies, and that folder's
-name says what is in it. To put another version there is to replace that one file, so whoever imports sees the old probe or
-the new one, whole. Folders of versions before stay, for trainers that still run import from them.
+Its small ``commwatch/__init__.py`` refers to a second folder, which has the rest and is named after a hash of its content.
+Installing another version replaces only that file, so an import finds either the old probe or the new one, complete.
+Folders of earlier versions stay, because running trainers still import from them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from pathlib import Path, PurePath
 import commwatch
 from commwatch import __version__, collectors
 
-#: Of ``commwatch.collectors``: what loads in the trainer, and what builds its native hook with the trainer's Python.
+#: Parts of ``commwatch.collectors`` that the trainer loads, or that build its native hook with the trainer's Python.
 _ROOMS, _ENTRY = ("wire", "probe"), ("__init__.py", "torch_entry.py")
 _SUFFIXES = (".py", ".cpp", ".h")
 _PACKAGE = Path(commwatch.__file__).parent
-#: The rest of ``commwatch`` in the folder, by path there. ``cli`` is a stub: a command with the folder on its ``PYTHONPATH`` finds it.
+#: Other files of ``commwatch``, by path in the folder. ``cli`` is a stub for commands run with this ``PYTHONPATH``.
 _INSTEAD = {"__main__.py": _PACKAGE / "__main__.py", "cli.py": Path(__file__).with_name("probe_stub.py")}
 _FRONT = Path("commwatch") / "__init__.py"
 _MARK = "# Put here by `commwatch probe install`: the rest of this version lies in"
 _ENTRY_POINTS = "[torch.backends]\ncommwatch = commwatch.collectors.torch_entry:autoload\n"
 _METADATA = f"Metadata-Version: 2.1\nName: commwatch\nVersion: {__version__}\nSummary: The probe of commwatch, without its agent\n"
-#: Without a version in its name, so that there is one, whatever version comes after this.
+#: Its name has no version, so that installing another version replaces it.
 _ABOUT = Path("commwatch.dist-info")
 
 
 class CannotInstall(Exception):
-    """The probe cannot be put there; the message says why and what to do."""
+    """The probe cannot be installed; the message gives the reason and what to do."""
 
 
 def parts() -> dict[PurePath, bytes]:
-    """The files of the probe, by their path in the package."""
+    """Return the contents of the probe's files, by path in the package."""
     root = Path(collectors.__file__).parent
     rooms = [path for room in _ROOMS for path in sorted((root / room).rglob("*")) if path.suffix in _SUFFIXES]
     found = [*(root / name for name in _ENTRY), *rooms]
@@ -45,7 +45,7 @@ def parts() -> dict[PurePath, bytes]:
 
 
 def version_of(files: Mapping[PurePath, bytes]) -> str:
-    """Names what is in ``files``."""
+    """Return 16 hexadecimal digits that identify the contents of ``files`` and the version."""
     made_of = hashlib.sha256(__version__.encode())
     for path in sorted(files):
         made_of.update(f"\0{path}\0{len(files[path])}\0".encode() + files[path])
@@ -53,15 +53,15 @@ def version_of(files: Mapping[PurePath, bytes]) -> str:
 
 
 def install(directory: Path) -> Path:
-    """Put the probe into ``directory``, which is made if it is not there; readable for all users.
+    """Install the probe into ``directory``, which is created if it is missing; readable for all users.
 
-    Twice the same changes nothing, and another version may come or go while trainers import.
+    Repeating it changes nothing. Another version may be installed while trainers import.
 
     Returns:
-        The directory, absolute: what ``PYTHONPATH`` has to name.
+        The directory as an absolute path, for ``PYTHONPATH``.
 
     Raises:
-        CannotInstall: it cannot be written, or holds a commwatch that was installed otherwise.
+        CannotInstall: the folder cannot be written, or has a commwatch that was installed in another way.
     """
     directory = directory.absolute()
     if os.pathsep in str(directory):
@@ -74,7 +74,7 @@ def install(directory: Path) -> Path:
         _put_whole(directory, key, files)
         _replace(directory / _ABOUT / "METADATA", _METADATA)
         _replace(directory / _ABOUT / "entry_points.txt", _ENTRY_POINTS)
-        # Python keeps what it compiled as long as size and second stay the same: so every version has a second of its own.
+        # Python reuses compiled code while a file's size and mtime (in s) are equal, so every version has its own.
         _replace(directory / _FRONT, _front(key), int(key[-7:], 16))
     except OSError as error:
         raise CannotInstall(
@@ -96,7 +96,7 @@ def _front(key: str) -> str:
 
 
 def _put_whole(directory: Path, key: str, files: Mapping[PurePath, bytes]) -> None:
-    """The folder ``key``, made beside its place and renamed; one that is there is whole."""
+    """Create the folder ``key`` under another name, then rename it, so that it is always complete."""
     if (directory / key).is_dir():
         return
     hidden = Path(tempfile.mkdtemp(prefix=".commwatch-new-", dir=directory))
@@ -111,17 +111,17 @@ def _put_whole(directory: Path, key: str, files: Mapping[PurePath, bytes]) -> No
         try:
             hidden.rename(directory / key)
         except OSError:
-            if not (directory / key).is_dir():  # else somebody else was faster
+            if not (directory / key).is_dir():  # unless another install was faster
                 raise
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _replace(path: Path, text: str, changed_s: int | None = None) -> None:
-    """A file, whole; one that is right already is left alone.
+    """Write a file atomically, unless it has this text already.
 
     Args:
-        changed_s: the Unix time at which it is said to have been written; ``None``: the truth.
+        changed_s: the file's mtime in Unix seconds; ``None``: now.
     """
     _make(path.parent)
     if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
@@ -140,7 +140,7 @@ def _replace(path: Path, text: str, changed_s: int | None = None) -> None:
 
 
 def _make(directory: Path) -> None:
-    """A folder that others may read; one that is there keeps its rights."""
+    """Create a folder that all users may read; an existing folder keeps its mode."""
     if not directory.is_dir():
         directory.mkdir(parents=True)
         directory.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What ``commwatch.cli`` is in a folder of ``commwatch probe install``: it says that the probe has no commands, and what to do."""
+"""``commwatch.cli`` in a folder of ``commwatch probe install``: explains that the probe has no commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """One line; the exit code is 2."""
+    """Print one line; return the exit code 2."""
     found = Path(__file__).resolve().parents[1]
     print(
         f"commwatch: {found}, which is on PYTHONPATH, holds the probe alone and hides the commands; "

@@ -1,4 +1,4 @@
-"""The scripts of ``commwatch manifest slurm``, out of their templates. Pure."""
+"""The scripts of ``commwatch manifest slurm``, made from templates. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import resources
 from string import Template
 
-#: What there is, and the file that each is written to.
+#: The scripts, each with the file that it is written to.
 FILES = {
     "prolog": "commwatch-prolog.sh",
     "epilog": "commwatch-epilog.sh",
@@ -17,19 +17,19 @@ FILES = {
 
 
 class _Script(Template):
-    """Shell has its own use for ``$``."""
+    """A template with ``@@`` for its fields, because shell scripts use ``$``."""
 
     delimiter = "@@"
 
 
 def scripts(commwatch: str, agent_flags: Sequence[str], *, run: str, state: str, probe: str) -> dict[str, str]:
-    """Each of ``FILES`` as a script for POSIX ``sh``.
+    """Return each of ``FILES`` as a script for POSIX ``sh``.
 
     Args:
-        commwatch: the program, as an absolute path.
-        agent_flags: what every agent is started with, in front of where it keeps its things.
-        run, state: folders on each node that root makes, with one in them for each job, for each user.
-        probe: what goes in front of a trainer's ``PYTHONPATH``; empty: nothing.
+        commwatch: absolute path of the program.
+        agent_flags: flags of every agent, in addition to those for its folders.
+        run, state: folders on each node, created by root; ``run`` has one folder per job, ``state`` one per user.
+        probe: folder to put in front of a trainer's ``PYTHONPATH``; empty: none.
     """
     agent = shlex.join([commwatch, "agent", *agent_flags])
     values = {"commwatch": commwatch, "run": run, "state": state, "probe": probe}

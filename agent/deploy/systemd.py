@@ -1,4 +1,4 @@
-"""The unit of ``commwatch manifest systemd``, out of its template. Pure."""
+"""The unit of ``commwatch manifest systemd``, made from its template. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from string import Template
 
 
 def unit(command: Sequence[str], *, name: str, user: str, group: str, memory: str, cpu: str) -> str:
-    """The unit file.
+    """Return the unit file.
 
     Args:
-        command: what starts the agent, with its flags; its first word is an absolute path.
-        name: of the unit, and of its folders under ``/run`` and ``/var/lib``.
-        user, group: who the agent is, and with whom trainers share their rings.
-        memory, cpu: the most it may have, as systemd writes them: ``512M``, ``50%``.
+        command: command line of the agent, with its flags; the first word is an absolute path.
+        name: name of the unit, and of its folders under ``/run`` and ``/var/lib``.
+        user, group: account of the agent, and the group that trainers share their rings with.
+        memory, cpu: limits for the agent, in systemd's notation: ``512M``, ``50%``.
     """
     template = resources.files("commwatch.deploy").joinpath("systemd.service").read_text(encoding="utf-8")
     started = " ".join(map(_word, command))
@@ -22,7 +22,7 @@ def unit(command: Sequence[str], *, name: str, user: str, group: str, memory: st
 
 
 def _word(text: str) -> str:
-    """A word of a command line, as systemd reads it."""
+    """Return a word of a command line, quoted for systemd."""
     for special, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         text = text.replace(special, written)
     return f'"{text}"' if not text or any(letter in text for letter in " \t;'\"\\") else text

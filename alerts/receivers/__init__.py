@@ -1,1 +1,1 @@
-"""Where alerts go: one file per kind of receiver, and how each is asked for in the settings."""
+"""Receivers of alerts: one file per kind, and their settings."""

@@ -1,4 +1,4 @@
-"""A command that is given Alertmanager's webhook payload on standard input."""
+"""A receiver that runs a command with Alertmanager's webhook payload on its standard input."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _LOOK_MS = 100
 
 @dataclass(frozen=True)
 class Command:
-    """A program and its arguments; no shell."""
+    """A program and its arguments, run without a shell."""
 
     name: str
     policy: Policy
     argv: tuple[str, ...]
     agent_url: str
-    #: Variables of the environment that hold secrets of other receivers: it does not get them.
+    #: Environment variables that the program does not get, because they hold secrets of other receivers.
     hidden: frozenset[str] = frozenset()
     limit_s: float = LIMIT_S
 
     def send(self, batch: Batch, now_s: float) -> None:
-        """Run it to its end; raises ``CannotSend``: it cannot be started, fails, or takes too long."""
+        """Run the program to its end; raise CannotSend if it cannot start, fails, or exceeds ``limit_s`` seconds."""
         body = json.dumps(payload.webhook(batch, self.name, self.agent_url)).encode()
         env = {name: value for name, value in os.environ.items() if name not in self.hidden}
         try:
@@ -50,7 +50,7 @@ class Command:
 
 
 def _run(argv: tuple[str, ...], body: bytes, env: dict[str, str], limit_s: float) -> tuple[int | None, bytes]:
-    """Exit code, ``None`` where it was killed with its children for want of time, and the beginning of its output."""
+    """Return the exit code (``None``: killed with its children at the time limit) and the beginning of the output."""
     end, output = time.monotonic() + limit_s, b""
     with tempfile.TemporaryFile() as standard_input:
         standard_input.write(body)
@@ -67,7 +67,7 @@ def _run(argv: tuple[str, ...], body: bytes, env: dict[str, str], limit_s: float
     pipe, poll = process.stdout.fileno(), select.poll()
     poll.register(pipe, select.POLLIN)
     try:
-        # A child in the background may hold the pipe open for ever, or fill it: what counts is the end of the process.
+        # Wait for the process, not for the end of the pipe, which a background child may keep open, or fill.
         while process.poll() is None and time.monotonic() < end:
             if not poll.poll(_LOOK_MS):
                 continue

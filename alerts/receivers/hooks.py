@@ -1,4 +1,4 @@
-"""Receivers over HTTP: Alertmanager, any webhook, Slack."""
+"""Receivers over HTTP: Alertmanager, webhooks, Slack."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from commwatch.alerts.receivers import payload
 from commwatch.alerts.receivers.http import basic, post
 from commwatch.alerts.receivers.sending import LIMIT_S, CannotSend, Secret, began, labels_of, rfc3339, shown
 
-#: Alertmanager is told of what fires once a minute: it ends by itself where the agent is no more. Of what has ended it is told
-#: for a quarter of an hour. As Prometheus does.
+#: Seconds between messages to Alertmanager about a firing alert, which expires there without them; and seconds for which
+#: a resolved alert is sent again. Values of Prometheus.
 ALERTMANAGER_REPEAT_S, ALERTMANAGER_LINGER_S = 60.0, 900.0
-#: Parts of a secret address that are shorter stand in any text.
+#: Parts of a secret URL with fewer characters are not hidden, because they occur in any text.
 _LEAST_HIDDEN = 6
 _MOST_TEXT, _MOST_DESCRIPTION = 3000, 800
 _COLOURS = {RESOLVED: "good", FIRING: "warning", CRITICAL: "danger"}
@@ -25,14 +25,14 @@ _COLOURS = {RESOLVED: "good", FIRING: "warning", CRITICAL: "danger"}
 
 @dataclass(frozen=True)
 class Login:
-    """How one shows who one is: with nothing, a bearer token, or a name and a password."""
+    """Credentials for HTTP: none, a bearer token, or a user name and a password."""
 
     token: Secret | None = None
     username: str | None = None
     password: Secret | None = None
 
     def headers(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        """What to send along, and what must not be shown of it; raises ``CannotSend``."""
+        """Return the headers to send, and the secrets in them; raise CannotSend if a secret cannot be read."""
         if self.token is not None:
             token = self.token.read()
             if not token.isascii():
@@ -47,7 +47,7 @@ class Login:
 
 @dataclass(frozen=True)
 class Alertmanager:
-    """One Alertmanager, by its API v2. Where there are several, each is a receiver of its own and is told all."""
+    """One Alertmanager, by its API v2. Each of several Alertmanagers is a receiver and gets all alerts."""
 
     name: str
     policy: Policy
@@ -57,13 +57,13 @@ class Alertmanager:
     limit_s: float = LIMIT_S
 
     def send(self, batch: Batch, now_s: float) -> None:
-        """Hand alerts over; raises ``CannotSend``."""
+        """Send alerts at the Unix time ``now_s``; raise CannotSend."""
         headers, secrets = self.login.headers()
         body = json.dumps([self._alert(alert, now_s) for alert in batch.alerts]).encode()
         post(f"{self.url.rstrip('/')}/api/v2/alerts", body, headers, *secrets, limit_s=self.limit_s)
 
     def _alert(self, alert: Alert, now_s: float) -> dict[str, Any]:
-        """As Alertmanager takes it: no end before the beginning, though clocks may have been set."""
+        """Return an alert in Alertmanager's form. Its end is never before its start, even if the clock was set back."""
         told = {
             "labels": labels_of(alert),
             "annotations": {name: value for name, value in alert.annotations.items() if value},
@@ -73,13 +73,13 @@ class Alertmanager:
         if alert.state == RESOLVED:
             ends = min(now_s if alert.resolved_at is None else alert.resolved_at, now_s)
             return {**told, "startsAt": rfc3339(min(began(alert), ends)), "endsAt": rfc3339(ends)}
-        # Without an end: by its own clock and `resolve_timeout`, five minutes, Alertmanager ends what nobody tells it any more.
+        # No `endsAt`: Alertmanager resolves an alert that is not repeated within its `resolve_timeout` (five minutes).
         return told
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """Anything that takes what Alertmanager sends to a webhook."""
+    """A server that accepts Alertmanager's webhook payload."""
 
     name: str
     policy: Policy
@@ -89,7 +89,7 @@ class Webhook:
     limit_s: float = LIMIT_S
 
     def send(self, batch: Batch, now_s: float) -> None:
-        """Hand a message over; raises ``CannotSend``."""
+        """Send a message; raise CannotSend."""
         url, hidden = address(self.url)
         headers, secrets = self.login.headers()
         body = json.dumps(payload.webhook(batch, self.name, self.agent_url)).encode()
@@ -98,7 +98,7 @@ class Webhook:
 
 @dataclass(frozen=True)
 class Slack:
-    """An incoming webhook of Slack's, or of what speaks like it."""
+    """An incoming webhook of Slack, or of a compatible service."""
 
     name: str
     policy: Policy
@@ -107,13 +107,13 @@ class Slack:
     limit_s: float = LIMIT_S
 
     def send(self, batch: Batch, now_s: float) -> None:
-        """Hand a message over; raises ``CannotSend``."""
+        """Send a message; raise CannotSend."""
         url, hidden = address(self.url)
         post(url, json.dumps(slack(batch, self.agent_url)).encode(), {}, *hidden, limit_s=self.limit_s)
 
 
 def address(url: str | Secret) -> tuple[str, tuple[str, ...]]:
-    """Where to send to, and what of it must not be shown; raises ``CannotSend``."""
+    """Return the URL, and its parts that must not be shown; raise CannotSend if it is unreadable or not valid."""
     if isinstance(url, str):
         return url, ()
     text = url.read()
@@ -124,7 +124,7 @@ def address(url: str | Secret) -> tuple[str, tuple[str, ...]]:
 
 
 def is_url(text: str) -> bool:
-    """Whether something can be posted there, without a name or password in it."""
+    """Return whether ``text`` is an HTTP URL to post to, without user name and password."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -135,7 +135,7 @@ def is_url(text: str) -> bool:
 
 
 def slack(batch: Batch, agent_url: str) -> dict[str, Any]:
-    """A message in Slack's mrkdwn."""
+    """Return a message in Slack's markup (mrkdwn)."""
     lines = []
     for alert in batch.alerts[: payload.MOST_SHOWN]:
         mark = ":white_check_mark:" if alert.state == RESOLVED else ":rotating_light:"
@@ -160,7 +160,7 @@ def slack(batch: Batch, agent_url: str) -> dict[str, Any]:
 
 
 def _clipped(lines: list[str]) -> str:
-    """As many whole lines as there is room for: a cut must not leave half a link."""
+    """Return as many whole lines as fit, because a cut in a line could leave half a link."""
     kept, room = [], _MOST_TEXT
     for line in lines:
         room -= len(line) + 1
@@ -172,7 +172,7 @@ def _clipped(lines: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The three characters that Slack gives a meaning to: with them it mentions people and hides links."""
+    """Escape the three characters with a meaning in Slack, which could mention people or hide links."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -1,4 +1,4 @@
-"""One HTTP request that is over in time, whatever the other side does. Standard library."""
+"""An HTTP request with a hard time limit, whatever the server does. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from commwatch.alerts.receivers.sending import LIMIT_S, MOST_ANSWER, CannotSend, said, shown
 
-#: Longest that a receiver may ask us to wait.
+#: Longest wait in seconds that a receiver can ask for.
 _MOST_WAIT_S = 900.0
 _TEMPORARY = (408, 429)
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection, encrypted or not, whose handshake can be cut off as well."""
+    """A connection, with or without TLS, whose TLS handshake can be interrupted, too."""
 
     def __init__(self, host: str, port: int, timeout: float, server: str | None) -> None:
         super().__init__(host, port, timeout=timeout)
@@ -39,13 +39,13 @@ class _Connection(http.client.HTTPConnection):
 
 @contextmanager
 def in_time(limit_s: float, of: Callable[[], socket.socket | None]) -> Iterator[Callable[[], bool]]:
-    """Cut a connection off once ``limit_s`` have passed: time-outs of single reads do not end a drip of bytes.
+    """Shut a connection down after ``limit_s`` seconds, because time-outs of single reads do not end a slow stream.
 
     Args:
-        of: its socket, ``None`` while there is none.
+        of: returns the socket, ``None`` while there is none.
 
     Yields:
-        Whether it has been cut off.
+        A function that returns whether the time limit has passed.
     """
     late = threading.Event()
 
@@ -69,11 +69,11 @@ def post(url: str, body: bytes, headers: dict[str, str], *secrets: str, limit_s:
     """POST ``body``, follow no redirect, and read a few KB of the answer.
 
     Args:
-        url: ``http`` or ``https``; the proxies of the environment are heeded.
-        secrets: what must not appear in an error.
+        url: ``http`` or ``https``; the environment's proxies are used.
+        secrets: texts that must not appear in an error.
 
     Raises:
-        CannotSend: it did not arrive, or the answer is not 2xx; worth another try unless the answer is a 3xx or 4xx that will stay.
+        CannotSend: no answer in ``limit_s`` seconds, or not a 2xx; not ``again`` after a 3xx or a permanent 4xx.
     """
     parts, where = urlsplit(url), shown(url)
     about = {"User-Agent": "commwatch", "Content-Type": "application/json", "Connection": "close"}
@@ -90,14 +90,14 @@ def post(url: str, body: bytes, headers: dict[str, str], *secrets: str, limit_s:
             raise CannotSend(f"{where}: {_why(error, *secrets)}") from None
         finally:
             connection.close()
-        if is_late():  # what was cut off may look like an end
+        if is_late():  # an answer that was cut off may look complete
             raise CannotSend(f"{where}: has not answered within {limit_s:g} s")
     if status // 100 != 2:
         raise _refusal(where, status, said(answer, *secrets), after)
 
 
 def _connection(parts: SplitResult, limit_s: float) -> tuple[_Connection, str, dict[str, str]]:
-    """The connection to a host or to its proxy, the target of the request, and what the proxy wants to be told."""
+    """Return the connection to the host or its proxy, the request target, and headers for the proxy."""
     host, encrypted = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if encrypted else 80)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -125,7 +125,7 @@ def _why(error: Exception, *secrets: str) -> str:
         return f"TLS: {getattr(error, 'verify_message', '') or error.reason or 'no handshake'}"
     if isinstance(error, OSError):
         return error.strerror or said(str(error), *secrets) or type(error).__name__
-    # The texts of the others may hold headers.
+    # No text of other errors, because it may contain headers.
     return f"does not answer as HTTP ({type(error).__name__})"
 
 
@@ -138,7 +138,7 @@ def _refusal(where: str, status: int, answer: str, after: str | None) -> CannotS
 
 
 def _after_s(header: str | None) -> float | None:
-    """Seconds that a ``Retry-After`` asks for, within reason."""
+    """Return the seconds that a ``Retry-After`` header asks for, at most ``_MOST_WAIT_S``; ``None``: none."""
     if header is None:
         return None
     try:
@@ -151,5 +151,5 @@ def _after_s(header: str | None) -> float | None:
 
 
 def basic(username: str, password: str) -> str:
-    """What ``Authorization`` is with a password."""
+    """Return the value of ``Authorization`` for a user name and password."""
     return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"

@@ -1,4 +1,4 @@
-"""E-mail by SMTP: plain text."""
+"""A receiver that sends plain-text e-mail by SMTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_SUBJECT = 200
 
 @dataclass(frozen=True)
 class Mail:
-    """Some people's mailboxes, by one server."""
+    """One or more mailboxes, reached through one SMTP server."""
 
     name: str
     policy: Policy
@@ -39,7 +39,7 @@ class Mail:
     limit_s: float = LIMIT_S
 
     def send(self, batch: Batch, now_s: float) -> None:
-        """Hand a message over; raises ``CannotSend``."""
+        """Send a message at the Unix time ``now_s``; raise CannotSend."""
         password = "" if self.password is None else self.password.read()
         where = f"{self.host}:{self.port}"
         server = self._server()
@@ -71,7 +71,7 @@ class Mail:
         return smtplib.SMTP(timeout=self.limit_s)
 
     def _converse(self, server: smtplib.SMTP, message: EmailMessage, password: str) -> None:
-        server._host = self.host  # type: ignore[attr-defined]  # what TLS checks the certificate for
+        server._host = self.host  # type: ignore[attr-defined]  # the name that TLS checks the certificate for
         code, text = server.connect(self.host, self.port)
         if code != 220:
             raise smtplib.SMTPResponseException(code, text)
@@ -80,13 +80,13 @@ class Mail:
         if self.username is not None:
             server.login(self.username, password)
         refused = server.send_message(message)
-        if refused:  # the others have it: they are not to get it again
+        if refused:  # no error: the other recipients must not get the message again
             log.warning("receiver %s: %s", self.name, _refused(self.host, refused))
-        with contextlib.suppress(OSError, smtplib.SMTPException):  # it has been taken
+        with contextlib.suppress(OSError, smtplib.SMTPException):  # the message was accepted
             server.quit()
 
     def message(self, batch: Batch, now_s: float) -> EmailMessage:
-        """The message."""
+        """Return the e-mail for ``batch``, dated ``now_s`` (Unix time)."""
         mail = EmailMessage()
         mail["Subject"] = said(payload.title(batch))[:_MOST_SUBJECT] or "alert"
         mail["From"], mail["To"] = self.sender, ", ".join(self.to)

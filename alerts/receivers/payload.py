@@ -1,4 +1,4 @@
-"""What a message says: Alertmanager's webhook payload, and words for people. Pure."""
+"""Content of messages: Alertmanager's webhook payload, and text for people. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from commwatch.alerts.model import FIRING, RESOLVED, Alert, printable
 from commwatch.alerts.outbox import Batch, Labels
 from commwatch.alerts.receivers.sending import began, fingerprint, labels_of, rfc3339
 
-#: How Go writes a time that is not set: the end of what still fires.
+#: Go's zero time: the end of an alert that still fires.
 NO_TIME = "0001-01-01T00:00:00Z"
-#: Alerts of a message that people are shown in full.
+#: Most alerts of a message for people that are shown in full.
 MOST_SHOWN = 10
 
 
 def webhook(batch: Batch, receiver: str, agent_url: str) -> dict[str, Any]:
-    """The payload of Alertmanager's webhook, version 4.
+    """Return the payload of Alertmanager's webhook, version 4.
 
     Args:
-        agent_url: of the agent, which stands where Alertmanager gives its own and Prometheus'.
+        agent_url: URL of the agent, used in place of Alertmanager's and Prometheus's URLs.
 
     Source: prometheus/alertmanager, notify/webhook/webhook.go and template/template.go.
     """
@@ -53,12 +53,12 @@ def _alert(alert: Alert, agent_url: str) -> dict[str, Any]:
 
 
 def page(agent_url: str) -> str:
-    """Where the agent shows its alerts."""
+    """Return the URL at which the agent lists its alerts."""
     return f"{agent_url}/api/v1/alerts"
 
 
 def group_key(group: Labels) -> str:
-    """What names a group, in Alertmanager's form.
+    """Return the key of a group in Alertmanager's form.
 
     >>> group_key((("alertname", "CommShareHigh"), ("job_id", "train")))
     '{}:{alertname="CommShareHigh", job_id="train"}'
@@ -67,18 +67,18 @@ def group_key(group: Labels) -> str:
 
 
 def status(batch: Batch) -> str:
-    """Of a message: what fires wins."""
+    """Return ``firing`` if any alert of the message fires, else ``resolved``."""
     return FIRING if any(alert.state == FIRING for alert in batch.alerts + batch.truncated) else RESOLVED
 
 
 def _common(sets: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """What is the same in all."""
+    """Return the items that all mappings have in common."""
     first, *others = sets
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def title(batch: Batch) -> str:
-    """One line: ``[FIRING:2] CommShareHigh train``."""
+    """Return the title of a message, such as ``[FIRING:2] CommShareHigh train``."""
     firing = sum(alert.state == FIRING for alert in batch.alerts + batch.truncated)
     group = dict(batch.group) or dict(batch.alerts[0].labels)
     names = " ".join(group[name] for name in ("alertname", "job_id") if group.get(name))
@@ -86,24 +86,24 @@ def title(batch: Batch) -> str:
 
 
 def summary(alert: Alert) -> str:
-    """What it is about, in one line."""
+    """Return the alert's summary in one line; its name if it has none."""
     return printable(alert.annotations.get("summary") or alert.name)
 
 
 def description(alert: Alert) -> str:
-    """What there is to know of it, in one line, for a name in it may hold line breaks; empty: nothing."""
+    """Return the alert's description in one line, because names in it may have line breaks; empty if there is none."""
     return printable(alert.annotations.get("description", ""))
 
 
 def links(alert: Alert) -> list[tuple[str, str]]:
-    """What leads on from it, with where."""
+    """Return the names and URLs of the alert's links: runbook and evidence."""
     named = (("runbook", "runbook_url"), ("evidence", "evidence_url"))
     urls = [(name, alert.annotations.get(key, "")) for name, key in named]
     return [(name, url) for name, url in urls if url.startswith(("http://", "https://"))]
 
 
 def text(batch: Batch, agent_url: str) -> str:
-    """All of it for people, without any mark-up."""
+    """Return the whole message as plain text for people."""
     parts = []
     for alert in batch.alerts[:MOST_SHOWN]:
         began_at = f"since {rfc3339(began(alert))}"

@@ -1,4 +1,4 @@
-"""What all receivers share: what can go wrong, secrets, times, addresses that may be shown."""
+"""Shared parts of the receivers: their protocol, errors, secrets, time formats, URLs without secrets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from urllib.parse import urlsplit
 from commwatch.alerts.model import Alert
 from commwatch.alerts.outbox import Batch, Policy
 
-#: Seconds that one message may take, whatever the receiver does.
+#: Time limit for one message, in seconds.
 LIMIT_S = 10.0
-#: Bytes of an answer that are read, and characters of it that are repeated.
+#: Most bytes of an answer that are read, and most characters of it that are repeated in an error.
 MOST_ANSWER, _MOST_SAID = 4096, 200
 _MOST_SECRET = 1 << 16
 
 
 class CannotSend(Exception):
-    """A message has not arrived; the text names what is wrong and what to do, and holds no secret.
+    """A message was not delivered; the text gives the reason and what to do, and has no secrets.
 
     Args:
-        again: whether to try it again.
-        after_s: the receiver asks not to be tried before so many seconds.
+        again: whether to try again.
+        after_s: seconds to wait before the next try, as the receiver asked; ``None``: not given.
     """
 
     def __init__(self, says: str, *, again: bool = True, after_s: float | None = None) -> None:
@@ -34,31 +34,31 @@ class CannotSend(Exception):
 
 
 class Receiver(Protocol):
-    """Somewhere alerts go."""
+    """A destination of alerts."""
 
     @property
     def name(self) -> str:
-        """What it is called in metrics and logs."""
+        """The name in metrics and logs."""
 
     @property
     def policy(self) -> Policy:
-        """What it wants to be told, and how often."""
+        """Which alerts to send, and how often."""
 
     def send(self, batch: Batch, now_s: float) -> None:
-        """Hand a message over; ``now_s`` is Unix time. Raises ``CannotSend``."""
+        """Send a message at the Unix time ``now_s``; raise CannotSend."""
 
 
 @dataclass(frozen=True)
 class Secret:
-    """Where a secret stands. It is read each time it is used, so it may change meanwhile, and it is kept nowhere."""
+    """A file or environment variable with a secret. It is read at each use, so it may change, and is not stored."""
 
-    #: The setting that says so.
+    #: The setting that names the place.
     key: str
     file: Path | None = None
     variable: str | None = None
 
     def read(self, env: Mapping[str, str] = os.environ) -> str:
-        """The secret, without white space around it; raises ``CannotSend``."""
+        """Return the secret, stripped of white space; raise CannotSend if it is missing or not one line."""
         if self.variable is not None:
             where, text = f"{self.key} = {self.variable}", env.get(self.variable, "")
         else:
@@ -80,7 +80,7 @@ class Secret:
 
 
 def shown(url: str) -> str:
-    """An address without what may be secret in it: scheme, host and port.
+    """Return a URL without the parts that may be secret: scheme, host and port.
 
     >>> shown("https://hooks.example.com:8443/services/T0/B0/x?key=y")
     'https://hooks.example.com:8443'
@@ -90,7 +90,7 @@ def shown(url: str) -> str:
 
 
 def said(text: str | bytes, *secrets: str) -> str:
-    """The first line of what somebody said, fit for a log: short, printable, without ``secrets``."""
+    """Return the first line of a text from outside, fit for a log: short, printable, without ``secrets``."""
     line = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     for secret in secrets:
         line = line.replace(secret, "***")
@@ -99,17 +99,17 @@ def said(text: str | bytes, *secrets: str) -> str:
 
 
 def labels_of(alert: Alert) -> dict[str, str]:
-    """Its labels as Alertmanager keeps them: an empty one is none."""
+    """Return the alert's labels without empty ones, sorted by name, as Alertmanager stores them."""
     return {name: value for name, value in sorted(alert.labels.items()) if value}
 
 
 def began(alert: Alert) -> float:
-    """When it fired, in Unix seconds."""
+    """Return when the alert fired, or became active if it has not fired, in Unix seconds."""
     return alert.active_at if alert.fired_at is None else alert.fired_at
 
 
 def rfc3339(at_s: float) -> str:
-    """A Unix time in the form that Alertmanager and Go write.
+    """Return a Unix time in the form of Alertmanager and Go.
 
     >>> rfc3339(1700000000.25)
     '2023-11-14T22:13:20.250Z'
@@ -118,7 +118,7 @@ def rfc3339(at_s: float) -> str:
 
 
 def fingerprint(labels: Mapping[str, str]) -> str:
-    """What tells a set of labels apart, as Alertmanager has it.
+    """Return Alertmanager's fingerprint of a set of labels.
 
     Source: prometheus/common, model/signature.go, ``labelSetToFingerprint``: FNV-1a over names and values, each followed by 0xff.
 

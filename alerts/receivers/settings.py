@@ -1,6 +1,6 @@
-"""``[[receivers]]`` of the settings: which keys there are, what is wrong with a table, and the receivers it asks for.
+"""``[[receivers]]`` of the settings: their keys, the checks of each table, and the receivers that they describe.
 
-No message repeats a value that could be a secret.
+Error messages do not repeat values that could be secret.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ KEYS = {
     EMAIL: (*_OFTEN, "smtp", "from", "to", "tls", "username", *_PASSWORD),
     COMMAND: (*_OFTEN, "command"),
 }
-#: Keys that would hold a secret, to what is to be written instead.
+#: Keys that would hold a secret, and are refused; with the keys to use in their place.
 _LITERAL = {"token": _TOKEN, "password": _PASSWORD, "bearer_token": _TOKEN, "webhook_url": _URL, "api_url": _URL}
 
 
 class BadReceiver(ValueError):
-    """A table is wrong; the message names the key and what would be right."""
+    """A table is wrong; the message names the key and a correct value."""
 
 
 @dataclass(frozen=True)
 class ReceiverConfig:
-    """One receiver of the settings. What is secret in it stands elsewhere."""
+    """One receiver of the settings. It has no secrets, only the places where they are stored."""
 
     kind: str
     name: str
@@ -69,12 +69,12 @@ class ReceiverConfig:
 
     @property
     def secrets(self) -> list[Secret]:
-        """What it reads when it sends."""
+        """The secrets that the receiver reads when it sends."""
         return [secret for secret in (self.url, self.login.token, self.login.password) if secret is not None]
 
 
 def checked(tables: Any) -> tuple[ReceiverConfig, ...]:
-    """The receivers that the settings ask for; raises ``BadReceiver``."""
+    """Return the receivers that the settings describe; raise BadReceiver if a table is wrong."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadReceiver("needs tables: [[receivers]] above each")
     found: dict[str, ReceiverConfig] = {}
@@ -92,7 +92,7 @@ def checked(tables: Any) -> tuple[ReceiverConfig, ...]:
 
 
 class _Table:
-    """One table, on its way to ``ReceiverConfig``."""
+    """Checks one table and makes a ``ReceiverConfig`` of it."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._table = table
@@ -233,14 +233,14 @@ class _Table:
         return tuple(self._mailbox("to", each) for each in found)
 
 
-# -- and the receivers --------------------------------------------------------------------------
+# -- receivers ----------------------------------------------------------------------------------
 
 
 def receivers(asked: Sequence[ReceiverConfig], agent_url: str) -> list[Receiver]:
-    """The receivers themselves; of several addresses of Alertmanager each is one.
+    """Return the receivers; each URL of an Alertmanager becomes one.
 
     Args:
-        agent_url: of the agent, for links in what is sent.
+        agent_url: URL of the agent, for links in messages.
     """
     hidden = frozenset(secret.variable for each in asked for secret in each.secrets if secret.variable is not None)
     return [receiver for each in asked for receiver in _receivers(each, agent_url, hidden)]

@@ -1,4 +1,4 @@
-"""One alert and its end through a receiver, to see whether it works."""
+"""Send a test alert and its end through a receiver, to check that it works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "CommwatchTest"
 
 
 def trial(receiver: Receiver, now_s: float) -> str | None:
-    """Send both; what went wrong, ``None`` if nothing.
+    """Send a firing and a resolved test alert; return what went wrong, ``None`` if nothing.
 
     Args:
         now_s: Unix time.
