@@ -145,7 +145,7 @@ def slack(batch: Batch, agent_url: str) -> dict[str, Any]:
     more = len(batch.alerts) + len(batch.truncated) - payload.MOST_SHOWN
     lines.append(f"and {more} more" if more > 0 else "")
     worst = payload.status(batch)
-    if any(a.labels.get("severity") == CRITICAL and a.state == FIRING for a in batch.alerts):
+    if any(a.labels.get("severity") == CRITICAL and a.state == FIRING for a in batch.alerts + batch.truncated):
         worst = CRITICAL
     title = _escaped(payload.title(batch))
     attachment = {

@@ -164,6 +164,8 @@ def test_slack_message() -> None:
     (critical,) = slack(batch(alert(severity="critical")), AGENT)["attachments"]
     (ended,) = slack(batch(alert(state=RESOLVED)), AGENT)["attachments"]
     assert (critical["color"], ended["color"], ended["title"]) == ("danger", "good", "[RESOLVED] CommShareHigh train")
+    left_out = replace(batch(alert()), truncated=(alert(severity="critical"),))
+    assert slack(left_out, AGENT)["attachments"][0]["color"] == "danger"
     long = replace(alert(), annotations={"summary": "s", "description": "<" * 5000})
     assert len(slack(batch(*[long] * 10), AGENT)["attachments"][0]["text"]) <= 3100
 

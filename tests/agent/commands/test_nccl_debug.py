@@ -177,6 +177,16 @@ def test_shows_whole_lines(tmp_path: Path) -> None:
     assert job.after("h.1", b"", final=True) == b"one\nother\ntwo\nend"
 
 
+def test_whole_lines_of_whole_blocks(tmp_path: Path) -> None:
+    """A line that is being written waits for its end also where all that there is fills the blocks it is read in."""
+    job = Shown(tmp_path)
+    line = b"0123456789abcde\n"
+    text = line * ((1 << 20) // len(line) - 1) + b"0123456789abcdef"
+    assert job.after("h.1", text) == text[: -len(line)]
+    assert job.after("h.2", b"other\n").endswith(line + b"other\n")
+    assert job.after("h.1", b"\n").endswith(b"other\n0123456789abcdef\n")
+
+
 def test_shows_much_at_once(tmp_path: Path) -> None:
     """Nothing is left out, however much comes at once and however long a line is."""
     text = b"".join(b"%d " % n + b"x" * (n % 300) + b"\n" for n in range(20_000)) + b"y" * 3_000_000 + b"\nend\n"
