@@ -1,1 +1,1 @@
-"""Everything that watches: one file per source. What runs inside the trainer needs only the standard library and torch."""
+"""Collectors: one file per source. Code that runs inside the trainer needs only the standard library and torch."""

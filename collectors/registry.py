@@ -1,4 +1,4 @@
-"""What a collector of the node is, and the one table of them. A new collector is one file and one line here."""
+"""The protocol of node collectors, and their table. A new collector is one file and one line in ``COLLECTORS``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Reading(NamedTuple):
 
 
 class Collector(Protocol):
-    """Watches one source of the node. Built without arguments; its files, roots and clocks are parameters with defaults."""
+    """Reads one source of the node. Constructible without arguments: its files, roots and clocks have defaults."""
 
     def collect(self) -> list[Reading]:
-        """What the source says now; what it does not know is left out. Raises ``OSError`` or ``ValueError`` if it cannot be read."""
+        """Return the current readings, without unknown values. Raise ``OSError`` or ``ValueError`` if the source cannot be read."""
 
 
 #: Name -> ``module:Class``; a module is imported when its collector is built.
@@ -42,7 +42,7 @@ class Collectors:
             self._built[name] = getattr(importlib.import_module(module), cls)()
 
     def collect(self) -> list[tuple[str, list[Reading] | None]]:
-        """The readings of each; ``None`` from one that failed, which is said when it begins to."""
+        """Return each collector's readings, ``None`` for one that failed; log only the first of consecutive failures."""
         return [(name, self._collect(name, collector)) for name, collector in self._built.items()]
 
     def _collect(self, name: str, collector: Collector) -> list[Reading] | None:

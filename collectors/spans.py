@@ -1,4 +1,4 @@
-"""Whole numbers for people."""
+"""Sets of whole numbers as short text for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Runs of numbers as such: ``0-3, 7``."""
+    """Return numbers as text, in runs: ``0-3, 7``."""
     runs: list[range] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1].stop:
@@ -17,7 +17,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def gaps(numbers: Iterable[int], size: int) -> list[range]:
-    """What of 0 to ``size`` - 1 is not among ``numbers``, in runs: a size that somebody has written may be anything."""
+    """Return the runs of 0 to ``size`` - 1 that are not in ``numbers`` (a size read from a file may be huge)."""
     found, begin = [], 0
     for number in sorted({number for number in numbers if 0 <= number < size}):
         if number > begin:
@@ -29,7 +29,7 @@ def gaps(numbers: Iterable[int], size: int) -> list[range]:
 
 
 def rest(numbers: Iterable[int], size: int) -> str:
-    """Runs of what ``gaps`` finds, empty where there are none."""
+    """Return the numbers that ``gaps`` finds as text; empty if there are none."""
     return _written(gaps(numbers, size))
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch calls at the end of ``import torch`` (entry point of the group ``torch.backends``).
+"""Entry point that PyTorch calls at the end of ``import torch`` (group ``torch.backends``).
 
 It runs in every process that imports torch where commwatch is installed, so it does nothing unless asked to.
 """
@@ -7,7 +7,7 @@ import os
 
 
 def autoload() -> None:
-    """Install the probe if ``COMMWATCH=1``; never raises."""
+    """Install the probe if ``COMMWATCH=1``; raise only what a user's signal handler raised."""
     if os.environ.get("COMMWATCH") != "1" or os.environ.get("COMMWATCH_DISABLE") == "1":
         return
     try:
@@ -16,7 +16,7 @@ def autoload() -> None:
         from commwatch.collectors.probe import torch_collectives
         from commwatch.collectors.wire import identity
 
-        with contextlib.suppress(OSError):  # mostly nobody waits for it
+        with contextlib.suppress(OSError):  # only ``commwatch run`` creates the mark file
             identity.mark_probe(os.environ)
         torch_collectives.install()
     except Exception as error:

@@ -1,1 +1,1 @@
-"""Values, formulas and words that every other room uses: no clock, no file, no thread."""
+"""Values, formulas and words that all other packages use: no clock, no file, no thread."""

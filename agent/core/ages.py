@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-#: Advice is about so much of a job's end, unless another part is asked for.
+#: Default part of a job's end that advice is based on.
 LAST = "5m"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_age(text: str) -> float:
-    """Seconds of an age such as ``15m``; raises ``ValueError``."""
+    """Return an age such as ``15m`` in seconds; raise ``ValueError`` for other text."""
     age = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text)
     if age is None:
         raise ValueError(f"{text}: give an age such as 90s, 15m, 2h or 7d")
@@ -19,7 +19,7 @@ def parse_age(text: str) -> float:
 
 
 def parse_last(text: str) -> float | None:
-    """Seconds at the end of a job; ``None`` for ``all``: the whole job. Raises ``ValueError``."""
+    """Return an age above 0 in seconds; ``None`` for ``all``, the whole job. Raises ``ValueError``."""
     if text == "all":
         return None
     with suppress(ValueError):

@@ -1,8 +1,8 @@
-"""What an operation should take: the α-β model of DESIGN §4. Pure.
+"""Expected times of operations: the α-β model of docs/definitions.md. Pure.
 
-An operation of S bytes among n ranks, done in a ring, takes T = a(n)·α + b(n)·β·S: it begins a(n) messages one after another,
-each at the price of α, and moves b(n)·S bytes over every link at β seconds a byte. b(n) is the bus factor of nccl-tests, so
-1/β is the bus bandwidth that large operations come to; for all_reduce this is 2(n−1)(α + β·S/n).
+A ring operation of S bytes among n ranks takes T = a(n)·α + b(n)·β·S: it sends a(n) messages one after another, each with
+latency α, and moves b(n)·S bytes over every link at β seconds per byte. b(n) is the bus factor of nccl-tests, so 1/β is the
+bus bandwidth of large operations; for all_reduce T is 2(n−1)(α + β·S/n).
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.
 """
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from commwatch.collectors.wire.events import P2P
 from commwatch.core.bandwidth import bus_factor
 
-#: A fit needs so many sizes, and so much between the smallest and the largest.
+#: Least number of sizes for a fit, and least ratio of the largest size to the smallest.
 LEAST_SIZES, LEAST_SPAN = 3, 8
 
 
 def messages(op: str, group_size: int) -> int:
-    """a(n): messages of an operation that wait for one another."""
+    """Return a(n): how many messages of an operation are sent one after another."""
     if op in P2P:
         return 1
     return (2 if op == "all_reduce" else 1) * (group_size - 1)
@@ -35,11 +35,11 @@ class Curve(NamedTuple):
 
     @property
     def bandwidth(self) -> float | None:
-        """Bus bandwidth of large operations in bytes per second; ``None``: size made no difference."""
+        """Bus bandwidth of large operations in bytes per second; ``None``: time does not depend on size."""
         return 1 / self.beta_s if self.beta_s > 0 else None
 
     def latency_s(self, op: str, group_size: int) -> float:
-        """The part of the time that does not depend on the size."""
+        """Return the part of the time, in seconds, that does not depend on the size."""
         return messages(op, group_size) * self.alpha_s
 
     def time_s(self, op: str, group_size: int, size_bytes: float) -> float | None:
@@ -55,22 +55,22 @@ class Curve(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A curve drawn through measurements."""
+    """A curve fitted to measurements."""
 
     curve: Curve
-    #: Root mean square of the relative deviations of the measurements from it.
+    #: Root mean square of the relative deviations of the measurements from the curve.
     error: float
-    #: What it was drawn through.
+    #: Number and range of the measured sizes.
     sizes: int
     smallest_bytes: int
     largest_bytes: int
 
 
 def fit(op: str, group_size: int, times_s: Mapping[int, float]) -> Fit | None:
-    """Draw a curve through seconds by size in bytes; ``None`` if the sizes are too few or too alike.
+    """Fit a curve to times in seconds by size in bytes; ``None`` if the sizes are too few or too close.
 
-    Least squares of the relative deviations: a microsecond matters as much to a small operation as a millisecond to a large
-    one. α and β are not negative.
+    Least squares of the relative deviations, so that a microsecond of a small operation weighs as much as a millisecond of
+    a large one. α and β are not negative.
     """
     factor, points = bus_factor(op, group_size), [(size, time) for size, time in times_s.items() if size > 0 < time]
     sizes = [size for size, _ in points]

@@ -1,4 +1,4 @@
-"""What the API answers about the agent itself, its alerts, and operations added up. Plain values; views of jobs and ranks: ``views.py``."""
+"""API answers about the agent, its alerts and summed operations, as plain values. Jobs and ranks: ``views.py``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class About:
-    """The agent itself."""
+    """The agent and its state."""
 
     version: str
     pid: int
     history: str
-    #: Why it is not ready; ``None`` if it is.
+    #: Why the agent is not ready; ``None`` if it is.
     trouble: str | None
-    #: When ``/metrics`` was last fetched, and by whom; ``None``: never.
+    #: Unix time and client of the latest scrape of ``/metrics``; ``None``: no scrape yet.
     scraped_at: float | None
     scraper: str | None
     #: Unix time of the answer, by the agent's clock.
@@ -24,7 +24,7 @@ class About:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a summary. Times in seconds, bandwidths in bytes per second; ``None``: not defined, or not known."""
+    """One line of a summary. Times in seconds, bandwidths in bytes per second; ``None``: undefined or not known."""
 
     by: dict[str, str | int | None]
     ranks: int
@@ -41,14 +41,14 @@ class Row:
     p2p_wait_s: float | None
     failed: int
     untimed: int
-    #: Expected over measured time, where the transfers are known, and by which kind of reference.
+    #: Expected / measured time where transfer times are known; and the kind of reference.
     efficiency: float | None
     reference: str | None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Operations added up. ``since`` and ``until`` are what was really covered: whole roll-ups of 10 s (older: 5 min)."""
+    """Summed operations. ``since`` and ``until`` bound the rollups used: whole ones of 10 s (older: 5 min)."""
 
     since: float | None
     until: float | None
@@ -58,9 +58,9 @@ class Summary:
 
 @dataclass(frozen=True)
 class AlertView:
-    """One condition on one thing. Times are Unix seconds; ``null``: not yet."""
+    """One alert. Times are Unix seconds; ``null``: not yet."""
 
-    #: Of this occurrence; the same condition later on has another.
+    #: Id of this occurrence; a later occurrence gets a new id.
     id: str
     name: str
     #: ``info``, ``warning`` or ``critical``.
@@ -69,7 +69,7 @@ class AlertView:
     state: str
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
-    #: What its expression gave last; ``None``: no finite number.
+    #: Latest value of its expression; ``None``: not a finite number.
     value: float | None
     active_at: float
     fired_at: float | None
@@ -78,9 +78,9 @@ class AlertView:
 
 @dataclass(frozen=True)
 class AlertsView:
-    """Alerts of this agent. Rules that Prometheus alone can judge have none here."""
+    """Alerts of this agent, without those of rules that only Prometheus can evaluate."""
 
-    #: Pending and firing ones, oldest first.
+    #: Pending and firing alerts, oldest first.
     active: list[AlertView]
-    #: Those that are over, newest first.
+    #: Resolved alerts, newest first.
     past: list[AlertView]

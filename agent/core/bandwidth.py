@@ -1,4 +1,4 @@
-"""Size, time and group size to algorithm and bus bandwidth: the one table of factors.
+"""Algorithm and bus bandwidth from size, time and group size; the only table of bus factors.
 
 Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md. algbw = S / t; busbw = algbw x factor makes the number comparable
 with the rated speed of a link, whatever the number of ranks.
@@ -36,7 +36,7 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
 
 
 def bus_factor(op: str, group_size: int) -> float | None:
-    """Bus bytes per byte of S; ``None`` where there is no bandwidth: a lone rank, barrier, an unknown op.
+    """Return bus bytes per byte of S; ``None`` without a bandwidth: a group of one rank, barrier, an unknown op.
 
     >>> bus_factor("all_reduce", 8)
     1.75
@@ -46,12 +46,12 @@ def bus_factor(op: str, group_size: int) -> float | None:
 
 
 def algbw(size_bytes: float, duration_s: float) -> float | None:
-    """S / t in bytes per second; ``None`` without a size or a time."""
+    """Return S / t in bytes per second; ``None`` without a size or a time."""
     return size_bytes / duration_s if size_bytes > 0 and duration_s > 0 else None
 
 
 def busbw(op: str, size_bytes: float, duration_s: float, group_size: int) -> float | None:
-    """Bus bandwidth in bytes per second, or ``None`` where it is not defined.
+    """Return the bus bandwidth in bytes per second; ``None`` where it is not defined.
 
     Args:
         op: canonical name.

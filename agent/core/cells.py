@@ -1,4 +1,4 @@
-"""What is counted: the values that flow from the aggregate to metrics, store and API."""
+"""Cells: the sums that flow from the totals in memory to metrics, history and API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DURATION_BOUNDS_NS = [
 ]
 #: Upper bounds of the size histogram as powers of two (8 buckets with +Inf).
 SIZE_BOUNDS_LOG2 = [10, 14, 17, 20, 23, 26, 29]
-#: Steps the shares in /metrics look back over.
+#: Window of the shares in /metrics.
 SHARE_WINDOW_NS = 60_000_000_000
 
 
@@ -42,10 +42,10 @@ class GroupInfo(NamedTuple):
 
 
 def count_of(value: Any) -> int:
-    """A number or count that a trainer has written.
+    """Return a number written by a trainer as an integer from 0 to 2**31 - 1.
 
     Raises:
-        TypeError, ValueError, OverflowError: it is none, or so large that it could not be stored.
+        TypeError, ValueError, OverflowError: ``value`` is not such a number.
     """
     number = int(value)
     if not 0 <= number < 1 << 31:
@@ -54,14 +54,14 @@ def count_of(value: Any) -> int:
 
 
 UNKNOWN_GROUP = GroupInfo("unknown", "unknown", "unknown", "", None, 0, False)
-#: What shares a label where there are more than can each have their own.
+#: Shared label of what exceeds a limit on the number of labels.
 OTHER = "other"
-#: Groups of one ring, in the order of their first operation, that are counted each for itself. The rest share one, and are
-#: never joined: a trainer may make groups without end.
+#: The first groups of one ring, up to this number, have cells of their own. The rest share cells and are never joined,
+#: because a trainer may create any number of groups.
 MOST_APART = 256
-#: Of the rest so many are known by name, the latest: those that something is in flight in.
+#: Names kept of the remaining groups: the latest, which operations in flight belong to.
 LATEST_KNOWN = 256
-#: The number of the one that the rest share, as large as a group's number in a record can be but for ``NO_GROUP``.
+#: Number of the shared group: the largest that a record can hold below ``NO_GROUP``.
 OTHER_ID = 0xFFFE
 OTHER_GROUP = GroupInfo(OTHER, OTHER, OTHER, "", None, 0, False)
 
@@ -81,13 +81,13 @@ class Cell:
 
     def __init__(self) -> None:
         self.count = self.bytes = 0
-        #: Bytes of S, and times the bus factor, of the operations whose duration is known.
+        #: Over operations with a known duration: sum of S in bytes, and of S times the bus factor.
         self.timed_bytes = self.bus_bytes = 0.0
-        #: Length of the union of their intervals, and the sum of their durations.
+        #: Time in which they ran, overlaps counted once; and the sum of their durations.
         self.busy_ns = self.duration_ns = 0
-        #: Collectives joined over all ranks, and how long this rank waited in them for late ones.
+        #: Collectives joined over all ranks, and how long this rank waited in them for late ranks.
         self.joined = self.wait_ns = 0
-        #: How long a thread stood in a wait for a send or recv.
+        #: How long a thread waited for sends and receives.
         self.p2p_wait_ns = 0
         self.failed = self.untimed = 0
         #: Sketch of the durations, and their histogram by ``DURATION_BOUNDS_NS``.
@@ -95,7 +95,7 @@ class Cell:
         self.durations = [0] * (len(DURATION_BOUNDS_NS) + 1)
 
     def count_unmeasured(self, size: int, failed: bool, number: int = 1) -> None:
-        """Count an operation that has no duration; or several, with their bytes in all."""
+        """Count ``number`` operations without a duration; ``size`` is their bytes in total."""
         if failed:
             self.failed += number
         else:
@@ -104,17 +104,17 @@ class Cell:
             self.bytes += size
 
     def pack(self) -> None:
-        """Nothing is counted here for now: keep it in less memory."""
+        """Encode the bins, to save memory while nothing is added."""
         self.bins = Packed(encode(self.bins))
 
     def copy(self) -> Cell:
-        """A snapshot."""
+        """Return an independent copy."""
         snapshot = Cell()
         snapshot.add(self)
         return snapshot
 
     def add(self, other: Cell) -> None:
-        """Take in another cell's sums."""
+        """Add the sums of another cell."""
         for name in CELL_SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if isinstance(self.bins, Packed):
@@ -124,7 +124,7 @@ class Cell:
 
 
 class CellKey(NamedTuple):
-    """What a cell is about: group by its number in the ring, op by code, S <= 2**size_log2 (-1: no size)."""
+    """Key of a cell: group number in the ring, op code, size class S <= 2**size_log2 (-1: no size)."""
 
     group: int
     op: int
@@ -132,19 +132,19 @@ class CellKey(NamedTuple):
 
     @property
     def place(self) -> int:
-        """All of it in one number."""
+        """The key packed into one integer."""
         return self.op | self.group << 8 | (self.size_log2 + 1) << 24
 
 
-#: Kinds of operations of one ring that are counted each for itself, those of the slot that has begun among them. The rest share one.
+#: Most cell keys of one ring, those of the current slot included. Further operations share one key.
 MOST_KINDS = 16_384
 OTHER_KIND = CellKey(OTHER_ID, 0, -1)
-#: Groups, ops and peers of one ring whose messages are counted each for itself. The rest have no peer.
+#: Most (group, op, peer) keys of one ring. Further messages are counted without a peer.
 MOST_PEERS = 16_384
 
 
 class Counted(NamedTuple):
-    """A cell with everything its numbers stand for."""
+    """A cell with the names behind its numbers."""
 
     job_id: str
     rank: int
@@ -160,13 +160,13 @@ class Counted(NamedTuple):
 
 
 def counted(job: str, rank: int, group: GroupInfo, op: str, key: CellKey, cell: Cell) -> Counted:
-    """Join a cell with its names."""
+    """Return a cell with its names."""
     size = None if key.size_log2 < 0 else 1 << key.size_log2
     return Counted(job, rank, group.label, group.group_id, group.size, op, size, cell, group.backend)
 
 
 class Compared:
-    """Symmetric operations of one rank and group whose durations compare with those of the group's other ranks."""
+    """Sums over the symmetric operations of one rank and group whose durations are comparable across ranks."""
 
     __slots__ = ("count", "duration_ns")
 
@@ -183,7 +183,7 @@ class Messages:
         self.count = self.bytes = self.waited_us = 0
 
     def add(self, size: int, waited_us: int) -> None:
-        """Count one that has ended."""
+        """Count one finished message."""
         self.count += 1
         self.bytes += size
         self.waited_us += waited_us
@@ -195,36 +195,36 @@ class StepRecord(NamedTuple):
     seq: int
     start_ns: int
     end_ns: int
-    #: ``None``: not known, for operations without times ran in it, or some that were only counted.
+    #: ``None``: not known, because operations without times, or only counted, ran in it.
     comm_ns: int | None
     #: At most ``comm_ns``; ``None`` where not known.
     exposed_ns: int | None
-    #: Communication time by group label: each the union of that group's operations, so their sum may be more than ``comm_ns``.
+    #: Communication time by group label, each a union of that label's operations; their sum may exceed ``comm_ns``.
     groups: tuple[tuple[str, int], ...] = ()
-    #: Union of the waits for messages; ``None``: this rank has never waited for one, or messages were only counted.
+    #: Union of the waits for messages; ``None``: this rank has never waited for one, or operations were only counted.
     p2p_wait_ns: int | None = None
     #: It took far longer than its neighbours.
     long: bool = False
 
 
 class StepSums(NamedTuple):
-    """Steps added up, as far as their communication is known."""
+    """Sums over steps, and the shares that follow from them."""
 
-    #: With those of which it is not.
+    #: All steps, and those whose communication is known.
     steps: int
     known: int
-    #: Of those of which it is, in whatever unit.
+    #: Sums over the known ones, all in one unit.
     duration: float
     comm: float
-    #: Those of which exposed communication is known, too: how many, how long they are, and how much of it there is.
+    #: Of these, the steps whose exposed communication is known: number, duration, exposed communication.
     exposed_known: int
     exposed_duration: float
     exposed: float
 
     def shares(self) -> tuple[float, float | None] | None:
-        """Comm share and exposed share of the steps together.
+        """Return comm share and exposed share (0 to 1) of the steps together.
 
-        Steps of which a share is not known are left out of it. ``None``: there are no others, or more than one in ten is such a one.
+        Steps without a known share are left out. ``None``: no step is left, or more than one in ten is left out.
         """
         if not self.duration or 10 * (self.steps - self.known) > self.steps:
             return None

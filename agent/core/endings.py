@@ -1,4 +1,4 @@
-"""How a job and its ranks ended, in words: the launcher's exit code, and which rank was the first that did not end well. Pure."""
+"""How a job and its ranks ended: the launcher's exit code, and which rank failed first. Pure."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from commwatch.collectors.spans import spans
 
 
 class Ending(NamedTuple):
-    """The end of one rank, between two Unix times in ns: exact where the rank said so itself."""
+    """End of one rank, between two Unix times in ns; they are equal where the rank recorded its end."""
 
     since_ns: int
     until_ns: int
-    #: It said that this was the end; without that, its process died.
+    #: The rank recorded its end; otherwise its process died.
     clean: bool
     #: Type of the exception that ended it; empty: none, or not known.
     raised: str = ""
-    #: One of its latest operations raised: another rank may have been the reason.
+    #: An operation raised shortly before the end: another rank may be the cause.
     in_operation: bool = False
 
     @property
     def failed(self) -> bool:
-        """It did not end well."""
+        """Whether the process died or an exception ended it."""
         return not self.clean or bool(self.raised)
 
 
 def first_to_fail(endings: Mapping[int, Ending]) -> list[int]:
-    """The ranks that may have been the first that did not end well, by number; several where their times do not tell."""
+    """Return the ranks that may have failed first, in order; several where their times overlap."""
     failed = {rank: ending for rank, ending in endings.items() if ending.failed}
     earliest = min((ending.until_ns for ending in failed.values()), default=0)
     candidates = [rank for rank, ending in sorted(failed.items()) if ending.since_ns <= earliest]
-    # An exception outside of any operation is the rank's own fault; the launcher then kills the ranks that are left.
+    # An exception outside of operations is the rank's own fault; the launcher then kills the remaining ranks.
     alone = [rank for rank in candidates if not failed[rank].in_operation]
     return [rank for rank in alone if failed[rank].clean] or alone or candidates
 
 
 def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
-    """How a job ended; empty where all is well, or nothing is known.
+    """Return how a job ended, as text; empty if nothing failed or nothing is known.
 
     Args:
-        endings: of the ranks that have ended, in their latest life.
+        endings: by rank, of the latest run of each rank that has ended.
         exit_code: the launcher's, 128 + n for signal n; ``None``: not known.
 
     >>> says({}, 137)
@@ -60,7 +60,7 @@ def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
 
 
 def exit_says(code: int) -> str:
-    """An exit code, with the signal that it stands for by custom.
+    """Return an exit code as text, with the signal that 128 + n means.
 
     >>> exit_says(3)
     'exit code 3'
@@ -70,9 +70,9 @@ def exit_says(code: int) -> str:
 
 
 def failed(endings: Iterable[Ending], exit_code: int | None) -> bool | None:
-    """Whether a job that has ended did not end well; ``None``: not known.
+    """Return whether an ended job failed; ``None``: not known.
 
-    A launcher's exit code counts more than what became of its ranks, which it may have started anew.
+    The launcher's exit code overrides the endings of its ranks, because it may have restarted them.
     """
     known = list(endings)
     if exit_code is not None:

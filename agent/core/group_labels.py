@@ -1,11 +1,11 @@
-"""What people call a process group: its description, a framework's role in short, else its members. Never part of an identity. Pure."""
+"""Readable labels of process groups: description, short framework role, or members. Never part of an identity. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-#: What Megatron describes its groups with, by the names that its own settings give them.
+#: Megatron's group descriptions to the short names in its own settings.
 _MEGATRON = {
     "DATA_PARALLEL_GROUP": "dp",
     "DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
@@ -38,7 +38,7 @@ _MOST_HASH = 8
 
 
 def label(name: str, description: str, ranks: Sequence[int] | None, size: int) -> str:
-    """The label of a group, the same on all its ranks.
+    """Return the label of a group, which is equal on all its ranks.
 
     Args:
         ranks: global ranks of its members; ``None``: not known.

@@ -1,4 +1,4 @@
-"""What the API shows of the node: CPU, memory, network devices, GPUs and the way between them. Plain values."""
+"""API answers about the node: CPU, memory, network devices, GPUs and their distances. Plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class CpuView:
 
     cores: int
     shares: dict[str, float]
-    #: Softirq (incoming packets) on the core that has most of it: near 1, this core holds the network up.
+    #: Share of softirq (incoming packets) on the core with the most; near 1, that core limits the network.
     softirq_busiest: float | None
 
 
@@ -28,14 +28,14 @@ class PciView:
     """A PCI function."""
 
     address: str
-    #: ``None``: the firmware does not say.
+    #: ``None``: not reported by the firmware.
     numa_node: int | None
-    #: Its link, such as ``16 GT/s x8``, and its bandwidth; what it could be at most; ``None``: not known.
+    #: Its link, such as ``16 GT/s x8``, and bandwidth; then the best it supports; ``None``: not known.
     link: str | None
     bandwidth: float | None
     most: str | None
     most_bandwidth: float | None
-    #: Vendor and model, by which one knows two of a kind.
+    #: Vendor and model; equal for devices of one kind.
     model: str | None
 
 
@@ -55,27 +55,27 @@ class NicView:
     pci: PciView | None
     #: The network device of an RDMA port.
     netdev: str | None
-    #: Devices below it; what they count, it counts again.
+    #: Devices below it, whose traffic it counts again.
     over: list[str]
     received_bytes: int | None
     sent_bytes: int | None
     #: Over the last seconds.
     received_bytes_per_s: float | None
     sent_bytes_per_s: float | None
-    #: The busier direction over the speed.
+    #: Rate of the busier direction / ``speed``.
     utilization: float | None
     received_packets: int | None
     sent_packets: int | None
-    #: Errors, drops and events, and by how much they have grown within ``HostView.lately_s``; only those that have.
+    #: Counters of errors, drops and events; and the growth of those that grew within ``HostView.lately_s``.
     errors: dict[str, int]
     errors_lately: dict[str, int]
-    #: Packets within the same time.
+    #: Packets within ``HostView.lately_s``.
     packets_lately: int | None
 
 
 @dataclass(frozen=True)
 class GpuView:
-    """A GPU, found by its PCI class: its distance to each device of ``nics``, in NCCL's words from PIX (near) to SYS (far)."""
+    """A GPU, found by its PCI class; ``distances`` to each device of ``nics`` in NCCL's terms, PIX (near) to SYS (far)."""
 
     vendor: str
     pci: PciView
@@ -86,7 +86,7 @@ class GpuView:
 
 @dataclass(frozen=True)
 class Complaint:
-    """Something is wrong with a network device."""
+    """A problem of a network device."""
 
     #: ``down``, ``errors``, ``slow`` or ``congestion``.
     kind: str
@@ -99,13 +99,13 @@ class Complaint:
 class HostView:
     """This node."""
 
-    #: Unix time at which it was looked at; ``None``: not yet.
+    #: Unix time of the latest sample; ``None``: none yet.
     looked_at: float | None
-    #: How far back ``errors_lately`` goes.
+    #: Window of ``errors_lately`` in seconds.
     lately_s: float
     cpu: CpuView | None
     memory: MemoryView | None
-    #: Share of the last seconds in which some task stood still for want of ``cpu``, ``memory`` or ``io``.
+    #: Share of the last seconds (0 to 1) in which some task waited for ``cpu``, ``memory`` or ``io``.
     pressure: dict[str, float]
     nics: list[NicView]
     gpus: list[GpuView]
@@ -116,27 +116,27 @@ class HostView:
 
 @dataclass(frozen=True)
 class GroupTraffic:
-    """What a group's operations should have sent from this node to others, within the window."""
+    """Bytes that a group's operations should have sent from this node to others in the window."""
 
     job_id: str
     group: str
     group_id: str
     expected_sent_bytes: float
-    #: Operations that were there too, of which it is not known how much of them leaves this node.
+    #: Operations whose traffic between nodes is not known, and not counted.
     left_out: list[str]
 
 
 @dataclass(frozen=True)
 class TrafficView:
-    """Collectives beside network devices, over the last minute at most."""
+    """Expected traffic of collectives beside the counters of network devices, over the last minute at most."""
 
-    #: Length of the window; the agent looks once a second.
+    #: Length of the window; the agent samples once a second.
     seconds: float
     groups: list[GroupTraffic]
     expected_sent_bytes: float
-    #: What devices counted, by name; those that count the same bytes again (a bond, a bridge) are left out.
+    #: Counted bytes by device, without devices that count bytes of others again (a bond, a bridge).
     sent_bytes: dict[str, int]
     #: The devices that carry the traffic; ``None``: there is none, or it is not known which.
     carriers: list[str] | None
-    #: Why it is not known.
+    #: Why the carriers are not known.
     says: str | None

@@ -1,4 +1,4 @@
-"""Union of time intervals: what a sum would count twice, counted once."""
+"""Union of time intervals, which counts overlapping time once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Intervals:
         self.ends: list[int] = []
 
     def add(self, start: int, end: int) -> int:
-        """Add ``[start, end)``; returns how much of it was not covered before."""
+        """Add ``[start, end)``; return how many ns of it were not covered before."""
         if end <= start:
             return 0
         if not self.ends or start > self.ends[-1]:
@@ -40,7 +40,7 @@ class Intervals:
         return end - start - covered
 
     def pieces(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The covered pieces of ``[start, end)``, as (start, end)."""
+        """Return the covered pieces of ``[start, end)``, as (start, end)."""
         if end <= start:
             return []
         first, last = bisect_right(self.ends, start), bisect_left(self.starts, end)
@@ -48,11 +48,11 @@ class Intervals:
         return [(max(s, start), min(e, end)) for s, e in within]
 
     def measure(self, start: int, end: int) -> int:
-        """Length of the part of ``[start, end)`` that is covered."""
+        """Return how many ns of ``[start, end)`` are covered."""
         return sum(e - s for s, e in self.pieces(start, end))
 
     def minus(self, other: Intervals) -> Intervals:
-        """What of this union is not in ``other``."""
+        """Return the part of this union that is not in ``other``."""
         left, at = Intervals(), 0
         for start, end in zip(self.starts, self.ends, strict=True):
             while at < len(other.ends) and other.ends[at] <= start:
@@ -72,7 +72,7 @@ class Intervals:
 
 
 def covered(parts: Iterable[Intervals], start: int, end: int) -> int:
-    """Length of the part of ``[start, end)`` that at least one of ``parts`` covers."""
+    """Return how many ns of ``[start, end)`` at least one of ``parts`` covers."""
     total, reached = 0, start
     for s, e in sorted(piece for part in parts for piece in part.pieces(start, end)):
         if e > reached:

@@ -1,4 +1,4 @@
-"""What a trainer has told of itself by name: its groups, operations, dtypes, and where else to look. Pure."""
+"""Contents of a trainer's names file: groups, operations, dtypes, NCCL log files, GPU. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_TYPE = 80
 
 
 def _group(entry: dict[str, Any]) -> GroupInfo:
-    """A group of the names file; raises ``KeyError``, ``OverflowError``, ``TypeError`` or ``ValueError`` where it is damaged."""
+    """Return a group of the names file; raise ``KeyError``, ``OverflowError``, ``TypeError`` or ``ValueError`` if damaged."""
     ranks = tuple(count_of(r) for r in entry["ranks"]) if entry["ranks"] is not None else None
     name, description, size = str(entry["name"]), str(entry["desc"]), count_of(entry["size"])
     return GroupInfo(
@@ -44,21 +44,21 @@ class Names:
 
     def __init__(self) -> None:
         self.groups: dict[int, GroupInfo] = {}
-        #: Those in it that are not counted each for itself, oldest first; and how many groups there have been.
+        #: The groups in it beyond ``MOST_APART``, oldest first; and the number of groups ever announced.
         self._rest: deque[int] = deque()
         self.groups_told = 0
         self.ops: dict[int, str] = dict(enumerate(ev.OPS, start=1))
         self.dtypes: dict[int, str] = {}
         #: Where this rank's NCCL writes its debug output, if into a file.
         self.nccl_log: str | None = None
-        self.gpu: GpuPlace | None = None  # the card it says it computes on
+        self.gpu: GpuPlace | None = None  # the GPU that the trainer reported
         #: The folder that NCCL Inspector dumps into.
         self.inspector: str | None = None
         #: Type of the exception that ended the process; empty: none, or not known.
         self.raised = ""
 
     def learn(self, entries: Iterable[dict[str, Any]]) -> list[tuple[int, GroupInfo]]:
-        """Take in entries of the names file; damaged ones are passed over. Returns the groups that are new, or told otherwise."""
+        """Read entries of the names file and skip damaged ones. Returns the groups that are new or changed."""
         fresh: list[tuple[int, GroupInfo]] = []
         for entry in entries:
             try:
@@ -83,7 +83,7 @@ class Names:
         return fresh
 
     def _remember(self, small_id: int, info: GroupInfo) -> Iterator[tuple[int, GroupInfo]]:
-        """Keep a group, and forget one of the rest for it where there are too many; gives those that are new."""
+        """Store a group, and drop the oldest of the rest if there are too many; yield the groups that are new."""
         yield small_id, info
         self.groups_told += small_id not in self.groups
         self.groups[small_id] = info
@@ -97,9 +97,9 @@ class Names:
             self.groups.pop(self._rest.popleft(), None)
 
     def group(self, small_id: int) -> GroupInfo:
-        """The group of a record; one stand-in for those whose name was lost."""
+        """Return the group of a record; a placeholder where its name is not known."""
         return self.groups.get(small_id) or (OTHER_GROUP if MOST_APART <= small_id < ev.NO_GROUP else UNKNOWN_GROUP)
 
     def op_name(self, code: int) -> str:
-        """Canonical name, or the operator's own where it is not in our table."""
+        """Return an op's canonical name, else the name from the names file, else ``unknown``."""
         return self.ops.get(code, "unknown")

@@ -1,4 +1,4 @@
-"""What the API shows of NCCL's logs: messages, and what they say of a job's hosts and communicators. Plain values."""
+"""API answers from NCCL's logs: messages, and a job's hosts and communicators. Plain values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class NcclMessage:
     """A warning of NCCL, or a time-out of PyTorch's watchdog."""
 
     job_id: str
-    #: Unix time at which the agent read it: NCCL says no time before 2.26.
+    #: Unix time at which the agent read it, because NCCL before 2.26 logs no time.
     at: float
     message_class: Annotated[str, Field(serialization_alias="class")]
     text: str
     host: str | None
     pid: int | None
-    #: Global rank, where the probe runs in the same process.
+    #: Global rank, where the probe runs in that process.
     rank: int | None
     file: str
     line: int
@@ -30,7 +30,7 @@ class NcclMessage:
 
 @dataclass(frozen=True)
 class Topology:
-    """What the NCCL logs of a job say on this node."""
+    """Contents of a job's NCCL logs on this node."""
 
     job_id: str
     #: ``NCCL`` or ``RCCL``.
@@ -44,5 +44,5 @@ class Topology:
     files: list[str]
     messages: int
     unknown_messages: int
-    #: Passed over because the log grew faster than it may be read.
+    #: Skipped because the log grew faster than the agent may read.
     skipped_bytes: int

@@ -1,4 +1,4 @@
-"""What a command runs, in a word: the name of its script or module, whatever launches it. Pure."""
+"""The script or module name of a command line, whatever launcher runs it. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 60
 
 
 def script_name(command: list[str]) -> str:
-    """Name of the first script or module of a command line, else of its program; without folder and ending.
+    """Return the first script or module of a command line, else its program; without folder and suffix.
 
     >>> script_name(["torchrun", "--nproc-per-node", "8", "runs/train.py", "--lr", "1"])
     'train'
@@ -46,5 +46,5 @@ def _named(command: list[str]) -> Iterator[str]:
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
-    except ValueError:  # a quotation without an end
+    except ValueError:  # an unclosed quotation
         return text.split()

@@ -12,17 +12,17 @@ _PAIR = struct.Struct("<hI")
 
 
 def bin_of(value_ns: int) -> int:
-    """The bin of a duration; everything under 1 ns shares one."""
+    """Return the bin of a duration in ns; durations up to 1 ns share bin 0."""
     return int(math.log(value_ns) * BINS_PER_E) if value_ns > 1 else 0
 
 
 def value_of(bin_number: int) -> float:
-    """The middle of a bin, in ns."""
+    """Return the middle of a bin in ns."""
     return math.exp((bin_number + 0.5) / BINS_PER_E)
 
 
 def quantile(bins: Mapping[int, int], q: float) -> float | None:
-    """The ``q``-quantile in ns by nearest rank, as nccl-tests has it; ``None`` of nothing."""
+    """Return the ``q``-quantile in ns by nearest rank, as in nccl-tests; ``None`` if empty."""
     total = sum(bins.values())
     rank = max(1, math.ceil(q * total))
     for number in sorted(bins):
@@ -33,23 +33,23 @@ def quantile(bins: Mapping[int, int], q: float) -> float | None:
 
 
 def merge(into: dict[int, int], other: Mapping[int, int]) -> None:
-    """Add the counts of ``other``."""
+    """Add the counts of ``other`` to ``into``."""
     for number, count in other.items():
         into[number] = into.get(number, 0) + count
 
 
 def encode(bins: Mapping[int, int]) -> bytes:
-    """Bytes for the store."""
+    """Return the bins as bytes for the history."""
     return b"".join(_PAIR.pack(number, count) for number, count in sorted(bins.items()))
 
 
 def decode(data: bytes) -> dict[int, int]:
-    """What ``encode`` was given."""
+    """Return the bins from the bytes of ``encode``."""
     return dict(_PAIR.iter_unpack(data))
 
 
 class Packed(Mapping[int, int]):
-    """Bins as ``encode`` has them, read where they lie: they take a tenth of the memory of a dictionary, and do not change."""
+    """Immutable bins in the form of ``encode``, which takes a tenth of the memory of a dictionary."""
 
     __slots__ = ("_data",)
 
@@ -66,5 +66,5 @@ class Packed(Mapping[int, int]):
         return len(self._data) // _PAIR.size
 
     def items(self) -> ItemsView[int, int]:
-        """Unpacked once, not number by number."""
+        """Return the items; decodes once, not once per bin."""
         return decode(self._data).items()

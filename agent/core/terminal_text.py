@@ -1,7 +1,7 @@
-"""What a terminal, or a log that somebody reads in one, is shown. Text of others cannot command it, nor pass for a line of ours.
+"""Safe output to terminals and logs: foreign text can neither control the terminal nor pass for a line of commwatch.
 
-There are two layers. All that the command line writes goes through ``Harmless``, so that no command can forget it: what moves the cursor, sets titles or
-turns the direction does not pass. Line ends do, for they are ours as well; so text of many lines is put together by ``lines``, and one line by ``line``.
+There are two layers. All output of the command line passes ``Harmless``, so that no command can forget it; it replaces characters that
+move the cursor, set titles or change the direction. It keeps line ends, which our output needs; ``line`` and ``lines`` replace those in foreign text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, TextIO
 
 from commwatch.core.text_table import clean, cut
 
-#: Of one line; what is longer is cut.
+#: Most cells of one line; longer lines are cut.
 MOST_CELLS = 4_000
-#: C0 but for tab and line end, DEL, C1; other line ends; what has no width or turns the direction; half surrogate pairs.
+#: C0 except tab and line feed, DEL, C1; other line ends; zero-width and direction characters; lone surrogates.
 _HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0001\U000e0020-\U000e007f]"
@@ -24,33 +24,33 @@ _HARMFUL = re.compile(
 
 
 def line(text: str) -> str:
-    """One line of text of others, clean and not too long."""
+    """Return foreign text as one clean line of at most ``MOST_CELLS`` cells."""
     return cut(clean(text), MOST_CELLS)
 
 
 def lines(texts: Iterable[str]) -> str:
-    """Lines, each of which may have text of others in it; none of that begins another line."""
+    """Join lines that may contain foreign text; line ends inside a line are replaced."""
     return "\n".join(map(line, texts))
 
 
 def complain(text: str) -> None:
-    """Tell on standard error what is wrong, in one line."""
+    """Print an error on standard error, as one line."""
     print(line(f"commwatch: {text}"), file=sys.stderr)
 
 
 class Harmless:
-    """A text stream without what could harm a terminal; all but ``write`` is that of the stream behind it."""
+    """A text stream that replaces harmful characters; other attributes are those of the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """As the stream's, with U+FFFD for each harmful character. Returns the number of characters taken."""
+        """Write ``text`` with U+FFFD for each harmful character; return the number of characters."""
         self._stream.write(_HARMFUL.sub("\ufffd", text))
         return len(text)
 
     def writelines(self, texts: Iterable[str]) -> None:
-        """As the stream's."""
+        """Write each text with ``write``."""
         for text in texts:
             self.write(text)
 
@@ -59,7 +59,7 @@ class Harmless:
 
 
 def guard_output() -> None:
-    """From now on what this process prints is harmless, whoever prints it: commands, warnings, argparse, tracebacks."""
+    """Wrap stdout and stderr in ``Harmless``, for commands, warnings, argparse and tracebacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, Harmless):
@@ -67,14 +67,14 @@ def guard_output() -> None:
 
 
 def terminal(stream: Any) -> TextIO:
-    """The stream behind a guarded one, for escape sequences of ours; text of others in between has to be clean already."""
+    """Return the unwrapped stream, for our own escape sequences; the caller must clean foreign text."""
     behind: TextIO = stream._stream if isinstance(stream, Harmless) else stream
     return behind
 
 
 class OneLine(logging.Formatter):
-    """A message of the log is one line, whatever is quoted in it; a traceback after it keeps its own."""
+    """Formats each log message as one line, whatever it quotes; tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """The message in its form."""
+        """Return the formatted message as one clean line."""
         return line(super().formatMessage(record))

@@ -1,4 +1,4 @@
-"""Text in the cells of a terminal: names made harmless, cut and aligned by the columns they take; tables. Pure."""
+"""Text in terminal cells: cleaned, cut and aligned by display width; tables. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 #: SGR parameters by style.
 _SGR = {"": "", "bold": "1", "dim": "2", "good": "32", "warn": "33", "bad": "1;31", "title": "7"}
-#: Signs of ours where the terminal has no Unicode; what is not here becomes a question mark.
+#: Our signs in ASCII, for terminals without Unicode; other signs become a question mark.
 _ASCII = str.maketrans({"█": "#", "·": ".", "│": "|", "…": "~", "–": "-", "µ": "u"})
-#: Letters, digits, punctuation, symbols: what neither moves the cursor, nor turns the direction, nor stacks upon its neighbour.
+#: Letters, digits, punctuation, symbols: they do not move the cursor, change the direction or combine.
 _HARMLESS = "LNPS"
 _GAP = 2
 NOT_KNOWN = "–"
@@ -31,14 +31,14 @@ class Column(NamedTuple):
 
     head: str
     right: bool = True
-    #: Where there is no room, the column with the highest number goes first; 0 stays.
+    #: Where space is short, the column with the highest number is dropped first; 0: never.
     drop: int = 0
-    #: It may be cut down to so many cells; 0: it is shown whole or not at all.
+    #: Least width in cells that it may be cut to; 0: it is shown whole or dropped.
     least: int = 0
 
 
 def clean(text: str) -> str:
-    """Text of others without what could harm a terminal: escape sequences, changes of direction, line ends, stacked accents.
+    """Return foreign text without what could harm a terminal: escape sequences, direction changes, line ends, combining marks.
 
     >>> clean("dp\\x1b[2Jgroup\\u202e")
     'dp�[2Jgroup�'
@@ -50,7 +50,7 @@ def clean(text: str) -> str:
 
 
 def width(text: str) -> int:
-    """Cells that clean text takes."""
+    """Return the number of cells that clean text takes."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
@@ -59,7 +59,7 @@ def _cells(char: str) -> int:
 
 
 def cut(text: str, cells: int) -> str:
-    """Clean text in at most so many cells; what is cut off is shown by an ellipsis."""
+    """Cut clean text to at most ``cells`` cells; an ellipsis marks the cut."""
     if width(text) <= cells:
         return text
     kept, room = [], cells - 1
@@ -72,14 +72,14 @@ def cut(text: str, cells: int) -> str:
 
 
 def pad(text: str, cells: int, right: bool = False) -> str:
-    """Clean text in exactly so many cells."""
+    """Cut or pad clean text to exactly ``cells`` cells."""
     text = cut(text, cells)
     space = " " * (cells - width(text))
     return space + text if right else text + space
 
 
 def wrap(text: str, cells: int, most: int | None = None) -> list[str]:
-    """Clean text broken between words; what ``most`` lines do not hold is cut off."""
+    """Break clean text between words; cut what exceeds ``most`` lines."""
     lines, words = [""], text.split()
     while words:
         longer = f"{lines[-1]} {words[0]}" if lines[-1] else words[0]
@@ -95,7 +95,7 @@ def wrap(text: str, cells: int, most: int | None = None) -> list[str]:
 
 
 def cut_line(line: Line, cells: int) -> Line:
-    """A line in at most so many cells."""
+    """Cut a line to at most ``cells`` cells."""
     spans = []
     for span in line:
         text = cut(span.text, cells)
@@ -105,13 +105,13 @@ def cut_line(line: Line, cells: int) -> Line:
 
 
 def pad_line(line: Line, cells: int) -> Line:
-    """A line in exactly so many cells."""
+    """Cut or pad a line to exactly ``cells`` cells."""
     line = cut_line(line, cells)
     return (*line, Span(" " * (cells - sum(width(span.text) for span in line))))
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], cells: int) -> list[Line]:
-    """Head and rows in at most so many cells. A column of which nothing is known is left out."""
+    """Return head and rows, each at most ``cells`` wide, without columns that have no known value."""
     kept = [i for i in range(len(columns)) if not rows or any(row[i].text not in ("", NOT_KNOWN) for row in rows)]
     wanted = {i: max(width(text) for text in (columns[i].head, *(row[i].text for row in rows))) for i in kept}
     least = {i: min(wanted[i], columns[i].least or wanted[i]) for i in kept}
@@ -145,12 +145,12 @@ def _row(columns: Sequence[Column], row: Sequence[Span], widths: dict[int, int])
 
 
 def plain(lines: Iterable[Line]) -> list[str]:
-    """The text alone, without blanks at the ends."""
+    """Return the text of the lines, without styles and trailing blanks."""
     return ["".join(span.text for span in line).rstrip() for line in lines]
 
 
 def coloured(lines: Iterable[Line]) -> list[str]:
-    """The text with its styles as escape sequences of ours."""
+    """Return the text of the lines, with styles as escape sequences."""
     return ["".join(_styled(span) for span in line) for line in lines]
 
 
@@ -159,5 +159,5 @@ def _styled(span: Span) -> str:
 
 
 def ascii_signs(text: str) -> str:
-    """Our own signs in ASCII."""
+    """Replace our own signs by ASCII."""
     return text.translate(_ASCII)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def seconds(value: float | None) -> str:
-    """A duration with a fitting unit."""
+    """Format a duration in seconds; ``–`` for ``None``."""
     if value is None:
         return "–"
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms")):
@@ -20,7 +20,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """A number of bytes with a fitting unit."""
+    """Format a number of bytes in powers of 1024."""
     if value is None:
         return "–"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -31,7 +31,7 @@ def size(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """A bandwidth in powers of ten: GB/s, MB/s, kB/s."""
+    """Format bytes per second in powers of ten: GB/s, MB/s, kB/s."""
     if value is None:
         return "–"
     for limit, unit in ((1e9, "GB/s"), (1e6, "MB/s")):
@@ -41,5 +41,5 @@ def rate(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share."""
+    """Format a share (0 to 1) in percent."""
     return "–" if value is None else f"{100 * value:.0f} %"

@@ -1,4 +1,4 @@
-"""What the API, the report and the command line show of jobs, steps, ranks and groups: plain values."""
+"""Jobs, steps, ranks and groups for the API, the report and the command line: plain values."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ class JobView:
     """A job on this node. Times are Unix seconds."""
 
     job_id: str
-    #: ``running`` while one of its ranks lives.
+    #: ``running`` while one of its ranks runs.
     state: str
     world_size: int
     ranks: list[int]
     restarts: int
     started_at: float
     last_seen_at: float
-    #: Records the agent never saw: overwritten, torn, or given up by a faulty probe; in all lives of the job, like ``records``.
+    #: Records that the agent could not read: overwritten, torn, or dropped by the probe. Like ``records``, over all runs of the job.
     lost: int
     #: Why there are no step metrics, if there are none.
     steps_unavailable: str | None
-    #: Of its launcher, where that was ``commwatch run``: 128 + n for signal n; ``None``: not known, or it runs.
+    #: Exit code of its launcher ``commwatch run``, 128 + n for signal n; ``None``: not known, or it runs.
     exit_code: int | None = None
-    #: Whether it ended otherwise than well; ``None``: not known, or it runs.
+    #: Whether it failed; ``None``: not known, or it runs.
     failed: bool | None = None
-    #: How it ended, for people: exit code, and which rank was the first that did not end well; empty where all is well.
+    #: How it ended, as text: exit code, and which rank failed first; empty if nothing failed.
     ending: str = ""
     #: Records that the agent has read.
     records: int = 0
@@ -45,9 +45,9 @@ class StepView:
     comm_share: float | None
     exposed_s: float | None
     exposed_share: float | None
-    #: Part of the step that each group's operations took, by its label; together they may be more than ``comm_share``.
+    #: Share of the step in operations of each group, by label; their sum may exceed ``comm_share``.
     group_shares: dict[str, float]
-    #: Time a thread stood waiting for sends and receives.
+    #: Time in which a thread waited for sends and receives.
     p2p_wait_s: float | None
     #: It took more than three times as long as its neighbours.
     long: bool
@@ -55,7 +55,7 @@ class StepView:
 
 @dataclass(frozen=True)
 class WaitView:
-    """How long one rank waited for late ones, of what was counted from ``start_at`` (Unix seconds) on."""
+    """How long one rank waited for late ranks, in the slot of ``length_s`` from ``start_at`` (Unix seconds)."""
 
     rank: int
     start_at: float
@@ -77,9 +77,9 @@ class InFlight:
     #: ``None``: it has none, or it is not known.
     size_bytes: int | None
     age_s: float
-    #: A thread stands in a wait for it.
+    #: A thread waits for it.
     blocked: bool
-    #: For how long; ``None`` where nobody does, or where that is not seen: collectives.
+    #: For how long; ``None``: no thread waits, or it is a collective, whose waits are not seen.
     waited_s: float | None
     #: Median duration of such operations of this rank so far; ``None``: none has ended.
     usual_s: float | None
@@ -94,60 +94,60 @@ class Failed:
     seq: int
     dtype: str | None
     size_bytes: int | None
-    #: Seconds since.
+    #: Seconds since it raised.
     ago_s: float
 
 
 @dataclass(frozen=True)
 class RankView:
-    """One rank of a job, in its latest life."""
+    """One rank of a job, in its latest run."""
 
     job_id: str
     rank: int
     restart: int
-    #: ``running``, ``ended`` (said so itself) or ``gone`` (its process vanished).
+    #: ``running``, ``ended`` (the rank recorded its end) or ``gone`` (its process vanished).
     state: str
     host: str
     local_rank: int | None
-    #: As the trainer sees it.
+    #: The trainer's own pid.
     pid: int
     hook: str
     #: ``running``, ``sleeping``, ``disk``, ``stopped`` or ``zombie``; ``None``: the agent cannot see the process.
     process: str | None
-    #: Seconds since the probe last gave a sign of life; ``None`` once the rank is no more.
+    #: Seconds since the probe's latest heartbeat; ``None`` after the rank's end.
     heartbeat_age_s: float | None
-    #: Latest finished collective per group, by ``group_id``; of operations whose end is not seen, or that are only counted, the latest launched.
+    #: Number of the latest finished collective, by ``group_id``; of the latest launched where ends are not seen, or operations only counted.
     last_seq: dict[str, int]
-    #: Of groups whose latest is such a one (CUDA by default): seconds since it was launched.
+    #: Seconds since that launch, for groups where ends are not seen (CUDA by default).
     launched_s: dict[str, float]
     in_flight: list[InFlight]
-    #: The latest ones.
+    #: The latest collectives that raised.
     failed: list[Failed]
-    #: Read and lost, of all rings of this process.
+    #: Records read and lost, of all rings of this process.
     records: int
     lost: int
-    #: Seconds since operations had no room in the table of those in flight, so that some of them are not in ``in_flight``; ``None``: never.
+    #: Seconds since the table of operations in flight overflowed, so that ``in_flight`` may lack some; ``None``: never.
     overflow_s: float | None = None
-    #: The trainer's pid as the agent sees it; ``None``: it does not.
+    #: The trainer's pid as the agent sees it; ``None``: not visible.
     visible_pid: int | None = None
-    #: How its operations on GPUs are timed (``events``, ``poll``, ``off``), and why so; empty where it does not say.
+    #: How its operations on GPUs are timed (``events``, ``poll``, ``off``), and why; empty if not reported.
     gpu_timing: str = ""
     gpu_timing_reason: str = ""
-    #: The card it computes on, as ``/api/v1/gpus`` numbers it; ``None``: none, not known, or not one the agent sees.
+    #: Its GPU, as ``/api/v1/gpus`` numbers it; ``None``: none, not known, or not visible to the agent.
     gpu: int | None = None
-    #: As the trainer itself says; ``None``: it has not said, or the rank is no more.
+    #: As the trainer reported it; ``None``: not reported, or the rank has ended.
     gpu_uuid: str | None = None
     #: Its PCI address; ``None``: not known.
     gpu_bus_id: str | None = None
-    #: What the probe records of its operations: ``full`` (each), ``sampling`` (one in sixteen, the rest counted) or ``counters``; ``None``: not
-    #: known any more.
+    #: What the probe records of its operations: ``full`` (each), ``sampling`` (one in sixteen, the rest counted) or ``counters``; ``None``: no
+    #: longer known.
     probe_mode: str | None = None
-    #: For how many seconds; ``None``: it has always been so, or the rank is no more.
+    #: Seconds since the mode changed; ``None``: it never changed, or the rank has ended.
     probe_mode_s: float | None = None
-    #: Time that the probe has cost so far, and the part of the time that it may take (0: any); ``None``: not known.
+    #: Time that the probe has cost so far, and the share of time that it may cost (0: no limit); ``None``: not known.
     probe_s: float | None = None
     probe_budget: float | None = None
-    #: Unix time of its end, which the agent may see a moment later where the rank did not say so itself; ``None``: it runs, or not known.
+    #: Unix time of its end, perhaps a moment late where the rank did not record it; ``None``: it runs, or not known.
     ended_at: float | None = None
     #: Type of the exception that ended it; ``None``: none, or not known.
     raised: str | None = None
@@ -167,7 +167,7 @@ class GroupView:
     members: list[int] | None
     #: Those of them that used it on this node.
     ranks: list[int]
-    #: The probe was there from the group's first operation, so its collectives can be joined.
+    #: The probe was loaded before the group's first operation, so its collectives can be joined.
     aligned: bool
     #: torch's name of its backend; ``None``: not known.
     backend: str | None = None

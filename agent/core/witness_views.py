@@ -1,4 +1,4 @@
-"""What the API shows of the other witnesses, NCCL Inspector and NCCL's RAS: plain values. Pure."""
+"""API answers from NCCL Inspector and NCCL's RAS: plain values. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MOST_MEANS = 4096
 
 @dataclass(frozen=True)
 class InspectorRow:
-    """Operations of one rank as Inspector timed them, added up. Times in seconds, bandwidths in bytes per second."""
+    """Sums over operations of one rank, timed by Inspector. Times in seconds, bandwidths in bytes per second."""
 
     job_id: str
     rank: int
-    #: Label and id of the process group; ``unknown`` and ``None`` where the communicator is none that we know, or several.
+    #: Label and id of the process group; ``unknown`` and ``None`` where the communicator matches none or several.
     group: str
     group_id: str | None
     #: NCCL's hash of the communicator.
@@ -37,7 +37,7 @@ class InspectorRow:
 
 @dataclass(frozen=True)
 class InspectorMean:
-    """What a text file of Inspector's says of its last interval: means, which do not add up."""
+    """Means over the latest interval, from a text file of Inspector; they cannot be summed."""
 
     #: ``None``: several jobs write into that folder.
     job_id: str | None
@@ -46,7 +46,7 @@ class InspectorMean:
     comm_name: str
     group_size: int | None
     op: str
-    #: As Inspector says it, such as ``4-5GB`` (of 1024 each).
+    #: As Inspector prints it, such as ``4-5GB`` (powers of 1024).
     sizes: str
     algo_proto: str | None
     #: Arithmetic mean.
@@ -59,19 +59,19 @@ class InspectorMean:
 
 @dataclass(frozen=True)
 class InspectorView:
-    """What there is of NCCL Inspector on this node."""
+    """State and results of NCCL Inspector on this node."""
 
     #: ``off``, ``found`` (its folder is known, nothing is in it yet), ``works`` or ``down``.
     state: str
     says: str
     files: list[str]
     records: int
-    #: Lines that are no records, and fields of no version we know: passed over.
+    #: Skipped: lines that are no records, and fields of unknown versions.
     unknown_lines: int
     unknown_fields: int
-    #: Passed over because the files grew faster than they may be read.
+    #: Skipped because the files grew faster than the agent may read.
     skipped_bytes: int
-    #: Records that found no room among the sums.
+    #: Records not counted because the table of sums was full.
     left_out: int
     rows: list[InspectorRow]
     means: list[InspectorMean]
@@ -79,26 +79,26 @@ class InspectorView:
 
 @dataclass(frozen=True)
 class RasCommunicator:
-    """A communicator as NCCL's RAS tells of it, over all nodes."""
+    """A communicator over all nodes, as NCCL's RAS reports it."""
 
     comm: str
     size: int | None
-    #: The job and process group that it is; ``None``: none that is known here.
+    #: Its job and process group; ``None``: not known on this node.
     job_id: str | None
     group: str | None
-    #: By state, ranks in the communicator, such as ``0-2,5``.
+    #: Ranks in the communicator by state, such as ``0-2,5``.
     ranks: dict[str, str]
-    #: By operation and how many of it were launched, likewise; of RAS in text only where they differ.
+    #: Ranks by operation and number of launches; RAS's text form has them only where they differ.
     counts: dict[str, dict[str, str]]
-    #: Its ranks have launched different numbers of operations. For a moment that is nothing: they are asked one after the other.
+    #: Its ranks have launched different numbers of operations. For a moment this is normal, as RAS queries them one by one.
     differ: bool
-    #: For how long none of it has changed.
+    #: For how long these values have not changed.
     unchanged_s: float
 
 
 @dataclass(frozen=True)
 class RasAnswer:
-    """What one RAS has said last."""
+    """The latest answer of one RAS."""
 
     address: str
     #: ``found`` (not asked yet), ``works`` or ``down``.
@@ -107,23 +107,23 @@ class RasAnswer:
     #: Unix time; ``None``: never.
     asked_at: float | None
     nccl_version: str | None
-    #: ``json``, or ``text`` before NCCL 2.28.7, which tells less.
+    #: ``json``, or ``text`` before NCCL 2.28.7, which has fewer fields.
     form: str | None
     communicators: list[RasCommunicator]
 
 
 @dataclass(frozen=True)
 class RasView:
-    """What there is of NCCL's RAS on this node."""
+    """State and answers of NCCL's RAS on this node."""
 
-    #: ``off``, ``found`` (waiting until no communicator can be in the making), ``works`` or ``down``.
+    #: ``off``, ``found`` (waits until no communicator can be under construction), ``works`` or ``down``.
     state: str
     says: str
     answers: list[RasAnswer]
 
 
 def means(told: list[Mean], jobs: set[str], at: float) -> list[InspectorMean]:
-    """The lines of a file, time and bandwidth of the same thing side by side."""
+    """Return the means of one file; lines with equal labels become one entry."""
     together: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
     for mean in told:
         together.setdefault(tuple(sorted(mean.labels.items())), {})[mean.metric] = mean.value
@@ -144,7 +144,7 @@ def means(told: list[Mean], jobs: set[str], at: float) -> list[InspectorMean]:
                 sizes=labels.get("message_size", ""),
                 algo_proto=labels.get("algo_proto"),
                 duration_s=None if took_us is None else took_us / 1e6,
-                # What it has no formula for, such as AlltoAll, it says 0 of.
+                # Inspector writes 0 where it has no formula, such as for AlltoAll.
                 busbw=gbs * 1e9 if gbs else None,
                 at=at,
             )

@@ -1,4 +1,4 @@
-"""Raw records on their way into the history: packed runs of one ring, with what is needed to find them again."""
+"""Chunks of the history: compressed runs of raw records of one ring, with the ranges needed to find them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
 from commwatch.history.soundness import seal
 
 log = logging.getLogger("commwatch")
-#: A kind of damage, and what tells one piece of it from others, in every process.
+#: A kind of damage, and a key that identifies the piece in every process.
 Piece = tuple[str, int]
 #: Pieces of one kind that are named in the log.
 _MOST_SAID = 10
 Statement = tuple[str, tuple[Any, ...]]
 
-#: Records of a chunk; a chunk that is not full yet is written again with what has come.
+#: Records of a full chunk; a chunk that is not full is rewritten when it grows.
 CHUNK_RECORDS = 1024
-#: A chunk that was all but full takes in another piece.
+#: Most bytes of a chunk: an almost full one takes another whole piece.
 _MOST_BYTES = 2 * CHUNK_RECORDS * RECORD_SIZE
 
 
 class Damaged:
-    """Counts the damaged pieces of the history and logs each once, whichever thread finds it."""
+    """Counts each damaged piece of the history once, and logs the first ten of a kind. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: set[Piece] = set()
@@ -39,21 +39,21 @@ class Damaged:
         return len(self._known)
 
     def row(self, path: Path, table: str, row: object) -> None:
-        """Take note of a row that is not as it was written."""
+        """Count a damaged row."""
         says = f"{path}: a row of the table {table} is damaged and passed over"
         self.note((table, zlib.crc32(repr(row).encode())), says)
 
     def log_lost(self, path: Path, transactions: int) -> None:
-        """Take note that the end of the write-ahead log is damaged."""
+        """Count a damaged end of the write-ahead log, which lost ``transactions`` transactions."""
         lost = f"the last {transactions} transactions in it are lost; what the rings still hold is read again"
         self.note(("log", transactions), f"{path}: the write-ahead log is damaged: {lost}")
 
     def whole(self, path: Path, why: str) -> None:
-        """Take note that the file itself is damaged."""
+        """Count damage of the file itself."""
         self.note(("file", zlib.crc32(why.encode())), f"{path}: {why}")
 
     def note(self, piece: Piece, says: str) -> None:
-        """Count a piece that is new, and log it unless ten of its kind are in the log already."""
+        """Count a new piece, and log it unless ten of its kind have been logged."""
         with self._lock:
             if piece in self._known:
                 return
@@ -64,7 +64,7 @@ class Damaged:
             log.warning("%s%s", says, "; more of these are only counted" if number == _MOST_SAID else "")
 
     def unpacked(self, path: Path, chunk: int, data: bytes) -> bytes | None:
-        """The records of a chunk of the history at ``path``; ``None``: it is damaged, to be passed over."""
+        """Return the decompressed records of a chunk; ``None``, and count it, if it is damaged."""
         try:
             unpacking = zlib.decompressobj()
             records = unpacking.decompress(data, _MOST_BYTES)
@@ -81,7 +81,7 @@ class Damaged:
 
 
 class OpenChunk:
-    """The newest records of a ring, on their way to a full chunk."""
+    """The newest records of a ring, until they fill a chunk."""
 
     _LOOK = struct.Struct("<4xBxH24xI12xQ8x")
 
@@ -94,7 +94,7 @@ class OpenChunk:
         self.spans: dict[int, tuple[int, int]] = {}
 
     def append(self, records: bytes, until_n: int) -> None:
-        """Add whole records, the last of which is number ``until_n - 1``."""
+        """Add whole records; the last one has number ``until_n - 1``."""
         ops, groups, seqs, ends = zip(*self._LOOK.iter_unpack(records), strict=True)
         if max(ends) + self._offset_ns >= MAX_PLAUSIBLE:
             ends = tuple(end for end in ends if end + self._offset_ns < MAX_PLAUSIBLE) or (
@@ -116,7 +116,7 @@ class OpenChunk:
         self.until_n = until_n
 
     def statements(self) -> Iterator[Statement]:
-        """What writes it as it stands, in place of what was written of it before."""
+        """Yield the SQL statements that write the chunk in place of its earlier version."""
         data = zlib.compress(self.records, 1)
         about = (self.ring, self.first_n, self.until_n, self.from_ns, self.until_ns, len(data))
         yield (

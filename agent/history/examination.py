@@ -1,7 +1,7 @@
-"""Looks once through the whole history of an agent that starts, a piece at a time.
+"""Check of the whole history for damage, once after an agent's start, in small pieces.
 
-Whoever asks for a ring or a time is not shown a damaged row that has come to lie under another, and what an index has lost is not found by it:
-it has to be looked for. What is found is counted and said like any other damage.
+Queries by ring or time miss rows whose ring or time is damaged, and rows that an index has lost. So this check reads all rows.
+It counts and logs what it finds like any other damage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from commwatch.history.opening import StoreError, connect
 from commwatch.history.soundness import SOUND, is_malformed, mark
 
 log = logging.getLogger("commwatch")
-#: Rows of a piece: some ten milliseconds.
+#: Rows of a piece, which takes some ten milliseconds.
 _ROWS = 2_000
 _KEYS = {
     "ring": "id",
@@ -32,20 +32,20 @@ _KEYS = {
 
 
 class Examination:
-    """Of the history at ``path``; ``tick`` is called until there is nothing left, and may be called then.
+    """Checks the history at ``path``. Call ``tick`` until ``over``; further calls do nothing.
 
     Args:
-        damaged: gets what is not as it was written.
+        damaged: counts and logs the damage.
     """
 
     def __init__(self, path: Path, damaged: Damaged) -> None:
         self._path, self._damaged = path, damaged
         self._pieces = self._examine()
-        #: All of it has been looked through, as far as it can be read.
+        #: The check is complete, or an error ended it.
         self.over = False
 
     def tick(self) -> None:
-        """Look through the next piece."""
+        """Check the next piece."""
         try:
             self.over = next(self._pieces, self) is self
         except (StoreError, sqlite3.Error) as error:
@@ -56,7 +56,7 @@ class Examination:
                 log.warning("%s: cannot be looked through for damage: %s", self._path, error)
 
     def close(self) -> None:
-        """Let go of the history; looked through or not."""
+        """Close the history, also before the check is complete."""
         self._pieces.close()
 
     def _examine(self) -> Generator[None, None, None]:
@@ -67,7 +67,7 @@ class Examination:
                 yield from self._check_rows(db, table, keys)
 
     def _check_indexes(self, db: sqlite3.Connection) -> None:
-        """Have SQLite look whether tables and indexes fit, and have indexes that do not made anew."""
+        """Run SQLite's integrity check, and rebuild the indexes if it fails."""
         why = _wrong(db)
         if why is None:
             return
@@ -82,7 +82,7 @@ class Examination:
         rows = db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
         select, order = f"SELECT {keys}, {SOUND[table]} FROM {table}", f"ORDER BY {keys} LIMIT {_ROWS}"
         found = db.execute(f"{select} {order}").fetchall()
-        # Not as long as there are more: in a damaged tree there may always be.
+        # Bounded by the number of rows, because a damaged tree may never end.
         for _ in range(rows // _ROWS):
             yield
             if len(found) < _ROWS:
@@ -97,6 +97,6 @@ class Examination:
 
 
 def _wrong(db: sqlite3.Connection) -> str | None:
-    """What SQLite finds wrong with tables and indexes; ``None``: nothing."""
+    """Return the first problem that SQLite finds in tables and indexes; ``None``: no problem."""
     found: str = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
     return None if found == "ok" else " ".join(found.split())

@@ -1,4 +1,4 @@
-"""Reading the history: what the API, the report and the command line ask of it."""
+"""Read access to the history: the queries of the API, the report and the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commwatch.history.store import RingRow, Rollup, raw_since, rings, rollups
 
 
 class StoredStep(NamedTuple):
-    """One step of one ring; times are wall time."""
+    """One step of one ring; ``start_ns`` and ``end_ns`` are wall time."""
 
     ring: int
     seq: int
@@ -33,7 +33,7 @@ class StoredStep(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A run of raw records of one ring; stamps in the records tell their numbers."""
+    """A run of raw records of one ring; the stamps in the records give their numbers."""
 
     id: int
     ring: int
@@ -42,10 +42,10 @@ class Chunk(NamedTuple):
 
 
 class History:
-    """Read access for queries; each call sees what was committed. Use it in one thread.
+    """Read access for queries; each call sees the latest commit. Use it in one thread.
 
     Args:
-        damaged: gets the chunks that cannot be read any more.
+        damaged: counts and logs damaged rows and chunks.
     """
 
     def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
@@ -60,22 +60,22 @@ class History:
         self._db.close()
 
     def freeze(self) -> None:
-        """From the next call on, all calls see the same: what was committed then."""
+        """Make all further calls read one snapshot, which the next call takes."""
         self._db.execute("BEGIN")
 
     def rings(self, job: str | None = None) -> list[RingRow]:
-        """The rings of a job, or of all, oldest first."""
+        """Return the rings of a job, or of all jobs, oldest first."""
         return rings(self._db, "job = ?" if job is not None else "1", (job,) if job is not None else ())
 
     def exits(self) -> dict[str, tuple[int, int]]:
-        """Exit code and wall time in ns of the end of each job's launcher, where it is known."""
+        """Return by job the launcher's exit code and the wall time in ns of its end, where known."""
         return {
             job: (code, at)
             for job, code, at in self._db.execute(f"SELECT job, code, at_ns FROM job_exit WHERE {SOUND['job_exit']}")
         }
 
     def groups(self, rings: list[int] | None = None) -> dict[tuple[int, int], GroupInfo]:
-        """The groups of the rings, or of all, by (ring, number in the ring)."""
+        """Return the groups of the rings, or of all rings, by (ring, number in the ring)."""
         rows = self._db.execute(
             "SELECT ring, small_id, group_id, label, name, description, ranks, size, aligned, backend FROM grp"
             f" WHERE (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) AND {SOUND['grp']}",
@@ -89,7 +89,7 @@ class History:
         }
 
     def names(self, kind: str, rings: list[int] | None = None) -> dict[tuple[int, int], str]:
-        """Names of dtypes or unknown ops in the rings, or in all, by (ring, code)."""
+        """Return the names of ``kind`` (``dtype``, ``op``) in the rings, or in all rings, by (ring, code)."""
         rows = self._db.execute(
             "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))"
             f" AND {SOUND['name']}",
@@ -98,7 +98,7 @@ class History:
         return {(ring, code): name for ring, code, name in rows}
 
     def rollups(self, from_ns: int, until_ns: int, rings: list[int]) -> Iterator[Rollup]:
-        """Roll-ups of the rings whose slot begins in ``[from_ns, until_ns)``."""
+        """Yield the rollups of the rings whose slot begins in ``[from_ns, until_ns)``."""
         return rollups(
             self._db,
             "slot_ns >= ? AND slot_ns < ? AND ring IN (SELECT value FROM json_each(?))",
@@ -106,11 +106,11 @@ class History:
         )
 
     def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
-        """Stored records that no roll-up holds yet, oldest first, and the number that follows each run."""
+        """Yield runs of stored records that are in no rollup yet, oldest first, each with the number after its last."""
         return raw_since(self._db, ring, self._unpacked)
 
     def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:
-        """Steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""
+        """Return the steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""
         rows = self._db.execute(
             "SELECT ring, seq, start_ns, end_ns, comm_ns, exposed_ns, groups, p2p_wait_ns, long FROM step"
             f" WHERE end_ns >= ? AND end_ns < ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['step']} ORDER BY end_ns DESC LIMIT ?",
@@ -122,8 +122,8 @@ class History:
         ]
 
     def shares(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, tuple[float, float | None]]:
-        """Comm share and exposed share of the rings' steps but for long ones, by the slot of 10 s that they ended in, as ``StepSums`` has them."""
-        # TOTAL, not SUM, which fails where integers grow too large for it.
+        """Return comm share and exposed share (``StepSums.shares``) of the rings' steps by slot of 10 s, without long steps."""
+        # TOTAL, because SUM fails on integer overflow.
         rows = self._db.execute(
             "SELECT end_ns / ?1 * ?1, COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN end_ns - start_ns END),"
             " TOTAL(comm_ns), COUNT(CASE WHEN comm_ns NOT NULL THEN exposed_ns END),"
@@ -136,7 +136,7 @@ class History:
         return {slot: shares for slot, shares in found if shares is not None}
 
     def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, float]]]:
-        """Bus bytes, and the time in ns that they took, of the rings' operations, by slot of 10 s and op."""
+        """Return bus bytes and their busy time in ns, of the rings' operations, by slot of 10 s and op."""
         rows = self._db.execute(
             "SELECT slot_ns, op, TOTAL(bus_bytes), TOTAL(busy_ns) FROM rollup WHERE slot_ns >= ? AND slot_ns < ? AND NOT coarse"
             " AND bus_bytes > 0 AND op BETWEEN 1 AND ? AND ring IN (SELECT value FROM json_each(?)) GROUP BY 1, 2",
@@ -148,7 +148,7 @@ class History:
         return found
 
     def chunks(self, from_ns: int, until_ns: int, rings: list[int] | None = None) -> Iterator[Chunk]:
-        """Raw records of chunks of the rings, or of all, that touch ``[from_ns, until_ns]`` (ends of operations), latest end first."""
+        """Yield the chunks of the rings, or of all rings, with ends of operations in ``[from_ns, until_ns]``, latest end first."""
         rows = self._db.execute(
             "SELECT id, ring, until_ns, data FROM chunk WHERE until_ns >= ?2 AND from_ns <= ?3"
             f" AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) AND {SOUND['chunk']} ORDER BY until_ns DESC",
@@ -160,7 +160,7 @@ class History:
                 yield Chunk(chunk, ring, until, records)
 
     def chunks_with(self, group_id: str, seq: int) -> Iterator[tuple[Chunk, int]]:
-        """Chunks that may hold collective ``seq`` of a group, with the group's number in that ring."""
+        """Yield the chunks that may have collective ``seq`` of a group, with the group's number in that ring."""
         rows = self._db.execute(
             "SELECT c.id, c.ring, c.until_ns, c.data, g.small_id FROM grp g"
             " JOIN chunk c ON c.ring = g.ring JOIN span s ON s.chunk = c.id AND s.small_id = g.small_id"

@@ -1,4 +1,4 @@
-"""With which exit code a job ended: ``commwatch run`` leaves word in the run directory, the agent writes it down."""
+"""Exit codes of jobs: ``commwatch run`` writes them to the run directory, the agent reads them for the history."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Exit(NamedTuple):
     """The end of a job's launcher."""
 
     job: str
-    #: 128 + n: signal n ended it.
+    #: 128 + n if signal n ended it.
     code: int
     #: Unix time.
     at: float
 
 
 def leave(run_dir: Path, job: str, code: int) -> Path:
-    """Leave word of an end that has just come; the file goes once it is in the history. Raises ``OSError``."""
+    """Write the exit code of a job that ended now; return the file, which the agent will remove. Raises ``OSError``."""
     mode = make_private_dir(run_dir / _FOLDER, os.environ)
     path = run_dir / _FOLDER / f"{os.getpid()}.json"
     write_whole(path, json.dumps(Exit(job, code, time.time())), mode)
@@ -35,27 +35,27 @@ def leave(run_dir: Path, job: str, code: int) -> Path:
 
 
 class Exits:
-    """Takes in what was left, each once; what is damaged is removed like the rest."""
+    """Reads the exit files, each once; damaged files are removed, too."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / _FOLDER
         self._taken: set[tuple[str, int]] = set()
 
     def take(self) -> list[Exit]:
-        """The ends that are new."""
+        """Return the exits in new files."""
         found = self._entries()
         new = found - self._taken
         self._taken = found
         return [made for name, _ in new if (made := _read(self._folder / name)) is not None]
 
     def remove(self) -> None:
-        """What has been taken is in the history."""
+        """Remove the files that ``take`` has read; call it once they are in the history."""
         for name, _ in self._taken & self._entries() if self._taken else ():
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
 
     def _entries(self) -> set[tuple[str, int]]:
-        """Name and inode of what lies there."""
+        """Return name and inode of each exit file."""
         try:
             return {(entry.name, entry.inode()) for entry in os.scandir(self._folder) if entry.name.endswith(".json")}
         except OSError:

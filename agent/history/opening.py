@@ -1,4 +1,4 @@
-"""Opening a history: made, brought up to date, and looked at for damage."""
+"""Open a history: create it, upgrade its schema, check it for damage."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class StoreError(Exception):
 
 
 class DamagedHistory(StoreError):
-    """SQLite finds the file itself damaged, so that nothing can be written to it."""
+    """SQLite reports the file as damaged, so it cannot be written to."""
 
 
 class Transaction:
-    """``with Transaction(db):`` all or nothing."""
+    """``with Transaction(db):`` commits all statements, or none if an exception is raised."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -42,26 +42,26 @@ class Transaction:
             self._undo()
 
     def _undo(self) -> None:
-        """Leave no transaction open. A full disk ends one by itself: to roll back then would hide the reason."""
+        """Roll back an open transaction. A full disk ends it by itself; to roll back then would hide the reason."""
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
 
 def connect(path: Path, write: bool, damaged: Damaged | None = None) -> sqlite3.Connection:
-    """Open the history; for writing it is made if need be.
+    """Open the history; with ``write``, create it if it is missing.
 
     Args:
-        damaged: gets what is not as it was written.
+        damaged: counts and logs the damage.
 
     Raises:
-        StoreError: not there, not readable, not ours, or of another version.
-        DamagedHistory: open for writing, it is ours, and damaged.
+        StoreError: missing, not readable, not a history, or of another version.
+        DamagedHistory: to be written, but the SQLite file is damaged.
     """
     damaged = Damaged() if damaged is None else damaged
     try:
         if write:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Where the directory is there already, others may read it; one that is a group's hands its group on.
+            # An existing directory may be readable by others; a setgid one passes its group on to the file.
             mode = 0o640 if path.parent.stat().st_mode & stat.S_ISGID else 0o600
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
             written = wal.frames(path.with_name(f"{path.name}-wal"))
@@ -101,7 +101,7 @@ def _is_sqlite(path: Path) -> bool:
 def _check_version(db: sqlite3.Connection, path: Path, write: bool) -> None:
     version = _version(db)
     if version < SCHEMA_VERSION and write:
-        with Transaction(db):  # another agent of this user may be making it right now
+        with Transaction(db):  # another agent of this user may be creating it right now
             _bring_up_to_date(db)
             version = _version(db)
     if version != SCHEMA_VERSION:
@@ -119,7 +119,7 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 def _bring_up_to_date(db: sqlite3.Connection) -> None:
-    """Make the tables of an empty file, change those of an earlier version; leave what is not ours alone."""
+    """Create the tables of an empty file, upgrade those of an earlier version; leave any other file unchanged."""
     version = _version(db)
     if version == 0 and not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         statements: Iterable[str] = SCHEMA.split(";")
@@ -133,7 +133,7 @@ def _bring_up_to_date(db: sqlite3.Connection) -> None:
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Switch to the write-ahead log; SQLite does not wait for others by itself when it does that."""
+    """Switch to the write-ahead log; with retries, because SQLite does not wait for locks in this case."""
     for attempt in range(100):
         try:
             db.execute("PRAGMA journal_mode = WAL")

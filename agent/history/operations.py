@@ -1,4 +1,4 @@
-"""Single operations out of the raw records of the history: newest first, filtered, page by page."""
+"""Single operations from the raw records of the history: newest first, filtered, in pages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from commwatch.core.cells import UNKNOWN_GROUP, GroupInfo
 from commwatch.history.history import Chunk, History
 from commwatch.history.store import RingRow
 
-#: Records that wait for newer ones; where more would, those that are older still are looked for in another pass.
+#: Most records in the heap; beyond it the oldest are dropped, and another pass reads them again.
 MOST_WAITING = 1 << 17
 Cursor = tuple[int, int, int]
-#: A record with its place, each number negated: newest first.
+#: A record with its place, each number negated for the order newest first.
 _Placed = tuple[int, int, int, ev.Record]
 
 
@@ -23,7 +23,7 @@ _Placed = tuple[int, int, int, ev.Record]
 class Operation:
     """One finished operation of one rank. ``None``: does not apply, or is not known."""
 
-    #: Place in the history, newest first: also the cursor to go on from.
+    #: Place in the history; also the cursor to continue from.
     id: str
     job_id: str
     restart: int
@@ -52,13 +52,13 @@ class Operation:
 
 
 def place_of(operation_id: str) -> Cursor:
-    """The place an id names: end in ns, ring, stamp; raises ``ValueError`` on anything else."""
+    """Return the place in an operation id: end in ns, ring, stamp; raise ``ValueError`` for other text."""
     end, ring, stamp = (int(part) for part in operation_id.split("-"))
     return end, ring, stamp
 
 
 class Reader:
-    """Turns records into operations; built once per query. Of rings that are not in ``rings`` nothing is read."""
+    """Turns records into operations; built once per query. Reads only the rings in ``rings``."""
 
     def __init__(self, history: History, rings: Mapping[int, RingRow]) -> None:
         self._history, self._rings, self._ids = history, rings, list(rings)
@@ -66,7 +66,7 @@ class Reader:
         self._dtypes, self._ops = history.names("dtype", self._ids), history.names("op", self._ids)
 
     def operation(self, ring: RingRow, record: ev.Record) -> Operation:
-        """One record with its names and bandwidths."""
+        """Return a record as an operation, with names and bandwidths."""
         op = ev.OPS[record.op - 1] if 1 <= record.op <= len(ev.OPS) else self._ops.get((ring.id, record.op), "unknown")
         group: GroupInfo = self._groups.get((ring.id, record.group), UNKNOWN_GROUP)
         size = None if record.flags & ev.NO_SIZE else record.size_bytes
@@ -109,12 +109,12 @@ class Reader:
         wanted: Callable[[Operation], bool],
         go_on: Callable[[], object] = lambda: None,
     ) -> Iterator[Operation]:
-        """Operations that ended in ``[from_ns, until_ns)``, in this order only those behind ``before``.
+        """Yield operations that ended in ``[from_ns, until_ns)``, newest first, only those after ``before`` in this order.
 
-        Chunks of several ranks overlap in time, so they are merged as they come.
+        Chunks of several ranks overlap in time, so they are merged.
 
         Args:
-            go_on: called before each chunk; what it raises ends the search.
+            go_on: called before each chunk; an exception ends the search.
         """
         last = yield from self._pass(from_ns, until_ns, before, wanted, go_on)
         while last is not None:
@@ -128,16 +128,16 @@ class Reader:
         wanted: Callable[[Operation], bool],
         go_on: Callable[[], object],
     ) -> Generator[Operation, None, Cursor | None]:
-        """As above, but only so many; returns the place of the last, or ``None`` where there are no more.
+        """Yield operations like ``newest_first``, but only down to a place; return it, or ``None`` if there are no more.
 
-        Chunks in each of which somebody has written an end of the far future overlap all that is before it.
+        One pass may not be enough, because chunks with wrong ends in the far future overlap all others.
         """
         until_ns, last = until_ns if before is None else min(until_ns, before[0] + 1), None
-        # Records, for only what is asked for is worth the memory of an operation.
+        # Records, because operations take more memory, and not all are wanted.
         heap: list[_Placed] = []
         for chunk in self._history.chunks(from_ns, until_ns, self._ids):
             go_on()
-            # No later chunk holds anything newer than this one's end.
+            # No later chunk has a record newer than this one's end.
             while heap and -heap[0][0] > chunk.until_ns:
                 yield from self._newest(heap, wanted)
             ring = self._rings[chunk.ring]
@@ -158,14 +158,14 @@ class Reader:
         return last
 
     def _newest(self, heap: list[_Placed], wanted: Callable[[Operation], bool]) -> Iterator[Operation]:
-        """Take the newest from the heap; none if it is not wanted."""
+        """Remove the newest record from the heap; yield its operation if it is wanted."""
         _, ring, _, record = heapq.heappop(heap)
         operation = self.operation(self._rings[-ring], record)
         if wanted(operation):
             yield operation
 
     def collective(self, group_id: str, seq: int) -> list[Operation]:
-        """The ranks of one collective, by rank; of several runs under one name, the latest."""
+        """Return the operations of one collective, by rank; of the latest run if several share the name."""
         found: dict[int, Operation] = {}
         for chunk, small_id in self._history.chunks_with(group_id, seq):
             ring = self._rings.get(chunk.ring)
@@ -180,7 +180,7 @@ class Reader:
         if not found:
             return []
         newest = max(found.values(), key=lambda operation: operation.end_at)
-        # Nobody finishes a symmetric operation before all have begun it: who did belongs to an earlier run.
+        # No rank finishes a symmetric operation before all begin it; an earlier end belongs to an earlier run.
         together = [o for o in found.values() if o.op not in ev.SYMMETRIC or o.end_at >= newest.launch_at]
         return sorted(together, key=lambda operation: operation.rank)
 
@@ -189,6 +189,6 @@ _P2P_CODES = frozenset(ev.OP_CODE[op] for op in ev.P2P)
 
 
 def _records(chunk: Chunk) -> Iterator[ev.Record]:
-    """The operations of a chunk, each by itself: step marks are left out, and what was only counted."""
+    """Yield the operations of a chunk, without step marks and operations that were only counted."""
     records = (ev.Record._make(fields) for fields in ev.RECORD.iter_unpack(chunk.records))
     return (record for record in records if record.op != ev.STEP_MARK and record.timing != ev.COUNTED)

@@ -1,4 +1,4 @@
-"""The tables of the history, and what brings those of an earlier version up to date: SQL as text."""
+"""SQL of the history's tables, and of the upgrades from earlier versions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SCHEMA_VERSION = 4
 _STEP = """CREATE TABLE step (ring INTEGER NOT NULL, seq INTEGER NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL, comm_ns INTEGER,
     exposed_ns INTEGER, groups TEXT NOT NULL DEFAULT '[]', p2p_wait_ns INTEGER, long INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (ring, seq)) WITHOUT ROWID"""
 _JOB_EXIT = "CREATE TABLE job_exit (job TEXT PRIMARY KEY, code INTEGER NOT NULL, at_ns INTEGER NOT NULL) WITHOUT ROWID"
-#: Of each row; NULL in those of an earlier version.
+#: Checksum of each row; NULL in rows of an earlier version.
 _CHECKSUMS = tuple(
     f"ALTER TABLE {table} ADD COLUMN crc INTEGER"
     for table in ("ring", "grp", "name", "chunk", "rollup", "step", "job_exit")
@@ -38,7 +38,7 @@ CREATE INDEX step_end ON step (end_ns);
 {_JOB_EXIT};
 {";".join(_CHECKSUMS)}
 """
-#: What brings a history of an earlier version to the next.
+#: Statements that upgrade a history of each version to the next.
 UPGRADES = {
     1: (
         "ALTER TABLE grp ADD COLUMN backend TEXT",

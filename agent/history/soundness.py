@@ -1,6 +1,6 @@
-"""Is a row of the history as it was written? Each carries a checksum; what does not fit it is passed over, counted and said, never taken for true.
+"""Checksums of the history's rows. A row that does not match its checksum is skipped, counted and logged.
 
-SQLite itself has none in its database file: a byte that a disk or a person has changed would be read as another number.
+SQLite has no checksums in its database file, so a byte changed on disk would be read as another number.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from commwatch.core.endings import Ending
 if TYPE_CHECKING:
     from commwatch.history.chunks import Damaged
 
-#: Beyond it nothing is a time in ns or a count that was ever written.
+#: Upper bound of every time in ns and every count.
 _MOST = 1 << 62
-#: Columns of a ring that never change, which its checksum is of; the rest are numbers that grow.
+#: Leading columns of a ring, which never change and which its checksum covers; the others grow.
 _RING_SEALED = 8
-#: By table, the condition on rows that are as they were written.
+#: SQL condition by table that holds for undamaged rows.
 SOUND = {
     "ring": "sound('ring', crc, CAST(uid AS BLOB), CAST(job AS BLOB), restart, rank, world_size, started_ns, wall_offset_ns,"
     " CAST(identity AS BLOB), next_n, rolled_n, lost, dropped, seen_ns, CAST(ending AS BLOB))",
@@ -36,20 +36,20 @@ SOUND = {
     "rollup": f"sound('rollup', crc, slot_ns, coarse, ring, small_id, op, size_log2, {', '.join(CELL_SUMS)}, CAST(durations AS BLOB), bins)",
     "step": "sound('step', crc, ring, seq, start_ns, end_ns, comm_ns, exposed_ns, CAST(groups AS BLOB), p2p_wait_ns, long)",
 }
-#: What SQLite says of a file that is not as it has written it.
+#: Parts of SQLite's error messages for a damaged file.
 _MALFORMED = ("malformed", "not a database")
-#: Names of a database, its write-ahead log and the index of that.
+#: Suffixes of a database, its write-ahead log and the log's index.
 _FILES = ("", "-wal", "-shm")
 
 
 def seal(values: Iterable[object]) -> int:
-    """The checksum of a row."""
-    # Nearly all are integers, of which a summary may read a million.
+    """Return the checksum of a row."""
+    # Integers take the fast path: nearly all values are, and a summary may read a million.
     return zlib.crc32(repr([value if type(value) is int else _as_read(value) for value in values]).encode())
 
 
 def _as_read(value: object) -> object:
-    """As SQLite gives it back: it stores whole floats as integers; texts are asked for as bytes."""
+    """Return a value as SQLite returns it: whole floats as integers; texts as bytes, as they are cast to BLOB."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, float) and value.is_integer():
@@ -58,7 +58,7 @@ def _as_read(value: object) -> object:
 
 
 def judge_rows(db: sqlite3.Connection, path: Path, damaged: Damaged) -> None:
-    """Give a connection the SQL function ``sound(table, crc, column, ...)``: whether a row is as it was written; what is not, ``damaged`` gets."""
+    """Add the SQL function ``sound(table, crc, column, ...)``: false for a damaged row, which ``damaged`` then counts."""
 
     def sound(table: str, crc: object, *values: object) -> bool:
         fits = _fits(table, crc, values)
@@ -67,7 +67,7 @@ def judge_rows(db: sqlite3.Connection, path: Path, damaged: Damaged) -> None:
         return fits
 
     db.create_function("sound", -1, sound)
-    # Of rows without a checksum, which an earlier version has written.
+    # Rows of an earlier version have no checksum, and their text may be damaged.
     db.text_factory = lambda text: text.decode(errors="replace")
 
 
@@ -105,15 +105,15 @@ def _is_identity(text: bytes) -> bool:
 
 
 def is_malformed(error: sqlite3.Error) -> bool:
-    """Whether SQLite has found the file itself damaged, and not a disk full or a file locked."""
+    """Return whether the error means a damaged file, and not a full disk or a lock."""
     return any(sign in str(error) for sign in _MALFORMED)
 
 
 def set_aside(path: Path) -> Path:
-    """Move a damaged history out of the way, with what belongs to it, under a name that says when; returns where it is now.
+    """Rename a damaged history and its log files, with the time in the name; return the new path.
 
     Raises:
-        OSError: it cannot be moved.
+        OSError: it cannot be renamed.
     """
     at = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"
     aside = path.with_name(f"{path.name}.damaged-{at}")
@@ -121,7 +121,7 @@ def set_aside(path: Path) -> Path:
     while aside.exists():
         n += 1
         aside = path.with_name(f"{path.name}.damaged-{at}-{n}")
-    # The database first: what is without it is no history.
+    # The database first, because its log alone is no history.
     for suffix in _FILES:
         part = path.with_name(path.name + suffix)
         if part.exists():
@@ -131,5 +131,5 @@ def set_aside(path: Path) -> Path:
 
 
 def mark(path: Path) -> Path:
-    """The file by which an agent that finds its history damaged while it runs tells the next one."""
+    """Return the marker file of a history found damaged; the agent's next start sets that history aside."""
     return path.with_name(f"{path.name}.damaged")

@@ -1,8 +1,8 @@
-"""History on disk. One SQLite file per host, raw records in packed chunks, roll-ups with a sketch.
+"""The history on disk: one SQLite file per host, raw records in compressed chunks, rollups with a sketch.
 
-Raw records are kept by size, roll-ups and steps by time. What is stored of a ring and how far it has been read change
-in one transaction, so that after any crash the agent goes on exactly where the history ends. Roll-ups follow later
-(when their 10 s are over): ``rolled_n`` says up to which record, the rest is counted again from the raw records.
+Raw records are kept by size, rollups and steps by time. The records of a ring and its cursor are written in one transaction,
+so that after a crash the agent continues exactly where the history ends. Rollups follow when their 10 s are over; records from
+number ``rolled_n`` on are in none yet, and are counted again from the raw records.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from commwatch.history.opening import DamagedHistory, StoreError, Transaction, c
 from commwatch.history.soundness import SOUND, is_malformed, mark, seal, set_aside
 
 log = logging.getLogger("commwatch")
-#: Roll-ups older than an hour are merged to five minutes.
+#: Rollups older than an hour are merged to five minutes.
 COARSE_NS = 300_000_000_000
 COARSEN_AFTER_NS = 3600_000_000_000
 _GONE = "the file is gone, or another in its place; put it back, or start the agent again"
 
 
 class RingRow(NamedTuple):
-    """A ring as the history knows it. Times ending in ``_ns`` are wall time."""
+    """A ring in the history. ``started_ns`` and ``seen_ns`` are wall time."""
 
     id: int
-    #: Path of the ring file; no two have the same.
+    #: Path of the ring file; unique.
     uid: str
     job: str
     restart: int
@@ -52,15 +52,15 @@ class RingRow(NamedTuple):
     lost: int
     dropped: int
     seen_ns: int
-    #: ``running``, ``ended`` (said so itself) or ``gone`` (its process vanished).
+    #: ``running``, ``ended`` (the rank recorded its end) or ``gone`` (its process vanished).
     state: str
     steps_unavailable: str | None
-    #: How it ended; ``None``: it has not, or that is not known.
+    #: How it ended; ``None``: not ended, or not known.
     ending: Ending | None = None
 
     @property
     def running(self) -> bool:
-        """Not known to have ended, and its ring is still there (it is not after a reboot)."""
+        """Whether no end is stored and the ring file exists (after a reboot it does not)."""
         return self.state == "running" and Path(self.uid).exists()
 
 
@@ -68,7 +68,7 @@ class Rollup(NamedTuple):
     """One stored cell."""
 
     slot_ns: int
-    #: How much time it covers from there.
+    #: Time that it covers from ``slot_ns`` on.
     length_ns: int
     ring: int
     key: CellKey
@@ -79,7 +79,7 @@ def begin(path: Path, damaged: Damaged) -> Writer:
     """Return the writer of an agent that starts. Renames a damaged history, starts a new one, and logs both names.
 
     Raises:
-        StoreError: as ``connect``; of what is damaged, where it cannot be set aside.
+        StoreError: as ``connect``; or a damaged history cannot be renamed.
     """
     try:
         if not mark(path).exists():
@@ -101,44 +101,44 @@ def begin(path: Path, damaged: Damaged) -> Writer:
 
 
 class Writer:
-    """The one writer of an agent. Statements gather and are written by ``commit``, all or none of them.
+    """The only writer of an agent. It collects statements; ``commit`` writes all of them or none.
 
     Args:
-        damaged: gets the chunks that cannot be read any more.
+        damaged: counts and logs damaged rows and chunks.
     """
 
-    #: Statements with records kept while the disk refuses them; beyond that they are lost, and counted.
+    #: Most statements with records kept while writes fail; beyond it they are dropped and counted.
     MOST_PENDING = 20_000
 
     def __init__(self, path: Path, damaged: Damaged | None = None) -> None:
         self.path = path
         self._damaged = Damaged() if damaged is None else damaged
         self._db = connect(path, True, self._damaged)
-        # Rings fill within seconds: who else holds the history is waited for between looks, not in one.
+        # Rings fill within seconds, so one tick must not wait long for a lock on the history.
         self._db.execute("PRAGMA busy_timeout = 1000")
         self._file = path.stat()
-        #: Names and states, which are few and always kept; records and sums, which are not.
+        #: Names and states, which are few and always kept; records and sums, which may be dropped.
         self._names: list[Statement] = []
         self._pending: list[Statement] = []
         self._progress: dict[int, Statement] = {}
         self._chunks: dict[int, OpenChunk] = {}
         self._dirty: set[int] = set()
         self._ended: set[int] = set()
-        #: Why the last commit failed, and statements given up.
+        #: Why the last commit failed; and the number of dropped statements.
         self.trouble: str | None = None
         self.given_up = 0
 
     def ring(self, uid: str, identity: dict[str, Any], now_ns: int) -> RingRow:
-        """The row of a ring, made at first sight."""
+        """Return the row of a ring; insert it if it is new. Raises ``sqlite3.Error``."""
         offset = int(identity["wall_offset_ns"])
         who = (uid, str(identity["job"]), int(identity["restart"]), int(identity["rank"]), int(identity["world_size"]))
         began_ns = int(identity["started_ns"]) + offset
         sealed = (*who, began_ns, offset, json.dumps(identity))
-        wanted = "+uid = ?", (uid,)  # not by its index, which may be damaged alone
+        wanted = "+uid = ?", (uid,)  # + avoids the index, which may be damaged
         found = rings(self._db, *wanted)
         if not found:
             with Transaction(self._db):
-                # In place of a row that is damaged; what there was under that row's number is not taken for this one's.
+                # Replaces a damaged row, with a new id, so that data under the old id does not count for this ring.
                 self._db.execute(
                     "INSERT OR REPLACE INTO ring (id, uid, job, restart, rank, world_size, started_ns, wall_offset_ns, identity, seen_ns, crc)"
                     " SELECT COALESCE(MAX(id), 0) + 1, ?,?,?,?,?,?,?,?,?,? FROM ring",
@@ -150,7 +150,7 @@ class Writer:
         return found[0]
 
     def append(self, ring: RingRow, records: bytes, until_n: int) -> None:
-        """Add raw records."""
+        """Add raw records; the last one has number ``until_n - 1``."""
         for at in range(0, len(records), CHUNK_RECORDS * RECORD_SIZE):
             piece = records[at : at + CHUNK_RECORDS * RECORD_SIZE]
             chunk = self._chunks.setdefault(ring.id, OpenChunk(ring.id, ring.wall_offset_ns))
@@ -165,41 +165,41 @@ class Writer:
         self._dirty.discard(ring)
 
     def progress(self, ring: int, next_n: int, lost: int, dropped: int, now_ns: int) -> None:
-        """How far a ring has been read."""
+        """Store a ring's cursor and its lost and dropped records."""
         statement = "UPDATE ring SET next_n = ?, lost = ?, dropped = ?, seen_ns = ? WHERE id = ?"
         self._progress[ring] = (statement, (next_n, lost, dropped, now_ns, ring))
 
     def end(self, ring: int, state: str, ending: Ending | None = None) -> None:
-        """The ring's trainer is no more, and nothing comes after what has come."""
+        """Store that a ring's trainer has ended; no records may follow."""
         self._ended.add(ring)
         told = None if ending is None else json.dumps(ending)
         self._names.append(("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, told, ring)))
 
     def exit(self, ended: Exit) -> None:
-        """A job's launcher has ended."""
+        """Store the exit code of a job's launcher."""
         row = ended.job, ended.code, int(ended.at * 1e9)
         self._names.append(("INSERT OR REPLACE INTO job_exit VALUES (?,?,?,?)", (*row, seal(row))))
 
     def group(self, ring: int, small_id: int, group: GroupInfo) -> None:
-        """A group's name and members."""
+        """Store a group's names and members."""
         ranks = json.dumps(group.ranks) if group.ranks is not None else None
         names = (group.group_id, group.label, group.name, group.description)
         row = (ring, small_id, *names, ranks, group.size, group.aligned, group.backend)
         self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?,?)", (*row, seal(row))))
 
     def name(self, ring: int, kind: str, code: int, name: str) -> None:
-        """What a number of the ring means: ``kind`` is ``dtype`` or ``op``."""
+        """Store the name of a code in the ring; ``kind`` is ``dtype`` or ``op``."""
         row = (ring, kind, code, name)
         self._names.append(("INSERT OR REPLACE INTO name VALUES (?,?,?,?,?)", (*row, seal(row))))
 
     def rollups(self, ring: int, cells: Iterable[tuple[int, CellKey, Cell]], rolled_n: int) -> None:
-        """Closed cells, which hold the records of the ring up to ``rolled_n``."""
+        """Store closed cells, as (slot, key, cell); they contain the ring's records before number ``rolled_n``."""
         for slot_ns, key, cell in cells:
             self._pending.append(_rollup_row(slot_ns, 0, ring, key, cell))
         self._pending.append(("UPDATE ring SET rolled_n = ? WHERE id = ?", (rolled_n, ring)))
 
     def steps(self, ring: RingRow, steps: Iterable[StepRecord], unavailable: str | None) -> None:
-        """Finished steps, or why there are none."""
+        """Store finished steps, or why there are none."""
         for step in steps:
             start, end = step.start_ns + ring.wall_offset_ns, step.end_ns + ring.wall_offset_ns
             what = (step.comm_ns, step.exposed_ns, json.dumps(step.groups), step.p2p_wait_ns, step.long)
@@ -208,12 +208,12 @@ class Writer:
         self._pending.append(("UPDATE ring SET steps_unavailable = ? WHERE id = ?", (unavailable, ring.id)))
 
     def commit(self) -> bool:
-        """Write all that has gathered; False, with ``trouble`` set, where the disk refuses or the file is gone."""
-        # Chunks that still grow are written as they stand, each time anew: a full disk keeps one state of them, not all.
+        """Write all collected statements; return False and set ``trouble`` if a write fails or the file is gone."""
+        # Growing chunks are rewritten whole and not queued, so that a full disk keeps one version of each in memory.
         growing = [statement for ring in self._dirty for statement in self._chunks[ring].statements()]
         statements = [*self._names, *self._pending, *growing, *self._progress.values()]
         try:
-            if not self._is_there():  # SQLite would go on writing to a file that nobody will ever read
+            if not self._is_there():  # SQLite would go on writing to the deleted file
                 raise sqlite3.OperationalError(_GONE)
             if not statements:
                 self.trouble = None if self.trouble == f"{self.path}: {_GONE}" else self.trouble
@@ -242,11 +242,11 @@ class Writer:
             return os.path.samestat(self.path.stat(), self._file)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # of a disk in trouble SQLite tells itself
+        except OSError:  # SQLite reports disk errors itself
             return True
 
     def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> None:
-        """Keep ``raw_bytes`` of raw records and ``keep_ns`` of roll-ups and steps; merge old roll-ups."""
+        """Apply the retention, ``raw_bytes`` of raw records and ``keep_ns`` of all; merge old rollups."""
         try:
             with Transaction(self._db):
                 self._trim_raw(raw_bytes)
@@ -266,7 +266,7 @@ class Writer:
                 mark(self.path).touch(mode=0o600)
 
     def _forget_rings(self, before_ns: int) -> None:
-        """Forget the rings that were last heard of before then and are no more."""
+        """Delete ended rings last seen before ``before_ns``, and exit codes from before then."""
         for ring in rings(self._db, "seen_ns < ?", (before_ns,)):
             if not ring.running:
                 for table, column in (("grp", "ring"), ("name", "ring"), ("ring", "id")):
@@ -290,17 +290,17 @@ class Writer:
             self._db.execute(*_rollup_row(slot_ns, 1, ring, key, cell))
 
     def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
-        """Stored records that no roll-up holds yet, oldest first, and the number that follows each run."""
+        """Yield runs of stored records that are in no rollup yet, oldest first, each with the number after its last."""
         return raw_since(self._db, ring, partial(self._damaged.unpacked, self.path))
 
     def close(self) -> None:
-        """Write what is left and let go."""
+        """Commit, and close the history."""
         self.commit()
         self._db.close()
 
 
 def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:
-    """Rings by an SQL condition, oldest first."""
+    """Return rings by an SQL condition, oldest first."""
     columns = ", ".join(RingRow._fields)
     rows = db.execute(
         f"SELECT {columns} FROM ring WHERE ({where}) AND {SOUND['ring']} ORDER BY started_ns, rank", values
@@ -312,7 +312,7 @@ def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[R
 
 
 def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:
-    """Roll-ups by an SQL condition."""
+    """Yield rollups by an SQL condition."""
     columns = ", ".join(CELL_SUMS)
     for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
         f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where} AND {SOUND['rollup']}",
@@ -339,14 +339,14 @@ def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) 
 
 
 def _storable(total: float) -> float:
-    """A sum as SQLite can hold it: its integers have 64 bits, and the sizes in a ring may be anything."""
+    """Return a sum that SQLite can store: its integers have 64 bits, but the sizes in a ring may be anything."""
     return total if total < MAX_PLAUSIBLE else float(total)
 
 
 def raw_since(
     db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]
 ) -> Iterator[tuple[bytes, int]]:
-    """Stored records of a ring that no roll-up holds yet, oldest first, each run with the number that follows it."""
+    """Yield runs of a ring's stored records that are in no rollup yet, oldest first, each with the number after its last."""
     wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND until_n > ? AND {SOUND['chunk']} ORDER BY first_n"
     for chunk, data, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
         records = unpacked(chunk, data)

@@ -1,4 +1,4 @@
-"""The write-ahead log of a history as bytes: SQLite drops what follows a damaged page of it and says nothing."""
+"""Transactions in the write-ahead log of a history: SQLite silently drops all that follows a damaged frame."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 _HEADER, _FRAME = struct.Struct(">8I"), struct.Struct(">6I")
-#: The last bit says in which order the words of a checksum are.
+#: Its last bit is the byte order of the checksums.
 _MAGIC = 0x377F0682
-#: A log that is larger is looked at so far.
+#: Most frames that are read of a log.
 _MOST_FRAMES = 1 << 18
 
 
 class Frames(NamedTuple):
-    """What is in a log: numbers (from 1) of the last frame of each transaction of its latest life."""
+    """Contents of a log; ``commits``: number (from 1) of the last frame of each transaction since its latest reset."""
 
-    #: Its head is whole, and so SQLite looks at what follows.
+    #: Its header is undamaged, so SQLite reads the frames.
     whole: bool
     commits: tuple[int, ...]
 
     def lost(self, valid: int) -> int:
-        """How many transactions were committed in frames that are not among the first ``valid``, which SQLite takes."""
+        """Return how many transactions are committed beyond the first ``valid`` frames, which SQLite accepts."""
         return sum(number > (valid if self.whole else 0) for number in self.commits)
 
 
 def frames(path: Path) -> Frames:
-    """Of the log at ``path``; nothing where there is none.
+    """Return the frames of the log at ``path``; none if there is no log.
 
     Raises:
         OSError: it cannot be read.
@@ -46,7 +46,7 @@ def frames(path: Path) -> Frames:
         while number < _MOST_FRAMES and len(about := file.read(_FRAME.size)) == _FRAME.size:
             number += 1
             _, size, *of_frame, _, _ = _FRAME.unpack(about)
-            # Frames of an earlier life of the log have other salts. Where the head is damaged, all that is there was of use perhaps.
+            # Frames from before a reset of the log have other salts. If the header is damaged, any frame may have been valid.
             if size and (not whole or of_frame == salts):
                 found.append(number)
             file.seek(step, 1)
@@ -54,7 +54,7 @@ def frames(path: Path) -> Frames:
 
 
 def _page_of(path: Path) -> int:
-    """Bytes of a page, as the database has it."""
+    """Return the page size in bytes, from the database's header."""
     with path.with_name(path.name.removesuffix("-wal")).open("rb") as file:
         file.seek(16)
         page = int.from_bytes(file.read(2), "big")

@@ -1,7 +1,7 @@
-"""The ranks of one collective side by side: who waited, and for whom (DESIGN §4).
+"""Joins the ranks of one collective: which rank waited, and for which (docs/definitions.md).
 
-Only for symmetric operations: their ranks finish together, so the one that took least time started last, and what it
-took is the pure transfer. Clocks of different ranks are compared only to tell two lives of one job apart.
+The ranks of a symmetric operation finish together. So the rank with the shortest duration began last, and its duration is the
+pure transfer. Clocks of ranks are compared only for operations with a root, and to separate two runs of one job.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from commwatch.ingest.stragglers import LateWindow
 
-#: Collectives of one group waiting for their ranks; the oldest is given up first.
+#: Most incomplete collectives of one group; beyond it the oldest is dropped.
 MOST_PENDING = 1024
 _MOST_ODD = 4
-#: In the place of a time.
+#: Placeholder for an unknown time.
 NOT_KNOWN_NS = 1 << 62
 
 
@@ -28,19 +28,19 @@ class Part(NamedTuple):
     launch_ns: int
     end_ns: int
     duration_ns: int
-    #: The rank's own books; handed back untouched.
+    #: The rank's own totals; returned unchanged.
     book: Any
     size: int = 0
     dtype: str | None = None
-    #: Time from the end of the symmetric operation that the rank stood in before, of whatever group, to this launch, less the waits
-    #: for messages and operations with a root in between.
+    #: The rank's own time: from the end of the previous symmetric operation that blocked it, of any group, to this launch, without
+    #: the waits for messages and operations with a root in between.
     own_ns: int = NOT_KNOWN_NS
-    #: The same for the operations of one rank that ran while it went on; ``None``: the rank stood in it, or that is not known.
+    #: Run of the operation (``OwnLateness``) if it ran beside the computation; ``None``: it blocked the rank, or not known.
     run: int | None = None
 
 
 class Waits(NamedTuple):
-    """A complete collective."""
+    """A complete collective, split into transfer and waits."""
 
     transfer_ns: int
     #: Each part with how long it waited for the last rank.
@@ -51,22 +51,22 @@ class Waits(NamedTuple):
 
 
 class OwnLateness:
-    """How late the ranks of a group come to its collectives through their own fault.
+    """Computes the own lateness of a group's ranks: how late they come to its collectives through their own fault.
 
-    That is at most what a rank took longer than the others (their lower median) from the operation before. A rank that came late out of
-    another operation was late through no fault of its own, and ranks leave a collective on a slow link one after the other.
-    Where no rank knows what it took, all of the lateness is its own; where only this one does not, none.
+    It is at most what a rank's own time (``Part.own_ns``) exceeds the lower median of all ranks. A rank that left its previous
+    operation late is not at fault; on a slow link ranks leave a collective one after the other. If no rank's own time is known,
+    all of the lateness counts; if only this rank's is not, none does.
 
     Operations that run beside the computation form a run, which ends when the rank blocks in an operation or ends a step. One delay
     makes a rank late to all later operations of a run, and is counted once.
     """
 
     def __init__(self) -> None:
-        #: By rank: its latest run of such operations, its lateness in them, and how much of that counted as its own.
+        #: By rank: its latest run, its lateness in it, and how much of that was counted as its own.
         self._runs: dict[int, tuple[int, int, int]] = {}
 
     def of(self, joined: Waits) -> dict[int, int]:
-        """Of the group's next collective, by rank, in ns."""
+        """Return the own lateness in ns by rank, for the group's next collective."""
         known = [part.own_ns for part, _ in joined.waits if part.own_ns != NOT_KNOWN_NS]
         usual, most = median_low(known) if known else 0, max(wait for _, wait in joined.waits)
         late = {}
@@ -96,7 +96,7 @@ def split(parts: list[Part]) -> Waits:
 
 
 def waits_at_root(parts: Mapping[int, Part], root: int, to_root: bool) -> dict[int, int]:
-    """How long each rank waited in an operation with a root for the side that it needs, in ns; all on one clock."""
+    """Return by rank how long it waited, in ns, in an operation with a root; all times must be on one clock."""
     others = [rank for rank in parts if rank != root]
     last = max((parts[rank].launch_ns for rank in others), default=0) if to_root else parts[root].launch_ns
     waiting = [root] if to_root else others
@@ -107,7 +107,7 @@ def waits_at_root(parts: Mapping[int, Part], root: int, to_root: bool) -> dict[i
 
 
 def own_lateness_at_root(parts: Mapping[int, Part], root: int, to_root: bool) -> dict[int, int]:
-    """How late each rank came to an operation with a root through its own fault, in ns; all on one clock.
+    """Return the own lateness in ns by rank in an operation with a root; all times must be on one clock.
 
     Only the root waits for the others (``to_root``), or only they wait for it. They do not end together, so launches are compared.
     """
@@ -124,7 +124,7 @@ def own_lateness_at_root(parts: Mapping[int, Part], root: int, to_root: bool) ->
 
 
 class _Pending:
-    """A collective some of whose ranks are here."""
+    """An incomplete collective."""
 
     __slots__ = ("first_end", "last_launch", "op", "parts", "same_data", "same_op")
 
@@ -138,7 +138,7 @@ class GroupJoin:
     """Collects the parts of one group's collectives by sequence number.
 
     Args:
-        told: what must be the same on all ranks of a collective.
+        told: returns what must be equal on all ranks of a collective.
     """
 
     def __init__(
@@ -148,31 +148,31 @@ class GroupJoin:
         self.size = size
         self._told = told
         self._pending: dict[int, _Pending] = {}
-        #: Collectives given up: a rank is not in sight, or was in another operation.
+        #: Dropped collectives: a rank is missing, or was in another operation.
         self.unjoined = 0
-        #: The latest ones whose ranks were in different operations, or passed different data; numbers, and their parts.
+        #: The latest collectives whose ranks were in different operations, or passed different data: number and parts.
         self.odd: deque[tuple[int, list[Part]]] = deque(maxlen=_MOST_ODD)
-        #: Operations with a root, some of whose ranks are here.
+        #: Incomplete operations with a root.
         self._rooted: dict[int, dict[int, Part]] = {}
-        #: Who was late in those that came together.
+        #: Own lateness in the complete collectives.
         self.window, self.own_lateness = LateWindow(), OwnLateness()
 
     def restart(self) -> None:
-        """Another life of the job begins: who was late in the one before does not count, and its parts join no others."""
+        """Drop the lateness, and the incomplete operations with a root, of the job's previous run."""
         self.window, self.own_lateness = LateWindow(), OwnLateness()
         self._rooted.clear()
 
     def waiting(self) -> Iterator[tuple[int, list[Part]]]:
-        """The collectives that are not complete and may never be here, the latest begun first: number and parts."""
+        """Yield number and parts of the incomplete collectives, latest begun first, if their ranks are in one op."""
         for seq, pending in reversed(self._pending.items()):
             if pending.same_op:
                 yield seq, list(pending.parts.values())
 
     def add_rooted(self, seq: int, part: Part, root: int) -> dict[int, Part] | None:
-        """Take one rank's part in an operation with a root; returns all parts, by rank, once they are there."""
+        """Add one rank's part in an operation with a root; return all parts by rank once they are complete."""
         parts = self._rooted.setdefault(seq, {})
         if part.rank in parts or (parts and next(iter(parts.values())).op != part.op):
-            parts.clear()  # of an earlier run of the same name
+            parts.clear()  # of an earlier run of the job
         parts[part.rank] = part
         if len(self._rooted) > MOST_PENDING:
             del self._rooted[next(iter(self._rooted))]
@@ -182,7 +182,7 @@ class GroupJoin:
         return parts
 
     def add(self, seq: int, part: Part) -> Waits | None:
-        """Take one rank's part; returns the collective once it is complete."""
+        """Add one rank's part; return the collective once it is complete."""
         pending = self._pending.get(seq)
         if pending is None:
             self._pending[seq] = _Pending(part)
@@ -190,7 +190,7 @@ class GroupJoin:
                 del self._pending[next(iter(self._pending))]
                 self.unjoined += 1
             return None
-        # Nobody finishes a symmetric operation before all have begun it: who did was in another run of the same name.
+        # No rank finishes a symmetric operation before all begin it; an earlier end is of another run of the job.
         if part.end_ns < pending.last_launch:
             self.unjoined += 1
             return None

@@ -1,6 +1,6 @@
-"""Which optimizer calls make up a training step: a rule, found in their order. Pure; no clock decides.
+"""Rules that group optimizer calls into training steps, found in the order of the calls. Pure; no clock decides.
 
-A rule takes marks one by one and returns the calls of each step that is over. It is ``broken`` where the loop has changed.
+A rule takes marks one by one and returns the calls of each complete step. It is ``broken`` once the loop has changed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: Optimizer calls of a step, and of those that are looked at to find a rule.
+#: Most optimizer calls of a step, and most that are searched for a rule.
 MOST_HELD = 4096
-#: A cycle that was not as expected counts for two that were; a rule that owes more is given up.
+#: Doubt added by an unexpected cycle (an expected one removes 1); a rule with more doubt is broken.
 _STRAYED, _MOST_DOUBT = 2, 8
 
 
@@ -22,11 +22,11 @@ class Mark(NamedTuple):
     optimizer: int
     began_ns: int
     ended_ns: int
-    #: Exposed time since the mark before; ``None`` = not known.
+    #: Exposed time since the previous mark; ``None`` = not known.
     exposed_ns: int | None
-    #: Operations then in flight: the step's communication is not complete before they are.
+    #: Operations in flight at the mark; the step's communication is complete once they end.
     in_flight: int
-    #: No forward pass ran since the call before.
+    #: No forward pass ran since the previous call.
     same_pass: bool = False
 
 
@@ -34,21 +34,21 @@ class EachPass:
     """Each forward pass is a step: all calls up to the next pass belong to it.
 
     Args:
-        common: optimizers one of which takes part in every step.
+        common: optimizers called in every pass so far.
     """
 
     def __init__(self, common: frozenset[int]) -> None:
         self._common = common
         self.broken = False
-        #: Marks of the step to come. After an early end these are calls that came late; they lie in the next step.
+        #: Marks of the next step. After an early end they include late calls of the previous one.
         self.open: list[Mark] = []
-        #: The optimizers called in this pass, and in the pass before; whether this pass's step is over.
+        #: The optimizers called in this pass, and in the previous one; whether this pass's step is over.
         self._calls: list[int] = []
         self._usual: list[int] = []
         self._over = True
 
     def feed(self, mark: Mark) -> list[list[Mark]]:
-        """Take the next mark; returns the calls of the steps that are over now."""
+        """Add the next mark; return the calls of each step that is now over."""
         closed = []
         if not (mark.same_pass and self._calls) or len(self._calls) == MOST_HELD:
             if self._calls:
@@ -60,11 +60,11 @@ class EachPass:
             self._usual, self._calls, self._over = self._calls, [], False
         self._calls.append(mark.optimizer)
         self.open.append(mark)
-        # As many calls as in the pass before: no need to wait for the next pass.
+        # The calls equal those of the previous pass, so the step is over before the next pass.
         return [*closed, *self.end()] if self._calls == self._usual else closed
 
     def end(self) -> list[list[Mark]]:
-        """No call comes any more in this pass."""
+        """End the pass; return the calls of its step if that is not over yet."""
         if self._over or self._common.isdisjoint(self._calls):
             return []
         closed, self.open, self._over = self.open, [], True
@@ -72,26 +72,26 @@ class EachPass:
 
 
 class Cycle:
-    """Optimizers take turns: each time around is a step, which ends at the last of them.
+    """Optimizers take turns; each round is a step, which ends at the last call of the round.
 
     Args:
-        order: the optimizers of one step; one that is called several times is there as often.
-        place: where in ``order`` the first mark will be.
+        order: the optimizers of one step, one entry per call.
+        place: index of the first mark in ``order``.
     """
 
     def __init__(self, order: Sequence[int], place: int) -> None:
         self._order = tuple(order)
         self._place = place
         self.broken = False
-        #: Marks of the step that is not over yet.
+        #: Marks of the current step.
         self.open: list[Mark] = []
         self._strayed = False
         self._doubt = _MOST_DOUBT
 
     def feed(self, mark: Mark) -> list[list[Mark]]:
-        """Take the next mark; returns the calls of the steps that are over now.
+        """Add the next mark; return the calls of each step that is now over.
 
-        A call that is left out (a gradient scaler skips some) changes nothing: the step ends at the last, or before the next first.
+        A missing call (a gradient scaler skips some) is tolerated: the step ends at the last call of the round, or before the next round.
         """
         place = self._find(mark.optimizer)
         if place is None or self._doubt > _MOST_DOUBT:
@@ -108,7 +108,7 @@ class Cycle:
         return closed
 
     def end(self) -> list[list[Mark]]:
-        """The step is over, whole or not."""
+        """End the current step, complete or not; return its calls."""
         self._doubt = self._doubt + _STRAYED if self._strayed else max(0, self._doubt - 1)
         closed, self.open = self.open, []
         self._place, self._strayed = 0, False
@@ -124,13 +124,13 @@ class Cycle:
 
 
 def find(marks: Sequence[Mark], least: int) -> tuple[int, EachPass | Cycle] | None:
-    """The rule that the latest marks follow, half of them or more, and the number of marks before those.
+    """Find the rule that the latest marks follow, at least half of all marks.
 
     Args:
-        least: so many marks must have come as a cycle foresees, or so many forward passes must have one optimizer in common.
+        least: number of marks that a cycle must have predicted, or of forward passes that must have an optimizer in common.
 
     Returns:
-        ``None`` where there is no rule, or not yet.
+        Number of marks before the rule applies, and the rule; ``None``: no rule yet.
     """
     numbers = [mark.optimizer for mark in marks]
     length, period = repeats(numbers)
@@ -144,14 +144,14 @@ def find(marks: Sequence[Mark], least: int) -> tuple[int, EachPass | Cycle] | No
     if common and (clear or len(passes) > least):
         return since, EachPass(common)
     if len(passes) == len(set(numbers)) == 1:
-        return None  # perhaps the first step of an optimizer that is called for each group of its parameters
+        return None  # perhaps the first step of an optimizer that is called once per group of parameters
     return (since, _cycle(order, marks[since:])) if clear else None
 
 
 def repeats(numbers: Sequence[int]) -> tuple[int, int]:
-    """Length of the longest end of the sequence that is one cycle twice or more often, and of the cycle; (0, 0): there is none."""
+    """Return the lengths of the longest suffix that repeats a cycle at least twice, and of the cycle; (0, 0): none."""
     backwards, found = numbers[::-1], (0, 0)
-    borders = [0] * len(backwards)  # of Knuth, Morris and Pratt: what a beginning ends with, too
+    borders = [0] * len(backwards)  # of Knuth, Morris and Pratt: longest prefix that is also a suffix
     for at in range(1, len(backwards)):
         border = borders[at - 1]
         while border and backwards[at] != backwards[border]:
@@ -163,7 +163,7 @@ def repeats(numbers: Sequence[int]) -> tuple[int, int]:
 
 
 def _passes(marks: Sequence[Mark]) -> list[frozenset[int]]:
-    """The optimizers called in each forward pass."""
+    """Return the optimizers called in each forward pass."""
     passes: list[set[int]] = []
     for mark in marks:
         if passes and mark.same_pass:
@@ -174,10 +174,10 @@ def _passes(marks: Sequence[Mark]) -> list[frozenset[int]]:
 
 
 def _cycle(order: Sequence[int], marks: Sequence[Mark]) -> Cycle:
-    """The rule for a loop of these turns, of which ``marks`` are the latest two or more.
+    """Return the rule for a loop with this order, which ``marks`` repeat at least twice.
 
-    A step ends at the optimizer that is called least often (the generator, after its discriminator), before a forward pass, and
-    otherwise where the loop was when it was first seen.
+    A step ends at the optimizer that is called least often (the generator, after its discriminator); if several are, before a
+    forward pass, and otherwise at the end of the first round.
     """
     count = Counter(order)
     rarest = min(count.values())

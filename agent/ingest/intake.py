@@ -1,4 +1,4 @@
-"""Where records arrive: finds the rings of the run directory, drains them, remembers how far."""
+"""Intake of records: finds the rings of the run directory, drains them, stores their cursors."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 
 log = logging.getLogger("commwatch")
-#: Most records taken from one ring before it is the next one's turn: less than a join keeps pending, so that the ranks
-#: of a backlog still find each other.
+#: Most records drained from one ring per turn: fewer than a join keeps pending, so that the collectives of a backlog are
+#: still joined.
 _BATCH = 512
-#: Turns of a ring in one look, a lap of a ring of the usual size: an agent that does not keep up must still write down what it has taken.
+#: Most turns of a ring in one tick, a lap of a ring of default size: with a backlog, the agent must still write to the history.
 _MOST_TURNS = 32
-#: Rings that are read at a time; who comes later waits until others have ended.
+#: Most rings that are read at a time; later ones wait until others have ended.
 MOST_RINGS = 4096
-#: Between two signs of life of a trainer, and between an operation that raised and the end that follows from it.
+#: Time between two heartbeats of a trainer; most time from a failed operation to the end of the rank that it causes.
 _SIGN_NS, _SHORTLY_NS = 1_000_000_000, 30_000_000_000
-#: What a ring cannot be opened for now, and perhaps can in a moment.
+#: Temporary errors when a ring is opened.
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 def room_for_rings(files: int) -> int:
-    """How many rings to read at a time, of a process that may have so many files open: the others are for those who ask it."""
+    """Return how many rings to read at a time, from the limit of open files; clients of the agent need the others."""
     return min(MOST_RINGS, max(files // 4, files - 512))
 
 
 class _Source:
-    """One ring in sight, and after its end its books, which other ranks' records still add waits to."""
+    """One ring and its totals; they are kept after its end, because other ranks' records still add waits to them."""
 
     def __init__(self, reader: ring.RingReader, row: RingRow, book: RankTotals) -> None:
         self.row, self.book = row, book
@@ -49,26 +49,26 @@ class _Source:
         self.reader: ring.RingReader | None = reader
         self.next_n = row.next_n
         self.lost = row.lost
-        #: What the store has been told: progress, names, cells (it keeps those of a failed commit), reason for no steps.
+        #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps.
         self.told: tuple[int, int, int] | None = None
         self.told_cells = 0
         self.unavailable = row.steps_unavailable
-        #: Everything the trainer ever wrote has been taken.
+        #: The trainer has ended, and all its records are drained.
         self.final = False
-        #: When its trainer was last found alive, on the monotonic clock; ``None``: not by this agent.
+        #: Monotonic time when its trainer was last found alive; ``None``: not by this agent.
         self.alive_ns: int | None = None
 
 
 class Intake:
-    """Moves records from rings to aggregate and store. One thread calls ``tick``.
+    """Moves records from the rings to aggregate and store. One thread calls ``tick``.
 
     Args:
         directory: holds the ``*.ring`` files.
-        lock: guards the aggregate against its readers, for moments.
-        handover: held from when cells are given to the store until it has them, which takes as long as the disk does: a reader that holds it
-            finds each cell either in the books or in the history. By default the lock itself.
-        most_rings: to be read at a time; each keeps a file open.
-        alive: called as long as it gets on, also within a look that takes long.
+        lock: guards the aggregate; held only for moments.
+        handover: held while cells move to the history, which may take long on a slow disk: a reader that holds it finds each cell
+            either in the totals in memory or in the history. Default: ``lock``.
+        most_rings: read at a time; each keeps a file open.
+        alive: called for each batch, so also during a long tick.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class Intake:
         self._exits = Exits(directory.parent)
         self._sources: dict[str, _Source] = {}
         self._refused: set[tuple[str, int]] = set()
-        #: Ring files that could not be read, for ``/metrics``.
+        #: Number of ring files that could not be read, for ``/metrics``.
         self.bad_rings = 0
-        #: Why ring files are not read yet that could be; ``None``: all are.
+        #: Why some ring files are not read yet; ``None``: all are.
         self.waiting: str | None = None
         self.lost = 0
         self.read = 0
 
     def tick(self, now_ns: int, wall_ns: int) -> int:
-        """Look for rings, drain all, write down what came; returns the number of records."""
+        """Find new rings, drain all, commit to the history; return the number of records read."""
         self._discover(wall_ns)
         before, turn = self.read, list(self._sources.values())
         for ended in self._exits.take():
@@ -109,10 +109,10 @@ class Intake:
                     if source.final:
                         source.book.finish()
                     else:
-                        source.book.tick(now_ns + source.book.offset_ns)  # not by the wall clock, which may be set
+                        source.book.tick(now_ns + source.book.offset_ns)  # not the wall clock, which may be set
                     self._tell(source, wall_ns)
             given_up = self._store.given_up
-            # Stored, or given up for want of room: either way the books need not hold it any longer.
+            # Stored, or dropped by the store: in both cases the cells are no longer needed in memory.
             taken = self._store.commit() or self._store.given_up != given_up
             if self._store.trouble is None:
                 self._exits.remove()
@@ -140,7 +140,7 @@ class Intake:
                 raise
             self.waiting = f"cannot look for rings: {error}"
             return
-        # What is there no longer need not be remembered.
+        # Forget refused files that no longer exist.
         self._refused &= {(entry.name, entry.inode()) for entry in entries}
         fresh = [
             entry
@@ -157,7 +157,7 @@ class Intake:
                 break
 
     def _open(self, entry: os.DirEntry[str], wall_ns: int) -> bool:
-        """Take up a ring, or refuse for good what is none; False where there is no room for more now, so that it comes again at the next look."""
+        """Open a ring, or refuse a damaged one for good; return False if none can be opened now, to retry at the next tick."""
         with contextlib.ExitStack() as undo:
             try:
                 reader = ring.RingReader(Path(entry.path))
@@ -171,7 +171,7 @@ class Intake:
                     book = self._aggregate.open(row.uid, reader.identity)
             except FileNotFoundError:
                 return True
-            except sqlite3.Error as error:  # the disk is full: the ring keeps its records until it is not
+            except sqlite3.Error as error:  # such as a full disk: the ring keeps its records meanwhile
                 self._store.trouble = f"{self._store.path}: {error}"
                 return False
             except (ring.BadRing, OSError, KeyError, TypeError, ValueError) as error:
@@ -209,7 +209,7 @@ class Intake:
     # -- records ------------------------------------------------------------------------------
 
     def _drain(self, source: _Source, now_ns: int) -> int:
-        """Take one batch of a ring; returns how many records it read or found lost."""
+        """Drain one batch of a ring; return the number of records read and lost."""
         self._alive()
         reader, book = source.reader, source.book
         if reader is None:
@@ -242,17 +242,17 @@ class Intake:
             if book.alive and (book.closed_properly or not alive):
                 book.gone_ns = now_ns
             book.alive = alive and not book.closed_properly
-            # A process that is killed loses its connections, so that others raise, before it loses its lock.
+            # A killed process loses its connections before its lock, so that other ranks raise meanwhile.
             source.alive_ns = now_ns if alive and not (owner and is_exiting(owner)) else source.alive_ns
             book.ending = None
             if not book.alive:
-                self._learn(source, reader)  # what it said last
+                self._learn(source, reader)  # the last names, such as its exception
                 book.ending = _ending(source, reader.counter(ring.CLOSED))
             book.pid = (owner or None) if book.alive else None
         return drained.read + drained.lost
 
     def _tell(self, source: _Source, wall_ns: int) -> None:
-        """Hand what has changed since the last tick to the store."""
+        """Hand all changes since the last tick to the store."""
         book, row = source.book, source.row
         fresh = book.closed[source.told_cells :]
         if fresh:
@@ -268,7 +268,7 @@ class Intake:
             self._store.progress(row.id, *told, wall_ns)
 
     def _remove_finished(self) -> None:
-        """Ring files whose trainer is gone and whose records are all in the history have done their work."""
+        """Remove the ring files of ended trainers whose records are all in the history."""
         kept = set(self._aggregate.books())
         for name, source in list(self._sources.items()):
             if source.reader is None:
@@ -292,17 +292,17 @@ class Intake:
 
 
 def _ending(source: _Source, closed_ns: int) -> Ending:
-    """How a rank ended that is found to live no more.
+    """Return the ending of a rank that no longer runs.
 
     Args:
-        closed_ns: when it said that this was the end, by its clock; 0: it has not.
+        closed_ns: when the rank recorded its end, on its clock; 0: it did not.
     """
     book = source.book
     if closed_ns:
         latest = book.failures[-1] if book.failures else None
         in_operation = latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS
         return Ending(closed_ns + book.offset_ns, closed_ns + book.offset_ns, True, book.raised, in_operation)
-    # An agent that comes late knows only the last sign of life, which comes once a second.
+    # An agent that started later has only the last heartbeat, which comes once a second.
     late = source.alive_ns is None or book.gone_ns is None
     until_ns = book.heartbeat_ns + _SIGN_NS if late else book.gone_ns or 0
     since_ns = min(until_ns, max(book.heartbeat_ns, source.alive_ns or 0))

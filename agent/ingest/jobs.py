@@ -1,4 +1,4 @@
-"""All jobs in sight, with the books of their ranks. Pure: no clock, no file; times are parameters."""
+"""All jobs of this node, with the totals of their ranks. Pure: no clock, no file; times are parameters."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from commwatch.ingest.rank_totals import RankTotals
 
 
 class Job:
-    """The ranks of one job on this node, in all lives of their processes."""
+    """The ranks of one job on this node, over all its restarts."""
 
     def __init__(self, job_id: str) -> None:
         self.id = job_id
         self.joins: dict[str, GroupJoin] = {}
         self.books: dict[str, RankTotals] = {}
-        #: When its last rank was found gone, on the monotonic clock; ``None`` while one lives.
+        #: Monotonic time when its last rank was found ended; ``None`` while one runs.
         self.ended_ns: int | None = None
 
 
 class Aggregate:
-    """All jobs in sight.
+    """All jobs of this node.
 
     Args:
         keep_ended_ns: how long the series of an ended job stay in ``/metrics``.
@@ -32,7 +32,7 @@ class Aggregate:
         self._keep_ended_ns = keep_ended_ns
 
     def open(self, uid: str, identity: dict[str, Any]) -> RankTotals:
-        """The book of a ring that has come into sight; raises ``KeyError`` or ``TypeError`` on a damaged identity."""
+        """Create the totals of a new ring and return them; raises ``KeyError`` or ``TypeError`` for a damaged identity."""
         job_id = str(identity["job"])
         job = self.jobs.get(job_id) or Job(job_id)
         book = RankTotals(identity, job.joins)
@@ -45,7 +45,7 @@ class Aggregate:
         return book
 
     def retire(self, now_ns: int) -> None:
-        """Forget the jobs that ended long enough ago."""
+        """Drop the jobs that ended more than ``keep_ended_ns`` ago."""
         for job in list(self.jobs.values()):
             if any(book.alive for book in job.books.values()):
                 job.ended_ns = None
@@ -55,6 +55,6 @@ class Aggregate:
                 del self.jobs[job.id]
 
     def books(self) -> Iterator[RankTotals]:
-        """Every rank of every job."""
+        """Yield the totals of every rank of every job."""
         for job in self.jobs.values():
             yield from job.books.values()

@@ -1,6 +1,6 @@
 """Communication time of one rank by period: training steps, or a second where steps are not marked. Pure.
 
-Sums and sums of squares give the mean and the spread, which is what a comparison of ranks on different nodes needs.
+Sums and sums of squares give the mean and the spread, which a comparison of ranks on different nodes needs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from commwatch.core.intervals import Intervals, covered
 SECOND_NS = 1_000_000_000
 #: Shorter steps are added up to a period of at least this; a longer step is a period by itself.
 _LEAST_NS = 250_000_000
-#: Records of operations that ran beside others may come up to this much later.
+#: Records of concurrent operations may arrive up to this much later.
 _LAG_NS = 2 * SECOND_NS
-#: After a long wait the latest so many seconds are measured.
+#: Most seconds that are measured after a long wait: the latest.
 _MOST_SECONDS = 60
 
 
@@ -23,11 +23,11 @@ class Periods:
 
     def __init__(self) -> None:
         self.count = self.duration_ns = self.comm_ns = 0
-        #: Of the communication time of each, in square seconds.
+        #: Sum of the squared communication times, in square seconds.
         self.comm_squares = 0.0
-        #: Duration and communication of the steps of the period that is not over yet.
+        #: Duration and communication of the current period's steps.
         self._open_ns = 0, 0
-        #: Start of the next second to measure; ``None``: nothing has been communicated yet.
+        #: Start of the next second to measure; ``None``: no communication yet.
         self._next_ns: int | None = None
 
     def add(self, duration_ns: int, comm_ns: int) -> None:
@@ -38,7 +38,7 @@ class Periods:
         self.comm_squares += (comm_ns / 1e9) ** 2
 
     def add_step(self, duration_ns: int, comm_ns: int | None) -> None:
-        """Take in a step; where its communication is not known, the period that it belongs to is left out."""
+        """Add a step; if its communication is not known, drop the period that it belongs to."""
         if comm_ns is None:
             self._open_ns = 0, 0
             return
@@ -53,9 +53,9 @@ class Periods:
         """Count the whole seconds that are over.
 
         Args:
-            busy: when the rank communicated.
+            busy: the intervals in which the rank communicated.
             until_ns: now, or the launch of the oldest operation in flight; in ns of the clock of ``busy``.
-            is_known: whether the communication between two moments is known.
+            is_known: returns whether the communication between two times is known.
         """
         if self._next_ns is None:
             first = min((pieces.starts[0] for pieces in busy if pieces.starts), default=None)

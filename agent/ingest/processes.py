@@ -1,4 +1,4 @@
-"""What the kernel says of the trainers' processes, read without the lock of the books."""
+"""Samples of the trainers' processes from the kernel, read without the lock of the totals."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from commwatch.ingest.why_late import Sample
 
 
 class Processes:
-    """Looks at the process of each rank that lives, and leaves what it finds in its book.
+    """Samples the process of each running rank, and stores the samples in the rank's totals.
 
     Args:
-        lock: guards the books.
-        held_back: why a card keeps its clock down right now; empty: it does not, or that is not known.
-        state, usage: of a process.
-        now_ns: the monotonic clock.
+        lock: guards the totals.
+        held_back: returns why a GPU throttles its clock now; empty: it does not, or not known.
+        state, usage: return those of a process.
+        now_ns: returns the monotonic time.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Processes:
         self._state, self._usage, self._now_ns = state, usage, now_ns
 
     def tick(self) -> None:
-        """Look once."""
+        """Take one sample of each process."""
         with self._lock:
             alive = [(book, book.pid, book.gpu) for book in self._aggregate.books() if book.pid is not None]
         looks = [

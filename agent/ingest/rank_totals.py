@@ -1,7 +1,7 @@
-"""The books of one rank: its records to totals, steps and waits. Pure: no clock, no file; times are parameters.
+"""The totals of one rank, from its records: cells, steps and waits. Pure: no clock, no file; times are parameters.
 
-One ``RankTotals`` per ring. What it counts goes into ``Cell``s, one per (group, op, size class) and 10 s of wall time;
-closed cells are handed to the store, and their sums stay here for ``/metrics``.
+There is one ``RankTotals`` per ring. It counts in ``Cell``s, one per (group, op, size class) and 10 s of wall time; closed cells
+go to the store, and their sums stay in memory for ``/metrics``.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
 from commwatch.ingest.why_late import MOST_SAMPLES, Sample
 
 _MOST_FAILURES = 16
-#: Of groups, those that are forgotten among them.
+#: Most groups with kept numbers, dropped groups included.
 _MOST_NUMBERS = 2 * (MOST_APART + LATEST_KNOWN)
-#: Of the latest records.
+#: Size of the kept latest records.
 _TAIL_BYTES = 256 * ev.RECORD_SIZE
-#: What ``lately`` is about.
+#: Window of ``lately``.
 LAST_NS = 60_000_000_000
 NO_GROUP = ev.NO_GROUP
 _JOINABLE = ev.SYMMETRIC | ev.TO_ROOT | ev.FROM_ROOT
 _UNMEASURED = ev.FAILED | ev.UNTIMED
-#: Its caller went on: asked for a handle, or put it on a stream.
+#: Operations that do not block their caller: asynchronous, or on a stream.
 _NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
 
 
 class _CellTotals:
-    """A live cell with what one look-up should bring along."""
+    """A live cell with all that counting a record needs, for one lookup per record."""
 
     __slots__ = ("bins", "busy", "cell", "compared", "factor", "join", "key", "live", "op", "owner", "p2p", "symmetric")
 
@@ -67,84 +67,84 @@ class _CellTotals:
         self.symmetric = op in ev.SYMMETRIC
         self.busy = owner.steps.busy(owner.group(key.group).label)
         self.cell, self.compared = Cell(), owner.compared.setdefault(key.group, Compared())
-        #: The cell's own, while it is live.
+        #: The cell's bins, while it is live.
         self.bins: dict[int, int] = {}
         self.cell.bins = self.bins
         #: False once the cell has been closed.
         self.live = True
 
     def close(self) -> None:
-        """Nothing more is counted in the cell; what waits for other ranks may keep these books for long."""
+        """Stop counting and save memory, because incomplete collectives may keep this object for long."""
         self.live, self.bins = False, {}
         self.cell.pack()
 
 
 class RankTotals(Names):
-    """The books of one ring: one rank in one life of its process.
+    """The totals of one ring, that is of one run of one rank.
 
     Args:
-        identity: the ring's.
-        joins: the job's, by ``group_id``.
+        identity: of the ring.
+        joins: of the job, by ``group_id``.
     """
 
     def __init__(self, identity: dict[str, Any], joins: dict[str, GroupJoin]) -> None:
         super().__init__()
         self.identity = identity
         self.rank: int = identity["rank"]
-        #: From the trainer's clock to wall time.
+        #: Wall time minus the trainer's clock.
         self.offset_ns: int = identity["wall_offset_ns"]
         self._joins = joins
-        #: Cells the store has not taken yet, and the sums of all closed ones.
+        #: Closed cells not in the store yet; and the sums of all closed cells.
         self.closed: list[tuple[int, CellKey, Cell]] = []
         self.totals: dict[CellKey, Cell] = {}
-        #: By group: how long others waited for this rank; number of its latest collective that has ended, or whose end is not seen.
+        #: By group: how long others waited for this rank; number of its latest collective that ended, or whose end is not seen.
         self.lateness_ns: dict[int, int] = {}
         self.last_seq: dict[int, int] = {}
-        #: By group: what its join takes.
+        #: By group: sums over the operations that were passed to the group's join.
         self.compared: dict[int, Compared] = {}
         self.steps = StepBook()
-        #: By (group, op, peer): what its messages were, and how long it stood waiting for them.
+        #: By (group, op, peer): sums over its messages and the waits for them.
         self.messages: dict[tuple[int, int, int], Messages] = {}
         self.lost = 0
         self.read = 0
-        #: Records whole by their stamps but beyond all reason; passed over.
+        #: Skipped records: their stamps are valid, but their values impossible.
         self.nonsense = 0
         #: The latest operations that raised.
         self.failures: deque[ev.Record] = deque(maxlen=_MOST_FAILURES)
-        #: The latest records as they came, whole ones.
+        #: The latest records, as whole records in bytes.
         self.tail = b""
-        #: Of a rank with messages: how long it stood in waits, for messages and for late ranks, by ``stragglers.BIN_NS`` of time.
+        #: Of a rank with messages: its waits for messages and for late ranks, by bins of ``stragglers.BIN_NS``.
         self.stood_ns: dict[int, int] = {}
-        #: By group: launch of the collective with that number; number of the latest whose end was not seen, or that was only counted.
+        #: By group: launch of the collective in ``last_seq``; number of the latest whose end was not seen, or that was only counted.
         self.launched_ns: dict[int, int] = {}
         self.unseen: dict[int, int] = {}
-        #: What the ring says of its trainer right now; the intake keeps these current.
+        #: State of the trainer in the ring; the intake keeps it current.
         self.in_flight: list[ev.Record] = []
         self.alive = True
-        #: The trainer's pid as the agent sees it; ``None``: not visible from here.
+        #: The trainer's pid as the agent sees it; ``None``: not visible.
         self.pid: int | None = None
-        #: A pid that it had, and the state of that process at the latest look, as ``collectors.process`` has it.
+        #: Pid and state of its process at the latest sample, as in ``collectors.node.process``.
         self.process: tuple[int, str | None] | None = None
-        #: The latest looks at its process and card.
+        #: The latest samples of its process and GPU.
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.closed_properly = False
-        #: How it ended, where it has.
+        #: How it ended; ``None``: not ended.
         self.ending: Ending | None = None
-        self.gone_ns: int | None = None  # when its trainer was found to live no more; monotonic
+        self.gone_ns: int | None = None  # monotonic time when its trainer was found ended
         self.heartbeat_ns = self.dropped = self.probe_ns = self.overflow = 0
         #: How much the probe records (``governor.MODES``), and since when.
         self.mode = FULL
         self.mode_since_ns = 0
-        #: Records lost by the latest tick, and when that was found: what was communicated before is not all known.
+        #: Lost records at the latest tick, and when they last grew: communication before that time is incomplete.
         self._lost_before = self._known_from_ns = 0
-        #: When operations were last found to have had no room in the table of those in flight.
+        #: When the table of operations in flight was last found to have overflowed.
         self.overflow_ns: int | None = None
-        #: End of the latest operation that a thread of this rank stood in, and of the latest collective of all; 0: not known.
+        #: End of the latest operation that blocked this rank, and of its latest collective of any kind; 0: not known.
         self._came_out_ns = self._ended_ns = 0
-        #: The latest two step marks; the key of the current run (``joins.OwnLateness``), and when the communication before it ended.
+        #: The latest two step marks; the key of the current run (``collective_join.OwnLateness``), and when the communication before it ended.
         self._marks_ns = 0, 0
         self._run_ns, self._before_run_ns = -1, 0
-        #: Messages on a GPU: who stood still for them is not known.
+        #: There were messages on a GPU, whose waits are not known.
         self.on_device = False
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}
         self._live: dict[int, _CellTotals] = {}
@@ -157,14 +157,14 @@ class RankTotals(Names):
     # -- records ------------------------------------------------------------------------------
 
     def pending(self) -> Iterator[ev.Record]:
-        """What is in flight and keeps somebody waiting: a posted send or recv is no news until somebody waits for it."""
+        """Yield the operations in flight, but sends and receives only if a thread waits for them."""
         return (noted for noted in self.in_flight if noted.flags & ev.BLOCKED or self.op_name(noted.op) not in ev.P2P)
 
     def ingest(self, records: bytes, until_n: int | None = None) -> None:
-        """Take in whole records, in the order of the ring.
+        """Count whole records, in the order of the ring.
 
         Args:
-            until_n: number of the record that follows the last one; by default what its stamp says.
+            until_n: number of the record after the last one; default: from its stamp.
         """
         live, offset, bounds, bins_per_e = self._live, self.offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
         last_seq, launched, rank, dtypes = self.last_seq, self.launched_ns, self.rank, self.dtypes
@@ -207,7 +207,7 @@ class RankTotals(Names):
             cell.durations[bisect_left(bounds, duration)] += 1
             came_out = self._came_out_ns
             if waited_us or not (p2p is not None or flags & _NOT_STOOD_IN):
-                # What ends when one side is through takes nothing from what the rank took before.
+                # Waits in operations that are not symmetric are no part of the rank's own time, so its start moves by them.
                 self._came_out_ns = end if books.symmetric else came_out and came_out + (waited_us * 1000 or duration)
             if p2p is not None:
                 cell.busy_ns += p2p.add(start, end)
@@ -216,7 +216,7 @@ class RankTotals(Names):
                 continue
             cell.busy_ns += duration
             books.busy.add(start, end)
-            # An end seen when the caller came to wait for it says nothing about when the ranks finished.
+            # An end seen only when the caller waits is not the time when the ranks finished.
             if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
                 own = self._own(launch, end, came_out, flags)
                 part = Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype), *own)
@@ -224,12 +224,12 @@ class RankTotals(Names):
         self.steps.trim(self._p2p_busy.values())
 
     def _own(self, launch_ns: int, end_ns: int, came_out_ns: int, flags: int) -> tuple[int, int | None]:
-        """What the rank took before an operation, and the operation's run, as ``Part`` has them."""
+        """Return ``own_ns`` and ``run`` of the operation's ``Part``."""
         if not flags & _NOT_STOOD_IN:
             since, run = came_out_ns, None
         else:
             since, run = self._before_run(launch_ns, came_out_ns)
-            if flags & ev.ON_DEVICE:  # the trainer's clock says nothing about when the GPU was ready
+            if flags & ev.ON_DEVICE:  # the trainer's clock does not show when the GPU was ready
                 since = 0
         self._ended_ns = max(self._ended_ns, end_ns)
         return launch_ns - since if launch_ns >= since > 0 else NOT_KNOWN_NS, run
@@ -244,12 +244,12 @@ class RankTotals(Names):
         return self._before_run_ns, run
 
     def _take_other(self, record: ev.Record, until_n: int | None) -> None:
-        """Take in a step mark, or operations of one kind and size class that were only counted."""
+        """Count a step mark, or a record of operations of one kind and size class that were only counted."""
         if record.op == ev.STEP_MARK:
             self.steps.mark(record)
             self._marks_ns = self._marks_ns[1], record.end_ns
             return
-        self._came_out_ns = self._ended_ns = 0  # where its ranks stood meanwhile is not known
+        self._came_out_ns = self._ended_ns = 0  # the waits in these operations are not known
         self.roll(record.end_ns + self.offset_ns)
         number, group = max(1, record.waited_us), record.group
         each = -(-record.size_bytes // number)
@@ -258,7 +258,7 @@ class RankTotals(Names):
         if self.live_from is None:
             self.live_from = _number(record.stamp, until_n)
         cell.count_unmeasured(record.size_bytes, failed=False, number=number)
-        if self.op_name(record.op) in ev.P2P:  # to whom is not known
+        if self.op_name(record.op) in ev.P2P:  # their peers are not known
             messages = self._messages_with(at, record.op, -1)
             messages.count, messages.bytes = messages.count + number, messages.bytes + record.size_bytes
         else:
@@ -269,10 +269,10 @@ class RankTotals(Names):
     def _message(
         self, books: _CellTotals, peer: int, size: int, waited_us: int, start_ns: int, end_ns: int, flags: int
     ) -> None:
-        """Take in what only messages have: a peer, and a wait for them.
+        """Count what only messages have: a peer, and a wait for them.
 
-        On the CPU a message that nobody waits for costs nothing. On a GPU it keeps its stream from start to end, and who
-        stood still for that is not known.
+        On the CPU only the wait counts as communication. On a GPU a message occupies its stream from start to end, and the
+        waits for it are not known.
         """
         if flags & ev.ON_DEVICE:
             self.on_device = True
@@ -285,7 +285,7 @@ class RankTotals(Names):
         self._messages_with(books.key.group, books.key.op, peer).add(size, waited_us)
 
     def stood(self, end_ns: int, waited_ns: int) -> None:
-        """Add up how long the rank waited until ``end_ns``."""
+        """Add a wait of ``waited_ns`` that ended at ``end_ns``."""
         at = end_ns // BIN_NS
         self.stood_ns[at] = self.stood_ns.get(at, 0) + waited_ns
         if len(self.stood_ns) > MOST_BINS:
@@ -298,25 +298,25 @@ class RankTotals(Names):
         return self.messages.setdefault(whom, Messages())
 
     def note_failure(self, record: ev.Record) -> None:
-        """Remember an operation that its rank died in."""
+        """Store an operation in flight at its rank's death as failed."""
         self._note(record, ev.FAILED)
 
     def _note(self, record: tuple[int, ...], flags: int) -> None:
-        """Remember an operation that raised; of one without an end, when it was launched."""
+        """Store an operation that raised; of one without a seen end, its launch."""
         noted = ev.Record._make(record)
         if not flags & _NOT_STOOD_IN:
-            self._came_out_ns = self._ended_ns = 0  # when it came out is not known
+            self._came_out_ns = self._ended_ns = 0  # its end is not known
         if flags & ev.FAILED:
             self.failures.append(noted)
             return
         message = self.op_name(noted.op) in ev.P2P
         if not message:
             self.unseen[noted.group] = noted.seq
-        if not message or flags & ev.ON_DEVICE:  # a message on the CPU that nobody waits for costs nothing
+        if not message or flags & ev.ON_DEVICE:  # a message on the CPU counts only while a thread waits
             self.steps.untimed(noted.launch_ns)
 
     def _open(self, group: int, op: int, size: int) -> _CellTotals:
-        """A fresh cell, or the one that is shared where there are too many."""
+        """Open a new cell, or return the shared one if there are too many keys."""
         key = CellKey(group, op, ev.size_log2(size))
         if key not in self.totals and len(self.totals) + len(self._live) >= MOST_KINDS and key != OTHER_KIND:
             return self._live.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0)
@@ -329,12 +329,12 @@ class RankTotals(Names):
         return books
 
     def cell(self, key: CellKey) -> Cell:
-        """The live cell of ``key``, opened again where its slot has ended."""
+        """Return the live cell of ``key``; open one if there is none."""
         books = self._live.get(key.place)
         return (books or self._open(key.group, key.op, 0 if key.size_log2 < 0 else 1 << key.size_log2)).cell
 
     def tick(self, wall_ns: int) -> None:
-        """Close the cells of the slot that has ended by the clock, or that no clock has come to: somebody wrote an end that nobody saw."""
+        """Close the cells if their slot has ended, or is in the future because of a wrong end; measure seconds without steps."""
         if self._slot_end > wall_ns + LAST_NS:
             self._close()
             self._lately.clear()
@@ -347,7 +347,7 @@ class RankTotals(Names):
         self.steps.tick(min((record.launch_ns for record in self.pending()), default=now_ns), known_from_ns)
 
     def roll(self, wall_ns: int) -> None:
-        """Close the cells of the slot that has ended by ``wall_ns``."""
+        """Close the cells if their slot has ended by ``wall_ns``; begin the next slot."""
         if wall_ns < self._slot_end:
             return
         self._close()
@@ -372,7 +372,7 @@ class RankTotals(Names):
                     del numbers[forgotten]
 
     def usual_ns(self, group: int, op: int) -> float | None:
-        """Median duration of such operations so far; ``None`` where none has ended."""
+        """Return the median duration in ns of this group's op so far; ``None`` if none has ended."""
         bins: dict[int, int] = {}
         for key, cell in self.cells():
             if (key.group, key.op) == (group, op):
@@ -380,49 +380,49 @@ class RankTotals(Names):
         return quantile(bins, 0.5)
 
     def cells(self) -> Iterator[tuple[CellKey, Cell]]:
-        """All that has been counted since the agent took up this ring: closed sums and live cells."""
+        """Yield all that was counted since the agent opened this ring: sums of closed cells, and live cells."""
         yield from self.totals.items()
         yield from ((books.key, books.cell) for books in self._live.values())
 
     def counted(self, job: str, key: CellKey, cell: Cell) -> Counted:
-        """A cell of these books with its names."""
+        """Return a cell with its names."""
         return counted(job, self.rank, self.group(key.group), self.op_name(key.op), key, cell)
 
     def lately(self, now_ns: int) -> Iterator[tuple[int, CellKey, Cell]]:
-        """What was counted in the last minute, by the trainer's clock, with the slot of wall time that it is of."""
+        """Yield the cells of the last minute as (slot in wall time, key, cell); ``now_ns`` is on the trainer's clock."""
         since = now_ns + self.offset_ns - LAST_NS
         yield from (counted for counted in self._lately if counted[0] >= since)
         if self._slot_end > since:
             yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())
 
     def live_cells(self) -> Iterator[tuple[int, CellKey, Cell]]:
-        """What the store has not been given yet, as (slot, key, cell)."""
+        """Yield the cells that are not in the store yet, as (slot, key, cell)."""
         yield from self.closed
         yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())
 
     def take_closed(self, count: int | None = None) -> list[tuple[int, CellKey, Cell]]:
-        """Hand over the oldest ``count`` closed cells (all by default), and forget them."""
+        """Remove and return the oldest ``count`` closed cells (default: all)."""
         taken = self.closed[:count]
         del self.closed[: len(taken)]
         return taken
 
     def finish(self) -> None:
-        """The rank has ended: close everything that is still open. Waits that other ranks add later open it again."""
+        """Close all cells and steps of a rank that has ended. Waits that other ranks add later open new cells."""
         self.steps.end()
         self._p2p_busy.clear()
         self._close()
         for cell in self.totals.values():
-            if isinstance(cell.bins, dict):  # a job that runs again and again keeps the sums of each of its lives
+            if isinstance(cell.bins, dict):  # the sums of all restarts of a job stay in memory
                 cell.pack()
 
 
 def _number(stamp: int, until_n: int | None) -> int:
-    """The number of a record, by its stamp and the number that follows the last one; without that, what the stamp says."""
+    """Return a record's number, from its stamp and the number after the last record; without that, its stamp."""
     return number_of(stamp, until_n if until_n is not None else stamp + 1)
 
 
 def _compare(books: _CellTotals, join: GroupJoin, seq: int, part: Part, root: int) -> None:
-    """Put a rank's part beside those of the others."""
+    """Join a rank's part with those of the other ranks."""
     if not books.symmetric:
         parts, to_root = join.add_rooted(seq, part, root), books.op in ev.TO_ROOT
         if parts is not None:
@@ -437,7 +437,7 @@ def _compare(books: _CellTotals, join: GroupJoin, seq: int, part: Part, root: in
 
 
 def _settle(joined: Waits, join: GroupJoin) -> None:
-    """Write a complete collective into the books of its ranks."""
+    """Add a complete collective to the totals of its ranks."""
     _write(joined.waits)
     late: _CellTotals = joined.late.book
     lateness = late.owner.lateness_ns
@@ -456,12 +456,12 @@ def _write(waits: Iterable[tuple[Part, int]]) -> None:
 
 
 def told(part: Part) -> tuple[str, int, str | None]:
-    """Operation, size and dtype of a part, by their names."""
+    """Return op name, size in bytes and dtype name of a part."""
     books: _CellTotals = part.book
     return books.owner.op_name(part.op), part.size, part.dtype
 
 
 def _same(part: Part) -> tuple[str, int | None, str | None]:
-    """What must be the same on all ranks of a collective."""
+    """Return what must be equal on all ranks of a collective."""
     name, size, dtype = told(part)
     return name, size if name in ev.SAME_SIZE else None, dtype

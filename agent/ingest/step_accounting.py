@@ -1,4 +1,4 @@
-"""How much of a rank's steps was communication: the union of its operations, by process group and in all. Pure."""
+"""Communication in a rank's steps: the union of its operations, by process group and in total. Pure."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from commwatch.ingest.cycles import Mark
 from commwatch.ingest.periods import Periods
 from commwatch.ingest.steps import Step, StepTracker
 
-#: A step of whatever form.
+#: A step of any type.
 _Step = TypeVar("_Step")
-#: Pieces of communication kept while no step ends (inference, a long evaluation): of one label, and of all together.
+#: Most intervals kept while no step ends (inference, a long evaluation): of one label, and of all together.
 MOST_PIECES, _MOST_TOGETHER = 65_536, 8 * 65_536
-#: Group labels whose communication is measured each for itself; the rest share one.
+#: Most group labels that are measured separately; the rest share one.
 MOST_LABELS = 64
-#: Steps that shares look back over, however short they are.
+#: Most steps in the window of a share.
 MOST_RECENT = 8192
-#: A step is long if it took more than so many times the median of the steps before it: of so many, and at least so many.
+#: A long step takes more than this many times the median of the steps before it; most and least number of these.
 LONG_TIMES, NEIGHBOURS, LEAST_NEIGHBOURS = 3, 31, 5
-#: A share needs so many steps.
+#: Least number of steps for a share.
 LEAST_STEPS = 3
-#: Without a step for so long nothing moves, unless steps take nearly as long.
+#: A rate of steps is invalid this long after the latest step; later if steps are long.
 _STILL_S = 5.0
 
 
 def stands_still(since_s: float, usual_s: float) -> bool:
-    """Whether a rate of steps says nothing any more: none has ended for ``since_s``, where one usually takes ``usual_s``."""
+    """Return whether a rate of steps is invalid: none has ended for ``since_s``, and one usually takes ``usual_s``."""
     return since_s > max(_STILL_S, LONG_TIMES * usual_s)
 
 
@@ -49,12 +49,12 @@ class StepTotals:
         self.groups_ns: dict[str, int] = {}
         #: Time in waits for messages; ``None``: there were none.
         self.p2p_wait_ns: int | None = None
-        #: The steps of the last minute before the latest one, or the last few where they take longer; without their groups, which nobody
-        #: asks of them and which would be most of what they take.
+        #: The steps of the last minute before the latest one, or the last few if they are longer; without groups, which are not used
+        #: and would take most of the memory.
         self.recent: deque[StepRecord] = deque(maxlen=MOST_RECENT)
 
     def add(self, step: StepRecord) -> None:
-        """Take in one step."""
+        """Add a step."""
         self.count += 1
         self.duration_ns += step.end_ns - step.start_ns
         self._comm_ns += step.comm_ns or 0
@@ -71,7 +71,7 @@ class StepTotals:
             self.recent.popleft()
 
     def lengthened(self, step: StepRecord) -> None:
-        """One that has been taken in proved to be long."""
+        """Mark an added step as long."""
         kept = step._replace(groups=())
         self.long += 1
         if kept in self.recent:
@@ -79,25 +79,25 @@ class StepTotals:
 
     @property
     def comm_ns(self) -> int | None:
-        """Communication in them; ``None``: of more than one in a hundred it is not known."""
+        """Communication time of the steps in ns; ``None``: unknown for more than one in a hundred."""
         return None if 100 * self._unknown > self.count else self._comm_ns
 
     def p2p_wait_share(self) -> float | None:
-        """The part of the latest steps but for the long ones spent in waits for messages; ``None``: of none of them are they known."""
+        """Return the share (0 to 1) of the latest steps, without long ones, in waits for messages; ``None``: not known."""
         steps = [step for step in self.recent if not step.long and step.p2p_wait_ns is not None]
         waited = sum(step.p2p_wait_ns or 0 for step in steps)
         return waited / sum(step.end_ns - step.start_ns for step in steps) if steps else None
 
     def shares(self, now_ns: int) -> tuple[float, float | None] | None:
-        """Comm share and exposed share of the latest steps.
+        """Return comm share and exposed share (0 to 1) of the latest steps.
 
-        Steps that took far longer than their neighbours (a checkpoint, an evaluation, the first one) are left out: they say
-        nothing about training. ``None`` where fewer than three are left, or the rank has not stepped for long.
+        Long steps (a checkpoint, an evaluation, the first one) are left out, because they are not typical of
+        training. ``None`` where fewer than three are left, or the rank has not stepped for long.
         """
         return shares_of(self.usual(now_ns))
 
     def usual(self, now_ns: int) -> list[StepRecord]:
-        """The steps that ``shares`` goes by, oldest first; none where it gives none."""
+        """Return the steps that ``shares`` uses, oldest first; empty if they are too few or too old."""
         steps = [step for step in self.recent if not step.long]
         if len(steps) < LEAST_STEPS:
             return []
@@ -106,12 +106,12 @@ class StepTotals:
 
 
 def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | None:
-    """``StepSums.shares`` of steps."""
+    """Return ``StepSums.shares`` of steps."""
     return _shares([(step.end_ns - step.start_ns, step.comm_ns, step.exposed_ns) for step in steps])
 
 
 def _shares(steps: Collection[tuple[float, float | None, float | None]]) -> tuple[float, float | None] | None:
-    """The same of steps as (duration, communication, exposed)."""
+    """Return ``StepSums.shares`` of steps given as (duration, communication, exposed)."""
     known = [(duration, comm, exposed) for duration, comm, exposed in steps if comm is not None]
     exposed = [(duration, exposed) for duration, _, exposed in known if exposed is not None]
     duration, comm = sum(duration for duration, _, _ in known), sum(comm for _, comm, _ in known)
@@ -120,34 +120,34 @@ def _shares(steps: Collection[tuple[float, float | None, float | None]]) -> tupl
 
 
 def total(parts: Collection[float | None]) -> float | None:
-    """Their sum; ``None``: there are none, or more than one in a hundred is not known."""
+    """Return the sum of the known parts; ``None``: no part is known, or more than one in a hundred is not."""
     known = [part for part in parts if part is not None]
     return sum(known) if known and 100 * (len(parts) - len(known)) <= len(parts) else None
 
 
 def part_of(parts: Collection[float | None], steps: Collection[StepView]) -> float | None:
-    """``total`` of seconds over the steps' time; ``None`` as there, and where they took none."""
+    """Return ``total`` of parts in s / time of the steps; ``None`` if there is no total, or no time."""
     seconds, duration_s = total(parts), sum(step.duration_s for step in steps)
     return seconds / duration_s if seconds is not None and duration_s else None
 
 
 def comm_share(steps: Collection[StepView]) -> float | None:
-    """Of steps together, as ``StepSums`` has it."""
+    """Return the comm share (0 to 1) as ``StepSums.shares``."""
     return (_of_views(steps) or (None, None))[0]
 
 
 def exposed_share(steps: Collection[StepView]) -> float | None:
-    """Of steps together, as ``StepSums`` has it."""
+    """Return the exposed share (0 to 1) as ``StepSums.shares``."""
     return (_of_views(steps) or (None, None))[1]
 
 
 def of_known(
     ranks: Iterable[Collection[_Step]], share: Callable[[Collection[_Step]], float | None]
 ) -> tuple[float | None, int]:
-    """A share of the steps of those ranks of which it is known, and how many ranks these are.
+    """Return a share over the steps of all ranks where it is known, and the number of these ranks.
 
     Args:
-        ranks: the steps of each.
+        ranks: the steps of each rank.
     """
     known = [of_rank for of_rank in ranks if share(of_rank) is not None]
     return share([step for of_rank in known for step in of_rank]), len(known)
@@ -158,7 +158,7 @@ def _of_views(steps: Collection[StepView]) -> tuple[float, float | None] | None:
 
 
 def trim(unions: Collection[Intervals]) -> None:
-    """Forget the oldest pieces where there are too many: by a clock that somebody has written they may all be of one moment."""
+    """Drop the oldest intervals beyond a number; an age would not limit them, because times in a ring may be wrong."""
     most = min(MOST_PIECES, _MOST_TOGETHER // max(1, len(unions)))
     for pieces in unions:
         if len(pieces.starts) > most:
@@ -166,13 +166,13 @@ def trim(unions: Collection[Intervals]) -> None:
 
 
 def _any_in(moments: list[int], start_ns: int, end_ns: int) -> bool:
-    """Whether one of the moments, which are in order, lies between the two."""
+    """Return whether one of the sorted moments is in ``[start_ns, end_ns)``."""
     at = bisect_left(moments, start_ns)
     return at < len(moments) and moments[at] < end_ns
 
 
 class StepBook:
-    """The steps of one rank: from marks, and from the intervals in which it communicated."""
+    """The steps of one rank, from its marks and the intervals of its communication."""
 
     def __init__(self) -> None:
         self.totals, self.periods = StepTotals(), Periods()
@@ -182,61 +182,61 @@ class StepBook:
         self._fresh: list[StepRecord] = []
         self._busy: dict[str, Intervals] = {}
         self._messages: Intervals | None = None
-        #: When collectives without times were launched that no step has claimed yet, in order.
+        #: Sorted launches of collectives without times that are in no step yet.
         self._untimed: list[int] = []
-        #: Moments, in order, in such steps some of whose operations, messages among them, were only counted.
+        #: Sorted moments in the steps whose operations (messages included) were in part only counted.
         self._counted: list[int] = []
         self._durations: deque[int] = deque(maxlen=NEIGHBOURS)
-        #: The first steps, until there are enough to judge them by.
+        #: The first steps, until there are enough to compare them with.
         self._first: list[StepRecord] | None = []
 
     @property
     def unavailable(self) -> str | None:
-        """Why there are no steps, where the marks do not tell them."""
+        """Why the marks give no steps; ``None`` if they do."""
         return self._tracker.unavailable
 
     def busy(self, label: str) -> Intervals:
-        """When operations of the groups with this label ran."""
+        """Return the intervals in which operations of groups with this label ran."""
         return self._busy.setdefault(
             label if label in self._busy or len(self._busy) < MOST_LABELS else OTHER, Intervals()
         )
 
     def messages(self) -> Intervals:
-        """When a thread stood in a wait for a send or recv."""
+        """Return the intervals in which a thread waited for a send or recv."""
         if self._messages is None:
             self._messages = Intervals()
         return self._messages
 
     def untimed(self, launch_ns: int) -> None:
-        """A collective without an observable end: the communication of its step is not known."""
+        """Note a collective without an observable end, so that its step's communication is not known."""
         insort(self._untimed, launch_ns)
 
     def trim(self, others: Collection[Intervals] = ()) -> None:
-        """Forget the oldest of what no step has claimed, and of other unions."""
+        """Drop the oldest intervals and moments that are in no step yet, and those of ``others``."""
         for unions in (self._all(), others):
             trim(unions)
         del self._untimed[:-MOST_PIECES], self._counted[:-MOST_PIECES]
 
     def mark(self, record: ev.Record) -> None:
-        """Take in a step mark."""
+        """Add a step mark."""
         self._marked = True
         exposed = record.size_bytes if record.flags & ev.EXPOSED else None
         if record.flags & ev.UNTIMED:
             insort(self._counted, record.end_ns - 1)
         same_pass = bool(record.flags & ev.SAME_PASS)
         mark = Mark(record.seq, record.peer, record.launch_ns, record.end_ns, exposed, record.aux, same_pass)
-        self.finish()  # what was in flight at the mark before has had a step's time to complete
+        self.finish()  # what was in flight at the previous mark has had a step's time to complete
         for step in self._tracker.feed(mark):
             self._waiting.append(step)
             if not step.in_flight:
                 self.finish()
 
     def tick(self, until_ns: int, known_from_ns: int = 0) -> None:
-        """Measure the seconds that are over, where no steps are marked, or none can be told.
+        """Measure the seconds that are over, if there are no marks, or no steps can be found in them.
 
         Args:
             until_ns: now, or the launch of the oldest operation in flight; by the clock of the records.
-            known_from_ns: of what ran before, some is not recorded.
+            known_from_ns: the records of operations before it are incomplete.
         """
         if not self._marked or self.unavailable:
             self.periods.add_seconds(
@@ -259,7 +259,7 @@ class StepBook:
         self._waiting = []
 
     def end(self) -> None:
-        """The rank has ended: no step will claim what is left."""
+        """Measure the last steps of a rank that has ended; drop what is in no step."""
         self._waiting += self._tracker.end()
         self.finish()
         for pieces in self._all():
@@ -279,7 +279,7 @@ class StepBook:
         return StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed, groups, waited)
 
     def take(self) -> list[StepRecord]:
-        """Hand over the steps that have come since the last call; one that came before is there again if it proved long."""
+        """Return the steps since the last call; an earlier one comes again if it turned out to be long."""
         steps, self._fresh = self._fresh, []
         return steps
 
@@ -287,7 +287,7 @@ class StepBook:
         return [*self._busy.values(), *([] if self._messages is None else [self._messages])]
 
     def _judge(self, step: StepRecord) -> None:
-        """Tell whether a step was long; the first ones once there are others to compare them with."""
+        """Add a step, and decide whether it was long; for the first ones once there are others to compare them with."""
         duration = step.end_ns - step.start_ns
         if self._first is None:
             step = step._replace(long=duration > LONG_TIMES * median(self._durations))

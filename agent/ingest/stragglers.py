@@ -1,9 +1,9 @@
-"""Which ranks make the others of a group wait, step after step. Pure.
+"""Stragglers: ranks that make the others of a group wait, step after step. Pure.
 
-Each rank has a series: how late it came into the collectives of each period, through its own fault. A period is a training step where
-steps are marked. A straggler is a rank whose series is above that of each rank that is none: on average by 5 % of the time, in nearly
-all parts of the window, and by more than chance allows. Ranks that are late in turn, or whose work is uneven, have series that cross.
-What happens in less than one of five periods, as a checkpoint does, does not count.
+Each rank has a series: its own lateness in the collectives of each period. A period is a training step where steps are marked. The
+series of a straggler is above those of all ranks that are not stragglers: on average by 5 % of the time, in nearly all parts of the
+window, and by more than chance allows. Ranks that are late in turn, or whose work is uneven, have series that cross. Events in fewer
+than one of five periods, such as checkpoints, do not count.
 
 "Three sigma" over ranks would never find one: among n, a rank cannot be further than (n-1)/sqrt(n) standard deviations from the mean,
 1.2 of three.
@@ -18,31 +18,31 @@ from math import ceil, sqrt
 from statistics import median_low
 from typing import NamedTuple
 
-#: Lateness is added up in bins of this length; so many are kept.
+#: Length in ns of the bins in which lateness is summed; most bins kept.
 BIN_NS, MOST_BINS = 100_000_000, 600
-#: The latest so many ns are judged, or more until there are enough periods. Where they name no rank, the next window is judged.
+#: Windows in ns, tried in order until one has a straggler; each is extended until it has enough periods.
 WINDOWS_NS = (10_000_000_000, 15_000_000_000, 30_000_000_000)
-#: A shorter window, or one of fewer periods, names no rank: the start of a job, or chance.
+#: Least length and number of periods of a window; anything less is the start of a job, or chance.
 LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5
-#: Where steps are not marked, a period has so many bins with collectives at most; fewer where there are not so many periods.
+#: Most bins of a period where steps are not marked; fewer if there would be fewer than ``_PERIODS`` periods.
 _BINS_OF_PERIOD, _PERIODS = 5, 20
-#: A straggler costs the others so much of the time.
+#: Least share of the time that a straggler costs the others.
 COSTS = 0.05
-#: Of ranks that send messages, each waits so many times as long as the straggler.
+#: Among ranks that send messages: how many times as long as the straggler each other rank waits at least.
 _WAITS = 1.5
-#: It makes each of them wait so many times as long as they make it wait.
+#: How many times as long a straggler makes each other rank wait, at least, as that rank makes it wait.
 _TIMES = 3
-#: Its mean lead has so many standard errors, and so many more divided by the number of periods.
+#: Least mean lead in standard errors; plus the second number divided by the number of periods.
 _ERRORS, _ERRORS_OF_FEW = 4, 60
-#: Who was a straggler so long ago remains one while it goes on.
+#: A straggler this long ago remains one while it still costs as much.
 _HELD_NS = tuple(range(1_000_000_000, 5_000_000_001, 1_000_000_000))
-#: Leads are cut off at what this part of them does not exceed.
+#: Quantile of the leads at which larger ones are cut off.
 _USUAL = 0.8
-#: The window has so many parts; in so many of them the lead is at least half of what it has to be.
+#: Number of parts of a window; in how many of them the lead must be at least half of the least lead.
 _PARTS, _PARTS_WITH = 5, 4
-#: A suspect is compared with so many others at most, the latest ones.
+#: Most other ranks that a suspect is compared with: those with the most lateness.
 _MOST_COMPARED = 8
-#: Nothing is concluded so long after the latest period, or so many times its length.
+#: There is no verdict this long after the latest period, or this many mean periods after it if that is longer.
 _STILL_NS, _STILL_PERIODS = 30_000_000_000, 3
 
 
@@ -50,7 +50,7 @@ class Late(NamedTuple):
     """A straggler, and what it cost."""
 
     rank: int
-    #: By how much it was later than the others (their lower median) in the window: the time that they waited for it.
+    #: Its lateness in the window minus the lower median of all ranks: the time that the others waited for it.
     cost_ns: int
     window_ns: int
     #: Training steps in the window; ``None``: they are not marked.
@@ -58,7 +58,7 @@ class Late(NamedTuple):
 
 
 class Period(NamedTuple):
-    """A part of the time: when it begins and ends, its steps, and the lateness of each rank in it; 0 where it is not there."""
+    """A period of time: start, end, number of steps, and lateness by rank (0 for absent ranks)."""
 
     start_ns: int
     end_ns: int
@@ -77,7 +77,7 @@ class LateWindow:
         self.ranks: frozenset[int] = frozenset()
 
     def add(self, end_ns: int, late_ns: Mapping[int, int]) -> None:
-        """Take in a collective that ended: how late each rank came through its own fault."""
+        """Add a collective that ended at ``end_ns``, with the own lateness of each rank."""
         if len(late_ns) > len(self.ranks):
             self.ranks = frozenset(late_ns)
         of_bin = self._bins.setdefault(end_ns // BIN_NS, {})
@@ -90,13 +90,13 @@ class LateWindow:
                 self._total[rank] = self._total.get(rank, 0) + late
 
     def late(self, now_ns: int, steps: Sequence[int] = (), least_ns: int = LEAST_NS) -> list[Late]:
-        """The stragglers up to now, by rank.
+        """Return the stragglers up to now, by rank.
 
         Args:
-            steps: when the latest steps ended, in order, in ns of the same clock; empty: they are not marked.
-            least_ns: a shorter window names no rank.
+            steps: ends of the latest steps, in order, in ns of the clock of ``now_ns``; empty: they are not marked.
+            least_ns: least length of a window.
         """
-        # Nearly always this is all that has to be looked at: what is kept is more than a window.
+        # Nearly always this check is enough, as no sum over all bins reaches the least cost of a window.
         span_ns = len(self._bins) * BIN_NS
         if max(self._total.values(), default=0) < COSTS * min(WINDOWS_NS[0], span_ns):
             return []
@@ -106,9 +106,9 @@ class LateWindow:
 def waiting_least(
     bins: Mapping[int, Mapping[int, int]], ranks: Collection[int], now_ns: int, steps: Sequence[int]
 ) -> list[Late]:
-    """The stragglers among ranks that send messages to each other, as the stages of a pipeline do.
+    """Return the stragglers among ranks that send messages to each other, such as the stages of a pipeline.
 
-    Messages do not show which rank was late for which. But a step takes all ranks the same time, so the rank that works longest
+    Messages do not show which rank was late for which. But a step takes equally long on all ranks, so the rank that works longest
     waits least. It must wait less than two thirds as long as the others, as stages are never quite even. Even the slowest stage waits while
     a step's first and last messages pass through the others.
 
@@ -129,7 +129,7 @@ def _until(bins: Mapping[int, Mapping[int, int]], now_ns: int) -> dict[int, Mapp
 
 
 def _periods(bins: Mapping[int, Mapping[int, int]], steps: Sequence[int]) -> list[Period]:
-    """The bins put together, in order: by steps, or without steps by bursts of collectives."""
+    """Return the bins merged to periods, in order: by steps, or without steps by bursts of collectives."""
     numbers = sorted(bins)
     if steps:
         steps = steps[max(0, min(len(steps) - LEAST_PERIODS - 1, bisect_left(steps, steps[-1] - WINDOWS_NS[-1]))) :]
@@ -146,13 +146,13 @@ def _periods(bins: Mapping[int, Mapping[int, int]], steps: Sequence[int]) -> lis
 
 
 def _ends_of_steps(numbers: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int]]:
-    """The bins in which steps ended, of those there are, and how many did."""
+    """Return the bins, within the range of ``numbers``, in which steps ended, and how many did."""
     ends = groupby(end // BIN_NS for end in steps)
     return [(at, len(list(each))) for at, each in ends if numbers and numbers[0] <= at <= numbers[-1]]
 
 
 def _ends_of_bursts(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """The last bins of runs without a gap, which are cut where they are long; without a number of steps."""
+    """Return the last bin of each run without a gap, with 0 steps; long runs are split."""
     most = max(1, min(_BINS_OF_PERIOD, (numbers[-1] - numbers[0]) // _PERIODS)) if numbers else 1
     runs: list[list[int]] = []
     for number in numbers:
@@ -174,9 +174,9 @@ def _sum(late_ns: Iterable[Mapping[int, int]]) -> dict[int, int]:
 def _stragglers(
     periods: Sequence[Period], ranks: Iterable[int], now_ns: int, least_ns: int, own_counts: float = 1
 ) -> list[Late]:
-    """The stragglers in the latest of these periods, which are in order; by rank.
+    """Return the stragglers in the latest of these sorted periods, by rank.
 
-    Those of some seconds ago remain while they still cost as much: a verdict does not come and go with the scatter of the steps.
+    Those of some seconds ago remain while they still cost as much, so that a verdict does not flicker with the scatter of the steps.
     """
     ranks = list(ranks)
     culprits, window = _judged(periods, ranks, now_ns, least_ns, own_counts)
@@ -196,7 +196,7 @@ def _stragglers(
 
 
 def _latest(periods: Sequence[Period], window_ns: int) -> Sequence[Period]:
-    """Those of the latest so many ns, or more until there are enough."""
+    """Return the periods of the latest ``window_ns``, or more until there are enough."""
     since = bisect_left(periods, periods[-1].end_ns - window_ns, key=lambda period: period.start_ns) if periods else 0
     return periods[max(0, min(since, len(periods) - LEAST_PERIODS)) :]
 
@@ -204,7 +204,7 @@ def _latest(periods: Sequence[Period], window_ns: int) -> Sequence[Period]:
 def _judged(
     periods: Sequence[Period], ranks: Sequence[int], now_ns: int, least_ns: int, own_counts: float
 ) -> tuple[list[int], Sequence[Period]]:
-    """The stragglers, and the window in which they are some; none where too little is known."""
+    """Return the stragglers and their window; no stragglers where too little is known."""
     window: Sequence[Period] = []
     for window_ns in WINDOWS_NS:
         window = _latest(periods, window_ns)
@@ -225,7 +225,7 @@ def _series(window: Sequence[Period], ranks: Sequence[int]) -> dict[int, list[in
 
 
 def _go_on(culprits: Sequence[int], window: Sequence[Period], ranks: Sequence[int], own_counts: float) -> bool:
-    """Whether ranks cost the others as much as a straggler in this window, and in its last part."""
+    """Return whether ranks cost the others as much as stragglers in this window, and in its last part."""
     late, least = _series(window, ranks), COSTS * (window[-1].end_ns - window[0].start_ns)
     for rank in culprits:
         for other in set(ranks).difference(culprits):
@@ -236,7 +236,7 @@ def _go_on(culprits: Sequence[int], window: Sequence[Period], ranks: Sequence[in
 
 
 def _culprits(late: Mapping[int, Sequence[int]], least: float, own_counts: float) -> list[int]:
-    """Who is above all others: as many as are followed by the largest gap, and no more than half of the ranks."""
+    """Return the ranks above all others: those before the largest gap, at most half of the ranks."""
     total = {rank: sum(series) for rank, series in late.items()}
     order = sorted(late, key=lambda rank: -total[rank])
     if len(order) < 2:
@@ -252,7 +252,7 @@ def _culprits(late: Mapping[int, Sequence[int]], least: float, own_counts: float
 
 
 def _leads(late: Sequence[float], other: Sequence[float]) -> list[float]:
-    """By how much one rank was later than another in each period; what is unusual is cut off."""
+    """Return by how much one rank was later than another in each period; outliers are cut off."""
     leads = [mine - theirs for mine, theirs in zip(late, other, strict=True)]
     limit = sorted(map(abs, leads))[ceil(_USUAL * len(leads)) - 1]
     return [max(-limit, min(limit, lead)) for lead in leads]
@@ -264,7 +264,7 @@ def _parts(leads: Sequence[float]) -> list[Sequence[float]]:
 
 
 def _is_ahead(leads: Sequence[float], least: float) -> bool:
-    """Whether one rank was late by ``least`` more than another in the window, and not by chance."""
+    """Return whether one rank led another by at least ``least`` in the window, and not by chance."""
     number, total, behind = len(leads), sum(leads), -sum(lead for lead in leads if lead < 0)
     if total < least or total + behind < _TIMES * behind:
         return False

@@ -1,4 +1,4 @@
-"""Why a straggler is late, as far as its node can tell. Pure.
+"""Why a straggler is late, from samples of its node. Pure.
 
 Each sign is compared with the other ranks on the node. Times must be large enough to explain half of the lateness.
 """
@@ -14,26 +14,26 @@ from commwatch.collectors.node.process import Usage
 
 #: Samples of a rank that are kept, one a second.
 MOST_SAMPLES = 35
-#: A sign explains so much of the lateness.
+#: Least share of the lateness that a sign must explain.
 _EXPLAINS = 0.5
-#: So many pages a second read from disk, and so many times those of the others, slow a process down.
+#: A process is slowed down by this many pages read from disk per second, if it is this many times those of the others.
 _FAULTS_PER_S, _TIMES = 50.0, 5
 #: Differences below this part of the lateness do not count.
 _NO_DIFFERENCE = 0.25
 
 
 class Sample(NamedTuple):
-    """A look at a rank's process and card."""
+    """A sample of a rank's process and GPU."""
 
     now_ns: int
     #: ``None``: not known.
     usage: Usage | None
-    #: Why its card keeps its clock down.
+    #: Why its GPU throttles its clock.
     held_back: tuple[str, ...] = ()
 
 
 class Shares(NamedTuple):
-    """What a rank had between two looks, as parts of the time; and its page faults a second."""
+    """Times of a rank between two samples, as shares (0 to 1); and its page faults per second."""
 
     ran: float
     wanted: float
@@ -42,12 +42,12 @@ class Shares(NamedTuple):
 
 
 def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], since_ns: int) -> str | None:
-    """One phrase with its numbers; ``None``: not known.
+    """Return the reason as a phrase with its numbers; ``None``: not known.
 
     Args:
         rank: the straggler.
-        late: the part of the time that the others wait for it.
-        samples: by rank, of the ranks of the job on this node, oldest first.
+        late: share of the time (0 to 1) that the others wait for it.
+        samples: oldest first, by rank of the job on this node.
         since_ns: earlier samples are ignored.
     """
     recent = {each: [sample for sample in of_rank if sample.now_ns >= since_ns] for each, of_rank in samples.items()}
@@ -65,13 +65,13 @@ def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], sinc
 
 
 def _held_back(samples: Sequence[Sample]) -> set[str]:
-    """Why its card kept its clock down in most of the looks."""
+    """Return why the GPU throttled its clock in most of the samples."""
     counts = Counter(why for sample in samples for why in sample.held_back)
     return {why for why, count in counts.items() if 2 * count > len(samples)}
 
 
 def _shares(samples: Sequence[Sample]) -> Shares | None:
-    """Of the time from the first look to the last; ``None``: there are not two."""
+    """Return the shares of the time from the first sample to the last; ``None`` without two samples of one process."""
     looks = [(sample.now_ns, sample.usage) for sample in samples if sample.usage is not None]
     if len(looks) < 2:
         return None
@@ -80,7 +80,7 @@ def _shares(samples: Sequence[Sample]) -> Shares | None:
     if span <= 0 or last.ran_ns < first.ran_ns:  # another process
         return None
     known = first.throttled_ns is not None and last.throttled_ns is not None
-    # Over all cores that the cgroup uses, and of another cgroup where the process has moved.
+    # Limited, because it is summed over the cgroup's cores, and the process may have moved to another cgroup.
     throttled = max(0, min(span, (last.throttled_ns or 0) - (first.throttled_ns or 0))) if known else 0
     return Shares(
         (last.ran_ns - first.ran_ns) / span,

@@ -1,1 +1,1 @@
-"""What an operation should take: the catalogue of links, measured references, the efficiency against them."""
+"""Expected times of operations: the catalogue of links, measured references, the efficiency against them."""

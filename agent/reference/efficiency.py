@@ -1,8 +1,8 @@
-"""How fast operations are beside what they should be: expected time over measured time (DESIGN §4). Pure.
+"""Efficiency of operations: expected time / measured time (docs/definitions.md). Pure.
 
-Measured is the *transfer*, the part of the durations that is not waiting for late ranks, where all ranks of a group are in sight;
-elsewhere the whole duration, so that efficiency is a lower bound there. An expected time always names its reference. Without
-one of the link itself, it is the job's own best: the curve through the fastest of its operations.
+The measured time is the *transfer* (the duration without waiting for late ranks) where all ranks of a group are on this node;
+elsewhere it is the whole duration, and the efficiency a lower bound. Each expected time names its reference. Without a reference
+of the link, that is the job's own best: the curve through its fastest operations.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from commwatch.core.cells import Cell, Counted
 from commwatch.core.sketch import quantile
 from commwatch.reference.references import Measured, Modelled, Reference, References
 
-#: The lower envelope: what so much of the transfers stay under. A size needs so many operations on each rank.
+#: Quantile of the transfers that is the lower envelope. Least number of operations of one size on each rank.
 _ENVELOPE, _LEAST_SAMPLES = 0.05, 5
-#: Where nearly all of an operation's collectives were joined, their waits are known.
+#: Least share of joined collectives for which the waits count as known.
 _JOINED = 0.9
-#: A worse fit is none.
+#: Largest error of a usable fit.
 _WORST_FIT = 0.35
-#: Below this share of what the link can do, something is wrong with it.
+#: Below this efficiency there is a problem with the link.
 BELOW_THE_LINK = 0.7
 
-#: What to hold operations against: by label of the group, its backend, ranks and hosts, and the op.
+#: Finds a reference by the group's label, its backend, number of ranks and of hosts, and the op.
 Find = Callable[[str, str | None, int, int, str], Reference | None]
 
 
 def finder(references: References | None) -> Find:
-    """What looks references up, as they are now."""
+    """Return a function that finds references, after reading changed files again."""
     if references is None:
         return lambda *_: None
     references.refresh()
@@ -39,27 +39,27 @@ def finder(references: References | None) -> Find:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The operations of one size class (a power of two) in one group, beside what they should take."""
+    """Measured and expected time of the operations of one size class (a power of two) in one group."""
 
     job_id: str
     group_id: str
     group: str
     group_size: int
     op: str
-    #: Mean size S in bytes, and how many there were.
+    #: Mean size S in bytes, and number of operations.
     size_bytes: float
     count: int
-    #: ``transfer``, or ``duration`` where not all ranks of the group are in sight: waiting for late ranks is in it.
+    #: ``transfer``, or ``duration`` (includes waiting for late ranks) where not all ranks of the group are on this node.
     measured: str
     measured_s: float
     expected_s: float
-    #: Expected over measured.
+    #: Expected / measured time.
     efficiency: float
-    #: ``bench``, ``nccl_tests``, ``catalogue`` or ``own_best``; and its name.
+    #: Kind (``bench``, ``nccl_tests``, ``catalogue`` or ``own_best``) and name of the reference.
     reference: str
     reference_name: str
     #: ``latency-bound``: larger operations would be more efficient; ``bandwidth-bound``: only fewer bytes or a faster link would
-    #: help; ``below the link``: it should be faster on this link, whatever the size. ``None``: not known.
+    #: help; ``below the link``: slower than this link allows at any size. ``None``: not known.
     verdict: str | None
 
 
@@ -73,11 +73,11 @@ class Line:
     group_size: int
     op: str
     alpha_s: float
-    #: Bus bandwidth of large operations, in bytes per second; ``None``: size made no difference.
+    #: Bus bandwidth of large operations, in bytes per second; ``None``: time does not depend on size.
     bandwidth: float | None
     #: Root mean square of the relative deviations of the measured times.
     error: float
-    #: Sizes it was drawn through.
+    #: Number of sizes in the fit.
     sizes: int
     smallest_bytes: int
     largest_bytes: int
@@ -105,13 +105,13 @@ class _Pool:
 
     @property
     def measured_s(self) -> float:
-        """Mean transfer, or duration where that is not known."""
+        """Mean transfer in seconds; mean duration where the transfer is not known."""
         waits = self.sums.wait_ns if self.joined else 0
         return (self.sums.duration_ns - waits) / self.timed / 1e9
 
     @property
     def fastest_s(self) -> float | None:
-        """The lower envelope. The rank that is last has no wait: of n ranks' durations the n-th part are pure transfers."""
+        """Lower envelope in seconds. The last rank does not wait, so of n ranks' durations 1/n are pure transfers."""
         if not self.joined or self.timed < _LEAST_SAMPLES * len(self.ranks):
             return None
         lowest = quantile(self.sums.bins, _ENVELOPE / len(self.ranks))
@@ -129,7 +129,7 @@ def _pools(cells: Iterable[Counted]) -> list[_Pool]:
 
 
 def lines(cells: Iterable[Counted]) -> dict[tuple[str, str, str], Line]:
-    """The curves of the symmetric operations, by job, group_id and op; none where the sizes are too few or the fit is poor."""
+    """Return the curves of symmetric operations by (job, group_id, op), without those of too few sizes or a poor fit."""
     points: dict[tuple[str, str, str], dict[int, float]] = {}
     about: dict[tuple[str, str, str], Counted] = {}
     for pool in _pools(cells):
@@ -154,16 +154,16 @@ def _line(one: Counted, fitted: Fit) -> Line:
 
 
 def own_best(line: Line) -> Modelled:
-    """What a job has shown that it can do."""
+    """Return the reference that a job's own curve gives."""
     return Modelled("own_best", line.op, Curve(line.alpha_s, 0.0 if line.bandwidth is None else 1 / line.bandwidth))
 
 
 class Yardstick:
-    """What to hold the operations of jobs against: a reference of the link, else the job's own curve.
+    """Compares operations with a reference of the link, else with the job's own curve.
 
     Args:
-        cells: all that is known of the jobs: what they have shown to be able to do, and which ranks of a group are here.
-        find: references of the link.
+        cells: all known cells of the jobs, for the jobs' own curves and for the ranks of a group on this node.
+        find: finds references of the link.
     """
 
     def __init__(self, cells: Iterable[Counted], find: Find) -> None:
@@ -176,10 +176,10 @@ class Yardstick:
         self._known: dict[tuple[str, str, str], Reference | None] = {}
 
     def reference(self, one: Counted) -> Reference | None:
-        """That of an operation of a group."""
+        """Return the reference for an operation of a group; ``None`` if there is none."""
         key = one.job_id, one.group_id, one.op
         if key not in self._known:
-            # Symmetric operations need all ranks of a group: one that is not here is on another host.
+            # Symmetric operations need all ranks of a group, so ranks without cells are on other hosts.
             hosts = 1 if len(self._ranks.get(key[:2], ())) == one.group_size else 2
             line = self.lines.get(key)
             own = own_best(line) if line is not None else None
@@ -187,7 +187,7 @@ class Yardstick:
         return self._known[key]
 
     def efficiencies(self, cells: Iterable[Counted]) -> list[Efficiency]:
-        """Each group, operation and size class that has a reference, most time first."""
+        """Return the efficiency of each group, operation and size class with a reference, most time first."""
         found = []
         for pool in _pools(cells):
             reference = self.reference(pool.one)
@@ -197,8 +197,8 @@ class Yardstick:
         return [each for _, each in sorted(found, key=lambda item: -item[0].sums.busy_ns)]
 
     def overall(self, cells: Iterable[Counted]) -> tuple[float, str] | None:
-        """Efficiency of all these operations together whose transfers are known, and the kind of reference; ``None``: not known, or of
-        several kinds."""
+        """Return the efficiency over all operations with known transfers, and the kind of reference; ``None``: not known, or several
+        kinds."""
         kinds = by_kind(self.efficiencies(cells))
         return next(((value, kind) for kind, value in kinds.items()), None) if len(kinds) == 1 else None
 
@@ -224,8 +224,8 @@ def _efficiency(pool: _Pool, reference: Reference, expected: float) -> Efficienc
 
 
 def _verdict(pool: _Pool, reference: Reference, efficiency: float, expected: float) -> str | None:
-    """What limits these operations. Of a link that is always slow the job's own best knows nothing, nor does a duration that
-    holds waiting for late ranks."""
+    """Return what limits these operations. ``own_best``, and durations that include waiting, cannot show that a link is always
+    slow."""
     if efficiency < BELOW_THE_LINK and reference.kind != "own_best" and pool.joined:
         return "below the link"
     curve = curve_of(reference, pool.one.op)
@@ -236,7 +236,7 @@ def _verdict(pool: _Pool, reference: Reference, efficiency: float, expected: flo
 
 
 def curve_of(reference: Reference, op: str) -> Curve | None:
-    """The α-β curve of a reference for an operation, if both are known."""
+    """Return the α-β curve of a reference for an operation; ``None`` unless α and β are known."""
     if isinstance(reference, Measured):
         fitted = reference.fits.get(op) or reference.fits.get(Measured.STAND_IN)
         return None if fitted is None else fitted.curve
@@ -244,7 +244,7 @@ def curve_of(reference: Reference, op: str) -> Curve | None:
 
 
 def by_kind(found: Iterable[Efficiency]) -> dict[str, float]:
-    """Efficiency by kind of reference: all expected time over all measured time, where that is transfer."""
+    """Return the efficiency by kind of reference: sum of expected / sum of measured times, over known transfers."""
     sums: dict[str, list[float]] = {}
     for each in found:
         if each.measured == "transfer":

@@ -1,4 +1,4 @@
-"""The link catalogue: what links of the field are rated at. The data is ``links.json``, docs/links.md shows it."""
+"""The link catalogue: rated bandwidths and latencies. The data is ``links.json``; docs/links.md shows it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from commwatch.core.alpha_beta import Curve
 
-#: Beginning of the keys that carry what a kind of network device carries.
+#: Prefix of the catalogue keys by kind of network device.
 _OF_DEVICES = {"ethernet": "eth-", "infiniband": "ib-", "roce": "roce-"}
 _SEVERAL = re.compile(r"(?:(\d{1,4})\s*x\s+)?(\S+)")
 
 
 class UnknownLink(Exception):
-    """There is no such link; the message names it and what there is."""
+    """There is no such link; the message names it and lists the known ones."""
 
 
 @dataclass(frozen=True)
@@ -30,36 +30,36 @@ class Source:
 
 @dataclass(frozen=True)
 class Link:
-    """What carries the bytes of one rank; bandwidth counts one direction."""
+    """A link that carries the bytes of one rank; bandwidth is per direction."""
 
     key: str
     name: str
-    #: At most, in bytes per second: the signalling rate less what the line code takes; headers are not taken off.
+    #: Maximum in bytes per second: signalling rate minus line code; headers are not subtracted.
     bandwidth: float
-    #: Seconds one message takes that has to be waited for; ``None``: not known.
+    #: Seconds per message in a chain of messages; ``None``: not known.
     latency_s: float | None
-    #: How the bandwidth is reckoned, and where the latency comes from.
+    #: How the bandwidth is computed, and where the latency comes from.
     note: str
     latency_note: str
     source: Source
 
     def curve(self) -> Curve:
-        """What operations over it should take; where α is not known it is 0, which is too little."""
+        """Return the curve of expected times; an unknown α counts as 0, which is too small."""
         return Curve(self.latency_s or 0.0, 1 / self.bandwidth)
 
 
 @cache
 def links() -> Mapping[str, Link]:
-    """The catalogue, by key."""
+    """Return the catalogue by key."""
     entries = json.loads(Path(__file__).with_name("links.json").read_text(encoding="utf-8"))["links"]
     return {entry["key"]: Link(**{**entry, "source": Source(**entry["source"])}) for entry in entries}
 
 
 def find(text: str) -> Link:
-    """A link by its key, or several side by side: ``ib-ndr``, ``8 x ib-ndr``.
+    """Return a link by its key, or several in parallel: ``ib-ndr``, ``8 x ib-ndr``.
 
     Raises:
-        UnknownLink: no such key.
+        UnknownLink: there is no such key.
 
     >>> find("8 x ib-ndr").bandwidth
     400000000000.0
@@ -75,7 +75,7 @@ def find(text: str) -> Link:
 
 
 def of_device(kind: str, speed: float | None) -> str | None:
-    """The key of the link of a network device, by its kind and its speed in bytes per second; ``None``: none fits.
+    """Return the catalogue key for a network device's kind and speed in bytes per second; ``None``: none fits.
 
     >>> of_device("infiniband", 50e9), of_device("roce", 3.125e9)
     ('ib-ndr', None)

@@ -1,9 +1,9 @@
-"""The output of nccl-tests and rccl-tests to measured operations. Pure; nothing in the text makes it raise.
+"""Parser of the output of nccl-tests and rccl-tests. Pure; no text makes it raise.
 
-Both forms are read: what the programs print (any version since 2.0, one run or several, between other output, tagged by
-mpirun or srun), and the file of ``-J``. Times are the out-of-place ones, in-place only where there are no others: out of place
-is what frameworks do most, and the smaller of the two would be a choice by luck. The size column is S of DESIGN §4 for every
-operation (``max(sendBytes, expectedBytes)``: gathered for all_gather, before the split for reduce_scatter).
+It reads both forms: the printed output (any version since 2.0, one run or several, between other output, tagged by mpirun or
+srun), and the file of ``-J``. Times are the out-of-place ones, which frameworks use most, and in-place only where there are no
+others; the smaller of the two would be a choice by chance. The size column is S of docs/definitions.md for every operation
+(``max(sendBytes, expectedBytes)``: gathered for all_gather, before the split for reduce_scatter).
 
 Source: NVIDIA/nccl-tests 2.19.6, src/util.cu (both forms), ``GetBw`` and ``GetCollByteCount`` of src/*.cu.
 """
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from commwatch.core.bandwidth import bus_factor
 
-#: Devices of a run; a file may say of each line that it stands for 65,536.
+#: Most devices of a run, because each entry of a file may represent up to 65,536.
 _MOST_DEVICES = 1 << 17
-#: Name of a program without ``_perf`` to our operations; a ``sendrecv`` sends to one neighbour while it receives from the other.
+#: Program name without ``_perf`` to our operations; ``sendrecv`` sends to one neighbour while it receives from the other.
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("all_reduce",),
     "all_gather": ("all_gather",),
@@ -31,13 +31,13 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "scatter": ("scatter",),
     "sendrecv": ("send", "recv"),
 }
-#: Whether a program's lines name a reduction, and a root.
+#: Whether a program's lines have a reduction, and a root.
 _LOOKS = {
     "all_reduce": (True, False), "all_gather": (False, False), "reduce_scatter": (True, False), "alltoall": (False, False),
     "broadcast": (False, True), "reduce": (True, True), "gather": (False, True), "scatter": (False, True),
     "sendrecv": (True, False),
 }  # fmt: skip
-#: Programs whose operation is not one of ours, or whose size says nothing of what a rank sends.
+#: Programs whose operation is not one of ours, or whose size does not determine the bytes that a rank sends.
 UNSUPPORTED = ("hypercube", "alltoallv")
 _TYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "half", "float", "double", "bfloat16",
@@ -51,17 +51,17 @@ _NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?(?:[eE][+-]?\d{1,2})?|N/A|nan|-?
 
 
 class Run(NamedTuple):
-    """One operation as measured in one run."""
+    """Measured times of one operation in one run."""
 
     op: str
     group_size: int
     hosts: tuple[str, ...]
-    #: Seconds by S in bytes; of sizes that were measured several times, the fastest.
+    #: Seconds by S in bytes; the fastest where a size was measured several times.
     times_s: dict[int, float]
 
 
 class Parsed(NamedTuple):
-    """What a text holds, and what of it was left out, in sentences for people."""
+    """The runs in a text, and remarks on what was left out."""
 
     runs: list[Run]
     remarks: list[str]
@@ -74,12 +74,12 @@ class _Row(NamedTuple):
     time_us: float
     #: GB/s.
     busbw: float
-    #: Whether it names a reduction, and a root.
+    #: Whether the line has a reduction, and a root.
     looks: tuple[bool, bool]
 
 
 class _Run:
-    """A run while it is read."""
+    """A run while it is being parsed."""
 
     def __init__(self, program: str | None) -> None:
         self.program = program
@@ -89,13 +89,13 @@ class _Run:
         self.wrong = self.torn = 0
 
     def group(self) -> list[str]:
-        """Hosts of the ranks that formed a communicator with rank 0 (NCCL_TESTS_SPLIT makes several)."""
+        """Return the hosts of the ranks in rank 0's communicator (NCCL_TESTS_SPLIT creates several)."""
         first = self.devices.get(min(self.devices, default=0), (0, ""))[0]
         return [host for group, host in self.devices.values() if group == first]
 
 
 def parse(text: str, otherwise: str | None = None) -> Parsed:
-    """Find the measured operations in a text; ``otherwise`` is the operation of runs that do not say theirs."""
+    """Return the measured operations in a text; ``otherwise`` is the operation of runs that do not name theirs."""
     found = _from_json(text) if text.lstrip()[:1] == "{" else None
     runs = list(_from_text(text)) if found is None else [found]
     parsed = Parsed([], [])
@@ -107,7 +107,7 @@ def parse(text: str, otherwise: str | None = None) -> Parsed:
 
 
 def _conclude(run: _Run, parsed: Parsed, otherwise: str | None) -> None:
-    """Take the operations out of a run, or say why there are none."""
+    """Add the operations of a run to ``parsed``, or a remark why there are none."""
     hosts = run.group()
     name = f"{run.program or 'a run'}{f' of {len(hosts)} ranks' if hosts else ''}"
     if run.program in UNSUPPORTED:
@@ -144,9 +144,9 @@ def _conclude(run: _Run, parsed: Parsed, otherwise: str | None) -> None:
 
 
 def _holds(op: str, group_size: int, row: _Row) -> bool:
-    """Whether the printed bus bandwidth (GB/s, two decimals) is that of size and time.
+    """Return whether the printed bus bandwidth (GB/s, two decimals) fits size and time.
 
-    The algorithm bandwidth would not do: old versions print (n-1)/n of S there for all_gather and reduce_scatter.
+    Not checked by algorithm bandwidth, because old versions use (n-1)/n of S in it for all_gather and reduce_scatter.
     """
     busbw = bus_factor(op, group_size)
     expected = 0.0 if busbw is None else busbw * row.size / row.time_us / 1e3
@@ -154,7 +154,7 @@ def _holds(op: str, group_size: int, row: _Row) -> bool:
 
 
 def _guess(run: _Run, group_size: int) -> tuple[str, ...]:
-    """The operation that the columns betray: reduction, root and factor fit no other (all_gather and alltoall do look alike)."""
+    """Return the only operation that fits reduction, root and factor; empty if several fit (all_gather and alltoall do)."""
     large = [row for row in run.rows if row.busbw >= 1]
     fitting = [
         ops
@@ -192,7 +192,7 @@ def _from_text(text: str) -> Iterator[_Run]:
 
 
 def _add(run: _Run, row: re.Match[str]) -> None:
-    """Take one line of the table: [redop] [root] then out-of-place and in-place columns, four (-I: eight) each."""
+    """Add one line of the table: [redop] [root] then out-of-place and in-place columns, four (-I: eight) each."""
     words, redop = row[3].split(), "none"
     if words and not _NUMBER.fullmatch(words[0]):
         redop, words = words[0], words[1:]
@@ -218,7 +218,7 @@ def _number(word: str) -> float | None:
 def _take(
     run: _Run, size: int, values: tuple[float | None, float | None, float | None], looks: tuple[bool, bool]
 ) -> None:
-    """Take time (µs), bus bandwidth (GB/s) and number of wrong results."""
+    """Add a row from time (µs), bus bandwidth (GB/s) and number of wrong results; count wrong and torn ones."""
     time_us, busbw, wrong = values
     if wrong:
         run.wrong += 1
@@ -232,7 +232,7 @@ def _take(
 
 
 def _from_json(text: str) -> _Run | None:
-    """``None`` if it is not that form, or cut off."""
+    """Return the run; ``None`` if the text is not in that form, or cut off."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -242,7 +242,7 @@ def _from_json(text: str) -> _Run | None:
     named = _PROGRAM.search(str(_first(found.get("args"))))
     run = _Run(named[1] if named else None)
     config = found["config"] if isinstance(found.get("config"), dict) else {}
-    # Of each process only the first device is listed.
+    # Only the first device of each process is listed.
     each = _count(config.get("nthreads")) * _count(config.get("ngpus"))
     devices = config.get("devices")
     for device in devices if isinstance(devices, list) else []:

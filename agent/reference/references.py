@@ -1,6 +1,6 @@
-"""References: what an operation should take, from the catalogue or from what was measured on this hardware.
+"""References: expected times of operations, from the catalogue or from measurements on this hardware.
 
-Measured ones lie as JSON files under ``<state>/references``, each whole or not there at all, and never overwritten.
+Measured references are JSON files under ``<state>/references``, written atomically and never overwritten.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from commwatch.reference.links import Link, find
 logger = logging.getLogger("commwatch")
 
 VERSION = 1
-#: Kinds, best first. ``own_best`` is fitted to the job's own fastest operations: it says nothing about the link.
+#: Kinds, best first. ``own_best`` is fitted to the job's own fastest operations and does not describe the link.
 MEASURED = ("bench", "nccl_tests")
 KINDS = (*MEASURED, "catalogue", "own_best")
-#: A message on a link of unknown α takes no longer than this, and the rest has to be ten times as much.
+#: Upper bound of an unknown α; and how many times the latency the whole time must be, so that α is negligible.
 _SLOWEST_ALPHA_S, _NEGLIGIBLE = 10e-6, 10
 
 
 class BadReference(Exception):
-    """A file is no reference, or one could not be written; the message names the file and what is wrong."""
+    """A file is no reference, or a reference cannot be written; the message names the file and the reason."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Modelled:
     kind: str
     name: str
     curve: Curve
-    #: False where only β is known: there are expected times only where α would not matter.
+    #: False where only β is known: expected times exist only where α is negligible.
     alpha_known: bool = True
 
     def time_s(self, op: str, group_size: int, size_bytes: float) -> float | None:
-        """Expected seconds; ``None`` where they cannot be told."""
+        """Return the expected time in seconds; ``None`` where it is not known."""
         time = self.curve.time_s(op, group_size, size_bytes)
         if time is None or self.alpha_known:
             return time
@@ -55,17 +55,17 @@ class Modelled:
 
 
 def catalogued(link: Link) -> Modelled:
-    """The reference that a link of the catalogue is."""
+    """Return a link of the catalogue as a reference."""
     return Modelled("catalogue", link.key, link.curve(), link.latency_s is not None)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds by operation and size, measured in one group; ``bench`` or ``nccl_tests``."""
+    """Times in seconds by operation and size, measured in one group; kind ``bench`` or ``nccl_tests``."""
 
     kind: str
     name: str
-    #: torch's name of it; ``None``: not known.
+    #: torch's name of the backend; ``None``: not known.
     backend: str | None
     group_size: int
     #: Names of the hosts its ranks were on; empty: not known.
@@ -74,31 +74,31 @@ class Measured:
     made_at: float
     #: Seconds by operation and S in bytes.
     points: Mapping[str, Mapping[int, float]]
-    #: What made it: a command, a file.
+    #: The command or file that it comes from.
     source: str
 
-    #: The operation whose curve stands in for one that was not measured.
+    #: The operation whose curve replaces that of one that was not measured.
     STAND_IN: ClassVar[str] = "all_reduce"
 
     def time_s(self, op: str, group_size: int, size_bytes: float) -> float | None:
-        """Expected seconds; ``None`` where they cannot be told.
+        """Return the expected time in seconds; ``None`` where it is not known.
 
-        The same operation among as many ranks, of a size within those measured: between its neighbours, on logarithmic
-        scales. Otherwise by the α-β curve through the operation's points. An operation that was not measured at all goes
-        by the curve of all_reduce, as if the same links carried it the same way: an estimate.
+        For the measured number of ranks, and a size within the measured ones, it is interpolated on logarithmic scales.
+        Otherwise it comes from the α-β curve through the operation's points. An operation that was not measured gets the
+        curve of all_reduce, as if it used the links alike: an estimate.
         """
         points = self.points.get(op)
         if points and group_size == self.group_size and min(points) <= size_bytes <= max(points):
             return _between(points, size_bytes)
         fitted = self.fits.get(op if points else self.STAND_IN)
-        # A curve on which size makes no difference says nothing of larger sizes.
+        # A curve that does not depend on size cannot be extrapolated to larger sizes.
         if fitted is None or (fitted.curve.beta_s == 0 and size_bytes > fitted.largest_bytes):
             return None
         return fitted.curve.time_s(op, group_size, size_bytes)
 
     @cached_property
     def fits(self) -> Mapping[str, Fit]:
-        """The curve of each operation that has enough points."""
+        """Curve of each operation with enough points."""
         fits = {op: fit(op, self.group_size, points) for op, points in self.points.items()}
         return {op: fitted for op, fitted in fits.items() if fitted is not None}
 
@@ -107,7 +107,7 @@ Reference = Modelled | Measured
 
 
 def _between(points: Mapping[int, float], size_bytes: float) -> float:
-    """Interpolate on logarithmic scales; ``size_bytes`` lies within the sizes."""
+    """Interpolate on logarithmic scales; ``size_bytes`` must be within the sizes."""
     sizes = sorted(points)
     at = bisect_left(sizes, size_bytes)
     right = sizes[at]
@@ -122,15 +122,15 @@ def _between(points: Mapping[int, float], size_bytes: float) -> float:
 
 
 def directory(state: Path) -> Path:
-    """Where the references of a state directory lie."""
+    """Return the directory of references in a state directory."""
     return state / "references"
 
 
 def save(where: Path, reference: Measured) -> Path:
-    """Store a reference in the directory ``where`` under a name of its own; what is there stays.
+    """Write a reference to the directory ``where`` under a new name; return its path.
 
     Raises:
-        BadReference: it could not be written.
+        BadReference: it cannot be written.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", f"{reference.kind} {reference.name}".lower()).strip("-")[:100]
     text = json.dumps({"version": VERSION, **asdict(reference)}, indent=1)
@@ -143,7 +143,7 @@ def save(where: Path, reference: Measured) -> Path:
             while True:
                 path = where / (f"{slug}.json" if number == 1 else f"{slug}-{number}.json")
                 try:
-                    os.link(hidden, path)  # fails where somebody has that name, which a rename does not
+                    os.link(hidden, path)  # fails if the name exists, which a rename does not
                 except FileExistsError:
                     number += 1
                 else:
@@ -158,7 +158,7 @@ def load(path: Path) -> Measured:
     """Read a reference.
 
     Raises:
-        BadReference: it is none, or cannot be read.
+        BadReference: the file is no reference, or cannot be read.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -205,12 +205,12 @@ def _is_number(value: Any) -> bool:
 
 @dataclass
 class References:
-    """The references there are, and which of them to hold operations against."""
+    """All references, and the choice among them for a group and operation."""
 
     where: Path
-    #: Group label, or ``*`` for all others, to what ``links.find`` takes: the setting ``links``, which is checked.
+    #: Group label, or ``*`` for all others, to text for ``links.find``: the validated setting ``links``.
     links: Mapping[str, str] = field(default_factory=dict)
-    #: Whole files, by path, and what is wrong with the others.
+    #: References by path, and error texts of the damaged files.
     measured: Mapping[Path, Measured] = field(default_factory=dict, init=False)
     damaged: Mapping[Path, str] = field(default_factory=dict, init=False)
 
@@ -219,14 +219,14 @@ class References:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the directory again where it has changed; damaged files are named once and passed over."""
+        """Read the directory again if it has changed; skip damaged files and log each once."""
         seen = _listed(self.where)
         if seen == self._seen:
             return
         measured: dict[Path, Measured] = {}
         damaged: dict[Path, str] = {}
         for path, state in seen.items():
-            if self._seen.get(path) == state:  # as before
+            if self._seen.get(path) == state:  # unchanged
                 if path in self.measured:
                     measured[path] = self.measured[path]
                 else:
@@ -242,18 +242,18 @@ class References:
     def best(
         self, group: str, backend: str | None, group_size: int, hosts: int | None = None, op: str | None = None
     ) -> Reference | None:
-        """What to hold the operations of a group against: ``bench``, else ``nccl_tests``, else the catalogue.
+        """Return the reference for the operations of a group: ``bench``, else ``nccl_tests``, else the catalogue.
 
-        Measured ones count for their own backend, where both are known, and for groups on one host or on several as theirs was,
-        where both are known; the one with the nearest number of ranks, the newest of those.
+        A measured reference must have the group's backend, and be of one host or of several as the group is, where both are known.
+        Among these the nearest number of ranks wins, then the newest.
 
         Args:
             group: label of the group.
             backend: torch's name of its backend; ``None``: not known.
             group_size: ranks in the group.
             hosts: on how many hosts they are; ``None``: not known.
-            op: the one that says most of this operation: those that measured it come first, whatever their kind, and those
-                that know nothing of it do not count.
+            op: references that measured this operation come first, whatever their kind; those without any estimate of it
+                are left out. ``None``: any operation.
         """
         if group_size < 2:
             return None
@@ -270,7 +270,7 @@ class References:
 
 
 def _listed(where: Path) -> dict[Path, tuple[int, int, int]]:
-    """The files there are, each with what changes when it does."""
+    """Return the files, each with its inode, mtime in ns and size in bytes, which change with it."""
     try:
         with os.scandir(where) as entries:
             found = [(Path(entry.path), entry.stat()) for entry in entries if _is_ours(entry.name)]

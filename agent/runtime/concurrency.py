@@ -1,4 +1,4 @@
-"""Waiting: for a condition, with an end; for several things at once."""
+"""Wait for a condition with a timeout; run several calls in parallel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _R = TypeVar("_R")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Look at ``condition`` until it holds; False if it does not in time."""
+    """Poll ``condition`` until it holds; return False if it does not within ``timeout_s``."""
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:
@@ -25,10 +25,10 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def at_once(do: Callable[[_T], _R], items: Iterable[_T], most: int) -> list[Future[_R]]:
-    """``do`` of every item, ``most`` at a time, in threads that do not keep the process from ending, as a pool's would.
+    """Call ``do`` for every item, ``most`` at a time, in daemon threads; a pool's threads would delay the end of the process.
 
     Returns:
-        A future for each item, in order; what ``do`` raises is for whoever takes the result. What is cancelled is not begun.
+        A future for each item, in order; its ``result`` raises what ``do`` raised. Cancelled items are not begun.
     """
     todo, futures = SimpleQueue[tuple[Future[_R], _T]](), list[Future[_R]]()
     for item in items:
@@ -50,5 +50,5 @@ def _work(do: Callable[[_T], _R], todo: SimpleQueue[tuple[Future[_R], _T]]) -> N
 def _fulfil(future: Future[_R], do: Callable[[_T], _R], item: _T) -> None:
     try:
         future.set_result(do(item))
-    except BaseException as error:  # for whoever waits, as a pool does it
+    except BaseException as error:  # raised by the future's result, as with a pool
         future.set_exception(error)

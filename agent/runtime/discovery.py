@@ -1,7 +1,7 @@
-"""Where the agent of a run directory answers, as it says itself, and whom to believe that.
+"""The address of a run directory's agent: announced in a file, and checked by its readers.
 
-A run directory may be shared by a group whose members can put files into it and move those of others. So an announcement carries the
-mark that stands in the lock file which the agent holds: one that was moved back from an earlier life has another.
+A run directory may be shared by a group whose members can add files to it and move the files of others. So an announcement carries the
+mark from the lock file that the agent holds: an old announcement that was moved back has another mark.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _MOST_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Announcement:
-    """What an agent tells about itself in its run directory."""
+    """Contents of an agent's announcement in its run directory."""
 
     url: str
     history: str
     pid: int
-    #: Whose agent it is.
+    #: Owner of the agent.
     uid: int
 
 
 def announce(directory: Path, lock_fd: int, about: Mapping[str, Any]) -> None:
-    """Leave word where the agent that holds the lock answers; raises ``OSError``."""
+    """Write the announcement of the agent that holds the lock; raises ``OSError``."""
     mark = secrets.token_hex(16)
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, mark.encode(), 0)
@@ -44,10 +44,10 @@ def announce(directory: Path, lock_fd: int, about: Mapping[str, Any]) -> None:
 
 
 def answering(directory: Path, owners: Container[int] | None = None) -> Announcement | None:
-    """The agent that watches ``directory``, if one does.
+    """Return the announcement of the agent that watches ``directory``; ``None`` if there is no agent.
 
     Args:
-        owners: uids that are believed; ``None``: whoever holds the lock.
+        owners: trusted uids; ``None``: any. The lock file must have the announcement's owner.
     """
     try:
         lock = others.open_plain(directory / LOCK)

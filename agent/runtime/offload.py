@@ -1,4 +1,4 @@
-"""What may be slow, such as a file on a server, asked by an event loop that nobody may hold up."""
+"""Slow calls, such as reads from a file server, in a thread, so that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _T = TypeVar("_T")
 
 
 class Aside(Generic[_T]):
-    """Calls something in a thread beside the event loop, once at a time: who asks meanwhile gets the same answer.
+    """Runs a call in a thread beside the event loop, one at a time; requests during a call share its result.
 
     Args:
-        name: of the thread, which holds up nobody's end.
+        name: of the thread, a daemon thread.
     """
 
     def __init__(self, name: str, call: Callable[[], _T]) -> None:
@@ -23,14 +23,14 @@ class Aside(Generic[_T]):
         self._under_way: asyncio.Future[_T] | None = None
 
     async def ask(self, patience_s: float) -> _T:
-        """What it returns, or raises.
+        """Return what the call returns, or raise what it raises.
 
         Raises:
-            TimeoutError: that took longer; the call goes on.
+            TimeoutError: the call took longer than ``patience_s``; it goes on.
         """
         if self._under_way is None or self._under_way.done():
             self._under_way = self._begin()
-        mine = self._under_way  # the next may have begun before this one is looked at
+        mine = self._under_way  # another call may have begun when this one is awaited
         done, _ = await asyncio.wait({mine}, timeout=patience_s)
         if not done:
             raise TimeoutError
@@ -43,13 +43,13 @@ class Aside(Generic[_T]):
         def work() -> None:
             try:
                 found = call()
-            except Exception as error:  # whatever it is, it is for who asks
+            except Exception as error:  # raised in ``ask``
                 tell(answer.set_exception, error)
             else:
                 tell(answer.set_result, found)
 
         def tell(how: Callable[..., None], what: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(how, what)
 
         threading.Thread(target=work, name=self._name, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Threads beside the intake: each looks at something again and again, and what goes wrong in one look does not end the next."""
+"""Threads beside the intake: each calls a function periodically, and an exception does not end the thread."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ log = logging.getLogger("commwatch")
 
 
 class Beside:
-    """A thread that looks again and again until the agent ends.
+    """A thread that calls ``tick`` periodically until the agent ends.
 
-    The agent lives on without it, so that a fault in what one of them reads takes neither the intake nor the others along. It is
-    said once, with its traceback, and told in ``/metrics`` for as long as it lasts.
+    An exception in ``tick`` affects neither the intake nor the other threads. It is logged once, with its traceback, and shown in
+    ``/metrics`` until a call succeeds.
 
     Args:
-        name: as ``collector_up`` has it.
-        tick: looks once.
-        every_s: between two looks.
+        name: as in ``collector_up``.
+        tick: called once per period.
+        every_s: pause between two calls.
         stop: set when the agent ends.
-        close: called by the thread after its last look.
+        close: called by the thread after the last call.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Beside:
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self._tick, self._every_s, self._end, self._close = name, tick, every_s, stop, close
-        #: The latest look ended in something that nobody has thought of.
+        #: The latest call of ``tick`` raised an exception.
         self.failing = False
         self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
@@ -48,7 +48,7 @@ class Beside:
     def _look(self) -> None:
         try:
             self._tick()
-        except Exception:  # whatever it is: the next look may be better, and without this thread there is none
+        except Exception:  # any: the next call may succeed, but only if this thread goes on
             if not self.failing:
                 log.exception("%s: this should not happen; trying again every %g s", self.name, self._every_s)
             self.failing = True
@@ -61,5 +61,5 @@ class Beside:
 def known(
     readings: Iterable[tuple[str, list[Reading] | None]], threads: Iterable[Beside]
 ) -> list[tuple[str, list[Reading] | None]]:
-    """Readings by collector, ``None`` from each whose thread is failing: what it said before may be old."""
+    """Return readings by collector; ``None`` for collectors whose thread is failing, as their readings may be old."""
     return [*(dict(readings) | {each.name: None for each in threads if each.failing}).items()]

@@ -1,4 +1,4 @@
-"""What an agent has for itself alone: its run directory, a place for its alerts, and as many open files as it may."""
+"""What an agent claims at its start: the lock of its run directory, a place for its alerts, its limit of open files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from commwatch.config import Config
 from commwatch.runtime.concurrency import wait_until
 from commwatch.runtime.discovery import answering
 
-#: Files this agent wants to be able to have open.
+#: Limit of open files that the agent asks for.
 _MOST_FILES = 8192
-#: How long somebody may hold the lock who only asks whether an agent is there.
+#: How long a client that checks for an agent may hold the lock.
 _LOCK_S = 0.3
 
 
 def raised_limit() -> int:
-    """Files that this process may have open, once it may have as many as it is allowed to."""
+    """Raise the limit of open files, up to ``_MOST_FILES`` and the hard limit; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, _MOST_FILES) if hard != resource.RLIM_INFINITY else _MOST_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -31,17 +31,17 @@ def raised_limit() -> int:
 
 
 def lock_directory(config: Config) -> int:
-    """Make the run directory and take it for this agent alone; returns what locks it. Raises ``CannotStart``."""
+    """Create the run directory and lock it for this agent; return the lock's file descriptor. Raises ``CannotStart``."""
     try:
         mode = make_private_dir(config.dir, os.environ)
         make_private_dir(config.rings, os.environ)
-        # Members of a group may have put a link in its place: what it leads to would be written to.
+        # Members of a group may have put a link in its place, whose target would be overwritten.
         fd = os.open(config.dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     except OSError as error:
         raise CannotStart(
             f"cannot use run directory {config.dir}: {error.strerror or error}; choose another with --dir"
         ) from None
-    if not wait_until(lambda: _locked(fd), _LOCK_S):  # somebody who asks whether we are here holds it for a moment
+    if not wait_until(lambda: _locked(fd), _LOCK_S):  # a client that checks for an agent holds it for a moment
         os.close(fd)
         other = answering(config.dir)
         raise CannotStart(
@@ -52,13 +52,13 @@ def lock_directory(config: Config) -> int:
 
 
 def place_of_alerts(config: Config) -> tuple[Config, int]:
-    """Where this agent keeps its alerts: in the state directory, or, where another agent of this host does, beside its rings.
+    """Lock a place for this agent's alerts: the state directory or, if another agent has locked it, the run directory.
 
     Returns:
-        The settings with that place as their state directory, and what locks it.
+        The settings with that place as their state directory, and the lock's file descriptor.
 
     Raises:
-        CannotStart: both are taken.
+        CannotStart: both are locked, or a lock file cannot be opened.
     """
     for place in (config.state, config.dir):
         lock = place / f"alerts-{socket.gethostname()}.lock"
@@ -85,7 +85,7 @@ def _locked(fd: int) -> bool:
 
 
 class CannotStart(Exception):
-    """The agent cannot run here; the message says why and what to do."""
+    """The agent cannot start; the message has the reason and the remedy."""
 
 
 def bind_remedy(error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""SIGHUP: somebody wants the settings read again, or the terminal has gone that the agent was started from."""
+"""SIGHUP: a request to reload the settings, or the agent's terminal was closed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 class Hangup:
-    """Listens from its making on, in the main thread. Where whoever started the agent ignores the signal (``nohup``), so does it."""
+    """Handler of SIGHUP; create it in the main thread. It stays inactive where the signal was ignored at the start (``nohup``)."""
 
     def __init__(self) -> None:
         self._heard = False
@@ -19,13 +19,13 @@ class Hangup:
         self._heard = True
 
     def heard(self) -> bool:
-        """True once for one signal, or several."""
+        """Return whether the signal came since the last call."""
         heard, self._heard = self._heard, False
         return heard
 
     @property
     def terminal_is_gone(self) -> bool:
-        """True if there was one when this was made, and now is none."""
+        """Whether the process had a terminal when this object was created, and has none now."""
         return self._of_a_terminal and not _has_terminal()
 
 

@@ -1,4 +1,4 @@
-"""The file with an agent's token: made at its start where nobody gave one, read whenever a token is shown."""
+"""The file with an agent's token: created at its start if none was given, read for each check of a token."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from pathlib import Path
 
 from commwatch.collectors.wire.identity import write_whole
 
-#: In the run directory: one agent a directory, and none of it outlives the machine's uptime.
+#: In the run directory, which has one agent and does not survive a reboot.
 NAME = "agent.token"
 _MOST_BYTES = 4096
 _TOKEN = re.compile(r"[\x21-\x7e]{16,1024}")
 
 
 class BadToken(Exception):
-    """There is no token in the file, or it is not safe there; the message names the file, and the remedy."""
+    """The file has no token, or the token is not safe there; the message names the file and the remedy."""
 
 
 def read(path: Path) -> str:
-    """The token in a file.
+    """Return the token in a file.
 
     Raises:
-        BadToken: it cannot be read, others may read or write it, or there stands something else.
+        BadToken: it cannot be read, others may read or write it, or it has no valid token.
     """
     return _read(path, None)
 
 
 def read_own(path: Path, uid: int) -> str:
-    """As ``read``, of a file that the agent of a user has made: nobody else's will do, nor a link.
+    """Return the token in a file that ``uid`` owns and that is no link; raises ``BadToken``.
 
-    The run directory may be a group's, whose members could put another there.
+    The run directory may belong to a group, whose members could replace the file.
     """
     return _read(path, uid)
 
 
 def _read(path: Path, uid: int | None) -> str:
-    # Not to be kept waiting by a pipe in its place.
+    # Non-blocking, because a pipe may be in its place.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if uid is not None else 0)
     try:
         fd = os.open(path, flags)
@@ -65,7 +65,7 @@ def _read(path: Path, uid: int | None) -> str:
 
 
 def make(path: Path) -> None:
-    """A new token at ``path``, for this user alone; one that is good stays, for those who have it.
+    """Write a new token to ``path``, readable by this user only; keep a valid one, because clients may have it.
 
     Raises:
         OSError: it cannot be written.

@@ -1,1 +1,1 @@
-"""What NCCL and RCCL write with ``NCCL_DEBUG``: text to messages, messages to facts, facts to an account and findings."""
+"""Parsers of the NCCL and RCCL output with ``NCCL_DEBUG``: text to messages, to facts, to an account and findings."""

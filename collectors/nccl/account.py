@@ -1,4 +1,4 @@
-"""What a log has said so far: facts by process and communicator, each with where it stood first. No I/O, no clock."""
+"""The facts of a log so far, by process and communicator, each with its first line. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from commwatch.collectors.nccl.forms import read
 from commwatch.collectors.nccl.quiet import is_quiet
 from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean, has_own_time, parse_line
 
-#: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. What comes past it is counted.
+#: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. Further ones are only counted.
 MOST_FACTS = 500_000
-#: Characters kept of a line that a fact was first seen in, and unknown messages kept as samples. What stands in a longer message counts as
-#: several facts, one for so many characters: it may be one setting, or ten thousand ranks.
+#: Characters kept of a fact's first line. A fact of a longer message counts as one for each ``_OF_LONG`` characters: it may be
+#: one setting, or ten thousand ranks. ``_SAMPLES`` is the number of unknown messages kept.
 _MOST_TEXT, _OF_LONG = 400, 100
 _SAMPLES = 20
-#: A host with more messages is one, whatever its name looks like.
+#: A host with more messages is a real one, even if its name resembles a piece of another.
 _MOST_TORN = 3
 
 _F = TypeVar("_F", bound=f.Fact)
-#: What belongs to one communicator rather than to its process.
+#: Facts of one communicator rather than of its process.
 _OF_COMMUNICATOR: frozenset[type] = frozenset(
     (
         f.Via,
@@ -41,12 +41,12 @@ _OF_COMMUNICATOR: frozenset[type] = frozenset(
     )
 )
 
-#: What text that is no message of NCCL's can look like by chance.
+#: Facts that text other than NCCL's messages can match by chance.
 _HEADED = (f.Trail, f.Call, f.CudaFailure, f.Retry, f.Rccl)
 
 
 class Seen:
-    """Where something stood first, and how often it was said."""
+    """Where something was printed first, and how often."""
 
     __slots__ = ("line", "lines", "number", "source")
 
@@ -56,16 +56,16 @@ class Seen:
 
 
 class Facts(dict[type, dict[Any, Seen]]):
-    """Distinct facts, each with where it stood first; by type, because tuples of different types can be equal."""
+    """Distinct facts with the first place of each, by type, because tuples of different types can be equal."""
 
     def of(self, kind: type[_F]) -> dict[_F, Seen]:
-        """The facts of one type."""
+        """Return the facts of one type."""
         return self.get(kind, {})
 
 
 @dataclass
 class Member:
-    """One rank of one communicator, as its process told it."""
+    """One rank of one communicator, as its process printed it."""
 
     process: Process
     tid: int
@@ -77,13 +77,13 @@ class Member:
 
 
 class Life:
-    """What one process said."""
+    """The facts and communicators of one process."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.facts = Facts()
         self.members: list[Member] = []
-        #: The communicator that a thread makes, or has made last; where an init has no ``START``, what came before its end.
+        #: By thread: the communicator it initialises or did last; for inits without ``START``, the facts before the end.
         self.current: dict[int, Member] = {}
         self.pending: dict[int, Facts] = {}
         self.by_comm: dict[str, Member] = {}
@@ -102,7 +102,7 @@ class Warned:
 
 
 class Account:
-    """Reads lines, keeps what they say.
+    """Collects the facts in the lines of a log.
 
     Args:
         most_facts: bound on distinct facts and warnings.
@@ -110,14 +110,14 @@ class Account:
 
     def __init__(self, most_facts: int = MOST_FACTS) -> None:
         self._room = most_facts
-        #: Facts of processes, and of nobody in particular: their heads were torn, glued to something, or never there.
+        #: By process; and facts without a known process: their heads were torn, glued to other text, or missing.
         self.lives: dict[Process, Life] = {}
         self.loose = Facts()
         self.warnings: dict[str, Warned] = {}
         #: Messages by level and launcher's prefix.
         self.counts: Counter[tuple[str, str]] = Counter()
         self.n_lines = self.n_crlf = self.n_timestamped = self.n_crowded = 0
-        #: Messages whose head was not whole, that no form fits (with a few samples), and facts there was no room for.
+        #: Messages with a damaged head, messages that no form matches, and facts beyond ``most_facts``.
         self.torn = self.unknown = self.overflow = 0
         self.samples: list[Seen] = []
         self.torn_samples: list[Seen] = []
@@ -126,8 +126,8 @@ class Account:
         self._last: tuple[Head, Life | None] = (NOBODY, None)
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
-        """Take one physical line, without its ``\\n``; returns the warnings in it, and the time-outs of PyTorch's watchdog."""
-        if number != self._number or source != self._source:  # not another piece of the same
+        """Add one physical line, without its ``\\n``; return its warnings, and new time-outs of PyTorch's watchdog."""
+        if number != self._number or source != self._source:  # not another piece of one long line
             self.n_lines += 1
         if line.endswith("\r"):
             self.n_crlf += 1
@@ -163,7 +163,7 @@ class Account:
     # -- one message --------------------------------------------------------------------------
 
     def _count(self, message: Message, known: bool) -> Life | None:
-        """Count it; returns who said it."""
+        """Count a message; return its process, ``None`` if that is not known."""
         level, text, head = message
         self.counts[level, head.prefix] += 1
         if not known and level != "WARN" and not is_quiet(text):
@@ -227,7 +227,7 @@ class Account:
             life.members.append(member)
         member.complete = not fact.start
         life.current[tid] = member
-        # What this thread said before belongs to the init that ends; before one that begins, to one we have not seen.
+        # Earlier facts of this thread belong to an init that ends; if one begins, to an init that is not in the log.
         for kind, found in life.pending.pop(tid, Facts()).items():
             for known, seen in found.items():
                 mine = member.complete and _fits(known, member.init)
@@ -237,7 +237,7 @@ class Account:
                     into[known].lines += seen.lines
 
     def _place(self, life: Life, fact: f.Fact, tid: int) -> Facts:
-        """Where a communicator's fact goes: to the one the line names, or that its thread is making or has made last."""
+        """Return where a communicator's fact belongs: to the one in the line, or the one its thread initialises or did last."""
         comm = fact.comm if isinstance(fact, (f.Via, f.Trees)) else None
         if not life.says_start and comm is None:
             pending = life.pending.get(tid)
@@ -248,7 +248,7 @@ class Account:
             return pending
         member = life.current.get(tid) if comm is None else life.by_comm.get(comm)
         if member is None and comm is None:
-            # Connected at the first collective, by the thread that calls it.
+            # Connections may be made at the first collective, by the thread that calls it.
             fitting = [member for member in life.by_comm.values() if _fits(fact, member.init)]
             member = fitting[0] if len(fitting) == 1 else None
         return member.facts if member is not None and _fits(fact, member.init) else life.facts
@@ -283,16 +283,16 @@ class Account:
 
     @property
     def prefixes(self) -> Counter[str]:
-        """Messages by how their launcher marks them, where that is known."""
+        """Messages by launcher's prefix, where that is known."""
         return _summed((prefix, count) for (_, prefix), count in self.counts.items() if prefix)
 
     @property
     def processes(self) -> list[Process]:
-        """Who printed anything, but for those that are only the rest of a torn head."""
+        """Processes that printed anything, except names that are pieces of a torn head."""
         hosts: Counter[str] = Counter()
         for process, life in self.lives.items():
             hosts[process.host] += life.messages
-        # Of those with the same pid whose names end alike, what tearing and gluing leave of one another, the most that one has said.
+        # By pid and end of the host's name, which pieces of a torn name share: the most messages of one host.
         most: Counter[tuple[int, str]] = Counter()
         for process in self.lives:
             alike = process.pid, process.host[-2:]
@@ -310,7 +310,7 @@ class Account:
         return [member for life in self.lives.values() for member in life.members]
 
     def of(self, kind: type[_F]) -> Iterator[tuple[Process | None, _F, Seen]]:
-        """All facts of one type."""
+        """Yield all facts of one type, with process and place."""
         for life in self.lives.values():
             for facts in (life.facts, *life.pending.values(), *(member.facts for member in life.members)):
                 for fact, seen in facts.of(kind).items():
@@ -327,7 +327,7 @@ def _summed(counts: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def _fits(fact: f.Fact, init: f.Init) -> bool:
-    """Whether the rank that prints ``fact`` is the one of this communicator."""
+    """Return whether ``fact`` can be of the rank and communicator of ``init``."""
     if isinstance(fact, f.Via):
         printing = fact.dst if fact.direction == "receive" else fact.src
         return printing == init.rank and init.nranks is not None and fact.src < init.nranks > fact.dst
@@ -337,5 +337,5 @@ def _fits(fact: f.Fact, init: f.Init) -> bool:
 
 
 def _needs_head(fact: f.Fact) -> bool:
-    """Whether text without a message's head may look like this by chance."""
+    """Return whether text without a message's head can match this fact by chance."""
     return isinstance(fact, _HEADED) or (isinstance(fact, f.Env) and not fact.name.startswith(("NCCL_", "RCCL_")))

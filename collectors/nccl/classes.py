@@ -1,11 +1,11 @@
-"""Classes of warnings: what ``commwatch_nccl_messages_total`` counts by. First match wins."""
+"""Classes of warnings, by which ``commwatch_nccl_messages_total`` counts. The first match wins."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
-#: Class -> what its warnings say.
+#: Class -> pattern of its warnings.
 CLASSES: dict[str, re.Pattern[str]] = {
     name: re.compile(pattern)
     for name, pattern in {
@@ -21,12 +21,12 @@ CLASSES: dict[str, re.Pattern[str]] = {
     }.items()
 }
 OTHER = "other"
-#: NCCL's own buffer is shorter; what follows is not its text.
+#: Characters that are matched: NCCL's own buffer is shorter, so later text is not NCCL's.
 _MOST_TEXT = 4096
 
 
 def warning_class(text: str) -> str:
-    """Class of the warning ``text``, ``other`` where none fits."""
+    """Return the class of the warning ``text``, ``other`` if none matches."""
     return _class(text[:_MOST_TEXT])
 
 

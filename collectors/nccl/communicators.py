@@ -1,4 +1,4 @@
-"""Communicators out of an account: the ranks that belong together, where they run and how they reach each other."""
+"""The communicators of an account: their ranks, where they run and how they are connected."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Link(NamedTuple):
 class Communicator:
     """The ranks of one communicator that the log shows.
 
-    Before 2.16 messages do not say which communicator they are of: all of one size are then one entry here (``pooled``),
-    and what would need to tell them apart is not known.
+    Before NCCL 2.16 messages do not name their communicator: all of one size are then one entry (``pooled``), and values
+    that would need separate ones are not known.
     """
 
     comm_id: str | None
@@ -41,7 +41,7 @@ class Communicator:
 
     @property
     def name(self) -> str:
-        """As people can find it in the log."""
+        """Name for people, as the log shows it."""
         if self.comm_id is not None:
             return f"communicator {self.comm_id} ({self.nranks} ranks)"
         if self.parent is not None:
@@ -50,17 +50,17 @@ class Communicator:
 
     @property
     def ranks(self) -> set[int]:
-        """The ranks in sight."""
+        """Ranks that the log shows."""
         return {member.init.rank for member in self.members if member.init.rank is not None}
 
     @property
     def complete(self) -> bool:
-        """Whether its init has been completed: all ranks are past the last barrier of it once one is."""
+        """Whether its init is complete: once one rank is done, all ranks have passed the last barrier."""
         return any(member.complete for member in self.members)
 
     @property
     def hosts(self) -> dict[str, list[int]]:
-        """Ranks by host; empty where communicators are pooled and a rank was seen on several."""
+        """Ranks by host; empty if communicators are pooled and a rank was seen on several hosts."""
         of: dict[int, str] = {}
         for member in self.members:
             if (
@@ -74,19 +74,19 @@ class Communicator:
         return by_host
 
     def of(self, kind: type[_F]) -> Iterator[tuple[Member, _F, Seen]]:
-        """What its members said of it."""
+        """Yield the facts of one type, with member and place."""
         for member in self.members:
             for fact, seen in member.facts.of(kind).items():
                 yield member, fact, seen
 
     @property
     def layout(self) -> f.Layout | None:
-        """Ranks and nodes, as NCCL says."""
+        """Numbers of ranks and nodes, as NCCL printed them."""
         return next((layout for _, layout, _ in self.of(f.Layout)), None)
 
     @property
     def nodes(self) -> int:
-        """How many nodes it spans, as far as the log tells; 0 if it does not."""
+        """Number of nodes that it spans, as far as the log shows; 0 if not known."""
         return self.layout.nnodes if self.layout is not None else len(self.hosts)
 
     @property
@@ -95,13 +95,13 @@ class Communicator:
         return next((channels for _, channels, _ in self.of(f.Channels)), None)
 
     def links(self) -> dict[Link, int]:
-        """Connections -> on how many channels; both ends print those over the network: the sender counts."""
+        """Return the number of channels by connection. Both ends print network connections: the sender counts."""
         links: Counter[Link] = Counter()
         receiving: Counter[Link] = Counter()
         for _, via, seen in self.of(f.Via):
             link = Link(via.src, via.dst, via.kind, via.device, via.gdr)
             (receiving if via.direction == "receive" else links)[link] += seen.lines
-        # Where only the receiver is in sight, it has to do.
+        # If only the receiver is in the log, its lines count.
         sending = {link[:3] for link in links}
         return {**links, **{link: lines for link, lines in receiving.items() if link[:3] not in sending}}
 
@@ -119,12 +119,12 @@ class Communicator:
         return {transport: lines for transport, lines in found.items() if lines}
 
     def rings(self) -> dict[int, tuple[int, ...]]:
-        """Order of the ranks by channel, as rank 0 printed it."""
+        """Return the order of the ranks by channel, as rank 0 printed it."""
         return {ring.channel: ring.order for _, ring, _ in self.of(f.Ring)}
 
 
 def communicators(account: Account) -> list[Communicator]:
-    """All communicators of the log, in the order in which they began."""
+    """Return all communicators of the log, in the order in which they began."""
     found: dict[tuple[object, ...], Communicator] = {}
     of: dict[int, Communicator] = {}
     for life in account.lives.values():
@@ -132,7 +132,7 @@ def communicators(account: Account) -> list[Communicator]:
         splits: Counter[tuple[object, ...]] = Counter()
         for member in life.members:
             parent = at.get(member.init.parent or "")
-            # All ranks of a colour come to each split: where the child's number is not printed, the order tells them apart.
+            # All ranks of a colour take part in each split: where the child's number is not printed, the order identifies it.
             split = (id(parent), member.init.color, member.init.nranks)
             splits[split] += 1
             of[id(member)] = _join(found, member, None if parent is None else of[id(parent)], splits[split])

@@ -1,4 +1,4 @@
-"""Checks for ranks that are not alike: settings, networks, devices, graphs."""
+"""Checks for differences between ranks: settings, networks, devices, graphs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from commwatch.collectors.nccl.text import Process
 from commwatch.collectors.spans import spans
 
 _NOT_SET = "not set"
-#: What a rank may have of its own, or only rank 0.
+#: Settings that may differ between ranks, or that only rank 0 has.
 _MAY_DIFFER = re.compile(
     r".*_(?:FILE|DIR|VISIBLE_DEVICES)$|NCCL_(?:HOSTID|COMM_ID|DEBUG\w*|RAS_\w+|PROFIL\w+|GRAPH_DUMP\w*|TOPO_DUMP\w*)$"
 )
-#: Settings that each process reads in its first init, with a fact that tells that it has come past that.
+#: Settings that each process reads in its first init, with a fact that is printed after that.
 _READ_BY_ALL: dict[str, type[f.Fact]] = {
     "NCCL_SOCKET_IFNAME": f.Interfaces,
     "NCCL_IB_DISABLE": f.Network,
@@ -39,7 +39,7 @@ def settings_differ(log: Log) -> Iterator[Hit]:
 
 
 def _lacking(log: Log, name: str, values: dict[str, dict[Process | None, Seen]]) -> dict[Process | None, Seen]:
-    """Processes that have told settings and come past the place where this one is read, and have not told it."""
+    """Return the processes that printed settings and facts of a later stage, but not this setting."""
     account = log.account
     if name not in _READ_BY_ALL or account.torn or account.overflow:
         return {}  # the line may be lost
@@ -57,7 +57,7 @@ def networks_differ(log: Log) -> Iterator[Hit]:
 
 
 def devices_differ(log: Log) -> Iterator[Hit]:
-    """Ranks see different HCAs, or begin on interfaces of different networks."""
+    """Ranks see different HCAs, or bootstrap on interfaces of different networks."""
     said: dict[tuple[str, ...], dict[Process | None, Seen]] = {}
     for process, hcas, seen in log.account.of(f.Hcas):
         # Names differ between nodes; how many there are and of what kind should not.
@@ -70,7 +70,7 @@ def devices_differ(log: Log) -> Iterator[Hit]:
 
 
 def interfaces_differ(log: Log) -> Iterator[Hit]:
-    """Ranks begin on interfaces of different names in the same network."""
+    """Ranks bootstrap on interfaces of different names in one network."""
     yield from _bootstraps(log, same_network=True)
 
 
@@ -91,7 +91,7 @@ def _bootstraps(log: Log, same_network: bool) -> Iterator[Hit]:
 
 
 def _network(name: str, seen: Seen) -> str | None:
-    """The first three parts of an interface's IPv4 address: enough to tell that two are neighbours."""
+    """Return the first three parts of an interface's IPv4 address: enough to recognise one network."""
     address = re.search(rf"{re.escape(name)}:(\d+\.\d+\.\d+)\.\d+", seen.line)
     return address[1] if address else None
 

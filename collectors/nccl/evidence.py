@@ -1,4 +1,4 @@
-"""What the checks work on and what they return."""
+"""Input and results of the checks of a log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from commwatch.collectors.nccl.communicators import Communicator, communicators
 from commwatch.collectors.nccl.text import Process
 
 _T = TypeVar("_T")
-#: Part of the lines that is taken for all: messages that carry no fact are not counted.
+#: Share (0 to 1) of the lines that counts as all of them: messages without a fact are not counted.
 _MOSTLY = 0.8
-#: Different things that processes of one job say, each of which is compared with each other.
+#: Most distinct sets of values in one job that are compared with each other.
 _MOST_SETS = 256
 
 
 class Hit(NamedTuple):
-    """Something a check has found: what exactly, in one line, and the lines that show it."""
+    """One result of a check: one line of text, and the log lines that show it."""
 
     says: str
     evidence: list[Seen]
@@ -30,7 +30,7 @@ Check = Callable[["Log"], Iterable[Hit]]
 
 
 class Log:
-    """An account as the checks see it: what several of them need is worked out once."""
+    """An account with the derived values that several checks share."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -42,7 +42,7 @@ class Log:
 
     @cached_property
     def env(self) -> dict[str, dict[str, dict[Process | None, Seen]]]:
-        """Settings: name -> value -> who said so."""
+        """Settings: name -> value -> processes that printed it."""
         found: dict[str, dict[str, dict[Process | None, Seen]]] = {}
         for process, setting, seen in self.account.of(f.Env):
             found.setdefault(setting.name, {}).setdefault(setting.value, {})[process] = seen
@@ -62,7 +62,7 @@ class Log:
         return {p: (hcas, seen) for p, hcas, seen in self.account.of(f.Hcas) if p is not None}
 
     def ends_in(self, begin: Seen, steps: Iterable[Seen]) -> bool:
-        """Whether what follows ``begin`` to the log's end is little else than ``steps`` (told only of a single file)."""
+        """Return whether the log from ``begin`` to its end is mostly ``steps``; False if they are in several files."""
         found = list(steps)
         if not found or {seen.source for seen in found} != {begin.source}:
             return False
@@ -75,13 +75,13 @@ class Log:
 
     @cached_property
     def jobs(self) -> dict[Process, int]:
-        """Which processes work together, by the communicators that they share; others are not in it."""
+        """Job number by process: processes that share communicators form a job; others are absent."""
         jobs: dict[Process, int] = {}
         members: dict[int, set[Process]] = {}
         for number, comm in enumerate(self.communicators):
             mine = {member.process for member in comm.members}
             old = {jobs[process] for process in mine if process in jobs}
-            # Those of the smaller jobs become those of the largest: there may be as many communicators as processes.
+            # Merge the smaller jobs into the largest: there may be as many communicators as processes.
             largest = max(old, key=lambda job: len(members[job]), default=number)
             mine.update(*(members.pop(job) for job in old - {largest}))
             members.setdefault(largest, set()).update(mine)
@@ -91,9 +91,9 @@ class Log:
     def disagreements(
         self, said: Mapping[_T, Mapping[Process | None, Seen]]
     ) -> Iterator[dict[_T, dict[Process, Seen]]]:
-        """For each job with processes that have no value in common: who said what.
+        """For each job with processes that have no value in common, yield the processes by value.
 
-        A process may say several things (a setting is changed, two plug-ins are tried): that alone is no difference.
+        A process may print several values (a changed setting, two plug-ins tried): that alone is no disagreement.
         """
         by_job: dict[int | None, dict[Process, dict[_T, Seen]]] = {}
         for value, by in said.items():
@@ -111,11 +111,11 @@ class Log:
             yield found
 
     def net_links(self) -> Iterator[tuple[Process | None, f.Via, Seen]]:
-        """Connections over a network."""
+        """Yield the connections over a network."""
         return ((p, via, seen) for p, via, seen in self.account.of(f.Via) if via.kind.startswith("NET/"))
 
     def setting(self, name: str, *values: str) -> list[Seen]:
-        """Where ``name`` was said to be one of ``values`` (any, where none is given)."""
+        """Return where the setting ``name`` was printed as one of ``values`` (any, if none is given)."""
         by_value = self.env.get(name, {})
         return [seen for value, by in by_value.items() if not values or value in values for seen in by.values()]
 
@@ -125,7 +125,7 @@ class Log:
 
 
 def who(processes: Iterable[Process | None]) -> str:
-    """Processes for people: by host, or the pids of one."""
+    """Return processes as text: host and pid of a single one, else their number and hosts."""
     known = {process for process in processes if process is not None}
     hosts = sorted({process.host for process in known})
     if not known:
@@ -138,12 +138,12 @@ def who(processes: Iterable[Process | None]) -> str:
 
 
 def some(names: Iterable[str], most: int = 4) -> str:
-    """Names for people: the first ones, and how many more there are."""
+    """Return names as text: the first ``most``, and the number of the others."""
     found = list(names)
     more = f" and {len(found) - most} more" if len(found) > most else ""
     return ", ".join(found[:most]) + more
 
 
 def many(number: int, thing: str, plural: str = "") -> str:
-    """A number of things for people: ``1 pair``, ``2 pairs``."""
+    """Return a number of things as text: ``1 pair``, ``2 pairs``."""
     return f"{number} {thing if number == 1 else plural or thing + 's'}"

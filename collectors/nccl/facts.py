@@ -1,4 +1,4 @@
-"""What a message says, as values. A field that the message's form does not have is ``None``.
+"""Facts: the content of messages as values. A field that the message's form lacks is ``None``.
 
 Names are NCCL's own (``nranks``, ``busId`` as ``bus_id``). Ranks are ranks in the communicator, not in the job."""
 
@@ -18,14 +18,14 @@ class Version(NamedTuple):
 
 
 class Build(NamedTuple):
-    """What else is said of the build: ``HIP``, ``ROCm``, ``librccl`` (where it lies) or ``git``."""
+    """Another version of the build: ``HIP``, ``ROCm``, ``librccl`` (its path) or ``git``."""
 
     what: str
     version: str
 
 
 class Rccl(NamedTuple):
-    """Words only RCCL uses."""
+    """Text that only RCCL prints."""
 
 
 class Driver(NamedTuple):
@@ -49,7 +49,7 @@ class Interfaces(NamedTuple):
 
 
 class BootstrapTime(NamedTuple):
-    """How long the rendezvous took."""
+    """Duration of the rendezvous, in s."""
 
     total_s: float
 
@@ -153,7 +153,7 @@ class End(NamedTuple):
 
 
 class InitTime(NamedTuple):
-    """Where the time of an init went."""
+    """Duration of an init, in s."""
 
     rank: int
     nranks: int
@@ -193,7 +193,7 @@ class Neighbours(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A rank's place in the tree of a channel; -1: nobody there."""
+    """A rank's place in the tree of a channel; -1: no rank."""
 
     channel: int
     up: int
@@ -229,7 +229,7 @@ class Via(NamedTuple):
 
     src: int
     dst: int
-    direction: str  # where the form says it (NET: both ends print), else empty (the sender prints)
+    direction: str  # as printed (NET: by both ends), else empty (the sender prints)
     kind: str
     device: str | None = None
     gdr: bool = False
@@ -357,7 +357,7 @@ class Watchdog(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What PyTorch says of a rank after a time-out; -1: nothing ever."""
+    """Progress of a rank, as PyTorch prints it after a time-out; -1: none yet."""
 
     rank: int
     enqueued: int
@@ -365,7 +365,7 @@ class Progress(NamedTuple):
 
 
 class Speaks(NamedTuple):
-    """A rank of the job has written something (PyTorch marks the lines of each)."""
+    """A rank of the job has printed a line (PyTorch marks each line with the rank)."""
 
     rank: int
 
@@ -384,7 +384,7 @@ class TorchError(NamedTuple):
 
 
 class Desync(NamedTuple):
-    """A line of PyTorch's report on ranks that do not do the same."""
+    """A line of PyTorch's report on ranks whose collectives differ."""
 
     text: str
 

@@ -13,7 +13,7 @@ from commwatch.collectors.nccl.evidence import Check, Hit, Log, many, some, who
 from commwatch.collectors.nccl.text import Process
 from commwatch.collectors.spans import rest, spans
 
-#: ``ibv_wc_status``: what the completion of a request came back with.
+#: ``ibv_wc_status`` of the completion of a request.
 IB_STATUS = {
     1: "local length error",
     2: "local QP operation error",
@@ -28,7 +28,7 @@ IB_STATUS = {
     13: "receiver-not-ready retries exceeded: the peer posted no receive in time",
 }
 _IN_PROGRESS = 7
-#: Sockets return "internal error" only when the communicator is being aborted: by somebody who knows why.
+#: Sockets return "internal error" only when the communicator is being aborted: the cause is elsewhere.
 _ABORTED = re.compile(r"(?:misc/)?(?:nccl)?socket\.cc:\d+ 3$")
 #: Vendor codes of mlx5, as they come with these statuses.
 _VENDOR = {
@@ -61,22 +61,22 @@ _DEVICE = re.compile(r"Unable to open device (\S+)|Call to ibv_open_device faile
 _HINT = re.compile(
     r'Missing "iommu=pt"|P2P is disabled between NVLINK|lib wrapper not initialized|MSCCL|Could not find real path'
 )
-#: Said in each init, and with NCCL_DEBUG_SUBSYS=INIT only (connections are told with NET, too).
+#: Printed in each init, and only with NCCL_DEBUG_SUBSYS=INIT (connections also with NET).
 _IN_INIT: tuple[type[f.Fact], ...] = (f.Trees, f.Channels, f.Ring)
-#: No verbs library: the check on sockets tells it where it matters.
+#: No verbs library: the check ``sockets`` reports it where it matters.
 _NO_VERBS = re.compile(r"Failed to open libibverbs")
-#: Events of a port that need no action: ``ibv_event_type_str`` of them.
+#: Events of a port that need no action, as ``ibv_event_type_str`` names them.
 _HARMLESS = re.compile(
     r"(?i)port active|client reregist|(?:LID|SM|GID table|P_?Key(?: table)?) change|communication established|last WQE|send queue drained"
 )
-#: What the other checks say of warnings that their class alone does not tell.
+#: Warnings that other checks report, whatever their class.
 _TOLD = (_TEARDOWN, _PEER_CLOSED, _SHARP, _DEVICE, _HINT, _NO_VERBS)
-#: What differs between lines that say the same: addresses with their ports, pointers, numbers.
+#: Parts that vary between repeated lines: addresses with their ports, pointers, numbers.
 _VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
 
 
 def of_class(kind: str) -> Check:
-    """The check for one class of warnings."""
+    """Return the check for one class of warnings."""
 
     def check(log: Log) -> Iterator[Hit]:
         yield from _by_text(_hits(log, kind))
@@ -89,7 +89,7 @@ def _hits(log: Log, kind: str) -> list[Warned]:
 
 
 def _by_text(warned: list[Warned]) -> Iterator[Hit]:
-    """One hit for each text, but for its numbers."""
+    """Yield one hit for each text, ignoring its numbers."""
     alike: dict[str, list[Warned]] = {}
     for warning in warned:
         alike.setdefault(_VARIES.sub("#", warning.text), []).append(warning)
@@ -100,7 +100,7 @@ def _by_text(warned: list[Warned]) -> Iterator[Hit]:
 
 
 def peers_closed(log: Log) -> Iterator[Hit]:
-    """A peer has gone."""
+    """A peer closed its connection."""
     yield from _by_text([w for w in log.account.warnings.values() if _PEER_CLOSED.search(w.text)])
 
 
@@ -110,7 +110,7 @@ def ib_errors(log: Log) -> Iterator[Hit]:
     for warning in _hits(log, "ib_completion_error"):
         found = _STATUS.search(warning.text)
         by_status.setdefault(int(found[1]) if found else None, []).append(warning)
-    # When one request has failed, the others of its queue are flushed: that is no failure of its own.
+    # When one request has failed, the others of its queue are flushed, which is not a failure of their own.
     flushed = by_status.pop(_FLUSHED, []) if len(by_status) > 1 else []
     for status, warned in by_status.items():
         vendor = _VENDOR_ERROR.search(warned[0].text)
@@ -126,12 +126,12 @@ def ib_errors(log: Log) -> Iterator[Hit]:
 
 
 def ib_events(log: Log) -> Iterator[Hit]:
-    """What a card or port told, and is a fault."""
+    """Events of a card or port that are faults."""
     yield from _by_text([w for w in _hits(log, "ib_async_event") if not _HARMLESS.search(w.text)])
 
 
 def ib_changes(log: Log) -> Iterator[Hit]:
-    """What a card or port told, and is none."""
+    """Events of a card or port that are harmless."""
     yield from _by_text([w for w in _hits(log, "ib_async_event") if _HARMLESS.search(w.text)])
 
 
@@ -148,7 +148,7 @@ def hints(log: Log) -> Iterator[Hit]:
 
 
 def teardown(log: Log) -> Iterator[Hit]:
-    """Service threads that lose their peers, as at any end of a job."""
+    """Service threads that lose their peers, as at the end of any job."""
     found = [w for w in log.account.warnings.values() if _TEARDOWN.search(w.text)]
     if found:
         yield Hit(f"{sum(w.seen.lines for w in found)} warnings of service threads", [w.seen for w in found])
@@ -193,7 +193,7 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
     for says, comms in alike.items():
         which = comms[0].name if len(comms) == 1 else f"{len(comms)} communicators of {comms[0].nranks} ranks"
         yield Hit(f"{which}: {says}", [member.seen for comm in comms for member in comm.members])
-    # Before 2.18.3 nothing says that an init begins; what it says on its way does.
+    # Before 2.18.3 the begin of an init is not printed; the facts printed during it show it.
     on_their_way = _on_their_way(log)
     if on_their_way and not any(comm.complete for comm in log.communicators):
         steps = [seen for by in on_their_way.values() for seen in by]
@@ -207,7 +207,7 @@ def _began_only(comm: Communicator) -> bool:
 
 
 def cut_in_init(log: Log) -> list[Communicator]:
-    """Communicators whose ranks are all there and still connect where the log ends: an excerpt, or a job that runs."""
+    """Return communicators whose ranks are all in the log and still connect at its end: an excerpt, or a live job."""
     began = [comm for comm in log.communicators if _began_only(comm)]
     if not began or any(len(comm.ranks) < comm.nranks for comm in began):
         return []
@@ -217,7 +217,7 @@ def cut_in_init(log: Log) -> list[Communicator]:
 
 
 def _on_their_way(log: Log) -> dict[Process, list[Seen]]:
-    """What processes said in inits that have not ended, where nothing tells that they began."""
+    """Return, by process, the facts of inits that have not ended, where no line shows their begin."""
     return {
         life.process: [seen for found in life.pending.values() for facts in found.values() for seen in facts.values()]
         for life in log.account.lives.values()
@@ -231,7 +231,7 @@ def ras_deaths(log: Log) -> Iterator[Hit]:
 
 
 def ras_delays(log: Log) -> Iterator[Hit]:
-    """Peers that RAS had to wait for, and may yet have heard from."""
+    """Peers that RAS had to wait for; they may have answered later."""
     yield from _by_ras(log, late=True)
 
 
@@ -245,7 +245,7 @@ def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
 
 
 def torch_errors(log: Log) -> Iterator[Hit]:
-    """PyTorch gave up on an NCCL call; where NCCL has warned, its warning says more."""
+    """PyTorch gave up on an NCCL call; not reported if a warning of a known class gives the cause."""
     if any(warning.kind != "other" for warning in log.account.warnings.values()):
         return
     by_reason: dict[str, list[Seen]] = {}
@@ -258,10 +258,10 @@ def torch_errors(log: Log) -> Iterator[Hit]:
 
 
 def silent_failures(log: Log) -> Iterator[Hit]:
-    """Errors on their way up in a process that has warned of nothing: the first line is the origin."""
+    """Errors passed up the call stack in a process without warnings: the first line is the origin."""
     warned = {warning.process for warning in log.account.warnings.values()}
     if None in warned:
-        return  # whose it was is not known
+        return  # the process of a warning is not known
     first: dict[tuple[str, int], list[Seen]] = {}
     told: set[Process | None] = set()
     recovered: dict[Process | None, int] = {}
@@ -270,7 +270,7 @@ def silent_failures(log: Log) -> Iterator[Hit]:
             recovered[process] = max(seen.number, recovered.get(process, 0))
     for process, trail, seen in log.account.of(f.Trail):
         if seen.number < recovered.get(process, 0):
-            continue  # an init was completed after it: there was another way
+            continue  # an init was completed after it, so NCCL found another way
         if process not in warned and process not in told and trail.code not in (0, _IN_PROGRESS):
             told.add(process)
             if not _ABORTED.match(f"{trail.place} {trail.code}"):

@@ -1,4 +1,4 @@
-"""The one table of findings: what is looked for, how bad it is, what it means, what to do. A new one is one entry."""
+"""The table of findings: check, severity, meaning and advice of each. A new finding is one entry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A line that shows it."""
+    """A log line that shows a finding."""
 
     file: str
     line: int
@@ -38,12 +38,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a person should know about this log."""
+    """A problem in this log, or another fact worth knowing."""
 
     name: str
     severity: str
     title: str
-    #: What exactly was found here.
+    #: Details of this case.
     says: str
     means: str
     do: str
@@ -378,7 +378,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(account: Account, rules: Iterable[Rule] = RULES) -> list[Finding]:
-    """What a person should know about the log, worst first."""
+    """Return the findings of a log, worst first."""
     log = Log(account)
     found = [
         Finding(rule.name, rule.severity, rule.title, hit.says, rule.means, rule.do, _evidence(hit.evidence))
@@ -389,6 +389,6 @@ def findings(account: Account, rules: Iterable[Rule] = RULES) -> list[Finding]:
 
 
 def _evidence(places: Iterable[Seen]) -> list[Evidence]:
-    """Each line once: it may hold several facts that show the same."""
+    """Return each line once, ``MOST_EVIDENCE`` at most: a line may hold several facts of one finding."""
     once = {(seen.source, seen.number): Evidence(seen.source, seen.number, seen.line.strip()) for seen in places}
     return list(once.values())[:MOST_EVIDENCE]

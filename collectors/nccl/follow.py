@@ -1,4 +1,4 @@
-"""Follows log files that are being written: late, rotated, truncated, endless. What a tick may cost is bounded."""
+"""Follow log files while they are written: late, rotated, truncated or endless ones. The cost of a tick is bounded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from commwatch.collectors.wire import others
 
 #: Most bytes read in one tick, over all files; the rest waits for the next.
 TICK_BYTES = 512 * 1024
-#: A file that is so far ahead is not caught up with: what lies between is skipped, and counted.
+#: Bytes. If a file has more unread, only the latest ``_KEPT_BEHIND`` are read; the others are skipped and counted.
 MOST_BEHIND = 64 << 20
 _KEPT_BEHIND = 4 << 20
 _CHUNK = 128 * 1024
 #: Files of one job that are followed at a time.
 MOST_FILES = 256
 _TOO_MANY = "(too many)"
-#: A file that has been taken away is let go of after so many ticks without a new byte.
+#: Ticks without a new byte after which a deleted file is closed.
 _PATIENCE = 120
 
 
@@ -44,13 +44,13 @@ class Follower:
 
     Args:
         take: called with each line: (text, path, line number).
-        since: files last written to before this Unix time belong to somebody else.
+        since: Unix time in s; files last written before it are ignored.
     """
 
     def __init__(self, take: Callable[[str, str, int], object], since: float = 0.0) -> None:
         self._take, self._since = take, since
         self.patterns: dict[str, None] = {}
-        #: By device and inode: a file that is renamed is still the same, and NCCL goes on writing to it.
+        #: By device and inode: NCCL continues to write to a renamed file.
         self._files: dict[tuple[int, int], _File] = {}
         #: Paths that cannot be read, with the reason.
         self.troubles: dict[str, str] = {}
@@ -62,10 +62,10 @@ class Follower:
         return sorted({file.path for file in list(self._files.values())})
 
     def tick(self, final: bool = False) -> int:
-        """Look for new files and read on; returns the bytes read.
+        """Find new files and read what was added; return the bytes read.
 
         Args:
-            final: nobody writes any more: read all there is, and a last line without its newline.
+            final: the writers have ended: read all there is, and a last line without its newline.
         """
         there = self._discover()
         total = 0
@@ -81,7 +81,7 @@ class Follower:
         return total
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for file in self._files.values():
             os.close(file.fd)
         self._files.clear()
@@ -108,7 +108,7 @@ class Follower:
         return there
 
     def _read(self, file: _File, most: int | None) -> int:
-        """Read on, at most so many bytes."""
+        """Read what was added, up to about ``most`` bytes; return the bytes read."""
         total = 0
         try:
             size = os.fstat(file.fd).st_size

@@ -1,9 +1,9 @@
-"""The table of line forms: what tells one, what it looks like, what it says. A new form is one line here and its test.
+"""The table of line forms: needle, pattern and fact of each. A new form is one entry and its test.
 
 Forms are searched for anywhere in a text, because many writers share a stream and cut each other's lines: a form
-matches only where all that its fact needs is whole. ``docs/nccl.md`` says which versions print which.
+matches only where all that its fact needs is complete. ``docs/nccl.md`` lists the versions that print each form.
 
-Any text may come here, so no pattern tries a long text twice from many places: what repeats is bounded, or cannot begin
+Any text may be the input, so no pattern may try a long text from many places: repetitions are bounded, or cannot begin
 within a repetition.
 """
 
@@ -23,12 +23,12 @@ class Form(NamedTuple):
     #: A text without it cannot have the form.
     needle: str
     pattern: re.Pattern[str]
-    #: Makes the fact of a match; ``None`` where it is none after all.
+    #: Makes the fact of a match; ``None`` if the match has none.
     make: Callable[[re.Match[str]], f.Fact | None]
 
 
 def _int(digits: str) -> int:
-    """A number that 64 bits hold; others are no counters."""
+    """Parse an integer of 64 bits; raise ``ValueError`` for others, which are not counters."""
     value = int(digits) if len(digits) < 32 else 1 << 64
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(digits[:32])
@@ -36,7 +36,7 @@ def _int(digits: str) -> int:
 
 
 def _form(needle: str, pattern: str, fact: type[f.Fact], **fixed: object) -> Form:
-    """A form whose groups are named as the fact's fields, and are of their types; ``fixed`` are the rest."""
+    """Return a form whose groups are named and typed as the fact's fields; ``fixed`` sets other fields."""
     hints = get_type_hints(fact)
     read_as: dict[type, Callable[[str], object]] = {int: _int, float: float, str: str}
     kinds = {name: read_as[kind] for kind in read_as for name, hint in hints.items() if hint in (kind, kind | None)}
@@ -79,7 +79,7 @@ _INTERFACE = re.compile(r"(?<![\w.@-])([A-Za-z0-9][\w.@-]*):[0-9A-Fa-f:.]+(?:%[\
 
 def _interfaces(match: re.Match[str]) -> f.Fact | None:
     names = tuple(dict.fromkeys(_INTERFACE.findall(match[2])))
-    # The bootstrap used to list all there are; it uses the first.
+    # Older versions list all interfaces of the bootstrap, which uses the first.
     return f.Interfaces(match[1], names[:1] if match[1] == "Bootstrap" else names) if names else None
 
 
@@ -219,7 +219,7 @@ FORMS: tuple[Form, ...] = (
     ),
     _made("NCCL version", r"\bNCCL version (\d+\.\d+\.\d+[0-9A-Za-z.-]{0,40})(?:\+(cuda|hip)(\d+\.\d+))?", _version),
     _form("NCCL git version", r"NCCL git version (?P<version>\S{1,80}(?: [0-9a-f]{7,40}\b)?)", f.Build, what="git"),
-    # The continued lines of RCCL's version: only the blanks tell them from what others print.
+    # The continued lines of RCCL's version: only the blanks distinguish them from other output.
     _form("HIP version  : ", r"(?P<what>HIP) version  : (?P<version>\d[\d.]{0,40})", f.Build),
     _form("ROCm version : ", r"(?P<what>ROCm) version : (?P<version>\d\S{0,80})", f.Build),
     _form("Librccl path : ", r"Librccl path : (?P<version>\S{1,400})", f.Build, what="librccl"),
@@ -344,12 +344,12 @@ FORMS: tuple[Form, ...] = (
     ),
 )
 
-#: Most texts have few of these, and so need not be asked for each needle that has one of them in it.
+#: Parts that several needles share: a text without a part is not searched for these needles.
 _SHARED_PARTS = ("-> ", "COMPLETE", "ersion", "ccl", "NET/", "GPU", "NVLS", "lugin", "rank", "Init ", "ootstrap")
 
 
 def _by_part(forms: tuple[Form, ...]) -> list[tuple[str, list[Form]]]:
-    """The forms by a part of their needles; what they have in common, or the needle itself."""
+    """Group the forms by a part of their needles: a shared part, or else the needle itself."""
     groups: dict[str, list[Form]] = {}
     for form in forms:
         part = next((part for part in _SHARED_PARTS if part in form.needle), form.needle)
@@ -359,12 +359,12 @@ def _by_part(forms: tuple[Form, ...]) -> list[tuple[str, list[Form]]]:
 
 _BY_PART = _by_part(FORMS)
 
-#: Longer texts are read anew each time: what is kept of a log must not grow with its lines.
+#: Characters. Longer texts are not cached, so that the cache does not grow with the length of lines.
 _MOST_KEPT = 2048
 
 
 def read(text: str) -> tuple[f.Fact, ...]:
-    """The facts in ``text``; none where no form is whole in it."""
+    """Return the facts in ``text``; empty if it has no complete form."""
     return _read(text) if len(text) <= _MOST_KEPT else _search(text)
 
 
@@ -386,9 +386,9 @@ def _search(text: str) -> tuple[f.Fact, ...]:
                 try:
                     fact = form.make(match)
                 except ValueError:
-                    continue  # digits that are no number of ours
+                    continue  # a number out of range
                 if fact is not None:
                     found.append(fact)
                     if match.start() == 0 and match.end() >= length:
-                        return tuple(found)  # there is room for nothing else
+                        return tuple(found)  # the match is the whole text
     return tuple(found)

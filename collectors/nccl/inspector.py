@@ -1,8 +1,8 @@
 """NCCL Inspector: its JSON lines and its Prometheus text files. Pure.
 
-Inspector is NCCL's own profiler plugin (NCCL 2.28 and later; RCCL has a port): what it says of a collective was timed on the GPU
-(``kernel_gpu``), unless it was told to make do with less. The JSON has one object a line for each collective or message; the text
-files hold means over the interval since the dump before, and are written anew each time.
+Inspector is NCCL's own profiler plugin (NCCL 2.28 and later; RCCL has a port). It times collectives on the GPU
+(``kernel_gpu``) unless configured otherwise. The JSON has one object per line for each collective or message; the text
+files hold means since the previous dump, and are rewritten each time.
 
 Source: NVIDIA/nccl, plugins/profiler/inspector: README.md, inspector_json.cc, inspector_prom.cc, inspector.cc.
 """
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-#: NCCL's names of operations, and what the bytes of one rank are multiplied with, by the ranks, to be the S of nccl-tests.
+#: NCCL's operation -> canonical name, and whether S of nccl-tests is the bytes of one rank times the number of ranks.
 _OPS: dict[str, tuple[str, bool]] = {
     "AllReduce": ("all_reduce", False),
     "AllGather": ("all_gather", True),
@@ -27,7 +27,7 @@ _OPS: dict[str, tuple[str, bool]] = {
     "Send": ("send", False),
     "Recv": ("recv", False),
 }
-#: Operations of no known name are counted under this one.
+#: Name of unknown operations.
 OTHER = "other"
 #: How a duration was measured: on the GPU, by the CPU that watched the kernel, or by the CPU from launch on.
 TIMINGS = ("kernel_gpu", "kernel_cpu", "collective_cpu")
@@ -41,7 +41,7 @@ _KNOWN = {
     kind: frozenset({kind, "event_trace_sn", "event_trace_ts", *(f"{kind}_{name}" for name in _PERF)})
     for kind in ("coll", "p2p")
 }
-#: A collective of a day was timed by nobody.
+#: Longer durations are invalid: one day, in µs.
 _MOST_US = 86_400_000_000
 _MOST_TEXT = 200
 
@@ -51,7 +51,7 @@ class Timed(NamedTuple):
 
     #: The communicator's hash, as NCCL's log and RAS print it, too.
     comm: str
-    #: What the program calls it; ``None``: not told.
+    #: The program's name for it; ``None`` if there is none.
     comm_name: str | None
     group_rank: int
     group_size: int
@@ -60,17 +60,17 @@ class Timed(NamedTuple):
     #: Canonical, or ``other``.
     op: str
     seq: int
-    #: S as nccl-tests counts it; ``None``: not known, for an op without a known name.
+    #: S as nccl-tests counts it; ``None`` if not known, as for an unknown op.
     size_bytes: int | None
     duration_s: float
     #: One of ``TIMINGS``, or ``unknown``.
     timing: str
-    #: Fields that are of no version we know; passed over.
+    #: Number of fields that no known version has; they are skipped.
     unknown_fields: int
 
 
 class Mean(NamedTuple):
-    """A line of a text file: a mean since the dump before."""
+    """A line of a text file: a mean since the previous dump."""
 
     metric: str
     labels: dict[str, str]
@@ -78,7 +78,7 @@ class Mean(NamedTuple):
 
 
 def parse_line(line: str) -> Timed | None:
-    """What a line of the JSON says; ``None`` where it is torn or says something else."""
+    """Parse a line of the JSON; ``None`` if it is incomplete or something else."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
@@ -149,7 +149,7 @@ _LABEL = re.compile(r'([a-z0-9_]{1,40})="([^"]{0,300})"')
 
 
 def parse_prom(text: str) -> Iterator[Mean]:
-    """The means in a text file; other lines, and a last one that is not whole yet, are passed over."""
+    """Yield the means in a text file; skip other lines, and an incomplete last line."""
     for line in text.split("\n")[:-1]:
         sample = _SAMPLE.fullmatch(line)
         if sample is None:
@@ -163,7 +163,7 @@ def parse_prom(text: str) -> Iterator[Mean]:
 
 
 def canonical(name: str) -> str:
-    """The canonical name of an operation of NCCL's, or ``other``.
+    """Return the canonical name of an NCCL operation, or ``other``.
 
     >>> canonical("ReduceScatter")
     'reduce_scatter'

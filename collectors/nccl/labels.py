@@ -1,4 +1,4 @@
-"""The facts of a log under the keys and counting rules that its readers agree on (``docs/nccl.md``)."""
+"""The facts of a log as JSON, with the keys and counting rules of ``docs/nccl.md``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.account import Account
 
-#: Most pairs of ranks that are listed of one transport.
+#: Most pairs of ranks listed per transport.
 _MOST_PAIRS = 400
 
 
 def labels(account: Account) -> dict[str, Any]:
-    """Everything the log says, as JSON values; a key that it does not say is absent."""
+    """Return all facts of the log as JSON values, without the keys that have none."""
     found: dict[str, Any] = {
         **_text(account),
         **_versions(account),

@@ -1,4 +1,4 @@
-"""Bytes to physical lines, whatever the bytes are: bounded in memory, cut anywhere."""
+"""Split any bytes into physical lines with bounded memory; the input may be cut anywhere."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import zlib
 from collections.abc import Iterator
 from io import BufferedIOBase
 
-#: A longer line is taken in pieces of this size (a progress bar may write for hours without a newline).
+#: Bytes. A longer line is split into pieces of this size (a progress bar may write for hours without a newline).
 MOST_BYTES = 65_536
 _BLOCK = 1 << 20
 
 
 class Lines:
-    """Cuts a stream into lines; what has no newline yet waits for it."""
+    """Splits a stream into lines; an incomplete line waits for its newline."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._number = 1
 
     def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
-        """Line number (from 1) and text without its newline, of each line that ``data`` completes."""
-        if b"\0" in data:  # what a truncated file has where it was before
+        """Yield number (from 1) and text, without newline, of each line that ``data`` completes."""
+        if b"\0" in data:  # zeros replace the truncated part of a file that is still written
             data = data.replace(b"\0", b"")
         whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
         if newline:
@@ -32,7 +32,7 @@ class Lines:
             yield self._number, piece.decode("utf-8", "replace")
 
     def end(self) -> Iterator[tuple[int, str]]:
-        """What is left at the end of the stream."""
+        """Yield the incomplete line at the end of the stream, if there is one."""
         if self._rest:
             yield self._number, self._rest.decode("utf-8", "replace")
         self._rest = b""
@@ -43,7 +43,7 @@ class Lines:
 
 
 def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
-    """All lines of a stream, a block at a time; of a damaged archive those before the damage, then its error."""
+    """Yield all lines of a stream; for a damaged archive the lines before the damage, then raise its error."""
     lines = Lines()
     try:
         while block := stream.read1(_BLOCK):

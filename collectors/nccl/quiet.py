@@ -1,10 +1,10 @@
-"""Known messages that carry nothing we keep, so that what is unknown stays worth counting."""
+"""Known messages without a fact, so that the count of unknown messages stays meaningful."""
 
 from __future__ import annotations
 
 import re
 
-#: How known messages begin that carry nothing we keep: plumbing, allocation, plug-ins that were looked for.
+#: Beginnings of known messages without a fact: internals, allocation, the search for plug-ins.
 _QUIET = re.compile(
     r"\s*(?:NCCL git version|NET/Plugin|P2P plugin|Plugin Path|(?:TUNER|PROFILER|ENV|GIN|NET)/Plugin|TUNER/|Comm config|P2P Chunksize"
     r"|threadThresholds|Setting affinity|Launch mode|Using non-device net|Using internal|DMA-BUF is|PXN Disabled|MNNVL|NVLS"
@@ -18,5 +18,5 @@ _QUIET = re.compile(
 
 
 def is_quiet(text: str) -> bool:
-    """Whether a message without a fact is known to have none."""
+    """Return whether a message is known to carry no fact."""
     return _QUIET.match(text) is not None

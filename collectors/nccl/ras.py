@@ -1,7 +1,7 @@
-"""NCCL's RAS: a client for its socket, and what its answers say. The parsers are pure.
+"""NCCL's RAS: a client for its socket, and parsers of its answers. The parsers are pure.
 
-RAS is a thread in each process of a job (NCCL 2.24 and later, on by default). One of them, asked, gathers from all the others how many
-collectives each rank of each communicator has launched, which ranks do not answer, and which processes are dead.
+RAS is a thread in each process of a job (NCCL 2.24 and later, on by default). A query to one of them collects from all of them how
+many collectives each rank of each communicator has launched, which ranks do not answer, and which processes are dead.
 
 Source: NVIDIA/nccl, docs/userguide/source/troubleshooting/ras.rst, src/ras/client.cc (protocol), src/ras/client_support.cc (answers).
 """
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from commwatch.collectors.spans import gaps
 from commwatch.collectors.wire import bounded
 
-#: NCCL's names of the operations that RAS counts, and ours.
+#: NCCL's operation -> canonical name.
 _OPS = {
     "Broadcast": "broadcast",
     "Reduce": "reduce",
@@ -28,58 +28,58 @@ _OPS = {
 }
 #: Longest answer: ten thousand ranks in a few communicators take some tens of megabytes.
 MOST_BYTES = 64 << 20
-#: Values of an answer in JSON; and what one in text may say of ranks that it does not name, which takes it no room: ranks by operation.
+#: Limits of an answer: values in JSON; in text, ranks by operation that are counted but not named, which takes little text.
 _MOST_VALUES, MOST_UNNAMED = 1 << 22, 1 << 19
-#: RAS gives up gathering after 10 s; no answer takes longer than this, and nobody who does not answer at once gets more time.
+#: Seconds: for a whole answer (RAS stops collecting after 10 s), and for the connection and the first line, which come at once.
 _MOST_S, _FIRST_S = 12.0, 2.0
 _MOST_LINE = 4096
-#: What ranks are said to be.
+#: States of a rank.
 RUNNING, INIT, ENDING, ERROR, SILENT, DEAD, ABSENT = "running", "init", "ending", "error", "silent", "dead", "absent"
 _SUCCESS, _IN_PROGRESS = 0, 7
 
 
 class RasError(ValueError):
-    """What answers is not RAS, or says nothing that is known; the message says what."""
+    """The answer is not from RAS, or has no known form; the message gives the details."""
 
 
 class Member(NamedTuple):
     """One rank of a communicator."""
 
     rank: int
-    #: As the process sees it; ``None``: not told.
+    #: As the process itself sees it; ``None`` if not known.
     pid: int | None
     #: ``running``, ``init``, ``ending``, ``error``, ``silent`` (does not answer), ``dead``, or ``absent`` (answers, but is no member).
     state: str
-    #: Collectives launched by operation; ``None``: not told.
+    #: Collectives launched by operation; ``None`` if not known.
     counts: dict[str, int] | None
 
 
 class Communicator(NamedTuple):
     """One communicator over all nodes."""
 
-    #: NCCL's hash, with the secondary one where that is told.
+    #: NCCL's hash, with the secondary one if there is one.
     comm: str
     size: int | None
     members: tuple[Member, ...]
 
 
 class Status(NamedTuple):
-    """One answer."""
+    """One parsed answer."""
 
     nccl_version: str | None
     #: ``json`` or ``text``.
     form: str
     communicators: tuple[Communicator, ...]
-    #: Pids of processes that RAS has given up.
+    #: Pids of processes that RAS considers dead.
     dead: tuple[int, ...]
 
 
 def ask(host: str, port: int, most_s: float = _MOST_S) -> str:
-    """The status that the RAS at an address tells, as JSON where it can.
+    """Return the status from the RAS at an address, as JSON if RAS can, within ``most_s`` seconds.
 
     Raises:
-        OSError: nobody is there, or not in time.
-        RasError: somebody else is.
+        OSError: no connection, or no answer in time.
+        RasError: another service answers, or the answer is too long.
     """
     end = time.monotonic() + most_s
     with socket.create_connection((host, port), timeout=min(_FIRST_S, most_s)) as connection:
@@ -97,7 +97,7 @@ def ask(host: str, port: int, most_s: float = _MOST_S) -> str:
 
 
 def _command(connection: socket.socket, command: str, end: float) -> str:
-    """The line that answers a command."""
+    """Send a command and return the line that answers it."""
     connection.sendall(f"{command}\n".encode())
     line = bytearray()
     for piece in _pieces(connection, end):
@@ -110,7 +110,7 @@ def _command(connection: socket.socket, command: str, end: float) -> str:
 
 
 def _pieces(connection: socket.socket, end: float) -> Iterator[bytes]:
-    """What comes until the other side closes, or ``TimeoutError``."""
+    """Yield received bytes until the other side closes; raise ``TimeoutError`` at ``end``."""
     while True:
         rest = end - time.monotonic()
         if rest <= 0:
@@ -123,7 +123,7 @@ def _pieces(connection: socket.socket, end: float) -> Iterator[bytes]:
 
 
 def parse(answer: str) -> Status:
-    """What an answer says, in either form; raises ``RasError``."""
+    """Parse an answer in either form; raise ``RasError`` if it has none."""
     return _parse_json(answer) if answer.lstrip()[:1] == "{" else _parse_text(answer)
 
 
@@ -172,7 +172,7 @@ def _member(said: dict[str, Any]) -> Member | None:
 
 
 def _state(status: dict[str, Any]) -> str:
-    """As RAS itself sums it up in text."""
+    """Return the state, by the rules of RAS's own text form."""
     init, wrong = status.get("init_state"), status.get("async_error")
     if status.get("abort_flag") is True or status.get("finalize_called") is True or status.get("destroy_flag") is True:
         return ENDING
@@ -210,7 +210,7 @@ _PROCESS = re.compile(r"  Process (\d{1,10}) on node .{0,120}")
 
 
 class _Block:
-    """What the text says of one communicator: only what is wrong with it."""
+    """The text's entries on one communicator, which list only problems."""
 
     def __init__(self, comm: str, size: int | None) -> None:
         self.comm, self.size = comm, size
@@ -220,7 +220,7 @@ class _Block:
         self.counts: dict[str, list[tuple[int, int, list[int]]]] = {}
 
     def communicator(self, dead: set[int]) -> Communicator:
-        """All that can be told of its ranks: the one lot that is not named is all others."""
+        """Return what is known of its ranks; a single count without named ranks belongs to all other ranks."""
         told: dict[int, dict[str, int]] = {}
         for op, lots in self.counts.items():
             named = {rank: count for count, _, ranks in lots for rank in ranks}

@@ -1,4 +1,4 @@
-"""Checks for what is slower than it need be, or not as it was asked for."""
+"""Checks for what is slower than necessary, or requested and not used."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from commwatch.collectors.nccl.evidence import Hit, Log, many, some, who
 from commwatch.collectors.nccl.failures import cut_in_init
 from commwatch.collectors.spans import spans
 
-#: Networks that are slow but always there.
+#: Networks that are slow but always available.
 _SOCKETS = ("Socket", "NET/Socket")
 _SLOW_INIT_S = 30.0
-#: A connection that is whole and has no ``/GDRDMA``: lines that were cut may have lost it.
+#: A complete connection line without ``/GDRDMA``: cut lines may have lost it.
 _STAGED = re.compile(r" via NET/[^/]+/\d+(?:\(\d+\))?(?:/Shared)?(?:\s|$)")
 _LAST = 3
 _RING = 4
@@ -26,7 +26,7 @@ _TIMING = re.compile(r"(\w+) (\d+(?:\.\d+)?)(?=[,)])")
 
 
 def sockets(log: Log) -> Iterator[Hit]:
-    """Nodes talk over TCP though there is InfiniBand or RoCE, or though nobody has found any."""
+    """Nodes communicate over TCP although there is InfiniBand or RoCE, or because none was found."""
     links = [(process, seen) for process, via, seen in log.net_links() if via.kind == "NET/Socket"]
     users = log.networks.get("Socket", {})
     if not links and not (users and log.crosses_nodes):
@@ -48,7 +48,7 @@ def sockets(log: Log) -> Iterator[Hit]:
 
 
 def _text(seen: Seen) -> str:
-    """A message without its head."""
+    """Return a message without its head."""
     return seen.line.rpartition("NCCL INFO ")[2].strip().removesuffix(".")
 
 
@@ -88,7 +88,7 @@ def _why_no_gdr(refused: list[tuple[f.GdrGpu, Seen]], unable: list[tuple[f.GdrHc
 
 
 def shared_memory(log: Log) -> Iterator[Hit]:
-    """GPUs of one node meet in host memory instead of reaching each other."""
+    """GPUs of one node exchange data through host memory instead of directly."""
     found = [(via, seen) for _, via, seen in log.account.of(f.Via) if via.kind == "SHM"]
     if not found:
         return
@@ -99,7 +99,7 @@ def shared_memory(log: Log) -> Iterator[Hit]:
 
 
 def network_inside_node(log: Log) -> Iterator[Hit]:
-    """Ranks of one node talk over the network."""
+    """Ranks of one node communicate over the network."""
     for comm in log.communicators:
         if not _names_are_nodes(comm):
             continue
@@ -122,7 +122,7 @@ def network_inside_node(log: Log) -> Iterator[Hit]:
 
 
 def _names_are_nodes(comm: Communicator) -> bool:
-    """Whether a host's name stands for one node: containers may all be called ``localhost``."""
+    """Return whether each host name is one node: containers may all be called ``localhost``."""
     gpus = Counter((member.process.host, member.init.bus_id) for member in comm.members if member.init.bus_id)
     nodes = comm.layout.nnodes if comm.layout is not None else 0
     return nodes <= len(comm.hosts) if nodes else all(number == 1 for number in gpus.values())
@@ -158,7 +158,7 @@ def slow_paths(log: Log) -> Iterator[Hit]:
         yield Hit(f"some GPUs are linked by NVLink, others only by {', '.join(far)} paths", kinds[far[-1]])
     for kind in _FAR:
         found = [(pattern, seen) for pattern, seen in rings if pattern.type_intra == kind and pattern.nchannels]
-        # Without NVLink, paths over one CPU are as near as most machines have them.
+        # Without NVLink, most machines have no shorter paths than over one CPU.
         if found and (nvlink or kind == "SYS"):
             slowest = min(pattern.bw_intra for pattern, _ in found)
             expected = " though there is NVLink" if nvlink else ""
@@ -167,7 +167,7 @@ def slow_paths(log: Log) -> Iterator[Hit]:
 
 
 def hcas_unused(log: Log) -> Iterator[Hit]:
-    """An HCA of a node that none of its ranks sends over."""
+    """An HCA that no rank of its node uses for a connection."""
     used: dict[str, set[str]] = {}
     for process, via, _ in log.net_links():
         if process is not None and via.device is not None:
@@ -187,7 +187,7 @@ def hcas_unused(log: Log) -> Iterator[Hit]:
 
 
 def _all_in_sight(log: Log, host: str) -> bool:
-    """Whether the log holds all ranks of a node, in some communicator that spans nodes."""
+    """Return whether the log has all ranks of a node, in some communicator that spans nodes."""
     for comm in log.communicators:
         here = comm.hosts.get(host, [])
         if len(here) in (0, comm.nranks):
@@ -206,7 +206,7 @@ def nvls_unused(log: Log) -> Iterator[Hit]:
         return
     said = [(nvls, seen) for _, nvls, seen in log.account.of(f.Nvls)]
     unable = [seen for nvls, seen in said if not nvls.available]
-    # That it has channels is all that INIT tells of it. Two ranks have no use for it.
+    # At INIT only the number of channels shows its use. Two ranks do not use it.
     without = [
         (counts.nvls, seen) for comm in log.communicators if comm.nranks > 2 for _, counts, seen in comm.of(f.Channels)
     ]
@@ -224,7 +224,7 @@ def sharp_unused(log: Log) -> Iterator[Hit]:
         for w in log.account.warnings.values()
         if "SHARP coll init error" in w.text or "Cannot initialize CollNet" in w.text
     ]
-    # It is an affair between nodes, of communicators that are connected.
+    # It applies only between nodes, to communicators that are connected.
     between = any(
         comm.nodes > 1 and any(name.startswith("NET/") for name in comm.transports()) for comm in log.communicators
     )
@@ -265,7 +265,7 @@ def mixed_output(log: Log) -> Iterator[Hit]:
 
 
 def cut_output(log: Log) -> Iterator[Hit]:
-    """The log's beginning or end is missing, or there was more than we keep."""
+    """The log's beginning or end is missing, or it has more facts than are kept."""
     account = log.account
     cut = cut_in_init(log)
     if cut:
@@ -275,7 +275,7 @@ def cut_output(log: Log) -> Iterator[Hit]:
         (life.process, next(iter(found[f.Via].values())))
         for life in account.lives.values()
         for found in [next((of for of in (life.facts, *life.pending.values()) if f.Via in of), None)]
-        if not life.members and found is not None and not account.torn  # else the head may be
+        if not life.members and found is not None and not account.torn  # a torn head may hide the init
     ]
     if headless:
         yield Hit(

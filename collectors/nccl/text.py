@@ -1,4 +1,4 @@
-"""One physical line of a log to the messages in it: whose they are, and what they say. Pure."""
+"""Split one physical line of a log into its messages, with the process that printed each. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _HEAD = re.compile(
     rf"(?P<host>{_HOST}):(?P<pid>\d{{1,10}}):(?P<tid>\d{{1,10}})(?: \[(?P<device>-?\d{{1,6}})\])?"
     r"(?: (?:\d+\.\d+ )?(?P<origin>[^\s:]+:\d+)(?: \([^()]*\))?)?"
 )
-#: A head behind other text, up to where the level stands. Tried only where no host can have begun before.
+#: A head after other text, up to the level. Tried only where no host name can have begun before.
 _HEAD_BEFORE = re.compile(rf"(?<![A-Za-z0-9_-]){_HEAD.pattern} \Z")
 #: Where a message begins: at its level (a head may be before it, or what was left of it), at the bare version, or at
-#: a head whose level was cut away. Glued text may follow the level; ``WARNING`` is none.
+#: a head whose level was cut away. Other text may follow the level directly; ``WARNING`` is not a level.
 _BEGIN = re.compile(r"NCCL(?: (?P<level>INFO|WARN|CALL|TRACE|ABORT)(?![A-Z])|(?P<bare> version \d)|(?= |\Z))")
-#: Last words of messages that a head may be glued to whose host nobody has met. CUDA's minor versions have one digit.
+#: Last words of messages to which a head with an unknown host may be glued. CUDA's minor versions have one digit.
 _ENDING = re.compile(
     r"(?:cuda\d+\.\d|COMPLETE|START|trees|rings|IPC|CUMEM|MNNVL|pointer|memory|direct|read|CE|GDRDMA|Shared|peer|IB|Socket)"
     r"(?=[A-Za-z0-9_-])"
@@ -35,7 +35,7 @@ _STAMP = (
     rf"|(?:[A-Z][a-z][a-z],? )?[A-Z][a-z][a-z] {{1,2}}\d{{1,2}} {_CLOCK}(?: (?:[A-Z]{{3,4}} )?\d{{4}})?(?= |\[|\]|:)"
     rf"|{_CLOCK}(?= |\]))\]?:?"
 )
-#: What launchers, container runtimes and quotations put before a message.
+#: Prefixes that launchers, container runtimes and quotations add to a message.
 _LAUNCHER = re.compile(
     r"(?:\s"
     rf"|(?P<time>{_STAMP})"
@@ -52,17 +52,17 @@ _LAUNCHER = re.compile(
     r"|\[\d{0,3}(?:;\d{1,3})*m"  # a colour that has lost its escape
     r"|(?P<quote>[>|`]))*"
 )
-#: Blanks, and the time in the form that NCCL itself puts there.
+#: Blanks, and the timestamp that NCCL itself prints.
 _NOTHING = re.compile(r"\s*(?:\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\] ?)?")
 _OWN_TIME = re.compile(
     rf"\[2\d{{3}}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*\] (?={_HOST}:\d{{1,10}}:\d{{1,10}} |NCCL version \d)"
 )
-#: A head is never longer; what is, is text that has swallowed one.
+#: Characters; a longer head is other text that contains one.
 _MOST_HEAD = 600
 
 
 class Process(NamedTuple):
-    """Who printed a message. Containers repeat pids, so what the launcher says of the rank belongs to it."""
+    """The process that printed a message. Containers repeat pids, so the launcher's mark of the rank is included."""
 
     launcher: str
     host: str
@@ -70,9 +70,9 @@ class Process(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What stands before a message's level."""
+    """The text before a message's level, parsed."""
 
-    #: ``None`` where it is torn, glued behind other text, or missing.
+    #: ``None`` if the head is torn, glued to other text, or missing.
     process: Process | None
     tid: int = 0
     #: ``file:line`` or ``function:line`` that warned.
@@ -87,7 +87,7 @@ _GLUED = Head(None, prefix="other")
 
 
 class Message(NamedTuple):
-    """One message, or text that is none (``level`` is empty)."""
+    """One message, or other text (``level`` is empty)."""
 
     #: ``INFO``, ``WARN``, ``CALL``, ``TRACE``, ``ABORT``; empty for text without a head.
     level: str
@@ -103,11 +103,11 @@ def clean(line: str) -> str:
 
 
 def parse_line(line: str, hosts: Collection[str] = ()) -> list[Message]:
-    """The messages of one physical line, without its newline; text that belongs to none is one, too.
+    """Return the messages of one physical line; text outside of messages becomes one without a level.
 
     Args:
         line: already ``clean``.
-        hosts: that have printed before: they tell where a message ends that another is glued to.
+        hosts: known host names; they show where a message ends that another is glued to.
     """
     head, found, text = line.partition(" NCCL INFO ")
     if found and "NCCL " not in text and not text.endswith("NCCL"):
@@ -120,19 +120,19 @@ def parse_line(line: str, hosts: Collection[str] = ()) -> list[Message]:
 
 
 def has_own_time(line: str) -> bool:
-    """Whether NCCL itself put the time before a message of this line."""
+    """Return whether NCCL itself printed a timestamp before a message of this line."""
     return "[2" in line and _OWN_TIME.search(line) is not None
 
 
 def read_head(head: str) -> Head | None:
-    """What stands before the level; ``None`` if that is not a launcher's prefix and a whole head."""
+    """Parse the text before a level; ``None`` unless it is a complete head, with or without a launcher's prefix."""
     return _read_head(head) if len(head) <= _MOST_HEAD else None
 
 
 @lru_cache(maxsize=8192)
 def _read_head(head: str) -> Head | None:
     before = _LAUNCHER.match(head)
-    assert before is not None  # it matches nothing at all, too
+    assert before is not None  # it also matches an empty text
     found = _HEAD.fullmatch(head, before.end())
     if found is None:
         return None
@@ -141,7 +141,7 @@ def _read_head(head: str) -> Head | None:
 
 
 def _launcher(found: re.Match[str]) -> tuple[str, str]:
-    """Kind of a launcher's prefix, and what of it tells processes apart."""
+    """Return the kind of a launcher's prefix, and the part of it that identifies the process."""
     for name, kind in (("slurm", 'slurm "N: "'), ("mpi", "mpirun"), ("rank", "rank"), ("ray", "ray")):
         if found[name] is not None:
             return kind, found[name]
@@ -154,7 +154,7 @@ def _launcher(found: re.Match[str]) -> tuple[str, str]:
 def _split(line: str, hosts: Collection[str]) -> list[Message]:
     messages: list[Message] = []
     level, whose, at, since = "", NOBODY, 0, 0
-    behind = False  # another message
+    behind = False  # after another message
     for begin in _BEGIN.finditer(line):
         bare, word = begin["bare"] is not None, begin["level"] or ""
         head = None if bare else _HEAD_BEFORE.search(line, max(since, begin.start() - _MOST_HEAD), begin.start())
@@ -183,9 +183,9 @@ def _message(level: str, text: str, whose: Head) -> Message:
 
 
 def _glued(host: str, hosts: Collection[str], whose: Head) -> int:
-    """How much of what reads as a head's host is the end of the text before it."""
+    """Return how many characters of a head's host are the end of the text before it."""
     mine = None if whose.process is None else whose.process.host
     ending = _ENDING.match(host)
     by_default = 0 if ending is None else ending.end()
-    # The names that the text may end with, the longest first: there are fewer of them than hosts.
+    # Suffixes of the host, the longest first: there are fewer of them than known hosts.
     return next((at for at in range(len(host)) if host[at:] in hosts or host[at:] == mine), by_default)

@@ -1,4 +1,4 @@
-"""Checks for collectives past PyTorch's time-out: which, on whom, and who is to be suspected."""
+"""Checks for collectives past PyTorch's time-out: which ones, on which ranks, and which ranks to suspect."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class _Late(NamedTuple):
 
 
 def _group(seen: Seen) -> str:
-    """PyTorch's number of the process group; empty where the line has none, as before 2.4 and in the first report."""
+    """Return PyTorch's number of the process group; empty if the line has none (before 2.4, and in first reports)."""
     scope = _SCOPE.search(seen.line)
     return scope[1] if scope is not None else ""
 
 
 def _job_rank(rank: int, seen: Seen) -> int:
-    """The rank in the job: what stands before the report is the rank in its process group."""
+    """Return the rank in the job, from the line's ``[rankN]:``; ``rank``, from the report, is the rank in its group."""
     marks = set(_RANK.findall(seen.line))
     return int(marks.pop()) if len(marks) == 1 else rank
 
@@ -53,7 +53,7 @@ def watchdogs(log: Log) -> Iterator[Hit]:
 
 
 def _by_group(log: Log) -> dict[str, list[_Late]]:
-    """Each report once: it is quoted, and a quotation may name the group where the first line did not."""
+    """Return each report once, by group: a repeated report may name the group where the first line does not."""
     once: dict[tuple[int, f.Watchdog], Seen] = {}
     groups: dict[tuple[int, f.Watchdog], str] = {}
     for _, dog, seen in log.account.of(f.Watchdog):
@@ -69,7 +69,7 @@ def _by_group(log: Log) -> dict[str, list[_Late]]:
 
 
 def _suspicion(log: Log, group: str, late: list[_Late]) -> tuple[str, list[Seen]]:
-    """Who is to be suspected, and the lines that say so: ranks that have launched less, else ranks that are silent."""
+    """Return the suspected ranks as text, and lines that show why: ranks that launched less, else silent ranks."""
     reported = {report.rank for report in late}
     heard = {fact.rank for _, fact, _ in log.account.of(f.Speaks)}
     heard |= {fact.rank for _, fact, _ in log.account.of(f.Raised)}
@@ -96,18 +96,18 @@ def _suspicion(log: Log, group: str, late: list[_Late]) -> tuple[str, list[Seen]
 
 
 def _first(fact: f.Raised) -> bool:
-    """Whether it is a reason: that the watchdog gave up is none."""
+    """Return whether the exception is a cause: that the watchdog gave up is not."""
     return "DistBackendError" not in fact.error
 
 
 def _in_sight(log: Log) -> set[int]:
-    """Ranks of the largest communicator: its numbers are the job's."""
+    """Return the ranks of the largest communicator, which are numbered as in the job."""
     largest = max(log.communicators, key=lambda comm: comm.nranks, default=None)
     return set() if largest is None or largest.pooled else largest.ranks
 
 
 def _behind(log: Log, group: str, late: list[_Late]) -> set[int]:
-    """Ranks that had launched least, short of a collective that others wait for: running ahead is no fault."""
+    """Return the ranks that launched least, if less than a collective that others wait for."""
     progress: dict[int, int] = {}
     for _, fact, seen in log.account.of(f.Progress):
         if not group or _group(seen) in ("", group):

@@ -1,4 +1,4 @@
-"""The topology that a log tells, as plain values: what ``commwatch explain`` prints and the API answers."""
+"""The topology in a log as plain values, for ``commwatch explain`` and the API."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class LinkView:
     transport: str
     #: Number of the network device, for networks.
     device: str | None
-    #: GPUDirect RDMA; ``None`` where there is no network in it.
+    #: GPUDirect RDMA; ``None`` if the link uses no network.
     gdr: bool | None
     channels: int
 
 
 @dataclass(frozen=True)
 class CommunicatorView:
-    """A communicator, as far as the logs in sight tell."""
+    """A communicator, as far as the logs show it."""
 
-    #: NCCL's hash, the same on all ranks; ``None`` where messages have none.
+    #: NCCL's hash, equal on all ranks; ``None`` if the messages have none.
     comm_id: str | None
     name: str
     nranks: int
-    #: Messages do not tell communicators of this size apart: this is all of them together.
+    #: All communicators of this size in one entry: messages do not distinguish them.
     pooled: bool
     #: Of the communicator it was split from.
     parent_comm_id: str | None
@@ -45,9 +45,9 @@ class CommunicatorView:
     hosts: dict[str, list[int]]
     nnodes: int | None
     complete: bool
-    #: Ranks that the logs speak of: ``0-3, 7``.
+    #: Ranks that the logs show: ``0-3, 7``.
     in_sight: str
-    #: The others, the first of them.
+    #: The first of the other ranks.
     missing_ranks: list[int]
     coll_channels: int | None
     nvls_channels: int | None
@@ -57,13 +57,13 @@ class CommunicatorView:
     links: list[LinkView]
     #: Order of the ranks by channel.
     rings: dict[int, list[int]]
-    #: The process groups of PyTorch that it may be: one where that is certain.
+    #: PyTorch process groups that it may be: a single one if that is certain.
     group_ids: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class HostView:
-    """What a host has and uses."""
+    """Network devices and networks of a host."""
 
     host: str
     processes: int
@@ -90,7 +90,7 @@ _PROTO = {"0": "LL", "1": "LL128", "2": "Simple"}
 
 
 def view(comm: Communicator) -> CommunicatorView:
-    """One communicator as plain values."""
+    """Return one communicator as plain values."""
     channels, layout = comm.channels, comm.layout
     links = [
         LinkView(*link[:4], link.gdr if link.transport.startswith("NET/") else None, lines)
@@ -118,12 +118,12 @@ def view(comm: Communicator) -> CommunicatorView:
 
 
 def views(account: Account) -> list[CommunicatorView]:
-    """All communicators as plain values."""
+    """Return all communicators as plain values."""
     return [view(comm) for comm in communicators(account)]
 
 
 def hosts(account: Account) -> list[HostView]:
-    """The hosts, by name."""
+    """Return the hosts, sorted by name."""
     found: dict[str, tuple[set[int], dict[str, None], set[str], set[str]]] = {}
     for process in account.processes:
         found.setdefault(process.host, (set(), {}, set(), set()))[0].add(process.pid)
@@ -143,7 +143,7 @@ def hosts(account: Account) -> list[HostView]:
 
 
 def choices(account: Account) -> list[ChoiceView]:
-    """What the tuner chose, by collective and size."""
+    """Return the tuner's choices, by collective and size."""
     counted: dict[tuple[str | None, int, str, str], int] = {}
     for _, algo, seen in account.of(f.Algo):
         names = _ALGO.get(algo.algo, algo.algo), _PROTO.get(algo.proto, algo.proto)

@@ -1,7 +1,7 @@
-"""PyTorch's Flight Recorder: what a dump of it says, pickled or JSON. Pure, and safe with a dump from anywhere.
+"""Parser of dumps of PyTorch's Flight Recorder, pickled or JSON. Pure, and safe with untrusted dumps.
 
-The pickle is read by a small machine of our own that knows the few opcodes PyTorch writes: it builds lists, dicts, tuples,
-text and numbers, nothing else. An ``Unpickler`` without globals would not do: its memo can be made to fill all memory.
+The pickle is read by a small machine that supports only the opcodes PyTorch writes: it builds lists, dicts, tuples,
+text and numbers, nothing else. An ``Unpickler`` without globals is not safe: its memo can be made to fill all memory.
 
 Source: pytorch/pytorch, torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorderDetail.hpp (dumps of version 2.10).
 """
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from commwatch.collectors.wire import bounded
 
-#: Larger dumps are refused: two thousand operations with their stacks take some megabytes.
+#: Bytes; larger dumps are refused: two thousand operations with their stacks take some megabytes.
 MOST_BYTES = 64 << 20
-#: Steps of a pickle, values of JSON: each may make a container, so that they bound the memory.
+#: Steps of a pickle, values of JSON: each may create a container, so the limit bounds the memory.
 MOST_STEPS = 5_000_000
-#: Operations that are read of one dump, the latest.
+#: Operations read of one dump, the latest.
 MOST_ENTRIES = 100_000
-#: Groups whose operations are read, those used latest: each is compared with all that is in flight.
+#: Groups whose operations are read, the latest used: each is compared with all operations in flight.
 MOST_GROUPS = 256
 _MOST_TEXT = 500
-#: What ProcessGroups call operations (after the backend's name) beside the canonical names.
+#: Names that ProcessGroups give operations (after the backend's name) -> canonical names, where they differ.
 _OPS = {
     "_all_gather_base": "all_gather",
     "_allgather_base": "all_gather",
@@ -41,7 +41,7 @@ _OPS = {
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all",
 }
-#: Folders in whose files the caller is not to be found.
+#: Parts of paths of files that are not the user's code.
 _NOT_THEIRS = ("/torch/", "/commwatch/collectors/")
 #: Bytes of an element, by ATen's name of its type.
 _WIDTHS = {
@@ -51,11 +51,11 @@ _WIDTHS = {
 
 
 class BadDump(ValueError):
-    """This is no dump of the Flight Recorder, or a damaged one; the message says why."""
+    """The data is not a valid dump of the Flight Recorder; the message gives the reason."""
 
 
 class Entry(NamedTuple):
-    """One operation that the recorder remembers."""
+    """One operation in the recorder's ring buffer."""
 
     #: The process group's name and description.
     group: tuple[str, str]
@@ -64,35 +64,35 @@ class Entry(NamedTuple):
     op: str
     is_p2p: bool
     dtype: str | None
-    #: S as nccl-tests counts it; ``None``: not known.
+    #: S as nccl-tests counts it; ``None`` if not known.
     size_bytes: int | None
     #: ``scheduled``, ``started`` or ``completed``; on Gloo always the first.
     state: str
-    #: It has ended.
+    #: Whether it has ended.
     done: bool
-    #: Unix time in ns; ends and starts are when the watchdog found out.
+    #: Unix time in ns; the end is when the watchdog noticed it.
     created_ns: int
     completed_ns: int | None
-    #: Where it was called: the first frame outside of torch.
+    #: The caller: the first frame outside of torch.
     frame: str | None
 
 
 class Dump(NamedTuple):
-    """What one rank recorded."""
+    """The records of one rank."""
 
     version: str
     #: The oldest first.
     entries: list[Entry]
-    #: Global ranks of the groups, where they are told.
+    #: Global ranks by group, where the dump has them.
     members: dict[tuple[str, str], tuple[int, ...]]
-    #: Older operations than these were overwritten.
+    #: Whether older operations were overwritten.
     cut: bool
-    #: Entries of no known form, or of groups past ``MOST_GROUPS``: passed over.
+    #: Entries of unknown form, or of groups past ``MOST_GROUPS``, which are skipped.
     unknown: int
 
 
 def load(data: bytes) -> Dump:
-    """Read a dump; raises ``BadDump``."""
+    """Parse a dump; raise ``BadDump`` if it is invalid."""
     if len(data) > MOST_BYTES:
         raise BadDump(f"larger than {MOST_BYTES >> 20} MiB")
     try:
@@ -112,11 +112,11 @@ def load(data: bytes) -> Dump:
     return Dump(_text(said["version"]) or "unknown", entries, _members(said), cut, len(read) - len(entries))
 
 
-# -- what is in it --------------------------------------------------------------------------------
+# -- entries --------------------------------------------------------------------------------------
 
 
 def _members(said: dict[Any, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
-    """The groups whose ranks are told: ``pg_config`` has them as text, such as ``[0, 1]``."""
+    """Return the ranks by group, where they are known: ``pg_config`` has them as text, such as ``[0, 1]``."""
     config = said.get("pg_config")
     found = {}
     for each in config.values() if isinstance(config, dict) else ():
@@ -142,7 +142,7 @@ def _entry(said: Any) -> Entry | None:
     op = op.split(" ")[0]
     state = said.get("state")
     completed = _number(said.get("time_discovered_completed_ns")) or None
-    # What is retired has ended; but NCCL retires also what failed.
+    # Retired operations have ended, except on NCCL, which also retires failed ones.
     done = state == "completed" or (said.get("retired") is True and backend != "nccl")
     inputs, outputs = (_data(said.get(f"{way}_sizes"), said.get(f"{way}_dtypes")) for way in ("input", "output"))
     sizes = [size for size, _ in (inputs, outputs) if size is not None]
@@ -162,7 +162,7 @@ def _entry(said: Any) -> Entry | None:
 
 
 def _data(shapes: Any, dtypes: Any) -> tuple[int | None, str | None]:
-    """Bytes and type of tensors; ``None`` where they are not known."""
+    """Return size in bytes and type of tensors; ``None`` where they are not known."""
     if not isinstance(shapes, list) or not isinstance(dtypes, list) or not shapes or len(shapes) != len(dtypes):
         return None, None
     total = 0
@@ -180,7 +180,7 @@ def _data(shapes: Any, dtypes: Any) -> tuple[int | None, str | None]:
 
 
 def _frame(frames: Any) -> str | None:
-    """The innermost frame that is neither torch's own nor our hook's, else the innermost."""
+    """Return the innermost frame that is neither in torch nor in our hook, else the innermost frame."""
     told = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
     others = (frame for frame in told if not any(part in (_text(frame.get("filename")) or "") for part in _NOT_THEIRS))
     frame = next(others, told[0] if told else None)
@@ -191,7 +191,7 @@ def _frame(frames: Any) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    """Text of bounded length on one line."""
+    """Return text of bounded length on one line; ``None`` for other values."""
     return "".join(c if c.isprintable() else "?" for c in value[:_MOST_TEXT]) if isinstance(value, str) else None
 
 
@@ -203,9 +203,9 @@ def _number(value: Any) -> int | None:
 
 
 def unpickled(data: bytes) -> Any:
-    """The value of a pickle that holds nothing but containers, text and numbers.
+    """Return the value of a pickle that holds only containers, text and numbers.
 
-    Raises ``ValueError``, ``IndexError`` or ``OverflowError`` where it holds something else, or is none.
+    Raises ``ValueError``, ``IndexError`` or ``OverflowError`` if it holds anything else, or is not a pickle.
     """
     machine = _Machine()
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
@@ -227,7 +227,7 @@ def unpickled(data: bytes) -> Any:
 
 
 class _Machine:
-    """A stack with marks, and a memo."""
+    """The pickle machine: a stack with marks, and a memo."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []

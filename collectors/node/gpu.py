@@ -1,4 +1,4 @@
-"""GPUs as values: what a vendor's library says of each card, and the readings this makes. Pure."""
+"""GPUs as values: what a vendor's library measures of each card, and the metrics made of it. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from commwatch.collectors.registry import Reading
 
-#: Why a card may run below its clock; NVIDIA's bits and AMD's violations under the same names.
+#: Why a card may run below its clock; NVIDIA's bits and AMD's violations share these names.
 THROTTLE_REASONS = (
     "clocks_setting",
     "power_cap",
@@ -19,22 +19,22 @@ THROTTLE_REASONS = (
     "hardware_thermal",
     "power_brake",
 )
-#: Those a healthy card in a healthy rack does not have; at its power cap it may well be, under load.
+#: Reasons that a healthy card does not have; the power cap is normal under load.
 ALARMING = ("hardware", "software_thermal", "hardware_thermal", "power_brake")
 _BUS_ID = re.compile(r"(?:([0-9a-f]+):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.IGNORECASE)
 
 
 class NoGpus(Exception):
-    """There is no driver, no library or no card here; the message says which. The normal case on most machines."""
+    """No driver, library or card was found; the message says which. Normal on most machines."""
 
 
 class DriverTrouble(Exception):
-    """The driver is there and does not answer, or has gone away."""
+    """The driver is present but does not answer, or was unloaded."""
 
 
 @dataclass(frozen=True)
 class MigInstance:
-    """A part of a card that looks like a card of its own (NVIDIA's multi-instance GPU)."""
+    """A part of a card that appears as a card of its own (NVIDIA's multi-instance GPU)."""
 
     uuid: str
     name: str
@@ -44,11 +44,11 @@ class MigInstance:
 
 @dataclass(frozen=True)
 class Card:
-    """Which card it is."""
+    """Identity of a card."""
 
-    #: As nvidia-smi (or amd-smi) numbered it when it was first seen here.
+    #: As nvidia-smi (or amd-smi) numbered it when it was first seen.
     index: int
-    #: As the vendor writes it; empty where the card fell silent before it could be asked.
+    #: As the vendor writes it; empty if the card stopped answering before it could be read.
     uuid: str
     #: PCI address as Linux writes it, ``0000:3b:00.0``.
     bus_id: str
@@ -58,24 +58,24 @@ class Card:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was read of a card; ``None`` or an empty mapping: the card, the driver or our rights do not give it."""
+    """Measurements of a card; ``None`` or an empty mapping: card, driver or missing rights do not give the value."""
 
-    #: 0 to 1: share of the last moments (1/6 to 1 s) in which any kernel ran. NCCL's kernels count, those that only wait included.
+    #: 0 to 1: share of the last sample (1/6 to 1 s) in which any kernel ran, also NCCL's kernels that only wait.
     utilization: float | None = None
-    #: 0 to 1: share of them in which memory was read or written.
+    #: 0 to 1: share of the sample in which memory was read or written.
     memory_utilization: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
     temperature_celsius: float | None = None
-    #: ``sm`` and ``memory``.
+    #: By ``sm`` and ``memory``.
     clocks_hertz: Mapping[str, float] = field(default_factory=dict)
-    #: By reason, of ``THROTTLE_REASONS``.
+    #: By reason from ``THROTTLE_REASONS``.
     throttled: Mapping[str, bool] = field(default_factory=dict)
-    #: Counters by ``receive`` and ``transmit``, as the card sees it.
+    #: Counters by ``receive`` and ``transmit``, from the card's point of view.
     pcie_bytes: Mapping[str, int] = field(default_factory=dict)
-    #: Where there are no counters: what moved during a short look, by direction.
+    #: Where there are no counters: the rate during a short sample, by direction.
     pcie_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
     nvlink_bytes: Mapping[str, int] = field(default_factory=dict)
     #: Counters by kind of error.
@@ -89,16 +89,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card and what was read of it."""
+    """A card and its measurements."""
 
     card: Card
     measured: Measured = Measured()
-    #: Why nothing can be read of it; ``None`` while it answers.
+    #: Why nothing can be read of it; ``None`` if it answers.
     lost: str | None = None
 
 
 class Xid(NamedTuple):
-    """An error the NVIDIA driver reports of a card; the number says which."""
+    """An error that the NVIDIA driver reports of a card, by number."""
 
     uuid: str
     number: int
@@ -106,7 +106,7 @@ class Xid(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at all cards, and what has happened since the one before."""
+    """One sample of all cards, and the Xids since the one before."""
 
     gpus: tuple[Gpu, ...]
     xids: tuple[Xid, ...] = ()
@@ -114,43 +114,43 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Driver:
-    """What reads the cards."""
+    """The driver of the cards."""
 
     #: ``nvidia`` or ``amd``.
     vendor: str
     version: str
-    #: The newest CUDA the driver knows; ``None``: not of that kind.
+    #: The newest CUDA that the driver supports; ``None`` for other vendors.
     cuda: str | None = None
 
 
 class Source(Protocol):
-    """A vendor's library. One thread calls it; a call may take long where a card is sick."""
+    """A vendor's library. One thread calls it; a call may take long if a card is faulty."""
 
     def open(self) -> Driver:
-        """Begin; raises ``NoGpus`` or ``DriverTrouble``. Cards keep the number they had when it was open before."""
+        """Open the library; raise ``NoGpus`` or ``DriverTrouble``. Cards keep their numbers when it is opened again."""
 
     def read(self) -> Snapshot:
-        """Look at all cards; raises ``DriverTrouble`` once the driver has gone away."""
+        """Sample all cards; raise ``DriverTrouble`` if the driver was unloaded."""
 
     def close(self) -> None:
-        """Let go of everything; never raises."""
+        """Release everything; never raises."""
 
 
 @dataclass(frozen=True)
 class GpuPlace:
-    """Where a rank says that it computes. What it does not know is empty."""
+    """The GPU that a rank reports as its own. Unknown values are empty."""
 
     #: Lower case, without the vendor's prefix.
     uuid: str
     bus_id: str
-    #: Its number in the trainer, after ``CUDA_VISIBLE_DEVICES``; says nothing outside.
+    #: Its number in the trainer, after ``CUDA_VISIBLE_DEVICES``; meaningless in other processes.
     index: int | None
-    #: UUID of the MIG instance that ``CUDA_VISIBLE_DEVICES`` names, likewise.
+    #: UUID of the MIG instance that ``CUDA_VISIBLE_DEVICES`` names, in lower case without prefix.
     mig: str = ""
 
 
 def plain_uuid(uuid: str) -> str:
-    """A UUID as it compares: torch, NVML and ``CUDA_VISIBLE_DEVICES`` write the same one differently.
+    """Normalise a UUID for comparison: torch, NVML and ``CUDA_VISIBLE_DEVICES`` write it differently.
 
     >>> plain_uuid("GPU-8F6D6E5C-0000-4000-8000-000000000001")
     '8f6d6e5c-0000-4000-8000-000000000001'
@@ -159,7 +159,7 @@ def plain_uuid(uuid: str) -> str:
 
 
 def plain_bus_id(bus_id: str) -> str:
-    """A PCI address as Linux writes it; empty if it is none.
+    """Return a PCI address as Linux writes it; empty if ``bus_id`` is not one.
 
     >>> plain_bus_id("00000000:3B:00.0")
     '0000:3b:00.0'
@@ -172,7 +172,7 @@ def plain_bus_id(bus_id: str) -> str:
 
 
 def place_of(entry: Mapping[str, object]) -> GpuPlace:
-    """What a trainer has left in its names file; raises ``TypeError`` or ``ValueError`` on nonsense."""
+    """Parse the GPU entry of a names file; raise ``TypeError`` or ``ValueError`` if it is invalid."""
     index = entry.get("index")
     if index is not None and not isinstance(index, int):
         raise TypeError(f"index={index!r}")
@@ -181,13 +181,13 @@ def place_of(entry: Mapping[str, object]) -> GpuPlace:
 
 
 def instance_at(place: GpuPlace, gpu: Gpu) -> MigInstance | None:
-    """The MIG instance of a card that a rank computes on; ``None``: the whole card, or not known which."""
+    """Return the MIG instance that a rank computes on; ``None``: the whole card, or not known."""
     wanted = {place.uuid, place.mig} - {""}
     return next((part for part in gpu.card.mig if plain_uuid(part.uuid) in wanted), None)
 
 
 def find(place: GpuPlace, gpus: Iterable[Gpu]) -> Gpu | None:
-    """The card a rank computes on: by UUID (its own or a MIG instance's), else by PCI address; ``None``: not among these."""
+    """Return the card that a rank computes on, by UUID (its own or a MIG instance's), else by PCI address; ``None`` if not found."""
     gpus = list(gpus)
     for gpu in gpus:
         own = gpu.card.uuid and plain_uuid(gpu.card.uuid) == place.uuid
@@ -196,7 +196,7 @@ def find(place: GpuPlace, gpus: Iterable[Gpu]) -> Gpu | None:
     return next((gpu for gpu in gpus if place.bus_id and gpu.card.bus_id == place.bus_id), None)
 
 
-#: Metric -> the field of ``Measured`` it shows.
+#: Metric -> field of ``Measured``.
 _SINGLE = {
     "gpu_utilization_ratio": "utilization",
     "gpu_memory_utilization_ratio": "memory_utilization",
@@ -208,7 +208,7 @@ _SINGLE = {
     "gpu_pcie_replays_total": "pcie_replays",
     "gpu_energy_joules_total": "energy_joules",
 }
-#: Likewise, with one more label.
+#: Metric with one more label -> field of ``Measured``.
 _LABELLED = {
     "gpu_clock_hertz": "clocks_hertz",
     "gpu_throttled": "throttled",
@@ -221,10 +221,10 @@ _LABELLED = {
 
 
 def readings(driver: Driver, gpus: Iterable[Gpu], xids: Mapping[Xid, int]) -> Iterator[Reading]:
-    """What the cards are to ``/metrics``.
+    """Yield the metrics of the cards.
 
     Args:
-        xids: how often each was seen.
+        xids: number of occurrences of each.
     """
     for gpu in gpus:
         card, measured, label = gpu.card, gpu.measured, str(gpu.card.index)

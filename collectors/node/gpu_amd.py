@@ -1,4 +1,4 @@
-"""AMD cards, through ``amdsmi`` where ROCm has installed it: the same names as for NVIDIA, XGMI under those of NVLink.
+"""AMD cards, through ``amdsmi`` if ROCm has installed it: metrics are named as for NVIDIA, XGMI counts as NVLink.
 
 Source of names and units: AMD SMI's Python API reference, and ``amdsmi.h``.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from commwatch.collectors.node.gpu import Card, Driver, DriverTrouble, Gpu, Measured, NoGpus, Snapshot, plain_bus_id
 
 _MIB = 1 << 20
-#: Throttling is looked at for a tenth of a second each time: not at every look.
+#: Samples per query of throttling, which takes a tenth of a second.
 _VIOLATIONS_EVERY = 10
 _NOTHING_LOADED = {34}  # AMDSMI_STATUS_DRIVER_NOT_LOADED
 #: ``power_cap`` is in microwatts on the machine itself and in watts seen from a host of virtual machines: no card takes 0.1 W.
@@ -30,13 +30,13 @@ class AmdSource:
         self._cards: list[tuple[Any, Card]] = []
         self._throttled: dict[int, dict[str, bool]] = {}
         self._looks = 0
-        #: Why the library cannot be loaded; it is not tried twice, for it prints to standard output what is wrong.
+        #: Why the library cannot be loaded; it is not tried again, because it prints errors to standard output.
         self._broken: str | None = None
 
     # -- life ---------------------------------------------------------------------------------
 
     def open(self) -> Driver:
-        """Load the library, and take up the cards."""
+        """Load the library and list the cards; raise ``NoGpus`` or ``DriverTrouble``."""
         self._smi = self._load()
         try:
             self._smi.amdsmi_init()
@@ -67,12 +67,12 @@ class AmdSource:
                 OSError,
                 KeyError,
                 AttributeError,
-            ) as error:  # as it happens to fail without its library
+            ) as error:  # its failures without its library
                 self._broken = f"amdsmi cannot be loaded: {error}"
         raise NoGpus(self._broken)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Shut the library down."""
         self._cards = []
         with contextlib.suppress(self._smi.AmdSmiException):
             self._smi.amdsmi_shut_down()
@@ -84,10 +84,10 @@ class AmdSource:
             at, f"GPU-{str(about['asic_serial']).removeprefix('0x').lower()}", bus_id, str(about["market_name"])
         )
 
-    # -- one look -----------------------------------------------------------------------------
+    # -- one sample ---------------------------------------------------------------------------
 
     def read(self) -> Snapshot:
-        """Ask every card for everything it supports."""
+        """Read every value that each card supports."""
         gpus = tuple(self._gpu(handle, card) for handle, card in self._cards)
         self._looks += 1
         if all(gpu.lost for gpu in gpus):
@@ -97,7 +97,7 @@ class AmdSource:
     def _gpu(self, handle: Any, card: Card) -> Gpu:
         trouble: list[str] = []
         measured = self._measure(handle, card, trouble)
-        if trouble and replace(measured, throttled={}) == Measured():  # that may be of a look before
+        if trouble and replace(measured, throttled={}) == Measured():  # that may be from an earlier sample
             return Gpu(card, lost=trouble[0])
         return Gpu(card, measured)
 
@@ -147,7 +147,7 @@ class AmdSource:
         )
 
     def _ask(self, handle: Any, trouble: list[str], function: str, *arguments: Any) -> Any:
-        """Call a function about a card; an empty answer where it has none, or this version no such function."""
+        """Call a function of a card; return an empty dict if it fails, or if this version lacks the function."""
         call = getattr(self._smi, function, None)
         try:
             return {} if call is None else call(handle, *arguments)
@@ -157,7 +157,7 @@ class AmdSource:
 
 
 def _throttled(status: dict[str, Any]) -> dict[str, bool]:
-    """The violations that are going on, under NVIDIA's names."""
+    """Return the current violations, under NVIDIA's names."""
     heat = [status.get(f"active_{what}_thrm") for what in ("prochot", "socket", "vr", "hbm")]
     found = {"power_cap": [status.get("active_ppt_pwr")], "hardware_thermal": heat}
     known = {reason: [value for value in values if _number(value) is not None] for reason, values in found.items()}
@@ -165,14 +165,14 @@ def _throttled(status: dict[str, Any]) -> dict[str, bool]:
 
 
 def _sums(lists: dict[str, Any]) -> dict[str, int]:
-    """Bytes over all links of KiB by link; a link that says nothing is left out."""
+    """Sum KiB by link to bytes over all links; unknown values are left out."""
     links = {name: [_number(value) for value in values] for name, values in lists.items() if isinstance(values, list)}
     told = {name: [value for value in values if value is not None] for name, values in links.items()}
     return {name: int(sum(values)) * 1024 for name, values in told.items() if values}
 
 
 def _number(value: Any) -> float | None:
-    """``None`` for what AMD SMI writes where it does not know: ``N/A``, and for an answer that did not come."""
+    """Return a number, ``None`` for ``N/A`` and for an answer that did not come."""
     return value if isinstance(value, (int, float)) else None
 
 

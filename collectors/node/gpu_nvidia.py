@@ -1,6 +1,6 @@
 """NVIDIA cards, through NVML (``nvidia-ml-py``, the module ``pynvml``).
 
-Each card supports what it supports: a call that it refuses for good is not made again for a while, and its value is absent.
+Cards support different calls: one that a card refuses for good is not repeated for a while, and its value is absent.
 Source of names and units: NVIDIA's NVML API Reference Guide, and ``nvml.h``.
 """
 
@@ -27,7 +27,7 @@ from commwatch.collectors.node.gpu import (
 )
 
 _LIBRARY = "libnvidia-ml.so.1"
-# Errors, by what follows from them. Numbers of nvmlReturn_t, for older versions of pynvml do not name all.
+# Errors by consequence. Numbers of nvmlReturn_t, because older versions of pynvml do not name all.
 _NOBODY = {9: "no NVIDIA driver is loaded", 12: f"no NVIDIA driver is installed ({_LIBRARY} is not found)"}
 # Uninitialized; driver not loaded; library not found; library of another version than the driver.
 _GONE = {1, 9, 12, 18}
@@ -39,9 +39,9 @@ _NO_PERMISSION = 4
 #: Scope of a field value: all links of the card together.
 _ALL_LINKS = 0xFFFFFFFF
 _XID_EVENT = 8
-#: Looks at a card between two that also see to its MIG instances, and between two that try again what it refused.
+#: Samples of a card between two reads of its MIG instances, and between two retries of the calls that it refused.
 _MIG_EVERY, _RETRY_EVERY = 30, 600
-#: A look at PCIe where there are no counters keeps the driver for 20 ms a direction: not each time.
+#: Samples per read of PCIe rates on cards without counters: it blocks the driver for 20 ms a direction.
 _PCIE_EVERY = 10
 _MOST_EVENTS = 64
 
@@ -54,7 +54,7 @@ _REASONS = {
     "hardware_thermal": 0x40,
     "power_brake": 0x80,
 }
-#: Field values: (field of ``Measured``, label) -> candidates (field id, scope, factor), the first that the card supports wins.
+#: Field values: (field of ``Measured``, label) -> candidates (field id, scope, factor); the first that the card supports is used.
 #: 197, 198: PCIE_COUNT_TX/RX_BYTES. 138, 139: NVLINK_THROUGHPUT_DATA_TX/RX, in KiB. 202, 204: NVLINK_COUNT_XMIT/RCV_BYTES.
 #: 38, 45, 52, 59: NVLINK_{CRC_FLIT,CRC_DATA,REPLAY,RECOVERY}_ERROR_COUNT_TOTAL. 161 to 163: NVLINK_ERROR_DL_{REPLAY,RECOVERY,CRC}.
 #: 208, 215: NVLINK_COUNT_RCV_ERRORS, NVLINK_COUNT_LINK_RECOVERY_EVENTS.
@@ -70,26 +70,26 @@ _FIELDS: dict[tuple[str, str], tuple[tuple[int, int, int], ...]] = {
     ("nvlink_errors", "recovery"): ((59, 0, 1), (162, _ALL_LINKS, 1), (215, _ALL_LINKS, 1)),
     ("nvlink_errors", "receive"): ((208, _ALL_LINKS, 1),),
 }
-#: By ``valueType`` of a field value: which part of the union holds it.
+#: By ``valueType`` of a field value: the member of the union that holds it.
 _UNION = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class _Lost(Exception):
-    """This one card does not answer any more."""
+    """A single card does not answer any more."""
 
 
 @dataclass
 class _Watched:
-    """A card that NVML has given a handle for, or had given one for."""
+    """A card for which NVML gives, or once gave, a handle."""
 
     card: Card
     handle: Any = None
     lost: str | None = None
-    #: Calls and fields it has refused for good.
+    #: Calls and fields that it has refused for good.
     refused: set[Any] = field(default_factory=set)
     looks: int = 0
     pcie: dict[str, float] = field(default_factory=dict)
-    #: The latest error of a call that may work next time.
+    #: The latest error of a call that may succeed next time.
     error: str = ""
 
 
@@ -100,14 +100,14 @@ class NvidiaSource:
         self._nvml: Any = None
         self._cards: list[_Watched] = []
         self._events: Any = None
-        #: Every card ever seen, by UUID, with the place NVML gave it last. It keeps the number it was given first.
+        #: Every card ever seen, by UUID, with its latest place in NVML's list. It keeps its first number.
         self._known: dict[str, tuple[int, Card]] = {}
 
     # -- life ---------------------------------------------------------------------------------
 
     def open(self) -> Driver:
-        """Load the library, and take up the cards."""
-        if "pynvml" not in sys.modules:  # 3.5 MB, which a node without a driver is spared
+        """Load the library and list the cards; raise ``NoGpus`` or ``DriverTrouble``."""
+        if "pynvml" not in sys.modules:  # importing it takes 3.5 MB, which a node without a driver saves
             try:
                 ctypes.CDLL(_LIBRARY)
             except OSError:
@@ -135,7 +135,7 @@ class NvidiaSource:
         return Driver("nvidia", str(version), f"{cuda // 1000}.{cuda % 1000 // 10}")
 
     def close(self) -> None:
-        """Give everything back, as far as the driver still takes it."""
+        """Shut the library down, as far as the driver still allows."""
         if self._events is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._events)
@@ -144,7 +144,7 @@ class NvidiaSource:
         self._cards, self._events = [], None
 
     def _take_up(self) -> None:
-        """All cards there are and, from when it was open before, those that have gone since."""
+        """List all cards, and those that were known before and are gone."""
         silent: dict[int, str] = {}
         found: list[_Watched] = []
         for at in range(self._nvml.nvmlDeviceGetCount()):
@@ -154,7 +154,7 @@ class NvidiaSource:
             except self._nvml.NVMLError as error:
                 if error.value in _GONE:
                     raise
-                if error.value != _NO_PERMISSION:  # a card that is not ours to see is not lost
+                if error.value != _NO_PERMISSION:  # a card that we may not see is not lost
                     silent[at] = _error_text(error)
                 continue
             self._known[card.uuid] = at, card
@@ -177,7 +177,7 @@ class NvidiaSource:
         return Card(index, uuid, bus_id, nvml.nvmlDeviceGetName(handle), self._instances(handle))
 
     def _instances(self, device: Any) -> tuple[MigInstance, ...]:
-        """The MIG instances of a card; none where it has no such mode."""
+        """Return the MIG instances of a card; empty without MIG mode."""
         nvml, found = self._nvml, []
         try:
             if nvml.nvmlDeviceGetMigMode(device)[0] != 1:
@@ -196,10 +196,10 @@ class NvidiaSource:
                 raise
         return tuple(found)
 
-    # -- one look -----------------------------------------------------------------------------
+    # -- one sample ---------------------------------------------------------------------------
 
     def read(self) -> Snapshot:
-        """Ask every card for everything it supports."""
+        """Read every value that each card supports; raise ``DriverTrouble`` if the driver is gone."""
         xids = self._xids()
         return Snapshot(tuple(self._gpu(watched) for watched in self._cards), xids)
 
@@ -258,12 +258,12 @@ class NvidiaSource:
 
     def _throttled(self, watched: _Watched) -> dict[str, bool]:
         bits = self._ask(watched, "nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:  # drivers before 535 know it under the old name only
+        if bits is None:  # drivers before 535 have only the old name
             bits = self._ask(watched, "nvmlDeviceGetCurrentClocksThrottleReasons")
         return {} if bits is None else {reason: bool(bits & bit) for reason, bit in _REASONS.items()}
 
     def _pcie(self, watched: _Watched) -> dict[str, float]:
-        """Bytes a second over PCIe, as they were at the latest look; NVML gives KB/s over 20 ms."""
+        """Return the latest rates over PCIe, in bytes per second; NVML gives KB/s over 20 ms."""
         if (watched.looks + watched.card.index) % _PCIE_EVERY == 0 or not watched.looks:
             both = {
                 name: self._ask(watched, "nvmlDeviceGetPcieThroughput", counter)
@@ -273,7 +273,7 @@ class NvidiaSource:
         return watched.pcie
 
     def _fields(self, watched: _Watched) -> dict[str, dict[str, int]]:
-        """Field values, all in one call."""
+        """Read all field values in one call."""
         wanted = [
             (key, *candidate)
             for key, candidates in _FIELDS.items()
@@ -286,7 +286,7 @@ class NvidiaSource:
         for ((name, label), number, scope, factor), value in zip(wanted, values or (), strict=False):
             known = found.setdefault(name, {})
             if value.nvmlReturn in _NEVER or label in known:
-                watched.refused.add((number, scope))  # not there, or not needed: a better one is
+                watched.refused.add((number, scope))  # not supported, or a better candidate is
             elif value.nvmlReturn == 0 and value.valueType < len(_UNION):
                 known[label] = int(getattr(value.value, _UNION[value.valueType])) * factor
         return found
@@ -301,9 +301,9 @@ class NvidiaSource:
                 watched.card = replace(watched.card, mig=mig)
 
     def _ask(self, watched: _Watched, function: str, *arguments: Any) -> Any:
-        """Call a function about a card; ``None`` where it has no answer."""
+        """Call a function of a card; return ``None`` if it fails."""
         call = (function, arguments) if function != "nvmlDeviceGetFieldValues" else (function,)
-        known = getattr(self._nvml, function, None)  # an older pynvml may lie before ours
+        known = getattr(self._nvml, function, None)  # an older pynvml may be installed
         if known is None or call in watched.refused:
             return None
         try:
@@ -317,7 +317,7 @@ class NvidiaSource:
             return None
 
     def _judge(self, error: Any) -> None:
-        """Whether an error is one of the driver, of the card, or only of the call."""
+        """Raise ``DriverTrouble`` or ``_Lost`` for errors of the driver or card; return for errors of a call."""
         if error.value in _GONE:
             raise DriverTrouble(_error_text(error)) from None
         if error.value in _LOST:
@@ -326,7 +326,7 @@ class NvidiaSource:
     # -- Xids ---------------------------------------------------------------------------------
 
     def _watch_xids(self) -> None:
-        """Ask to be told; cards and drivers that cannot are left out."""
+        """Register for Xid events, except on cards and drivers without them."""
         with contextlib.suppress(self._nvml.NVMLError):
             self._events = self._nvml.nvmlEventSetCreate()
             for watched in self._cards:
@@ -335,7 +335,7 @@ class NvidiaSource:
                         self._nvml.nvmlDeviceRegisterEvents(watched.handle, _XID_EVENT, self._events)
 
     def _xids(self) -> tuple[Xid, ...]:
-        """What has come since the last look, without waiting."""
+        """Return the Xids since the last sample, without waiting."""
         found: list[Xid] = []
         owners = {_address(watched.handle): watched.card.uuid for watched in self._cards if watched.handle is not None}
         while self._events is not None and len(found) < _MOST_EVENTS:
@@ -344,7 +344,7 @@ class NvidiaSource:
             except self._nvml.NVMLError as error:
                 if error.value in _GONE:
                     raise DriverTrouble(_error_text(error)) from None
-                break  # nothing more; or a card is lost, which its own calls will say
+                break  # no more events; or a card is lost, which its own calls will show
             uuid = owners.get(_address(event.device))
             if uuid is not None and event.eventType == _XID_EVENT:
                 found.append(Xid(uuid, int(event.eventData)))
@@ -356,7 +356,7 @@ def _error_text(error: Any) -> str:
 
 
 def _address(handle: Any) -> int | None:
-    """What tells two handles apart: where they point."""
+    """Return the address that a handle points to, to compare handles."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 

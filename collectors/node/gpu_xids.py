@@ -1,4 +1,4 @@
-"""What the commonest Xids mean: errors that the NVIDIA driver reports by number.
+"""Meanings of the commonest Xids: errors that the NVIDIA driver reports by number.
 
 Source: NVIDIA, "Xid Errors", the catalogue at https://docs.nvidia.com/deploy/xid-errors/.
 """
@@ -16,7 +16,7 @@ _NOTE = "nothing now: a bad piece of memory was put out of use; a reset of the c
 
 
 class Meaning(NamedTuple):
-    """An Xid in words."""
+    """Meaning of an Xid, and what to do."""
 
     title: str
     do: str
@@ -59,5 +59,5 @@ _OTHER = Meaning("see NVIDIA's catalogue of Xids", "look it up at docs.nvidia.co
 
 
 def meaning(number: int) -> Meaning:
-    """An Xid in words; of one that is not in the table, where to look."""
+    """Return the meaning of an Xid; for one that is not in the table, where to look it up."""
     return XIDS.get(number, _OTHER)

@@ -1,4 +1,4 @@
-"""CPU and memory of the node, as far as they explain communication: who has the CPU, what waits for memory. From ``/proc``."""
+"""CPU and memory of the node, from ``/proc``: CPU time by mode, free memory, and time in which tasks waited for resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire.files import text
 
-#: Of ``/proc/stat``, in the order of its columns; guests are in ``user`` and ``nice`` already.
+#: Columns of ``/proc/stat`` in order; guest time is already in ``user`` and ``nice``.
 _COLUMNS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 MODES = tuple(mode for mode in _COLUMNS if mode != "nice")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -19,21 +19,21 @@ _PRESSURE = re.compile(r"^some .*total=(\d{1,20})$", re.MULTILINE)
 
 
 class Cpu(NamedTuple):
-    """Seconds by mode since the machine came up: of all cores together, and softirq (incoming packets) core by core."""
+    """Seconds since boot: by mode, of all cores together, and softirq (incoming packets) by core."""
 
     seconds: dict[str, float]
     softirq: list[float]
 
 
 class Memory(NamedTuple):
-    """In bytes; ``None``: not told."""
+    """Memory in bytes; ``None`` if not known."""
 
     total: int | None
     available: int | None
 
 
 def cpu(words: str) -> Cpu:
-    """Out of ``/proc/stat``; raises ``ValueError`` where that is none."""
+    """Parse ``/proc/stat``; raise ``ValueError`` if it is invalid."""
     seconds: dict[str, float] = {}
     softirq = []
     for line in words.splitlines():
@@ -52,40 +52,40 @@ def cpu(words: str) -> Cpu:
 
 
 def memory(words: str) -> Memory:
-    """Out of ``/proc/meminfo``."""
+    """Parse ``/proc/meminfo``."""
     told = dict(re.findall(r"^(\w+): +(\d+) kB$", words, re.MULTILINE))
     total, available = (told.get(name) for name in ("MemTotal", "MemAvailable"))
     return Memory(None if total is None else int(total) * 1024, None if available is None else int(available) * 1024)
 
 
 class Host:
-    """Reads them."""
+    """Reads CPU, memory and pressure of the node."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
 
     def cpu(self) -> Cpu:
-        """Raises ``OSError`` or ``ValueError``."""
+        """Return CPU seconds; raise ``OSError`` or ``ValueError``."""
         return cpu((self._proc / "stat").read_text(encoding="utf-8"))
 
     def memory(self) -> Memory:
-        """Raises ``OSError``."""
+        """Return memory in bytes; raise ``OSError``."""
         return memory((self._proc / "meminfo").read_text(encoding="utf-8"))
 
     def pressure(self) -> dict[str, float]:
-        """Seconds in which some task stood still for want of a resource; absent where the kernel does not tell (``psi=1``)."""
+        """Return seconds in which some task waited, by resource; empty unless the kernel counts them (boot option ``psi=1``)."""
         told = {name: _PRESSURE.search(text(f"{self._proc}/pressure/{name}") or "") for name in ("cpu", "memory", "io")}
         return {name: int(matched[1]) / 1e6 for name, matched in told.items() if matched}
 
 
 class HostCollector:
-    """CPU, memory and pressure."""
+    """Collector of CPU, memory and pressure."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._host = Host(proc)
 
     def collect(self) -> list[Reading]:
-        """What ``/proc`` says now."""
+        """Return the current readings."""
         return list(self._collect())
 
     def _collect(self) -> Iterable[Reading]:

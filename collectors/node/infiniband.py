@@ -1,7 +1,7 @@
 """RDMA ports, InfiniBand and RoCE, from ``/sys/class/infiniband``. Counters that a device does not have are absent.
 
 Sources: linux Documentation/ABI/stable/sysfs-class-infiniband; drivers/infiniband/core/sysfs.c (formats, widths); NVIDIA,
-"Understanding mlx5 Linux Counters and Status Parameters". PFC's pause frames are not in sysfs: only ethtool tells of them.
+"Understanding mlx5 Linux Counters and Status Parameters". PFC's pause frames are not in sysfs, only in ethtool.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from commwatch.collectors.node.nics import LINK_DOWNED, Counts, Nic, Traffic
 from commwatch.collectors.node.pci import function_of
 from commwatch.collectors.wire.files import names, number, text
 
-#: Events by the file that counts them: of ``counters`` (InfiniBand's own) and of ``hw_counters`` (the driver's).
+#: Events by file name, in ``counters`` (InfiniBand's own) and in ``hw_counters`` (the driver's).
 EVENTS = {
     "symbol_error": "minor errors on the lanes",
     "link_error_recovery": "the link had to be trained again, and was",
@@ -34,19 +34,19 @@ HW_EVENTS = {
     "roce_adp_retrans": "packets sent again (adaptive retransmission)",
     "rx_icrc_encapsulated": "packets that came damaged",
 }
-#: What the line code takes of the rates that the kernel tells as signalling rates: 8b/10b, 64b/66b. From EDR on it tells net rates.
+#: Share of a signalling rate that the line code leaves: 8b/10b, 64b/66b. From EDR on the kernel gives net rates.
 _LINE_CODES = {"": 0.8, "SDR": 0.8, "DDR": 0.8, "QDR": 0.8, "FDR10": 64 / 66, "FDR": 64 / 66}
 _RATE = re.compile(r"(\d{1,5}(?:\.\d{1,2})?) Gb/sec(?: \(\d{1,2}X ?(\w*)\))?")
 _KINDS = {"InfiniBand": "infiniband", "Ethernet": "roce"}
 #: ACTIVE, ACTIVE_DEFER.
 _ACTIVE = ("4", "5")
-#: A counter of 32 bits, of a port without the extended ones, stands still here.
+#: A 32-bit counter, on ports without extended counters, stops at this value.
 _FULL = 0xFFFFFFFF
 _WORD = 4
 
 
 class Infiniband:
-    """The ports of ``/sys/class/infiniband``; without that folder there are none."""
+    """The ports of ``/sys/class/infiniband``; none without that folder."""
 
     name = "infiniband"
 
@@ -55,18 +55,18 @@ class Infiniband:
         self._ports: list[str] = []
 
     def nics(self) -> list[Nic]:
-        """The ports."""
+        """Return the ports."""
         found = [self._nic(*port) for port in self._list()]
         self._ports = [nic.name for nic in found]
         return found
 
     def counts(self) -> dict[str, Counts]:
-        """The counters now, of the ports that ``nics`` found and that are still there."""
+        """Return the counters now, of the ports that ``nics`` found and that still exist."""
         found = {name: self._counts(self._folder(name)) for name in self._ports}
         return {name: counts for name, counts in found.items() if counts is not None}
 
     def events(self, nic: Nic) -> dict[str, int]:
-        """Errors, congestion and retransmissions."""
+        """Return counters of errors, congestion and retransmissions."""
         folder = self._folder(nic.name)
         read = {name: number(f"{folder}/counters/{name}") for name in EVENTS}
         read |= {name: number(f"{folder}/hw_counters/{name}") for name in HW_EVENTS}
@@ -93,14 +93,14 @@ class Infiniband:
             kind=kind,
             state=state.lower() or "unknown",
             up=up,
-            # A port that is down tells the rate it has not.
+            # A port that is down shows a rate that it does not have.
             speed=rate(text(f"{folder}/rate") or "", kind) if up else None,
             function=function_of(f"{self._devices}/{device}"),
             netdev=self._netdev(device, port, folder),
         )
 
     def _netdev(self, device: str, port: str, folder: str) -> str | None:
-        """Its network device: that of its first GID (RoCE), or the one of the same function and port (IPoIB)."""
+        """Return its network device: that of its first GID (RoCE), or the one of its function and port (IPoIB)."""
         told = text(f"{folder}/gid_attrs/ndevs/0")
         if told:
             return told
@@ -111,12 +111,12 @@ class Infiniband:
 
     @staticmethod
     def _counts(folder: str) -> Counts | None:
-        """``None`` where the port is gone."""
+        """Return the counters of a port; ``None`` if the port is gone."""
         if not Path(folder).is_dir():
             return None
         counters, own = f"{folder}/counters", f"{folder}/hw_counters"
         received, sent = _words(f"{counters}/port_rcv_data"), _words(f"{counters}/port_xmit_data")
-        if received is None and sent is None:  # EFA counts in bytes, among the driver's own
+        if received is None and sent is None:  # EFA has counters in bytes, among the driver's own
             received, sent = number(f"{own}/rx_bytes"), number(f"{own}/tx_bytes")
         packets = [number(f"{counters}/port_{way}_packets") for way in ("rcv", "xmit")]
         errors, discards = number(f"{counters}/port_rcv_errors"), number(f"{counters}/port_xmit_discards")
@@ -127,13 +127,13 @@ class Infiniband:
 
 
 def _words(path: str) -> int | None:
-    """A counter of words of four bytes, in bytes."""
+    """Return a counter of 4-byte words in bytes; ``None`` if it is missing or full."""
     words = number(path)
     return None if words is None or words == _FULL else words * _WORD
 
 
 def rate(words: str, kind: str) -> float | None:
-    """Bytes per second of a port's ``rate``, such as ``400 Gb/sec (4X NDR)``; ``None`` where it says something else."""
+    """Return bytes per second of a port's ``rate``, such as ``400 Gb/sec (4X NDR)``; ``None`` for other text."""
     matched = _RATE.match(words)
     if matched is None:
         return None

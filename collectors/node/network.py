@@ -1,7 +1,7 @@
 """Network devices: counters from ``/proc/net/dev``, the rest from ``/sys/class/net``.
 
-A device's speed is asked under the kernel's lock for all of networking, which others may hold for seconds (node_exporter #2477):
-that belongs into a thread that nobody waits for.
+The kernel reads a device's speed under a lock of all networking, which others may hold for seconds (node_exporter #2477):
+read it in a thread that no other thread waits for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BYTES_PER_MBIT = 1_000_000 / 8
 
 
 def parse(words: str) -> dict[str, Counts]:
-    """The counters of ``/proc/net/dev`` by device, without the loopback; lines that are none are passed over."""
+    """Parse ``/proc/net/dev``: counters by device, without the loopback; other lines are skipped."""
     found = {}
     for line in words.splitlines()[2:]:
         device, _, counters = line.partition(":")
@@ -46,16 +46,16 @@ class Network:
         self._counters, self._devices = proc / "net" / "dev", f"{sys}/class/net"
 
     def counts(self) -> dict[str, Counts]:
-        """The counters now; raises ``OSError`` where there are none."""
+        """Return the counters now; raise ``OSError`` if there are none."""
         return parse(self._counters.read_text(encoding="utf-8", errors="replace"))
 
     def nics(self) -> list[Nic]:
-        """The devices, without the loopback, the oldest first."""
+        """Return the devices, without the loopback, the oldest first."""
         order = {name: number(f"{self._devices}/{name}/ifindex") or 0 for name in names(self._devices)}
         return [self._nic(name) for name in sorted(order, key=lambda name: order[name]) if name != "lo"]
 
     def events(self, nic: Nic) -> dict[str, int]:
-        """How often its link was lost."""
+        """Return how often its link was lost, if the kernel counts that."""
         downs = number(f"{self._devices}/{nic.name}/carrier_down_count")
         return {} if downs is None else {LINK_DOWNED: downs}
 
@@ -82,7 +82,7 @@ class Network:
 
     @staticmethod
     def _speed(folder: str, kind: str) -> float | None:
-        """Virtual devices tell of speeds that they do not have; a bond has that of its parts."""
+        """Return bytes per second. Virtual devices report speeds they do not have; a bond has that of its parts."""
         if kind == "virtual" and not names(f"{folder}/bonding"):
             return None
         speed = number(f"{folder}/speed")

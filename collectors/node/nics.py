@@ -1,4 +1,4 @@
-"""What is read of a network device, whichever kind it is."""
+"""Values of a network device of any kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from commwatch.collectors.node.pci import Function
 
 
 class Traffic(NamedTuple):
-    """What a device has counted in one direction since it came up; ``None``: it does not count that."""
+    """Counters of a device in one direction since it came up; ``None`` if the device does not count that."""
 
     bytes: int | None
     packets: int | None
@@ -24,24 +24,24 @@ class Counts(NamedTuple):
 
 
 class Nic(NamedTuple):
-    """A device of ``/sys/class/net``, or a port of one of ``/sys/class/infiniband``; what may change, but seldom does."""
+    """A device of ``/sys/class/net``, or a port of ``/sys/class/infiniband``; its values seldom change."""
 
     #: ``eth0``; a port as NCCL names it: ``mlx5_0:1``.
     name: str
     #: ``ethernet``, ``infiniband``, ``roce``, ``rdma`` (neither of the two: EFA), ``ipoib`` or ``virtual`` (veth, bond, bridge, tunnel).
     kind: str
-    #: In the kernel's words.
+    #: As the kernel names it.
     state: str
-    #: ``None``: it does not say.
+    #: ``None`` if not known.
     up: bool | None
     #: Bytes per second and direction; ``None``: not known.
     speed: float | None
     function: Function | None
-    #: Devices that count what it counts: those below a bond, VLAN or bridge.
+    #: Devices whose counters include its traffic: those below a bond, VLAN or bridge.
     over: tuple[str, ...] = ()
-    #: Of an RDMA port: its device of ``/sys/class/net``.
+    #: The device in ``/sys/class/net`` of an RDMA port.
     netdev: str | None = None
 
 
-#: The event that every kind of device counts: its link was lost.
+#: The event that every kind of device counts: the link was lost.
 LINK_DOWNED = "link_downed"

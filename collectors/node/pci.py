@@ -1,7 +1,7 @@
-"""PCI functions as ``/sys`` shows them: where they sit, how fast their link is, how far two are from each other.
+"""PCI functions from ``/sys``: their place, the speed of their link, and the distance between two.
 
-No driver's library is asked: a GPU is found by its class. In a virtual machine all of this is the machine's own picture, which need
-not be that of the hardware.
+No driver's library is used: a GPU is found by its class. In a virtual machine the values are those of the virtual hardware,
+which may differ from the real one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _TOLD = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 #: VGA, 3D, other display, processing accelerator (MI300X).
 _GPU_CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 GPU_VENDORS = {0x10DE: "nvidia", 0x1002: "amd"}
-#: Of the bits on the line, by the giga-transfers per second from which on: 8b/10b, 128b/130b, flits without CRC and FEC.
+#: Share of the bits on the line that is left, by least giga-transfers per second: 8b/10b, 128b/130b, flits without CRC and FEC.
 _LINE_CODES = ((64.0, 242 / 256), (8.0, 128 / 130), (0.0, 8 / 10))
 
-#: How far two functions are from each other, in NCCL's words, the nearest first.
+#: Distances of two functions, as NCCL names them, the nearest first.
 PIX, PXB, PHB, NODE, SYS = DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
@@ -34,7 +34,7 @@ class PciLink(NamedTuple):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second and direction, line code taken off; packet headers take some more."""
+        """Bytes per second and direction, without line code; packet headers take some more."""
         code = next(share for least, share in _LINE_CODES if self.gts >= least)
         return self.gts * 1e9 * code * self.lanes / 8
 
@@ -47,24 +47,24 @@ class Function(NamedTuple):
 
     #: As the kernel spells it, such as ``0000:17:00.0``.
     address: str
-    #: Its place: host bridge, root port, switches, and itself at the end.
+    #: Its place: from host bridge, root port and switches to itself.
     path: tuple[str, ...]
-    #: ``None``: the firmware does not say.
+    #: ``None`` if the firmware does not give it.
     numa_node: int | None
     vendor: int | None
     model: int | None
-    #: Its link now, and what it could do at most; ``None``: not known (virtual functions and devices inside a chip have none).
+    #: Its current and its best link; ``None`` if not known (virtual functions and devices inside a chip have none).
     link: PciLink | None
     most: PciLink | None
 
 
 def function_of(directory: str) -> Function | None:
-    """The PCI function behind a folder of ``/sys/class``, if there is one."""
+    """Return the PCI function behind a folder of ``/sys/class``; ``None`` if there is none."""
     return function_at(os.path.realpath(directory))
 
 
 def function_at(real: str) -> Function | None:
-    """The innermost PCI function of a path under ``/sys/devices``."""
+    """Return the innermost PCI function of a path under ``/sys/devices``; ``None`` if there is none."""
     parts = real.split("/")
     at = next((i for i in range(len(parts) - 1, -1, -1) if _ADDRESS.fullmatch(parts[i])), None)
     if at is None:
@@ -86,12 +86,12 @@ def function_at(real: str) -> Function | None:
 def _link(folder: str, which: str) -> PciLink | None:
     speed, lanes = text(f"{folder}/{which}_link_speed"), number(f"{folder}/{which}_link_width")
     matched = re.match(r"(\d{1,3}(?:\.\d)?) GT/s", speed or "")
-    # 0 and 255 lanes are what a link that is down, or none at all, reads as.
+    # A link that is down or missing has 0 or 255 lanes.
     return PciLink(float(matched[1]), lanes) if matched and lanes is not None and 0 < lanes <= 32 else None
 
 
 def gpus(sys: Path = Path("/sys")) -> list[Function]:
-    """NVIDIA's and AMD's GPUs, by address."""
+    """Return the GPUs of NVIDIA and AMD, by address."""
     devices = f"{sys}/bus/pci/devices"
     found = []
     for name in names(devices):
@@ -103,12 +103,12 @@ def gpus(sys: Path = Path("/sys")) -> list[Function]:
 
 
 def numa_nodes(sys: Path = Path("/sys")) -> int:
-    """How many NUMA nodes there are; 1 where the kernel does not say."""
+    """Return the number of NUMA nodes; 1 if the kernel does not give it."""
     return max(1, sum(bool(re.fullmatch(r"node\d+", name)) for name in names(f"{sys}/devices/system/node")))
 
 
 def distance(one: Function, other: Function, nodes: int) -> str | None:
-    """How far two functions are from each other, as NCCL and ``nvidia-smi topo`` name it; ``None``: not known.
+    """Return the distance of two functions, as NCCL and ``nvidia-smi topo`` name it; ``None`` if not known.
 
     Args:
         nodes: NUMA nodes of the machine.
@@ -124,12 +124,12 @@ def distance(one: Function, other: Function, nodes: int) -> str | None:
         return NODE if one.numa_node == other.numa_node else SYS
     if common == 1:
         return PHB
-    # Below what they have in common each has at most the port of the switch that it hangs on, and itself.
+    # Below the common part, each has at most a port of the common switch, and itself.
     return PIX if max(len(one.path), len(other.path)) - common <= 2 else PXB
 
 
 def address(told: str) -> str | None:
-    """A PCI address as the kernel spells it, from any spelling (NVML: ``00000000:17:00.0``); ``None``: it is none."""
+    """Return a PCI address as the kernel spells it, from any spelling (NVML: ``00000000:17:00.0``), or ``None``."""
     matched = _TOLD.fullmatch(told.strip().lower())
     if matched is None:
         return None

@@ -1,4 +1,4 @@
-"""What the kernel says of a process."""
+"""State and usage of a process, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from commwatch.collectors.wire import files
 
-#: By the letter in ``/proc/PID/stat``; the others are passing states.
+#: State by letter in ``/proc/PID/stat``; other letters are transient states.
 STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "stopped", "Z": "zombie", "X": "zombie"}
 
 #: ``PF_EXITING`` of the kernel, in the flags of a process.
@@ -15,30 +15,30 @@ _EXITING = 0x4
 
 
 def state(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """``running``, ``sleeping``, ``disk`` (waits for it), ``stopped`` or ``zombie``; ``None``: not known, or not there."""
+    """Return ``running``, ``sleeping``, ``disk`` (waits for it), ``stopped`` or ``zombie``; ``None`` if not known."""
     return STATES.get("".join(files.of_process(pid, str(proc))[:1]))
 
 
 def is_exiting(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether it runs no more, and the kernel is only clearing up after it; False where that is not known."""
+    """Return whether the process has ended and the kernel only cleans up; False if not known."""
     fields = files.of_process(pid, str(proc))
     return len(fields) > 6 and fields[6].isdecimal() and bool(int(fields[6]) & _EXITING)
 
 
 class Usage(NamedTuple):
-    """What a process has had of cores and memory since it began."""
+    """CPU time and memory events of a process since it began."""
 
-    #: How long its main thread ran, and how long it waited for a core while it could have run, in ns.
+    #: How long its main thread ran, and how long it was ready but waited for a core, in ns.
     ran_ns: int
     wanted_ns: int
-    #: Pages that were read from disk when its threads touched them: swapped out, or of a file.
+    #: Pages that its threads touched and that had to be read from disk: swapped out, or of a file.
     major_faults: int
-    #: How long its cgroup was stopped for having used up its CPU quota, in ns; ``None``: not known.
+    #: How long its cgroup was stopped for exceeding its CPU quota, in ns; ``None`` if not known.
     throttled_ns: int | None
 
 
 def usage(pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Usage | None:
-    """Of a process; ``None`` where the kernel does not count it, or the process is not there."""
+    """Return the usage of a process; ``None`` if the kernel does not count it, or the process does not exist."""
     fields = files.of_process(pid, str(proc))
     times = (files.text(f"{proc}/{pid}/schedstat") or "").split()
     if len(times) < 2 or len(fields) < 10:
@@ -51,7 +51,7 @@ def usage(pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
 
 def _throttled_ns(pid: int, proc: Path, cgroups: Path) -> int | None:
-    """By ``cpu.stat`` of its cgroup: of version 2 in µs, of version 1 in ns."""
+    """Return ns from ``cpu.stat`` of its cgroup: version 2 counts µs, version 1 ns."""
     for line in (files.text(f"{proc}/{pid}/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

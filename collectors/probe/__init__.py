@@ -1,1 +1,1 @@
-"""What loads in the trainer: the hooks and all that they need. Standard library and torch only."""
+"""Code that runs in the trainer: the hooks and what they need. Standard library and torch only."""

@@ -1,4 +1,4 @@
-"""How long the training thread stood still while communication was in flight, on CPU.
+"""Exposed time on CPU: how long the training thread was idle while communication was in flight.
 
 Over each period with operations in flight: wall time minus CPU time of the training thread. An upper bound:
 a thread that sleeps, reads a file or waits for a core beside an operation counts as exposed too.
@@ -13,47 +13,47 @@ from commwatch.collectors.wire.handlers import raised_by_handler
 
 
 class Exposure:
-    """Sums up the periods with something in flight.
+    """Sums the idle time over the periods with operations in flight.
 
     Begins and ends come from any thread and take no lock: a signal handler that communicates, or a backend's own
-    thread, must never wait for us. Two threads meeting within a few bytecodes can lose one period, nothing more.
+    thread, must never wait for us. A race of two threads can lose one period at most.
     """
 
     def __init__(self) -> None:
         self._in_flight: set[object] = set()
-        #: Wall and CPU time at the begin of the running period; CPU -1 = unknown.
+        #: Wall and CPU time in ns at the begin of the running period; CPU -1 = unknown.
         self._wall_ns, self._cpu_ns = 0, -1
         self._exposed_ns = 0
         self._thread = self._clock = -1
-        #: False once an operation ran where CPU time says nothing (CUDA).
+        #: False once an operation ran on a GPU, where CPU time shows nothing.
         self.known = True
         self.watch(threading.main_thread().ident or 0)
 
     def watch(self, thread: int) -> None:
-        """Take ``thread`` (its ident) for the training thread from now on."""
+        """Treat ``thread`` (an ident) as the training thread from now on."""
         if thread != self._thread:
             self._thread, self._clock = thread, time.pthread_getcpuclockid(thread)
 
     def begin(self, what: object, now_ns: int) -> None:
-        """``what`` went in flight, or a thread began to wait for it."""
+        """Note that ``what`` is in flight, or that a thread waits for it."""
         if not self._in_flight:
             self._wall_ns, self._cpu_ns = now_ns, self._look()
         self._in_flight.add(what)
 
     def end(self, what: object, now_ns: int) -> None:
-        """It is over."""
+        """Note that ``what`` has ended."""
         self._in_flight.discard(what)
         if not self._in_flight:
             self._count(now_ns)
             self._cpu_ns = -1
 
     def in_call(self, began_ns: int, ended_ns: int) -> None:
-        """An operation was over when its call returned: the caller stood in it."""
+        """Count an operation that blocked its caller, unless a period in flight counts it already."""
         if not self._in_flight:
             self._exposed_ns += ended_ns - began_ns
 
     def take(self, now_ns: int) -> int | None:
-        """Exposed ns since the last call, a running period up to now included; ``None`` where they are not known."""
+        """Return the exposed ns since the last call, including a running period; ``None`` if they are not known."""
         if self._in_flight:
             self._count(now_ns)
         exposed, self._exposed_ns = self._exposed_ns, 0

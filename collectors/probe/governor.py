@@ -1,8 +1,8 @@
-"""How much the probe records, by what that costs the training: all, a sample, or counts alone. Pure.
+"""Choose how much the probe records, by its cost to the training: all, a sample, or only counts. Pure.
 
-The probe measures the CPU time of its own bookkeeping, of one operation in 64 and of more where operations are few. In windows of a
-second the governor compares that with the budget: above it for two windows, the probe sheds; when it has been within for a while, it tries the
-richer mode again, after twice as long each time that failed. ``native/governor.h`` holds the same rules for the native hook.
+The probe measures the CPU time of its own bookkeeping for one operation in 64, or more where operations are few. In windows of a second
+the governor compares that with the budget: after two windows above it, less is recorded; after a while within it, the richer mode is
+tried again, after twice as long each time that failed. ``native/governor.h`` has these rules for the native hook.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from typing import NamedTuple
 from commwatch.collectors.wire.events import size_log2
 from commwatch.collectors.wire.variables import part
 
-#: What is recorded of an operation: everything of each; of one in sixteen, the rest counted; counts and bytes of all.
+#: ``full``: every operation; ``sampling``: one in sixteen, the others counted; ``counters``: counts and bytes only.
 MODES = ("full", "sampling", "counters")
 FULL, SAMPLING, COUNTERS = range(3)
 
-#: The bookkeeping of one operation in so many is measured, or of one after so long. It counts for all operations since the one measured before.
+#: Operations, or ns, between two measurements of the bookkeeping. Each counts for all operations since the one before.
 COST_SAMPLE, COST_NS = 64, 50_000_000
-#: A measurement counts at most so many times the third largest of the latest ones.
+#: A measurement counts at most ``COST_BOUND`` times the third largest of the latest ones.
 COST_BOUND, COST_REMEMBERED, COST_RARE = 4, 15, 2
-#: Part of the time that the probe may take with each hook, unless ``COMMWATCH_BUDGET`` is set. The Python hook costs 20 to 60 us an
+#: Share of the time (0 to 1) that the probe may take by hook, unless ``COMMWATCH_BUDGET`` is set. The Python hook costs 20 to 60 us an
 #: operation among other work: at 0.5 % it would lose the shares of ordinary FSDP jobs, which have some hundred operations a second.
 DEFAULT_BUDGET = {"native": 0.005, "python": 0.02}
-#: How often it looks. A window is over with the first look that finds so many measurements, or none, for then there was no operation; with
-#: one or a few, after so long.
+#: Time between two checks. A window ends at the first check with ``ENOUGH`` measurements, or with none, for then there was no operation;
+#: with fewer, after ``LONGEST_NS``.
 LOOK_NS = 1_000_000_000
 ENOUGH, LONGEST_NS = 4, 10_000_000_000
 #: Windows above the budget after which less is recorded.
 PATIENCE = 2
-#: Windows within it after which more is tried: twice as many after each time it was too much. The first time, and at most.
+#: Windows within the budget after which a richer mode is tried: at first, and at most; doubled after each failed trial.
 FIRST_TRIAL, LAST_TRIAL = 4, 512
 
-#: A sample is of runs of 16 numbers, so that the operation before is known, too: when one began depends on it. Which runs is spread evenly
-#: and is the same on all ranks, so that their records still come together.
+#: Runs of 16 numbers are sampled, because the begin of an operation depends on the one before. The runs are spread evenly and are equal
+#: on all ranks, so that their records can be joined.
 RUN_BITS, SAMPLE_BITS = 4, 4
 SPREAD = 0x9E3779B1  # 2**32 over the golden ratio
-#: Part of the operations that is recorded, by mode.
+#: Share of the operations that is recorded, 0 to 1, by mode.
 RECORDED = (1.0, 0.5**SAMPLE_BITS, 0.0)
 
 
 def is_sampled(seq: int) -> bool:
-    """Whether the operation with this number is recorded in ``sampling``."""
+    """Return whether the operation with this number is recorded in mode ``sampling``."""
     return ((seq >> RUN_BITS) * SPREAD & 0xFFFFFFFF) >> (32 - SAMPLE_BITS) == 0
 
 
 def budget_of(env: Mapping[str, str], hook: str) -> float:
-    """Return the budget in force for this hook, 0 to 1; 0: whatever it costs, everything is recorded."""
+    """Return the budget in force for this hook, a share of the time, 0 to 1; 0: no limit, everything is recorded."""
     asked = part(env.get("COMMWATCH_BUDGET", ""))
     return DEFAULT_BUDGET[hook] if asked is None else asked
 
@@ -56,8 +56,8 @@ def budget_of(env: Mapping[str, str], hook: str) -> float:
 class CostTurns:
     """Chooses the operations whose bookkeeping is measured.
 
-    A measurement is due after ``COST_SAMPLE`` operations or ``COST_NS``. Which of the operations that follow is measured is drawn: always
-    the first after a pause would be the dearest, since its code and data have left the caches, and would make all others look as dear.
+    A measurement is due after ``COST_SAMPLE`` operations or ``COST_NS``. One of the operations that follow is then drawn at random: the first
+    after a pause is the most expensive, because its code and data have left the caches, and would make all others appear as expensive.
     """
 
     def __init__(self) -> None:
@@ -84,10 +84,10 @@ class CostTurns:
 
 
 class UsualCost:
-    """Bounds measurements by the usual ones: in the midst of one the kernel may take the core away, and count its own work as the thread's.
+    """Bounds outliers of measurements: during one the kernel may preempt the thread, and count its own work as the thread's.
 
-    That is rare. What happens in more than ``COST_RARE`` of the latest ``COST_REMEMBERED`` measurements counts in full, for some kinds of
-    operations, and some parts of the bookkeeping, cost more than others.
+    That is rare. A cost that occurs in more than ``COST_RARE`` of the latest ``COST_REMEMBERED`` measurements counts in full, because some
+    kinds of operations, and some parts of the bookkeeping, cost more than others.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class UsualCost:
         self._number = 0
 
     def bound(self, took_ns: int) -> int:
-        """Return what a measurement counts, in ns."""
+        """Return the part of a measurement that counts, in ns."""
         if self._number < COST_REMEMBERED:
             self._latest.append(took_ns)
         else:
@@ -109,7 +109,7 @@ class Governor:
     """Decides the mode, window by window.
 
     Args:
-        budget: part of the time that the probe may take; 0: any.
+        budget: share of the time that the probe may take, 0 to 1; 0: no limit.
     """
 
     def __init__(self, budget: float) -> None:
@@ -120,11 +120,11 @@ class Governor:
 
     @staticmethod
     def is_over(elapsed_ns: int, measured: int) -> bool:
-        """Whether a window is over that has lasted so long and brought so many measurements."""
+        """Return whether a window of this length, with so many measurements, is over."""
         return elapsed_ns >= (LONGEST_NS if 0 < measured < ENOUGH else LOOK_NS)
 
     def window(self, share: float) -> int:
-        """The mode from now on, after a window in which the probe took this part of the time."""
+        """Return the mode from now on, after a window in which the probe took this share of the time, 0 to 1."""
         if 0 < self._budget < share:
             self._above, self._within = self._above + 1, 0
             if self._above >= PATIENCE and self.mode < COUNTERS:
@@ -154,7 +154,7 @@ class Count(NamedTuple):
 
 
 class Counts:
-    """The operations that are only counted, from any thread, until somebody takes them together."""
+    """Operations that are only counted, from any thread, until ``take`` sums them."""
 
     def __init__(self) -> None:
         self._latest: deque[tuple[int, int, int, int, int, int]] = deque()
@@ -162,7 +162,7 @@ class Counts:
         self.add = self._latest.append
 
     def take(self) -> list[Count]:
-        """What has been counted since the last call, by op, group and size class."""
+        """Return the counts since the last call, by op, group and size class."""
         sums: dict[tuple[int, int, int, int], list[int]] = {}
         for _ in range(len(self._latest)):
             op, group, flags, size, seq, launch = self._latest.popleft()

@@ -1,6 +1,6 @@
-"""The probe: sees every collective of this process where PyTorch dispatches it, and writes it to the ring.
+"""The probe: sees every collective of this process in PyTorch's dispatcher, and records it in the ring.
 
-Each operator of the ``c10d`` namespace gets a kernel at ``BackendSelect``, the one door all callers pass once: plain
+Each operator of the ``c10d`` namespace gets a kernel at ``BackendSelect``, which every caller passes once: plain
 calls, DDP's reducer, FSDP, DTensor, compiled graphs. There are two such hooks with the same records: the native one
 (``native/``, ``torch_native.py``) where it has been built, the Python one (``torch_python.py``) everywhere else.
 """
@@ -23,14 +23,14 @@ from commwatch.collectors.probe.torch_python import PythonProbe
 from commwatch.collectors.wire.handlers import raised_by_handler
 
 _probe: Probe | None = None
-#: As ``install`` was given it; ``None``: whatever ``os.environ`` holds.
+#: The argument of ``install``; ``None``: ``os.environ``.
 _given: Mapping[str, str] | None = None
 #: This process has been forked since the probe was installed, and has made no process group.
 _inherited = False
 
 
 def _forked() -> None:
-    """In a forked child the probe rests: a DataLoader worker has none. A child that makes a process group is a rank."""
+    """Stop the probe in a forked child, such as a DataLoader worker. A child that makes a process group is a rank."""
     global _inherited
     if _probe is not None:
         _probe.abandon()
@@ -41,14 +41,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _making(groups: Groups, default: tuple[int, int] | None) -> Groups:
-    """A process group is about to be made: a new probe takes over in a forked child, and where the rank or the size of the
-    world will no longer be what the ring says, for what stands in a ring's header stays.
+    """A process group is about to be made: replace the probe in a forked child, or if rank or size of the world will differ
+    from the ring's header, which cannot change.
 
     Args:
-        groups: of the probe that sees it.
-        default: rank and size of the world, where it is the default group.
+        groups: of the probe that was called.
+        default: rank and size of the world, if it is the default group.
 
-    Returns the groups that count it.
+    Returns the groups that count the new one.
     """
     global _probe, _inherited
     before = _probe
@@ -63,7 +63,7 @@ def _making(groups: Groups, default: tuple[int, int] | None) -> Groups:
         if env.get("COMMWATCH_DISABLE") != "1":
             probe = before.heir(env)
             probe.remark = before.remark
-            if not forked:  # the other ranks may go on counting where they are
+            if not forked:  # the other ranks may continue their counts
                 probe.groups.count_on(groups)
             if _put_in(probe):
                 return probe.groups
@@ -75,7 +75,7 @@ def _making(groups: Groups, default: tuple[int, int] | None) -> Groups:
 
 
 def _make(env: Mapping[str, str]) -> Probe | None:
-    """The probe with the hook that ``COMMWATCH_HOOK`` asks for; by default the native one where it has been built."""
+    """Make the probe with the hook of ``COMMWATCH_HOOK``, by default native if built; ``None`` if it is missing."""
     asked = env.get("COMMWATCH_HOOK", "auto")
     if asked == "python":
         return PythonProbe(env)
@@ -84,7 +84,7 @@ def _make(env: Mapping[str, str]) -> Probe | None:
     except library.NotAvailable as missing:
         if missing.__context__ is not None and raised_by_handler(missing.__context__):
             raise missing.__context__ from None
-        if asked == "native":  # whoever asks for it does not want to pay for the other
+        if asked == "native":  # the user does not accept the cost of the other
             if env.get("RANK", "0") == "0":
                 print(f"commwatch: probe not loaded: no native hook: {missing}", file=sys.stderr, flush=True)
             return None
@@ -94,7 +94,7 @@ def _make(env: Mapping[str, str]) -> Probe | None:
 
 
 def _put_in(probe: Probe) -> bool:
-    """Make this the probe of the process; False where its hooks cannot be put in."""
+    """Install this probe in the process; return False if its hooks cannot be installed."""
     global _probe
     try:
         probe.install()
@@ -110,9 +110,9 @@ def _put_in(probe: Probe) -> bool:
 
 
 def install(env: Mapping[str, str] | None = None) -> bool:
-    """Switch the probe on in this process; True if it is on afterwards. A second call changes nothing."""
+    """Install the probe in this process; return True if it is installed afterwards. A second call changes nothing."""
     global _given
-    # Launchers that start ranks from Python name them in ``os.environ`` after ``import torch``: it is read when the ring is made.
+    # Launchers that start ranks from Python set ``os.environ`` after ``import torch``: it is read when the ring is made.
     given, env = env, os.environ if env is None else env
     if env.get("COMMWATCH_DISABLE") == "1":
         return False
@@ -125,7 +125,7 @@ def install(env: Mapping[str, str] | None = None) -> bool:
 
 
 def uninstall() -> None:
-    """Take the probe out of this process; what it recorded stays."""
+    """Remove the probe from this process; its records stay."""
     global _probe, _inherited
     if _probe is not None:
         _probe.uninstall()
@@ -133,11 +133,11 @@ def uninstall() -> None:
 
 
 def step() -> None:
-    """Say that a training step ends here. Once called, optimizers no longer mark steps."""
+    """Mark the end of a training step. After the first call, optimizers no longer mark steps."""
     if _probe is not None:
         _probe.mark_now()
 
 
 def ring_file() -> Path | None:
-    """Where this process records, or ``None`` while it does not."""
+    """Return the path of this process's ring; ``None`` while nothing is recorded."""
     return _probe.ring.path if _probe is not None and _probe.ring is not None else None

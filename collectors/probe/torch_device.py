@@ -1,7 +1,7 @@
-"""The Python hook's eye on operations on GPUs; ``native/device.h`` is the native hook's, and says more about the why.
+"""Timing of operations on GPUs for the Python hook; ``native/device.h`` is the native hook's, with more of the reasons.
 
-Ends are found by the probe's thread, some milliseconds late. So a duration is the GPU's own (``events``), or, where polling
-was asked for, only as fine as that thread looks.
+The probe's thread finds the ends, some milliseconds late. So a duration comes from the GPU's clock (``events``), or, with
+polling, is only as exact as the interval of the polls.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from commwatch.collectors.wire.handlers import raised_by_handler
 
 #: ``finish(flight, end_ns, timing, flag, began_ns, measured)``.
 Finish = Callable[[Flight, int, int, int, int, bool], None]
-#: Between two looks while something is pending.
+#: Seconds between two polls while something is pending.
 LOOK_S = 0.005
 _SPARE = 64
 
 
 class Watch:
-    """An operation on a GPU, or all of a batch, which begin and end together."""
+    """An operation on a GPU, or all operations of a batch, which begin and end together."""
 
     __slots__ = ("began_ns", "device", "flights", "over", "pg", "ready", "seen_waiting", "work")
 
@@ -37,22 +37,22 @@ class Watch:
         self.device = device
         #: Held until the call returns.
         self.pg = pg
-        #: On the stream that was current at the launch: what the operation takes in is ready.
+        #: On the stream that was current at the launch: the operation's input is ready.
         self.ready = ready
         self.flights: list[Flight] = []
         self.work: Any = None
-        #: Recorded after the call, where there is no Work: the operation runs on the current stream.
+        #: Recorded after the call, if there is no Work: the operation runs on the current stream.
         self.over: torch.Event | None = None
         self.began_ns = 0
         self.seen_waiting = False
 
 
 class Devices:
-    """Looks after operations on GPUs until they are over.
+    """Tracks operations on GPUs until they end.
 
     Args:
         wake: wakes the probe's thread, which may sleep long while nothing is pending.
-        complain: called with one line once devices do not answer as they should; they are left alone from then on.
+        complain: called with one line at the first error of a device; no operation is timed after it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Devices:
         self._pending: deque[Watch] = deque()
         self._spare: deque[torch.Event] = deque(maxlen=_SPARE)
         self._batches = threading.local()
-        #: Process groups that have been asked to time their operations, by id; no WeakSet, as torch_steps.py says.
+        #: Process groups whose timing is enabled, by id; not a WeakSet, for the reason in torch_steps.py.
         self._asked: dict[int, ref[Any]] = {}
         self._on: torch.device | None = None
 
@@ -73,14 +73,14 @@ class Devices:
     # -- in the trainer's threads -------------------------------------------------------------
 
     def launch(self, device: torch.device, pg: Any, own_times: bool) -> Watch | None:
-        """Before the call; ``None`` where it is not timed.
+        """Prepare an operation before its call; return ``None`` if it is not timed.
 
         Args:
-            own_times: the operation will have a Work, which tells how long it took.
+            own_times: the operation will have a Work, which has its duration.
         """
         try:
             module = torch.get_device_module(device)
-            # On another device than the thread's own an event would stand on the wrong stream.
+            # For another device than the current one, an event would be recorded on the wrong stream.
             if self._mode == OFF or module.current_device() != device.index or module.is_current_stream_capturing():
                 return None
             if self._mode == EVENTS:
@@ -103,7 +103,7 @@ class Devices:
                 raise
 
     def follow(self, watch: Watch, flight: Flight, work: Any) -> None:
-        """After the call."""
+        """Track an operation after its call."""
         batch = getattr(self._batches, "open", {}).get(id(watch.pg))
         watch.pg = None
         if batch is None:
@@ -114,21 +114,21 @@ class Devices:
             batch[1].append(flight)
 
     def begin_batch(self, pg: Any) -> None:
-        """The operations of this group that follow in this thread end together."""
+        """Begin a batch: the next operations of this group in this thread end together."""
         if not hasattr(self._batches, "open"):
             self._batches.open = {}
-        self.drop_batch(pg)  # one that never came to its end, for its user's code raised
+        self.drop_batch(pg)  # an earlier batch without an end, because the user's code raised
         self._batches.open[id(pg)] = [None, []]
 
     def end_batch(self, pg: Any, work: Any) -> None:
-        """They end with ``work``; where that is ``None``, with what is on the current stream."""
+        """End a batch: its operations end with ``work``; if that is ``None``, with the current stream."""
         watch, flights = getattr(self._batches, "open", {}).pop(id(pg), (None, []))
         if watch is not None:
             watch.flights = flights
             self._look_after(watch, work)
 
     def drop_batch(self, pg: Any) -> None:
-        """Its operations have no end that could be seen."""
+        """Drop a batch: its operations have no observable end."""
         _, flights = self._batches.open.pop(id(pg), (None, []))
         for flight in flights:
             self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED, 0, False)
@@ -157,7 +157,7 @@ class Devices:
     # -- in the probe's thread ----------------------------------------------------------------
 
     def poll(self) -> None:
-        """Finish what is over."""
+        """Finish the operations that have ended."""
         for _ in range(len(self._pending)):
             watch = self._pending.popleft()
             if self._mode == OFF:
@@ -178,7 +178,7 @@ class Devices:
                 self._pending.append(watch)
 
     def give_up(self) -> None:
-        """Finish everything that is left: the probe goes."""
+        """Finish all pending operations without times, because the probe is removed."""
         while self._pending:
             self._untimed(self._pending.popleft())
 
@@ -206,7 +206,7 @@ class Devices:
         return True
 
     def _duration_ns(self, watch: Watch) -> int | None:
-        """On the device's own clock."""
+        """Return the duration in ns by the device's clock; ``None`` if it is not known."""
         try:
             if watch.over is None:
                 took_ms = watch.work._get_duration()

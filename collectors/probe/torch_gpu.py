@@ -1,6 +1,6 @@
-"""Which GPU does this process compute on: asked once, of a torch that has begun to use CUDA by itself.
+"""Find out once which GPU this process computes on, after the training itself has initialised CUDA.
 
-Nothing here begins with CUDA, makes a context, or touches the device.
+This code never initialises CUDA, makes a context, or touches the device.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 
 from commwatch.collectors.wire.handlers import raised_by_handler
 
-#: Looks at a CUDA that has no memory of torch's anywhere, before the current device is believed.
+#: Calls of ``look`` that find no memory of torch on any device, before the current device is accepted.
 _PATIENCE = 20
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 class Finder:
-    """Finds out when the device is plain to see.
+    """Finds the device once it can be known.
 
     Args:
         env: of the trainer.
@@ -32,14 +32,14 @@ class Finder:
 
     @property
     def over(self) -> bool:
-        """There will never be anything to find: this torch knows no CUDA."""
+        """Whether nothing can ever be found: this torch has no CUDA."""
         return not self._cuda._is_compiled()
 
     def look(self, current: int | None = None) -> dict[str, Any] | None:
-        """The entry for the names file; ``None``: not to be known, or not yet.
+        """Return the entry for the names file; ``None`` if the device is not known, or not yet.
 
         Args:
-            current: the device that the trainer's thread uses, where another thread asks.
+            current: the device of the trainer's thread, if another thread calls.
         """
         if not self._cuda.is_initialized():
             return None
@@ -48,8 +48,8 @@ class Finder:
         return None if index is None else self._describe(index)
 
     def _device(self, current: int) -> int | None:
-        """The current device if torch has memory there, else the only one where it has; scripts that name ``cuda:3`` in each call
-        leave the current device at 0."""
+        """Return the current device if torch has memory there, else the only one where it has: scripts that name ``cuda:3`` in each
+        call leave the current device at 0."""
         try:
             used = [at for at in range(self._cuda.device_count()) if self._cuda.memory_allocated(at)]
         except RuntimeError as error:  # an allocator that does not count
@@ -71,7 +71,7 @@ class Finder:
 
 
 def _uuid(text: str) -> str:
-    """As the driver writes it. ROCm's are 16 letters of ASCII, which torch takes for 16 bytes of a UUID."""
+    """Return a UUID as the driver writes it. ROCm's has 16 ASCII letters, which torch takes for the bytes of a UUID."""
     plain = text.replace("-", "")
     if re.fullmatch(r"(3[0-9]|6[1-6]|4[1-6]){16}", plain):
         return bytes.fromhex(plain).decode("ascii")
@@ -79,7 +79,7 @@ def _uuid(text: str) -> str:
 
 
 def _bus_id(about: Any) -> str:
-    """Its PCI address, of a torch that knows it; empty elsewhere."""
+    """Return its PCI address; empty if this torch does not have it."""
     domain, bus, device = (getattr(about, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
     if domain is None or bus is None or device is None:
         return ""

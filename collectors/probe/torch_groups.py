@@ -1,4 +1,4 @@
-"""Process groups as the probe sees them: an identity that no re-init and no twin can mix up."""
+"""Process groups, with an identity that is unique across re-inits and groups of one name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commwatch.collectors.wire.handlers import raised_by_handler
 
 
 def group_id(job: str, restart: int, name: str, ranks: tuple[int, ...] | None, generation: int) -> str:
-    """Short hash that is the same on all members of one group, and different for any other group.
+    """Return a short hash that is equal on all members of one group, and different for any other group.
 
     Args:
         generation: how many groups of this name and these ranks this rank had made before.
@@ -26,12 +26,12 @@ def group_id(job: str, restart: int, name: str, ranks: tuple[int, ...] | None, g
 
 
 def label(name: str, description: str) -> str:
-    """What people call the group: its description, else its name, else ``unnamed``."""
+    """Return the group's name for people: its description, else its name, else ``unnamed``."""
     return description if description not in ("", "undefined") else name or "unnamed"
 
 
 class Group:
-    """One process group of this rank, and what is counted per group."""
+    """One process group of this rank, and its counters."""
 
     __slots__ = ("_tags", "aligned", "id", "last_end", "ranks", "ref", "seqs", "size", "skipped", "small_id")
 
@@ -45,18 +45,18 @@ class Group:
         self.aligned = aligned
         #: Number in the ring's records: groups in the order of their first operation.
         self.small_id = 0
-        #: Numbers of the operations to come: of the collectives (``None``), and by operation, peer and tag modulo ``TAGS``. They are taken
+        #: Next numbers of operations: of the collectives (``None``), and by operation, peer and tag modulo ``TAGS``. They are taken
         #: by a loop that breaks, not by a call: when a call returns, a signal handler may raise, and the number would be lost.
         self.seqs: defaultdict[tuple[str, int, int] | None, Iterator[int]] = defaultdict(count)
         #: The tags that are numbered.
         self._tags: dict[tuple[str, int, int], int] = {}
         #: End of the latest operation of each queue: the group's collectives, and each (op, peer).
         self.last_end: dict[Any, int] = {}
-        #: Queues whose latest operation was only counted: when the next one begins is not known.
+        #: Queues whose latest operation was only counted: the begin of the next one is not known.
         self.skipped: set[Any] = set()
 
     def key_of_tag(self, op: str, peer: int, tag: int) -> tuple[str, int, int]:
-        """Key of an operation's number in ``seqs``. A tag begins at 0 if it takes the place of another."""
+        """Return the key in ``seqs`` of a send or recv. A tag begins at 0 if it replaces another."""
         key = (op, peer, tag % ev.TAGS)
         if self._tags.get(key, tag) != tag:
             self.seqs.pop(key, None)
@@ -64,7 +64,7 @@ class Group:
         return key
 
     def global_rank(self, group_rank: int) -> int:
-        """Rank in the world of a member of this group; -1 where that is not known."""
+        """Return the global rank of a member of this group; -1 if it is not known."""
         return self.ranks[group_rank] if self.ranks is not None and 0 <= group_rank < len(self.ranks) else -1
 
 
@@ -83,18 +83,18 @@ class Groups:
         self._strangers: dict[tuple[str, int], Group] = {}
         #: Called with the name of each group that is made while watching.
         self.on_made: Callable[[str], object] | None = None
-        #: Called before a group is made, with this process's rank and the world's size where it is the default group. Returns
-        #: the groups that count it: others than these where a new probe takes over.
+        #: Called before a group is made, with this process's rank and the world's size if it is the default group. Returns
+        #: the groups that count it: other ones if a new probe takes over.
         self.on_making: Callable[[tuple[int, int] | None], Groups] | None = None
-        #: Called when there is a default group (True), and when there is none any more.
+        #: Called with True when there is a default group, with False when it is gone.
         self.on_default: Callable[[bool], object] | None = None
-        #: What ``watch`` has replaced, by name: the original, and what is in its place.
+        #: Functions that ``watch`` replaced, by name: the original and the replacement.
         self._replaced: dict[str, tuple[Any, Any]] = {}
 
     def add(self, pg: Any) -> tuple[Group, dict[str, Any] | None]:
-        """A group at its first operation, and its entry for the names file, ``None`` where that is known.
+        """Return a group at its first operation, and its entry for the names file (``None`` if already written).
 
-        The caller puts the group into ``known``, once its entry is written.
+        The caller adds the group to ``known`` once its entry is written.
         """
         if pg not in c10d._world.pg_names:
             stranger, entry = self.add_stranger(_text(pg, "group_name"), _text(pg, "group_desc"), pg.size())
@@ -113,9 +113,9 @@ class Groups:
         return group, self._entry(group, name, description)
 
     def add_stranger(self, name: str, description: str, size: int) -> tuple[Group, dict[str, Any] | None]:
-        """Take in a group that ``torch.distributed`` does not know; those of one name and size are one.
+        """Add a group that is not in ``torch.distributed``; those of one name and size count as one.
 
-        Returns it and its entry for the names file, ``None`` where that is known.
+        Returns the group and its entry for the names file (``None`` if already written).
         """
         known = self._strangers.get((name, size))
         if known is not None:
@@ -131,7 +131,7 @@ class Groups:
         return {**entry, **about}
 
     def named(self, name: str, size: int) -> Any:
-        """The group that has this name and size now; ``None``: there is none in ``torch.distributed``."""
+        """Return the group in ``torch.distributed`` that has this name and size now; ``None`` if there is none."""
         groups = (pg for pg, known_as in list(c10d._world.pg_names.items()) if known_as == name)
         return next((pg for pg in groups if pg.size() == size), None)
 
@@ -159,7 +159,7 @@ class Groups:
         return watching
 
     def _note(self, pg: Any, members: Any) -> None:
-        """A group has been made."""
+        """Count a group that has been made."""
         try:
             ranks = tuple(members) or tuple(range(pg.size()))
             self._made[id(pg)] = weakref.ref(pg), self._generations[pg.group_name, ranks]()
@@ -168,7 +168,7 @@ class Groups:
         except (AttributeError, TypeError, RuntimeError) as error:
             if raised_by_handler(error):
                 raise
-            # Not a member, or a torch that makes groups another way: taken in at first use.
+            # Not a member, or a torch that makes groups another way: added at its first use.
 
     def _updating(self, original: Any) -> Any:
         def watching(pg: Any) -> Any:
@@ -180,11 +180,11 @@ class Groups:
         return watching
 
     def count_on(self, before: Groups) -> None:
-        """Go on where another has stopped counting creations."""
+        """Continue the counts of creations of ``before``."""
         self._made, self._generations = before._made, before._generations
 
     def unwatch(self) -> None:
-        """Undo ``watch``, unless somebody has wrapped the functions again since."""
+        """Undo ``watch``, except for functions that other code has wrapped since."""
         for name, (original, wrapper) in self._replaced.items():
             if getattr(c10d, name) is wrapper:
                 setattr(c10d, name, original)
@@ -193,7 +193,7 @@ class Groups:
 
 
 def _text(pg: Any, attribute: str) -> str:
-    """Name or description of a group that may have none: then empty."""
+    """Return name or description of a group; empty if it has none."""
     try:
         return str(getattr(pg, attribute))
     except (AttributeError, RuntimeError) as error:
@@ -210,7 +210,7 @@ def _ranks(pg: Any) -> tuple[int, ...] | None:
 
 
 def _backend(pg: Any) -> str | None:
-    """torch's name of a group's backend; ``None`` where it has several, or is not known."""
+    """Return torch's name of a group's backend; ``None`` if it has several, or is not known."""
     name = c10d._world.pg_map.get(pg, (None,))[0]
     return None if name in (None, "undefined") else str(name)
 

@@ -1,4 +1,4 @@
-"""The native hook as the probe uses it: C++ records, Python makes the ring and gives names their numbers."""
+"""The probe with the native hook: C++ writes records, Python makes the ring and assigns numbers to names."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from commwatch.collectors.probe.torch_probe import Probe
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 
-#: Libraries whose kernels are in the dispatcher, by path: they stay there, and pass everything on while nothing records.
+#: Libraries whose kernels are in the dispatcher, by path: they stay there, and forward all calls while nothing records.
 _hooked: dict[str, Library] = {}
-#: Probes that C++ may still call, and whose rings it may still write to: kept until nobody is in their session.
+#: Sessions and probes that C++ may still call, and whose rings it may still write: kept until the session is over.
 _in_use: list[tuple[int, NativeProbe]] = []
 
 
@@ -42,10 +42,10 @@ class NativeProbe(Probe):
         )
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What C++ calls, in a thread that it makes for the call, while the trainer's own thread waits.
+        """Wrap a function that C++ calls in a thread made for the call, while the trainer's own thread waits.
 
-        So no signal handler runs in it. It must wait for nothing that the trainer's thread may hold: it imports nothing,
-        and no finalizer of the user's runs in it, for the garbage collector rests.
+        So no signal handler runs in it. It must not wait for anything that the trainer's thread may hold: it imports nothing,
+        and the garbage collector is off, so that no finalizer of the user runs in it.
         """
 
         def call(*args: Any) -> Any:
@@ -66,7 +66,7 @@ class NativeProbe(Probe):
     # -- life ---------------------------------------------------------------------------------
 
     def heir(self, env: Mapping[str, str]) -> NativeProbe:
-        """A probe with the same library."""
+        """Return a new probe with this library."""
         return NativeProbe(env, self._library)
 
     def _put_in(self) -> None:
@@ -135,7 +135,7 @@ class NativeProbe(Probe):
 
 
 def unhook() -> None:
-    """Take the kernels out of the dispatcher, too. Only while nothing records and no other thread communicates."""
+    """Remove the kernels from the dispatcher. Only while nothing records and no other thread communicates."""
     for library in _hooked.values():
         library.unhook()
     _hooked.clear()

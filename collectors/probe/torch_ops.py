@@ -10,7 +10,7 @@ import torch
 from commwatch.collectors.wire.c10d_table import C10D_OPS, NOT_COMMUNICATION, Measure
 from commwatch.collectors.wire.events import P2P
 
-#: The tensors S is the sum of, and the factor they are to be multiplied with (1, or the group's size).
+#: The tensors whose bytes sum up to S, and a factor for the sum (1, or the group's size).
 Measured = tuple[Sequence[torch.Tensor], int]
 
 
@@ -53,7 +53,7 @@ class C10dOp(NamedTuple):
 
 
 def c10d_ops() -> list[C10dOp]:
-    """All communication operators of the running torch, unknown ones under their own name."""
+    """Return all communication operators of the running torch, unknown ones under their own name."""
     found = []
     for full_name in torch._C._dispatch_get_all_op_names():
         namespace, _, name = full_name.partition("::")

@@ -1,10 +1,10 @@
-"""Operations whose end nobody reports, or that have somebody standing in a wait for them: ended when that returns.
+"""Operations without a reported end, and operations that a thread waits for: they end when the wait returns.
 
-What a blocking call waits for needs no callback, which would take the GIL in the backend's thread to say the same.
+An operation that a blocking call waits for needs no callback, which would take the GIL in the backend's thread.
 
-A Work is held only while somebody else holds it too (or until it completes): once the reference here is the
-last one in Python, it is let go. A send or recv then has no observable end; a collective still has
-``wait_tensor``, which is recognised by the memory it waits for.
+A Work is held only while other code holds it too (or until it completes): once our reference is the last one in
+Python, it is dropped. A send or recv then has no observable end; a collective still has ``wait_tensor``, which is
+recognised by the memory it waits for.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _POLL_FIRST_S, _POLL_SLOWEST_S = 0.002, 0.05
 #: References to a Work that only we hold: the flight's attribute and the argument of getrefcount.
 _ONLY_OURS = 2
 _SURELY_HANDED_OVER_NS = 1_000_000_000
-#: A blocking call begins its wait right after the launch.
+#: Ns after the launch by which a blocking call has begun its wait.
 _SURELY_WAITING_NS = 50_000_000
 #: Operations kept without their Work, for wait_tensor to claim.
 _MOST_UNCLAIMED = 256
-#: Nor longer than this, well before they would look like a hang.
+#: Ns that they are kept, well before they would look like a hang.
 _LONGEST_UNCLAIMED_NS = 5_000_000_000
 
 
@@ -80,31 +80,31 @@ class Flight:
         self.slot = slot
         self.on_cpu = on_cpu
         self.done = False
-        #: For so many operations stands what this one costs; 0: it is not measured.
+        #: Number of operations for which this one's cost counts; 0: it is not measured.
         self.cost_of = 0
         #: The operation before it in its queue was only counted.
         self.after_skipped = False
-        #: The exposure counts it.
+        #: Whether ``Exposure`` counts it.
         self.watched = False
-        #: When a thread began to stand in a wait for it; 0 = none did.
+        #: When a thread began to wait for it, in ns; 0 = none did.
         self.blocked_since = 0
-        #: Held while pending, and addresses of the memory its result goes to.
+        #: Work and future, held while pending, and addresses of the memory of the result.
         self.work: Any = None
         self.future: Any = None
         self.outputs: tuple[int, ...] = ()
-        #: On a device, until the call returns: what was noted of it.
+        #: On a device, until the call returns: its ``Watch``.
         self.watch: Any = None
 
 
 def _memory_of(outputs: Any) -> tuple[int, ...]:
-    """Where the tensors among them lie."""
+    """Return the addresses of the storages of the tensors in ``outputs``."""
     tensors = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
     strided = (t for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided)
     return tuple(t.untyped_storage().data_ptr() for t in strided)
 
 
 class Pending:
-    """The operations without a future, and the waits that end them.
+    """Operations without a callback, and the waits that end them.
 
     Args:
         finish: called as ``finish(flight, end_ns, timing, flag)`` when an end has been seen, or never will be.
@@ -119,21 +119,21 @@ class Pending:
         # and the training thread waits for ever.
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._pause = HEARTBEAT_S
-        #: A blocking call has been taken in since the last look. It does not wake the thread, so that looks again soon.
+        #: A blocking call was added since the last poll. It does not wake the thread, so the thread polls again soon.
         self._blocking = False
-        #: What a signal handler raised in a callback of this very thread.
+        #: Exceptions of a signal handler in a callback in this thread.
         self._raised: list[BaseException] = []
         self._original: Any = None
         self._library: torch.library.Library | None = None
 
     def add_blocking(self, flight: Flight, work: Any, future: Any) -> None:
-        """Take in an operation whose caller will wait for it at once."""
+        """Add an operation whose caller will wait for it at once."""
         flight.work, flight.future = work, future
         self._by_work[id(work)] = flight
         self._blocking = True
 
     def ended(self, flight: Flight, timing: int, future: Any) -> None:
-        """Its future is ready."""
+        """Finish an operation whose future is ready."""
         end = time.monotonic_ns()
         try:
             future.value()
@@ -148,7 +148,7 @@ class Pending:
             self._finish(flight, end, timing, 0)
 
     def add(self, flight: Flight, work: Any, args: Sequence[Any]) -> None:
-        """Take in an operation just launched."""
+        """Add an operation that was just launched."""
         flight.work = work
         self._by_work[id(work)] = flight
         if flight.queue is None:
@@ -157,7 +157,7 @@ class Pending:
         self.wake()
 
     def sleep(self, at_most_s: float = HEARTBEAT_S) -> None:
-        """Until there may be something to do: a heartbeat's time, less while operations are pending."""
+        """Sleep until there may be something to do: a heartbeat's time at most, less while operations are pending."""
         pause = self._pause if self._by_work else _POLL_SLOWEST_S if self._blocking else HEARTBEAT_S
         self._blocking = False
         with suppress(Empty):
@@ -170,11 +170,11 @@ class Pending:
             self._wake.put(None)
 
     def abandon(self) -> None:
-        """In a forked child: what is pending is the parent's, and so is the lock of the queue, which a thread may have held."""
+        """In a forked child: replace the queue, whose lock a thread of the parent may have held."""
         self._wake = SimpleQueue()
 
     def poll(self) -> None:
-        """Finish what has completed, let go of what nobody else holds."""
+        """Finish operations that have completed, and drop a Work that no other code holds."""
         now = time.monotonic_ns()
         for key, flight in list(self._by_work.items()):
             work = flight.work
@@ -183,7 +183,7 @@ class Pending:
                 continue
             future = flight.future
             if future is not None:
-                # Its caller has not come to wait by now, or waits in C++.
+                # Its caller does not wait yet, or waits in C++.
                 if now - flight.launch > _SURELY_WAITING_NS and future.done() and self._by_work.pop(key, None):
                     self.ended(flight, ev.BY_POLL, future)
                 continue
@@ -196,7 +196,7 @@ class Pending:
             if completed:
                 self._end(key, flight, ev.BY_POLL)
             else:
-                # Right after the launch the caller may not have been given its reference yet.
+                # Right after the launch the caller may not have its reference yet.
                 alone = sys.getrefcount(flight.work) <= _ONLY_OURS and not flight.blocked_since
                 if alone and now - flight.launch > _SURELY_HANDED_OVER_NS:
                     self._let_go(key, flight)
@@ -215,7 +215,7 @@ class Pending:
             self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
 
     def give_up(self) -> None:
-        """Finish everything that is left: the probe goes."""
+        """Finish all pending operations, because the probe is removed."""
         for flight in [*self._by_work.values(), *self._by_memory.values()]:
             if flight.future is not None:
                 self.call_back(flight, flight.future)
@@ -228,7 +228,7 @@ class Pending:
     # -- waits --------------------------------------------------------------------------------
 
     def watch_waits(self) -> None:
-        """See the waits for pending Works; all others pass at the price of one look-up."""
+        """Wrap waits to see those for pending Works; all others cost one look-up."""
         original = self._original = Work.wait
         by_work = self._by_work
 
@@ -269,15 +269,15 @@ class Pending:
         return result
 
     def _after_wait(self, flight: Flight, future: Any) -> None:
-        """May be called twice."""
+        """Finish an operation after its wait. May be called twice."""
         if future.done():
             self.ended(flight, ev.BY_FUTURE, future)
-        else:  # the wait has run out of time
+        else:  # the wait timed out
             flight.work = flight.future = None
             self.call_back(flight, future)
 
     def call_back(self, flight: Flight, future: Any) -> None:
-        """Have ``ended`` called once the future is ready: mostly in the backend's thread, at once where it is ready by now."""
+        """Call ``ended`` once the future is ready: mostly in the backend's thread, at once if it is ready by now."""
         future.add_done_callback(partial(self._called_back, flight))
         if self._raised:
             raise self._raised.pop()
@@ -289,7 +289,7 @@ class Pending:
             self._raised.append(error)
 
     def unwatch_waits(self) -> None:
-        """Put back what ``watch_waits`` replaced."""
+        """Undo ``watch_waits``."""
         if self._original is not None:
             Work.wait = self._original  # type: ignore[method-assign]
         if self._library is not None:
@@ -297,7 +297,7 @@ class Pending:
             self._library = None
 
     def _expect_wait_tensor(self, flight: Flight, outputs: Any) -> None:
-        """Functional collectives wait in C++, through ``wait_tensor``, which knows no Work."""
+        """Expect a ``wait_tensor`` for these outputs: functional collectives wait in C++, without a Work."""
         flight.outputs = _memory_of(outputs)
         self._give_up(flight.outputs)
         for memory in flight.outputs:
@@ -306,12 +306,12 @@ class Pending:
             self._give_up(list(self._by_memory)[:-_MOST_UNCLAIMED])
 
     def overtaken(self, outputs: Any) -> None:
-        """An operation that is only counted writes there: who waits in that memory waits for it, not for one before."""
+        """Give up earlier operations on these outputs: a later one, only counted, writes there and is waited for."""
         if self._by_memory:
             self._give_up(_memory_of(outputs))
 
     def give_up_unclaimed(self, now_ns: int) -> None:
-        """What nobody holds any more or waits for has no end that could be seen."""
+        """Give up old operations that no code holds or waits for: they have no observable end."""
         old = [
             flight
             for flight in list(self._by_memory.values())

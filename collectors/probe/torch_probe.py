@@ -1,4 +1,4 @@
-"""What the probe does whichever hook it has: its ring, its names, its step marks, its faults."""
+"""The part of the probe that both hooks share: ring, names, step marks, faults."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _LAST = -1000
 
 
 class Probe(ABC):
-    """Everything the probe keeps in one trainer process. Nothing in it raises into training."""
+    """The probe of one trainer process. Its own failures never reach the training."""
 
-    #: As the ring's header calls it.
+    #: Name of the hook in the ring's header.
     hook: ClassVar[str]
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -47,12 +47,12 @@ class Probe(ABC):
         self.ring: ring.RingFile | None = None
         #: How operations on GPUs are timed.
         self.timing = choose(env, runtime=has_runtime())
-        #: Part of the time that the probe may take.
+        #: Share of the time that the probe may take, 0 to 1.
         self.budget = budget_of(env, self.hook)
         self._coalesced = Batches(partial(self._batch, self._begin_batch), partial(self._batch, self._end_batch))
         self.groups = Groups(identity.job_id(env), identity.restart_count(env))
         self.steps = StepHooks(self._mark)
-        #: Said by the first rank once it records.
+        #: Printed by rank 0 once it records.
         self.remark = ""
         self._making = threading.RLock()  # a signal handler may communicate in the middle of it
         self._dtypes: dict[str, int] = {}
@@ -60,21 +60,21 @@ class Probe(ABC):
         self._marks = 0
         self._said: set[str] = set()
         self._installed = False
-        #: As the ring's header has it, once there is one.
+        #: Values of the ring's header, once there is a ring.
         self._job, self._rank, self._size = "", -1, 0
-        #: Where a request for a profile would stand.
+        #: Path of a request for a profile.
         self._request = ""
         self._profiling: Profiling | None = None
         self._may_profile = True
-        #: What ends the records where this is a process of ``multiprocessing``, which leaves without ``atexit``.
+        #: Ends the records in a process of ``multiprocessing``, which exits without ``atexit``.
         self._at_exit: Finalize | None = None
-        #: Finds out which GPU this process computes on; ``None`` once it is told, or never will be.
+        #: Finds out which GPU this process computes on; ``None`` once that is recorded, or cannot be known.
         self._gpu: Finder | None = Finder(env)
 
     # -- life ---------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Put the hooks in."""
+        """Install the hooks."""
         self._installed = True
         self._put_in()
         if self.timing.mode != OFF:
@@ -85,7 +85,7 @@ class Probe(ABC):
         atexit.register(self._leave)
 
     def uninstall(self) -> None:
-        """Take the hooks out again; operations in flight still find their record."""
+        """Remove the hooks; operations in flight still get their record."""
         if not self._installed:
             return
         self._installed = False
@@ -96,7 +96,7 @@ class Probe(ABC):
             raise
 
     def _take_all_out(self) -> None:
-        """Every step of it may be taken twice."""
+        """Remove all hooks. May be called twice."""
         self.steps.uninstall()
         self._guard_profile(self._end_profile)
         self.groups.unwatch()
@@ -107,13 +107,13 @@ class Probe(ABC):
             self._at_exit.cancel()
 
     def _leave(self) -> None:
-        """At the end of the process: say what ended it, if an exception did, and that this is the end."""
-        # Python keeps what it has printed as uncaught; at a prompt that may be long ago.
+        """At the end of the process: record the exception that ended it, if any, and close the ring."""
+        # Python keeps the uncaught exception that it printed; at a prompt that may be long ago.
         raised = getattr(sys, "last_type", None) if not hasattr(sys, "ps1") else None
         if raised is not None and self.ring is not None and not self.off:
             try:
                 self.ring.name({"raised": str(getattr(raised, "__name__", raised))})
-            except (OSError, ValueError) as error:  # no room: it is not known then
+            except (OSError, ValueError) as error:  # no space: the exception is not recorded
                 if raised_by_handler(error):
                     raise
         self.uninstall()
@@ -124,33 +124,33 @@ class Probe(ABC):
 
     @abstractmethod
     def _take_out(self) -> None:
-        """Undo ``_put_in``, and say in the ring that this is the end."""
+        """Undo ``_put_in``, and close the ring."""
 
     @abstractmethod
     def heir(self, env: Mapping[str, str]) -> Probe:
-        """A probe with the same hook that records nothing yet, not installed."""
+        """Return a new probe with this hook, not installed."""
 
     def abandon(self) -> None:
-        """In a forked child: the mapping is inherited, and is the parent's to write. No lock is taken: the parent may have held it."""
+        """In a forked child: stop recording, because the ring is the parent's. Takes no lock: the parent may have held it."""
         self.off = True
         self.ring = None
         if self._profiling is not None:
             self._profiling.forget()
 
     def writes_as(self, rank: int, size: int) -> bool:
-        """False where the ring names another rank or size of the world, and more is to come."""
+        """Return False if the ring has another rank or world size and is still written, else True."""
         return self.off or self.ring is None or (self._rank, self._size) == (rank, size)
 
     def _default_changed(self, there_is_one: bool) -> None:
-        """A job that has destroyed its default group has ended well, however the process leaves, unless it makes another."""
+        """Mark the ring closed when the default group is destroyed (the job has ended well), open when there is a new one."""
         writer = self.ring
         if writer is not None and not self.off:
             writer.counters[ring.CLOSED] = 0 if there_is_one else time.monotonic_ns()
 
     def fault(self, error: BaseException, doing: str) -> None:
-        """Our own failure: switch off, count it, say it once. Training goes on.
+        """Handle our own failure: switch off, count it, print it once. Training continues.
 
-        What a signal handler raised in the middle of our work is no failure: that is raised again.
+        An exception that a signal handler raised during our work is not a failure: it is raised again.
         """
         if raised_by_handler(error):
             try:
@@ -163,7 +163,7 @@ class Probe(ABC):
         self.say(f"probe switched off in rank {self.env.get('RANK', '?')}: {doing}: {type(error).__name__}: {error}")
 
     def say(self, text: str, about: str = "records") -> None:
-        """One line to standard error, once about each thing in the life of the process."""
+        """Print one line to standard error, once per topic ``about``."""
         if about not in self._said:
             self._said.add(about)
             print(f"commwatch: {text}", file=sys.stderr, flush=True)
@@ -171,7 +171,7 @@ class Probe(ABC):
     # -- ring ---------------------------------------------------------------------------------
 
     def open_ring(self, group_rank: int, group_size: int) -> bool:
-        """Make the ring at the first operation; no room or no rights switch the probe off.
+        """Make the ring at the first operation; return whether there is one. Without space or rights, switch off.
 
         Args:
             group_rank, group_size: this process's rank in the operation's group, and the group's size.
@@ -198,7 +198,7 @@ class Probe(ABC):
             return self.ring is not None
 
     def _place(self, group_rank: int, group_size: int) -> tuple[int, int]:
-        """Rank and size of the world: of the default group, else by the environment, else of the group that communicates first."""
+        """Return rank and size of the world: of the default group, else by the environment, else of the first group that communicates."""
         if dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
         rank, size = self.env.get("RANK", ""), self.env.get("WORLD_SIZE", "")
@@ -207,12 +207,12 @@ class Probe(ABC):
         return group_rank, group_size
 
     def _watch_exit(self) -> None:
-        """See the end of a process of ``multiprocessing``. The registry is emptied when such a process begins, so not earlier."""
+        """Register for the end of a process of ``multiprocessing``; not earlier, because the registry is emptied when it begins."""
         if parent_process() is not None:
             self._at_exit = Finalize(None, self._leave, exitpriority=_LAST)
 
     def _about_ring(self, rank: int, size: int) -> tuple[Any, ...]:
-        """Path, identity, slots and mode of the ring to be made."""
+        """Return path, identity, slots and mode of the ring to be made."""
         directory = identity.run_dir(self.env)
         identity.make_private_dir(directory, self.env)
         mode = identity.make_private_dir(directory / "rings", self.env)
@@ -223,23 +223,23 @@ class Probe(ABC):
         return path, who, variables.slots(self.env.get("COMMWATCH_SLOTS", "")) or ring.DEFAULT_SLOTS, mode
 
     def _tell_user(self) -> None:
-        """What the first rank says for all, now that it records."""
+        """Print the remarks of rank 0, which hold for all ranks, now that it records."""
         remarks = [self.remark, *(f"{wrong}; the default counts" for wrong in variables.wrong(self.env))]
         for remark in filter(None, remarks) if self._rank == 0 else ():
             self.say(remark, remark)
 
     def _tell_log(self) -> None:
-        """Leave word where this process's NCCL and NCCL Inspector write."""
+        """Record where this process's NCCL and NCCL Inspector write."""
         try:
             for name, path in (("nccl_log", own_file(self.env)), ("inspector", inspector_dir(self.env))):
                 if path is not None and self.ring is not None:
                     self.ring.name({name: path})
-        except (OSError, ValueError) as error:  # no folder to be in, no room: the agent does without
+        except (OSError, ValueError) as error:  # no working directory, or no space: the agent can do without
             if raised_by_handler(error):
                 raise
 
     def tell_gpu(self, current: int | None = None) -> None:
-        """Leave word which GPU this process computes on, once that can be known; ``current`` as ``Finder.look`` has it."""
+        """Record which GPU this process computes on, once that is known; ``current`` as in ``Finder.look``."""
         if self._gpu is None or self.ring is None:
             return
         try:
@@ -248,7 +248,7 @@ class Probe(ABC):
                 self.ring.name({"gpu": found})
             if found is not None or self._gpu.over:
                 self._gpu = None
-        except Exception as error:  # whatever torch is like: the agent does without
+        except Exception as error:  # any error of torch: the agent can do without
             if raised_by_handler(error):
                 raise
             self._gpu = None
@@ -261,7 +261,7 @@ class Probe(ABC):
     # -- names --------------------------------------------------------------------------------
 
     def group_of(self, pg: Any) -> Group:
-        """The group as the ring knows it; a new one gets its number."""
+        """Return the group with its number in the ring; a new group gets a number."""
         with self._making:
             group = self.groups.known.get(id(pg))
             if group is None or group.ref() is not pg:
@@ -272,7 +272,7 @@ class Probe(ABC):
             return group
 
     def stranger(self, name: str, description: str, size: int) -> Group:
-        """A group that ``torch.distributed`` does not know: counted under its name, never joined."""
+        """Return a group that is not in ``torch.distributed``: counted under its name, never joined across ranks."""
         with self._making:
             group, entry = self.groups.add_stranger(name, description, size)
             if entry is not None:
@@ -280,14 +280,14 @@ class Probe(ABC):
             return group
 
     def dtype_code(self, name: str) -> int:
-        """The number of a dtype in the ring."""
+        """Return the number of a dtype in the ring."""
         with self._making:
             if name not in self._dtypes:
                 self._dtypes[name] = self._intern("dtype", len(self._dtypes) + 1, {"name": name}, ev.NO_DTYPE)
             return self._dtypes[name]
 
     def op_code(self, name: str) -> int:
-        """The number of an operation in the ring."""
+        """Return the number of an operation in the ring."""
         with self._making:
             if name not in self._ops:
                 code = min(ev.FIRST_UNKNOWN_OP + len(self._ops) - len(ev.OPS), ev.LAST_UNKNOWN_OP)
@@ -295,7 +295,7 @@ class Probe(ABC):
             return self._ops[name]
 
     def _intern(self, kind: str, code: int, entry: dict[str, Any], otherwise: int) -> int:
-        """Give ``entry`` the number ``code`` in the names file; ``otherwise`` where the disk is full."""
+        """Write ``entry`` with number ``code`` to the names file, return the number; ``otherwise`` without space."""
         if self.ring is None or code >= otherwise > 0:
             return otherwise
         try:
@@ -321,12 +321,12 @@ class Probe(ABC):
 
     @abstractmethod
     def _end_batch(self, pg: Any, work: Any) -> None:
-        """They are no more; ``work``, if there is one, ends them all."""
+        """End the batch; ``work``, if there is one, ends all its operations."""
 
     # -- steps --------------------------------------------------------------------------------
 
     def _mark(self, optimizer: int, began: int, ended: int, same_pass: bool) -> None:
-        """A step mark: one optimizer call has ended, or the user said so (``optimizer`` -1)."""
+        """Write a step mark: an optimizer call has ended, or the user marks a step (``optimizer`` -1)."""
         if self.off or self.ring is None:
             self._guard_profile(self._end_profile)
             return
@@ -345,13 +345,13 @@ class Probe(ABC):
         """Write the record of a step mark."""
 
     def mark_now(self) -> None:
-        """The user's own step mark."""
+        """Write the user's own step mark."""
         self.steps.explicit(time.monotonic_ns())
 
     # -- profiles -----------------------------------------------------------------------------
 
     def _profile(self, optimizer: int, number: int, ended: int) -> None:
-        """At a step mark: does somebody ask for a profile, or is one on its way? What does it is loaded when first asked."""
+        """At a step mark, look for a request for a profile, or continue one. The module for it is loaded at the first request."""
         if self._profiling is None:
             try:
                 os.stat(self._request)  # noqa: PTH116 - half the time of Path's, once a step
@@ -371,7 +371,7 @@ class Probe(ABC):
             self._profiling.end()
 
     def _guard_profile(self, do: Callable[..., None], *args: int) -> None:
-        """Nothing about a profile is the training's trouble, nor the end of the records."""
+        """Call ``do``; its errors end profiling, but reach neither the training nor the records."""
         try:
             if self._may_profile:
                 do(*args)

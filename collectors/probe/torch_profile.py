@@ -1,8 +1,8 @@
 """Profiles on demand: torch.profiler in the trainer for a few steps, when the agent asks for one.
 
-Nothing here raises into training: what goes wrong stands in the result, and where that cannot be written it is said once.
-Only one profiler can run in a process. Ours does not start while the training's own runs or warms up, and gives way when
-that one starts: torch would mix the two up, or crash.
+No error of this module reaches the training: it is in the result, or is printed once if that cannot be written.
+Only one profiler can run in a process. Ours does not start while the training's own runs or warms up, and stops when
+that one starts, because torch would mix the two up, or crash.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from commwatch.collectors.wire import profile_files as files
 from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.collectors.wire.identity import make_private_dir
 
-#: What another profiler calls when it begins to warm up, and to record.
+#: Functions that a profiler calls when it begins to warm up, and to record.
 _DOORS = ("_prepare_profiler", "_enable_profiler")
-#: Left free in the run directory, which is often small and in memory: rings and NCCL need it more.
+#: Bytes left free in the run directory, which is often small and in memory, for rings and NCCL.
 _RESERVE_BYTES = 16 << 20
 
 
 class CannotProfile(Exception):
-    """There will be no trace; the message says why."""
+    """No trace can be made; the message gives the reason."""
 
 
 @dataclass
 class _Session:
-    """A profiler that runs."""
+    """A running profiler."""
 
     request: files.Request
     profiler: Any
     thread: int
-    #: What lies between the clock of the marks and Unix time.
+    #: Unix time minus the clock of the marks, in ns.
     wall_offset_ns: int
-    #: The optimizer whose marks count as steps: the first that came (DESIGN §2 has the agent's full rule).
+    #: The optimizer whose marks count as steps: the first one seen (docs/definitions.md has the agent's full rule).
     optimizer: int
     steps: int = 0
-    #: Number and Unix time of the first and of the latest mark that counted.
+    #: Number and Unix time in ns of the first and of the latest mark that counted.
     first: tuple[int, int] | None = None
     last: tuple[int, int] = (0, 0)
 
 
 class Profiling:
-    """Looks for requests at step marks and does what they ask for.
+    """Looks for requests at step marks, and profiles the steps.
 
     Args:
-        request: where a request to this job would stand.
-        say: tells the user what cannot be written down.
+        request: path of a request to this job.
+        say: called with a line for the user if a result cannot be written.
     """
 
     def __init__(self, request: Path, job: str, rank: int, env: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -75,16 +75,16 @@ class Profiling:
         self._id = ""
 
     def mark(self, optimizer: int, number: int, ended_ns: int) -> None:
-        """A step mark, as the probe writes it."""
+        """At a step mark: look for a request, or count a step of the running profile."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            return  # starting and stopping wait for the device, which would break the capture
+            return  # starting and stopping a profiler waits for the device, which would break the capture
         if self._session is None:
             self._look(optimizer)
         elif self._session.thread == threading.get_ident():
             self._count(self._session, optimizer, number, ended_ns)
 
     def end(self) -> None:
-        """The probe is taken out: what runs is stopped."""
+        """Stop a running profile, because the probe is removed."""
         session = self._session
         if session is None:
             return
@@ -96,7 +96,7 @@ class Profiling:
             self._tell(session.request, session, "the probe was taken out by another thread")
 
     def forget(self) -> None:
-        """In a forked child: what runs is the parent's."""
+        """In a forked child: drop the profile, which is the parent's."""
         self._session = None
         self._open_doors()
 
@@ -152,7 +152,7 @@ class Profiling:
                 raise
 
     def _claim(self, request: files.Request) -> bool:
-        """Take the request up; False where a former life of this rank has."""
+        """Claim the request; return False if an earlier process of this rank has done so."""
         mode = make_private_dir(self._path.parent, self._env)
         path = files.of_rank(self._path.parent, request.id, self._rank, files.CLAIM)
         try:
@@ -169,7 +169,7 @@ class Profiling:
     # -- other profilers ----------------------------------------------------------------------
 
     def _close_doors(self) -> None:
-        """From now on another profiler that starts finds ours stopped."""
+        """Patch torch so that our profiler stops when another one starts."""
 
         def giving_way(door: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -209,7 +209,7 @@ class Profiling:
     # -- end ----------------------------------------------------------------------------------
 
     def _finish(self, session: _Session, error: str | None) -> None:
-        """Stop the profiler, whatever else; leave trace and result."""
+        """Stop the profiler in any case; write trace and result."""
         self._session = None
         self._open_doors()
         try:
@@ -227,7 +227,7 @@ class Profiling:
         self._tell(session.request, session, error)
 
     def _export(self, session: _Session) -> None:
-        """Leave the trace, packed. It grows in the directory for temporary files, for the run directory lies in memory."""
+        """Write the compressed trace. It is built in the directory for temporary files, because the run directory is in memory."""
         trace = files.of_rank(self._path.parent, session.request.id, self._rank, files.TRACE)
         mode = make_private_dir(trace.parent, self._env)
         with tempfile.TemporaryDirectory(prefix="commwatch-") as place:
@@ -259,21 +259,21 @@ class Profiling:
 
 
 def _wall_offset_ns() -> int:
-    """Unix time less monotonic time: between two looks at two clocks this thread may lose the GIL or its core."""
+    """Return Unix time minus monotonic time, in ns; best of 10 tries, as the thread may be preempted meanwhile."""
     looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(10)]
     before, wall, after = min(looks, key=lambda look: look[2] - look[0])
     return wall - (before + after) // 2
 
 
 def _refuse_limit() -> None:
-    """Refuse where files may only grow so large: past that the kernel sends SIGXFSZ, and how large a trace becomes is not known."""
+    """Raise ``CannotProfile`` if file size is limited: past the limit the kernel sends SIGXFSZ, and a trace's size is unknown."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if most != resource.RLIM_INFINITY:
         raise CannotProfile(f"the training may write no file of more than {most} bytes (ulimit -f); lift that limit")
 
 
 def _refuse_second() -> None:
-    """Refuse while another profiler runs or warms up; one that warms up shows only in its own object."""
+    """Raise ``CannotProfile`` while another profiler runs or warms up, which shows only in its own object."""
     missing = [name for name in _DOORS if not hasattr(backend, name)]
     if missing:
         raise CannotProfile(f"torch {torch.__version__} has no {' and no '.join(missing)} to watch for other profilers")
@@ -292,7 +292,7 @@ def _stop_for_certain() -> None:
 
 
 def _refuse_broken(plain: Path) -> None:
-    """Refuse a trace that could not be written: torch only logs that."""
+    """Raise ``CannotProfile`` if the trace could not be written: torch only logs that."""
     try:
         with open(plain, "rb") as file:
             file.seek(-min(64, plain.stat().st_size), os.SEEK_END)

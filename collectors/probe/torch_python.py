@@ -1,16 +1,16 @@
-"""The Python hook: a Python kernel for every operator of the ``c10d`` namespace. What there is without a compiler.
+"""The Python hook: a Python kernel for every operator of the ``c10d`` namespace. It needs no compiler.
 
-The same operations and records as the native hook, at a price: every operation and every completion takes the GIL.
+It records what the native hook does, at a higher cost: every operation and every completion takes the GIL.
 
-The end of an operation is seen, in this order of preference (the record says which):
+The end of an operation is seen in one of these ways, the first that is possible (``timing`` in the record):
 
 - ``future``: the future of its Work became ready (CPU backends). A blocking call sees that when its own ``Work.wait``
   returns, an asynchronous one by a callback in the backend's own thread;
 - ``wait``: ``Work.wait`` (or ``wait_tensor``) returned. Gloo's send, recv and reduce_scatter report nothing else;
-- ``poll``: ``Work.is_completed`` became true, looked at every few milliseconds by one thread;
+- ``poll``: ``Work.is_completed`` became true, polled every few milliseconds by one thread;
 - ``call``: the call itself blocked until the end (``monitored_barrier``).
 
-On CUDA the future is ready when the kernel is queued. There ``torch_device.py`` sees to the end: ``events``, or ``poll``.
+On CUDA the future is ready when the kernel is queued. ``torch_device.py`` finds the end there: ``events``, or ``poll``.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ _cpu = time.thread_time_ns
 _clock = time.clock_gettime_ns
 #: ``CLOCK_MONOTONIC_COARSE`` of Linux, for which Python has no name: a tick of some ms, at no cost.
 _COARSE = 6
-#: References to a flight that nobody will end: the table of flights, the variable that looks, the argument of getrefcount.
+#: References to a flight that no code will end: the table of flights, a local variable, the argument of getrefcount.
 _ONLY_CLAIMED = 3
-#: What of an operation's flags is the same for those that are counted together.
+#: Flags by which counted operations are kept apart.
 _COUNTED_FLAGS = ev.NO_SIZE | ev.UNALIGNED
 
 
 def _entered() -> int:
-    """CPU time of this thread, in ns, where a measurement begins. The first look finds the clock's code out of the caches."""
+    """Return the CPU time of this thread, in ns, at the start of a measurement. The first call brings the code into the caches."""
     _cpu()
     return _cpu()
 
 
 def _device_of(what: Any) -> torch.device | None:
-    """Where the first tensor of an argument lies, if not on the CPU."""
+    """Return the device of the first tensor of an argument, ``None`` for the CPU."""
     while isinstance(what, (list, tuple)) and what:
         what = what[0]
     return what.device if isinstance(what, torch.Tensor) and not what.is_cpu else None
 
 
 def _place_in(pg: Any) -> tuple[int, int]:
-    """This process's rank in a group, and the group's size."""
+    """Return this process's rank in a group, and the group's size."""
     return pg.rank(), pg.size()
 
 
 def _take_back(group: Group | None, numbered: tuple[str, int, int] | None, seq: int, flight: Flight | None) -> None:
-    """An operation comes to nothing before its call: it has no record, and the next one gets the number that it has taken."""
+    """Undo a launch that failed before the call: it gets no record, and the next operation gets its number."""
     if group is not None and seq >= 0:
         group.seqs[numbered] = count(seq)
     if flight is not None:
@@ -94,27 +94,27 @@ class PythonProbe(Probe):
         self._torch_dtypes: dict[torch.dtype, int] = {}
         self._cost = 0
         self._turns, self._usual = CostTurns(), UsualCost()
-        #: What of a measurement is only the clock's own cost.
+        #: Ns of a measurement that the clock itself takes.
         self._of_clock = min(-(_cpu() - _cpu()) for _ in range(64))
         self._governor, self._counts = Governor(self.budget), Counts()
-        #: Begin of the governor's window, and what had been spent by then; measurements since, and when it looked last.
+        #: Begin of the governor's window and the cost by then, in ns; measurements since; time of its last check.
         self._window, self._measured, self._looked = (0, 0), 0, 0
         #: An operation since the latest step mark was only counted.
         self._skipped = False
-        #: By slot of the in-flight table; the last one is for those that found the table full.
+        #: By slot of the in-flight table; the last one is for flights that found the table full.
         self._flights: list[Flight | None] = [None] * (ring.IN_FLIGHT_SLOTS + 1)
-        #: Slots that no flight claimed at the latest look, and their stamps.
+        #: Slots that no flight claimed at the latest sweep, and their stamps.
         self._unclaimed: dict[int, int] = {}
         self._thread, self._stopped = self._watcher(), False
 
     # -- life ---------------------------------------------------------------------------------
 
     def heir(self, env: Mapping[str, str]) -> PythonProbe:
-        """Another one."""
+        """Return a new Python probe."""
         return PythonProbe(env)
 
     def abandon(self) -> None:
-        """In a forked child: the probe's thread is not there, and may have held the locks that it sleeps on."""
+        """In a forked child: replace the probe's thread, which does not run there and may have held its locks."""
         super().abandon()
         self._thread, self._stopped = self._watcher(), False
         self.pending.abandon()
@@ -161,7 +161,7 @@ class PythonProbe(Probe):
         return threading.Thread(target=self._watch, name="commwatch", daemon=True)
 
     def _watch(self) -> None:
-        """The probe's one thread: the heartbeat, the governor, and the operations nobody reports the end of."""
+        """Run the probe's thread: heartbeat, governor, and operations whose end is not reported."""
         while not self._stopped and (self.ring is not None or not self.off):
             if self.ring is not None:
                 self._look(self.ring)
@@ -182,11 +182,11 @@ class PythonProbe(Probe):
             self.fault(error, "looking for ended operations")
 
     def _sweep(self, writer: RingWriter) -> None:
-        """End the operations that nobody will: a signal handler has raised in the middle of our bookkeeping of them."""
+        """End abandoned operations: a signal handler raised during our bookkeeping of them."""
         claimed, taken = self._flights, writer.taken()
         for slot in taken:
             flight = claimed[slot]
-            # The exposure holds it while it is watched.
+            # ``Exposure`` holds a reference while the flight is watched.
             if flight is not None and sys.getrefcount(flight) <= _ONLY_CLAIMED + flight.watched:
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
         unclaimed = {at: stamp for at, stamp in taken.items() if (each := claimed[at]) is None or each.done}
@@ -196,7 +196,7 @@ class PythonProbe(Probe):
         self._unclaimed = unclaimed
 
     def _govern(self, now: int) -> None:
-        """Perhaps a window is over: how much is to be recorded from now on?"""
+        """If the governor's window is over, set how much is recorded from now on."""
         assert self.ring is not None
         began, spent = self._window
         if not self._governor.is_over(now - began, self._measured):
@@ -209,7 +209,7 @@ class PythonProbe(Probe):
             self.ring.counters[ring.MODE_SINCE_NS], self.ring.counters[ring.MODE] = now, mode
 
     def _write_counts(self) -> None:
-        """Write down what was only counted."""
+        """Write the records of operations that were only counted."""
         for each in self._counts.take():
             head = (each.op, ev.NO_DTYPE, each.group, -1, 0, each.bytes, each.launch_ns, each.seq & ring.STAMP_MASK)
             assert self.ring is not None
@@ -218,7 +218,7 @@ class PythonProbe(Probe):
     # -- one operation ------------------------------------------------------------------------
 
     def _kernel(self, op: C10dOp) -> Callable[..., Any]:
-        """The kernel of one operator: note the launch, let the call through, see to its end."""
+        """Return the kernel of one operator: it records the launch, forwards the call, and arranges for the end."""
         redispatch, launch, follow, finish = op.redispatch, self._launcher(op), self._follow, self.finish
 
         def kernel(keyset: Any, *args: Any) -> Any:
@@ -227,7 +227,7 @@ class PythonProbe(Probe):
                 out = redispatch(keyset & _AFTER, *args)
             except BaseException as error:
                 if flight is not None:
-                    # A signal handler raises as the call returns: the operation is under way.
+                    # A signal handler may raise as the call returns: the operation is in flight.
                     ended = (ev.BY_NONE, ev.UNTIMED) if raised_by_handler(error) else (ev.BY_CALL, ev.FAILED)
                     finish(flight, _now(), *ended)
                 raise
@@ -238,7 +238,7 @@ class PythonProbe(Probe):
         return kernel
 
     def _launcher(self, op: C10dOp) -> Callable[[Sequence[Any]], Flight | None]:
-        """Build what notes the launch of an operation; it returns ``None`` where the probe is off."""
+        """Return a function that records a launch and returns its flight, or ``None`` if there is none to follow."""
         group_at, async_at, peer_at, tag_at, is_p2p = op.group_at, op.async_at, op.peer_at, op.tag_at, op.is_p2p
         name, known, codes, unbox = op.op, self.groups.known, self._ops, ProcessGroup.unbox
         governor, counts, flights, turn = self._governor, self._counts, self._flights, self._turns.next
@@ -302,14 +302,14 @@ class PythonProbe(Probe):
         self._skipped = True
 
     def _spent(self, entered: int, cost_of: int) -> None:
-        """Note what the bookkeeping has cost this thread since ``entered``, for so many operations; 0: it is not measured."""
+        """Add the CPU time of the bookkeeping since ``entered``, for so many operations; 0: it is not measured."""
         if cost_of and self.ring is not None:
             took = max(0, self._usual.bound(_cpu() - entered) - self._of_clock)
             self._cost, self._measured = self._cost + took * cost_of, self._measured + 1
             self.ring.counters[ring.PROBE_NS] = self._cost
 
     def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:
-        """Flags, size in bytes, dtype id of an operation, and where its tensors lie if not on the CPU."""
+        """Return flags, size in bytes and dtype id of an operation, and its device, ``None`` for the CPU."""
         flags = 0 if group.aligned else ev.UNALIGNED
         if op.measure is Measure.NONE:
             device = _device_of(args[0])
@@ -335,15 +335,15 @@ class PythonProbe(Probe):
         return code
 
     def _follow(self, flight: Flight, out: Any, args: Sequence[Any]) -> None:
-        """After the launch: arrange that the end is seen, without keeping anything of the user's past it."""
+        """After the launch, arrange that the end is seen, without keeping objects of the user past it."""
         try:
-            cost_of, flight.cost_of = flight.cost_of, 0  # if it ends in here, that is part of this
+            cost_of, flight.cost_of = flight.cost_of, 0  # an end inside this function is part of its cost
             entered = _entered() if cost_of else 0
             work = out[-1] if isinstance(out, tuple) else out
             if work is None:
                 self.finish(flight, _now(), ev.BY_CALL)
                 return
-            if not isinstance(work, torch.ScriptObject):  # an operator we do not know, and whose end nothing tells
+            if not isinstance(work, torch.ScriptObject):  # an unknown operator, without an observable end
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
                 return
             work = Work.unbox(work)
@@ -381,7 +381,7 @@ class PythonProbe(Probe):
             self.pending.add_blocking(flight, work, future)
 
     def _wait_begins(self, flight: Flight) -> None:
-        """A thread begins to wait for an operation whose end shows only there."""
+        """Note that a thread begins to wait for an operation whose end only the wait shows."""
         try:
             if flight.done:
                 return
@@ -400,8 +400,8 @@ class PythonProbe(Probe):
         """Write the record of an operation, once.
 
         Args:
-            began: when it began on its device, as far as that was seen.
-            measured: there it took from then to its end.
+            began: when it began on its device, in ns; 0 if that was not seen.
+            measured: ``began`` comes from the device's own duration.
         """
         try:
             writer = self.ring

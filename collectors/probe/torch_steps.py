@@ -1,4 +1,4 @@
-"""Step marks: the ends of optimizer calls, told apart by optimizer. The agent makes steps of them."""
+"""Step marks: the ends of optimizer calls, by optimizer. The agent derives steps from them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 from torch.optim import optimizer as optim
 
 EXPLICIT = -1
-#: Calls of one optimizer that one forward pass can have. Where there are more, the passes are not seen: a CUDA graph replays them.
+#: Most calls of one optimizer in one forward pass. With more, the passes are not visible: a CUDA graph replays them.
 MOST_CALLS = 64
-#: What a framework calls for a training step, also for one whose gradients overflowed: module, class, method.
+#: Method that a framework calls for each training step, even if its gradients overflowed: module, class, method.
 _ENGINE = "deepspeed.runtime.engine", "DeepSpeedEngine", "_take_model_step"
 #: Number of the next node of this thread's autograd graph: each forward pass that will have a backward makes some.
 _next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
@@ -29,23 +29,23 @@ class _Calls(threading.local):
     def __init__(self) -> None:
         #: Optimizers whose step is running, outermost first, and when it began.
         self.running: list[tuple[int, int]] = []
-        #: ``_next_node`` when the latest outermost call began; whether that was no more than at the call before.
+        #: ``_next_node`` when the latest outermost call began; whether it was unchanged since the call before.
         self.node = 0
         self.same_pass = False
-        #: The first optimizer of this pass, and how often it came since; whether passes are seen.
+        #: The first optimizer of this pass, and the number of its later calls; whether passes are visible.
         self.first = EXPLICIT
         self.again = 0
         self.passes_seen = True
-        #: An engine's step is running: what its optimizers do is part of it.
+        #: An engine's step is running: its optimizer calls are part of it.
         self.in_engine = False
 
     def begin(self, node: int) -> int:
-        """An outermost call begins; returns when."""
+        """Note that an outermost call begins; return the time in ns."""
         self.same_pass, self.node = node == self.node and node > 0, node
         return time.monotonic_ns()
 
     def in_same_pass(self, number: int) -> bool:
-        """Whether the latest outermost call belongs to the forward pass of the call before; False where passes are not seen."""
+        """Return whether the latest outermost call is in the forward pass of the call before; False if passes are not visible."""
         if not self.same_pass:
             self.first, self.again = number, 0
         elif number == self.first:
@@ -66,12 +66,12 @@ class StepHooks:
     def __init__(self, mark: Callable[[int, int, int, bool], None]) -> None:
         self._mark = mark
         self._handles: list[Any] = []
-        #: Optimizers and engines by id, which a later one may have again. No WeakKeyDictionary: its Python runs while an
-        #: optimizer is freed, and what a signal handler raises there is lost.
+        #: Optimizers and engines by id; ids are used again. Not a WeakKeyDictionary: its Python code runs while an optimizer is
+        #: freed, and an exception of a signal handler is lost there.
         self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._next_number = count().__next__
         self._calls = _Calls()
-        #: The class of a framework's engine, its own method, and ours in its place.
+        #: The class of a framework's engine, its own method, and our replacement.
         self._engine: tuple[Any, Callable[..., Any], Callable[..., Any]] | None = None
         self._last_explicit = 0
 
@@ -83,7 +83,7 @@ class StepHooks:
         ]
 
     def uninstall(self) -> None:
-        """Take the hooks out."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -93,7 +93,7 @@ class StepHooks:
                 setattr(engine, _ENGINE[2], own)
 
     def watch_engine(self) -> None:
-        """Hook the steps of a framework's engine, if it has been imported: its calls of optimizers are part of them."""
+        """Hook the steps of a framework's engine, if it has been imported: its optimizer calls are part of them."""
         if self._engine is not None or not self._handles:
             return
         module, name, method = _ENGINE
@@ -120,7 +120,7 @@ class StepHooks:
         self._engine = engine, own, step
 
     def explicit(self, now_ns: int) -> None:
-        """The user's own mark: from now on the only ones."""
+        """Write the user's own mark; from now on there are no others."""
         self.uninstall()
         self._mark(EXPLICIT, self._last_explicit or now_ns, now_ns, False)
         self._last_explicit = now_ns
@@ -130,7 +130,7 @@ class StepHooks:
         self.watch_engine()
         if calls.in_engine:
             return
-        # A step that raised left its entry behind: whoever begins again cannot be inside itself, nor behind a forward pass.
+        # A step that raised left its entry: an optimizer cannot begin again inside its own step, or after a forward pass in it.
         if node != calls.node:
             calls.running.clear()
         for depth, (running, _) in enumerate(calls.running):
@@ -149,7 +149,7 @@ class StepHooks:
                 return
 
     def _end(self, optimizer: Any, began_ns: int) -> None:
-        """An outermost call of an optimizer or an engine is over."""
+        """Mark the end of an outermost call of an optimizer or an engine."""
         number = self._number_of(optimizer)
         self._mark(number, began_ns, time.monotonic_ns(), self._calls.in_same_pass(number))
 

@@ -1,8 +1,8 @@
 """The script that ``commwatch bench`` appends to a launch command: times collectives by size on each backend.
 
-Timed as nccl-tests does: operations back to back between two synchronisations of the device, divided by their number. Rounds of
-that begin together; the time of a round is that of its slowest rank (where a broadcast's root is done long before the others,
-an average would flatter), and the median of the rounds counts. Rank 0 writes the results, a line of JSON each.
+Timed as in nccl-tests: operations back to back between two synchronisations of the device, divided by their number. All ranks
+begin a round together; its time is that of the slowest rank (where a broadcast's root is done long before the others, an average
+would flatter), and the median of the rounds counts. Rank 0 writes the results, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from statistics import median
 from typing import Any, NamedTuple, TextIO
 
 if __name__ == "__main__":
-    # Beside this script lie modules of ours whose names belong to others.
+    # Modules in this script's folder have names of other packages' modules.
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
     os.environ["COMMWATCH_DISABLE"] = "1"
 
 import torch
 import torch.distributed as dist
 
-#: Variables of launchers that say what torchrun says with the name before them.
+#: torchrun's variable -> variables of other launchers with its meaning.
 LAUNCHERS = {
     "RANK": ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
     "WORLD_SIZE": ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
@@ -48,7 +48,7 @@ class CannotSweep(Exception):
 
 
 class Sweep(NamedTuple):
-    """What is to be measured."""
+    """What to measure."""
 
     backends: list[str]
     ops: list[str]
@@ -72,13 +72,13 @@ class Bench:
             getattr(torch, self.device.type).synchronize(self.device)
 
     def agree(self, value: float) -> float:
-        """The largest of all ranks' values; all ranks are here when it is known."""
+        """Return the largest of all ranks' values; all ranks wait for each other."""
         one = torch.tensor([value], dtype=torch.float32, device=self.device)
         dist.all_reduce(one, dist.ReduceOp.MAX, group=self.group)
         return float(one.item())
 
     def time(self, launch: Launch, iterations: int) -> float:
-        """Seconds of one operation, on the slowest rank."""
+        """Return the seconds of one operation, on the slowest rank."""
         self.agree(0)  # begin together
         self.synchronise()
         began = time.perf_counter()
@@ -107,7 +107,7 @@ def _reduce(bench: Bench, size: int) -> tuple[int, Launch]:
 
 
 def _shards(bench: Bench, size: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """A buffer of ``size`` bytes as near as it can be split evenly, one part of it elsewhere, and its parts."""
+    """Return a buffer of about ``size`` bytes that splits evenly, another of one part, and the first's parts."""
     each = max(1, size // ITEM // bench.ranks)
     whole = bench.whole[: each * bench.ranks]
     return whole, bench.other[:each], list(whole.split(each))
@@ -159,7 +159,7 @@ OPERATIONS: dict[str, Callable[[Bench, int], tuple[int, Launch]]] = {
 
 
 def measure(bench: Bench, launch: Launch, seconds: float) -> tuple[float, int]:
-    """Seconds of one operation, and how many were timed, in about ``seconds``."""
+    """Return the seconds of one operation, and how many were timed, in about ``seconds``."""
     for _ in range(WARM_UP):
         launch()
     once = max(bench.time(launch, 1), 1e-7)
@@ -169,7 +169,7 @@ def measure(bench: Bench, launch: Launch, seconds: float) -> tuple[float, int]:
 
 
 def sweep_backend(backend: str, sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Measure all points of a backend; what it cannot do is told and left out."""
+    """Measure and yield all points of a backend; for what it cannot do, yield the reason."""
     share = sweep.seconds / len(sweep.backends) / len(sweep.ops) / len(sweep.sizes)
     op = None
     try:
@@ -191,7 +191,7 @@ def sweep_backend(backend: str, sweep: Sweep) -> Iterator[dict[str, Any]]:
 
 
 def device_of(backend: str) -> torch.device:
-    """Where the tensors of a backend lie: on the CPU where it can, else on the accelerator of this rank."""
+    """Return a backend's device: the CPU if possible, else this rank's accelerator; raise ``ValueError`` if none."""
     kinds = dist.Backend.backend_capability.get(backend, ["cpu"])
     if "cpu" in kinds:
         return torch.device("cpu")
@@ -204,7 +204,7 @@ def device_of(backend: str) -> torch.device:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in short."""
+    """Return the first line of an error's message, shortened."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
@@ -212,10 +212,10 @@ def first_line(error: Exception) -> str:
 
 
 def environment(env: dict[str, str], port: int) -> dict[str, str]:
-    """What torch needs to know of the job, from whichever launcher started it.
+    """Return the variables that torch needs to join the job, from any known launcher.
 
     Raises:
-        CannotSweep: the launcher does not say it.
+        CannotSweep: the launcher does not set them.
     """
     found = {name: _either(env, name) for name in LAUNCHERS}
     given = {name: value for name, value in found.items() if value is not None}
@@ -236,7 +236,7 @@ def _either(env: dict[str, str], name: str) -> str | None:
 
 
 def _first_node(nodes: str | None) -> str | None:
-    """The first name of a list as Slurm writes it: ``node[01-03,7],other``."""
+    """Return the first name of a list as Slurm writes it: ``node[01-03,7],other``."""
     if not nodes:
         return None
     head, bracket, rest = nodes.partition("[")
@@ -263,7 +263,7 @@ def run(sweep: Sweep, out: TextIO | None) -> None:
 
 
 def main() -> None:
-    """Join the others, sweep, and leave by a clean path."""
+    """Join the group, sweep, and leave the group."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--backends", default="")
@@ -303,7 +303,7 @@ def _can(backend: str) -> bool:
 
 
 def why_not(backend: str) -> str | None:
-    """Why there cannot be a group of this backend here; ``None``: there can."""
+    """Return why this process cannot make a group of this backend; ``None`` if it can."""
     if backend not in dist.Backend.backend_list:
         return f"torch knows no such backend; it knows {', '.join(dist.Backend.backend_list)}"
     if not dist.is_backend_available(backend):

@@ -1,8 +1,8 @@
-"""How operations on GPUs are timed, and why so. Decided once, when the probe goes in.
+"""How operations on GPUs are timed, and the reason. Chosen once, when the probe is installed.
 
-``events``: the GPU's own clock, by timing events around each operation, read once it is over. ``poll``: its end is found by
-asking events without a clock. ``off``: counted only. Never is the device waited for, and what is captured into a CUDA graph is
-left alone.
+``events``: the GPU's own clock, by timing events around each operation, read once it has ended. ``poll``: the end is found
+by polling events without a clock. ``off``: counted only. The probe never waits for the device, and ignores operations that
+are captured into a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from commwatch.collectors.wire.variables import TIMINGS
 
 AUTO, OFF, POLL, EVENTS = TIMINGS
 MODES = (OFF, POLL, EVENTS)
-#: Its queues to the device are as many as this says; with one, a timing event keeps what follows waiting (pytorch #143890).
+#: Number of queues to the device; with one, a timing event delays what follows it (pytorch #143890).
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _RELAXED = 2
 
 
 class Timing(NamedTuple):
-    """What was decided."""
+    """The chosen way to time operations."""
 
     #: One of ``MODES``.
     mode: str
-    #: Why, for people.
+    #: The reason, for people.
     reason: str
 
     @property
     def code(self) -> int:
-        """As ``native/device.h`` numbers it."""
+        """The mode's number in ``native/device.h``."""
         return MODES.index(self.mode)
 
 
 def choose(env: Mapping[str, str], *, runtime: bool) -> Timing:
-    """Decide.
+    """Choose how to time operations.
 
     Args:
-        runtime: the functions that keep us out of the way of graph captures are there.
+        runtime: ``has_runtime``: CUDA can be called without disturbing graph captures.
     """
     asked = env.get("COMMWATCH_TIMING") or AUTO
     said = f"COMMWATCH_TIMING={asked}"
@@ -61,7 +61,7 @@ def choose(env: Mapping[str, str], *, runtime: bool) -> Timing:
     return Timing(asked, said)
 
 
-# -- what torch has no name for ---------------------------------------------------------------
+# -- CUDA without names in torch --------------------------------------------------------------
 
 
 @cache
@@ -77,15 +77,15 @@ def _exchange() -> Callable[..., int] | None:
 
 
 def has_runtime() -> bool:
-    """Whether this process can ask a device without disturbing captures."""
+    """Return whether this process can query a device without disturbing graph captures."""
     return _exchange() is not None
 
 
 def step_aside(device: torch.device) -> None:
-    """Put this thread on ``device``, and out of the way of graph captures in others.
+    """Set this thread's device, and let its calls not disturb graph captures in other threads.
 
     Raises:
-        RuntimeError: the runtime does not let us.
+        RuntimeError: the runtime refuses.
     """
     torch.get_device_module(device).set_device(device)
     exchange, mode = _exchange(), ctypes.c_int(_RELAXED)
@@ -97,13 +97,13 @@ def step_aside(device: torch.device) -> None:
 
 
 class Batches:
-    """Sees where operations are coalesced (``batch_isend_irecv``, ``_coalescing_manager``).
+    """Watches for coalesced operations (``batch_isend_irecv``, ``_coalescing_manager``).
 
-    Inside, no operation has an end of its own; the Work that the end of the batch returns has.
+    Operations inside have no end of their own; the Work that the end of the batch returns has.
 
     Args:
         begins: called with the process group.
-        ends: called with the process group and the Work, which is ``None`` where the batch blocks the current stream.
+        ends: called with the process group and the Work, which is ``None`` if the batch blocks the current stream.
     """
 
     def __init__(self, begins: Callable[[Any], None], ends: Callable[[Any, Any], None]) -> None:
@@ -111,7 +111,7 @@ class Batches:
         self._originals: tuple[Any, Any] | None = None
 
     def watch(self) -> None:
-        """Put the patch in."""
+        """Install the patch."""
         start, end = self._originals = ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
         begins, ends = self._begins, self._ends
 
@@ -129,7 +129,7 @@ class Batches:
         ProcessGroup._end_coalescing = _end_coalescing  # type: ignore[method-assign, assignment]
 
     def unwatch(self) -> None:
-        """Take it out again."""
+        """Remove the patch."""
         if self._originals is not None:
             ProcessGroup._start_coalescing, ProcessGroup._end_coalescing = self._originals  # type: ignore[method-assign]
             self._originals = None

@@ -1,1 +1,1 @@
-"""What trainer and agent both read: the ring, its records, names and variables. Standard library only."""
+"""Formats that trainer and agent share: the ring buffer, its records, names and variables. Standard library only."""

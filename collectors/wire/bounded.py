@@ -1,4 +1,4 @@
-"""JSON of others, within bounds: three bytes of it can make a container of a hundred. Pure."""
+"""Parse untrusted JSON with a limit on its values: three bytes of text can create an object of 100 bytes. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def load(text: bytes | bytearray | str, most_values: int) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is none, or holds more values than ``most_values``, counted by its commas and brackets before any is made.
+        ValueError: it is not JSON, or has more than ``most_values`` values, counted by commas and brackets before parsing.
         RecursionError: it is nested too deeply.
     """
     values = sum(text.count(sign) if isinstance(text, str) else text.count(sign.encode()) for sign in ",[{")

@@ -1,6 +1,6 @@
-"""The one table of PyTorch's ``c10d`` operators: which operation each one is, and where its bytes are.
+"""The table of PyTorch's ``c10d`` operators: which operation each one is, and which arguments hold its bytes.
 
-Sizes follow nccl-tests (DESIGN §4): S is one rank's buffer for all_reduce, broadcast, reduce, send, recv; the
+Sizes follow nccl-tests (docs/definitions.md): S is one rank's buffer for all_reduce, broadcast, reduce, send, recv; the
 gathered size for all_gather and gather; the size before the split for reduce_scatter and scatter; the larger of
 input and output for all_to_all. A coalesced operator is one operation whose S is the sum.
 """
@@ -11,21 +11,21 @@ import enum
 
 
 class Measure(enum.IntEnum):
-    """Which arguments of an operator S is the sum of; the native hook knows them by number."""
+    """Which arguments of an operator are summed to S; the native hook uses the numbers."""
 
     NONE = 0
     #: The first argument: a tensor, tensors, or a list of them for each of this rank's inputs.
     FIRST = 1
     SECOND = 2
-    #: The outputs (first), which only the root has; elsewhere the input (second) times the group's size.
+    #: On the root the outputs (first); on other ranks the input (second) times the group's size.
     GATHERED = 3
-    #: The inputs (second), which only the root has; elsewhere the output (first) times the group's size.
+    #: On the root the inputs (second); on other ranks the output (first) times the group's size.
     SCATTERED = 4
-    #: The larger of the two.
+    #: The larger of the first and second argument.
     LARGER = 5
 
 
-#: c10d operator -> canonical op and where its bytes are.
+#: c10d operator -> canonical op, and how its bytes are measured.
 C10D_OPS: dict[str, tuple[str, Measure]] = {
     "allreduce_": ("all_reduce", Measure.FIRST),
     "allreduce_coalesced_": ("all_reduce", Measure.FIRST),
@@ -48,5 +48,5 @@ C10D_OPS: dict[str, tuple[str, Measure]] = {
     "barrier": ("barrier", Measure.NONE),
     "monitored_barrier_": ("barrier", Measure.NONE),
 }
-#: Operators of the namespace that are no communication.
+#: Operators of the namespace that do not communicate.
 NOT_COMMUNICATION = frozenset({"check_for_nan"})

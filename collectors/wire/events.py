@@ -1,4 +1,4 @@
-"""The vocabulary: what one record of the ring says, and the one table of operations.
+"""The layout of one record of the ring buffer, its flags, and the table of operations.
 
 A record is 64 bytes. It describes one finished operation, or one step mark; in the in-flight table of
 the ring the same layout describes an operation that has not finished (``end_ns`` 0). All timestamps are
@@ -40,9 +40,9 @@ P2P = frozenset({"send", "recv"})
 #: Ops whose ranks all pass the same size.
 SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 
-#: Group and dtype ids of what could not be interned.
+#: Group and dtype ids for names that could not be interned.
 NO_GROUP = 0xFFFF
-#: Tags of sends to, or receives from, one peer that are numbered at a time.
+#: Tags per peer and direction that have sequence numbers at one time.
 TAGS = 256
 NO_DTYPE = 0
 
@@ -53,31 +53,31 @@ NO_SIZE = 4  # S is not known (sparse tensors, an op without a size)
 UNTIMED = 8  # begin or end was not seen: counted, has no duration; step mark: some operations were only counted
 UNALIGNED = 16  # the probe came after the group was used: counted, never joined
 EXPOSED = 32  # step mark: the exposed time is known
-BLOCKED = 64  # in flight: a thread stands in wait() since ``start_ns``
-ON_DEVICE = 128  # ran on a GPU: nobody on the CPU stands in it
+BLOCKED = 64  # in flight: a thread has been blocked in wait() since ``start_ns``
+ON_DEVICE = 128  # ran on a GPU: no CPU thread is blocked in it
 
-#: Times (ns), sizes and counts from here on were written by nobody: 146 years, four exabytes.
+#: Larger times (ns), sizes (bytes) and counts are invalid: 146 years, four exabytes.
 MAX_PLAUSIBLE = 1 << 62
 
 #: How the end of an operation was observed, by code.
 TIMING = ("none", "future", "poll", "wait", "call", "events")
 BY_NONE, BY_FUTURE, BY_POLL, BY_WAIT, BY_CALL, BY_EVENTS = range(6)
-#: In its place: the record is of several operations of one kind and size class that were only counted (governor.py). ``waited_us`` is
-#: how many, ``size_bytes`` their bytes in all, ``seq`` and ``launch_ns`` are of the latest.
+#: Not a timing: the record sums up operations of one kind and size class that were only counted (governor.py). ``waited_us``
+#: is their number, ``size_bytes`` their bytes in all, ``seq`` and ``launch_ns`` belong to the latest.
 COUNTED = 255
 
 
 def size_log2(size: int) -> int:
-    """The size class of S, by which operations are counted: S <= 2**class; -1 where there is no S."""
+    """Return the class in which an op of ``size`` bytes is counted: the smallest with S <= 2**class; -1 if S is 0."""
     return (size - 1).bit_length() if size else -1
 
 
 class Record(NamedTuple):
-    """One record, field by field as it lies in the ring.
+    """One record, with its fields in the order of the ring.
 
     For a step mark: ``seq`` numbers the marks, ``size_bytes`` is the exposed time in ns since the mark
     before (with flag ``EXPOSED``), ``launch_ns`` and ``end_ns`` are begin and end of the optimizer call,
-    ``peer`` tells optimizers apart (-1: ``commwatch.step()``), ``aux`` counts the ops then in flight.
+    ``peer`` is the optimizer's number (-1: ``commwatch.step()``), ``aux`` the number of ops in flight.
     """
 
     stamp: int
@@ -93,9 +93,9 @@ class Record(NamedTuple):
     launch_ns: int
     #: Number of this collective in its group on this rank; for p2p, within (src, dst, tag).
     seq: int
-    #: Send, recv: how long a thread stood waiting for it, up to ``end_ns``.
+    #: Send, recv: how long a thread was blocked waiting for it, up to ``end_ns``, in µs.
     waited_us: int
-    #: The later of launch and the end of the operation before it in the same queue (DESIGN §4).
+    #: The later of launch and the end of the operation before it in its queue (docs/definitions.md).
     start_ns: int
     end_ns: int
     flags: int

@@ -1,4 +1,4 @@
-"""Small files of ``/proc`` and ``/sys``: one value each. What is not there, or what the kernel refuses to say, is ``None``."""
+"""Read small one-value files of ``/proc`` and ``/sys``. A missing file or an unknown value is ``None``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_BYTES = 4096
 
 
 def text(path: str, most_bytes: int = _MOST_BYTES) -> str | None:
-    """The words of a file; ``None`` where it cannot be read (EINVAL, too, is how a driver says that it does not know)."""
+    """Return the stripped text of a file; ``None`` if it cannot be read (drivers return EINVAL for unknown values)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -28,7 +28,7 @@ def text(path: str, most_bytes: int = _MOST_BYTES) -> str | None:
 
 
 def number(path: str, base: int = 10) -> int | None:
-    """The number in a file; ``None`` too where there stands something else ("N/A (no PMA)", "Unknown")."""
+    """Return the number in a file; ``None`` if it cannot be read or holds other text ("N/A (no PMA)", "Unknown")."""
     words = text(path)
     try:
         return None if words is None else int(words, base)
@@ -37,13 +37,13 @@ def number(path: str, base: int = 10) -> int | None:
 
 
 def of_process(pid: int, proc: str = "/proc") -> list[str]:
-    """The fields of ``/proc/PID/stat`` from the state on; empty if it cannot be read."""
-    words = text(f"{proc}/{pid}/stat") or ""  # its name is any bytes: the kernel cuts it anywhere
+    """Return the fields of ``/proc/PID/stat`` from the state on; empty if it cannot be read."""
+    words = text(f"{proc}/{pid}/stat") or ""  # the process name may hold any bytes and be cut anywhere
     return words.rpartition(")")[2].split()
 
 
 def names(path: str) -> list[str]:
-    """What lies in a folder, in order; nothing where there is none."""
+    """Return the sorted names in a directory; empty if it cannot be read."""
     try:
         return sorted(entry.name for entry in os.scandir(path))
     except OSError as error:

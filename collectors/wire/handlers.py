@@ -1,7 +1,7 @@
-"""Tells what a user's signal handler raised from a fault of ours.
+"""Distinguish what a user's signal handler raised from a fault of our own code.
 
 Python runs signal handlers in the main thread, between any two instructions, so also in the middle of our bookkeeping.
-What a handler raises there belongs to the user, like what it raises anywhere else.
+An exception that a handler raises there must reach the user's code, as anywhere else.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from types import FrameType
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Whether a signal handler raised ``error`` while our code ran; every guard of ours lets that pass.
+    """Return whether a signal handler raised ``error`` while our code ran; every guard of ours re-raises such an error.
 
     Python calls a handler with the frame that it interrupted, which is also the frame that called it. No other function
-    is given its caller's frame. That a handler is installed now says less: many take themselves out before they raise.
+    receives its caller's frame. Whether a handler is installed now proves less: many uninstall themselves first.
     ``KeyboardInterrupt`` and ``SystemExit`` are never ours. A handler written in C that raises an ``Exception`` leaves
     no frame, and is not recognised.
     """
@@ -28,8 +28,8 @@ def raised_by_handler(error: BaseException) -> bool:
         frame = frame.f_back
     entry = error.__traceback__
     while entry is not None:
-        # A function that still runs has not let the error out. Besides, up to Python 3.12 the local variables of such
-        # a one, once read, are kept as long as the error: a Work and its tensors among them.
+        # A function that still runs has not let the error out. Also, up to Python 3.12, reading the local variables of
+        # a running function keeps them as long as the error: a Work and its tensors among them.
         if entry.tb_frame not in running and _was_given_its_caller(entry.tb_frame):
             return True
         entry = entry.tb_next

@@ -1,4 +1,4 @@
-"""Who is this process in its job, and where do its rings go: from the environment, for trainer and agent alike."""
+"""Identity of a process in its job, and the paths of its rings, from the environment. Used by trainer and agent."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from typing import Any
 from commwatch.collectors.wire import files, others
 from commwatch.collectors.wire.handlers import raised_by_handler
 
-#: Set by launchers for every job alike: names nothing.
+#: Values that launchers set for every job: not a name.
 _NO_NAME = {"", "none"}
-#: What torchrun makes up where nobody names the run.
+#: The id that torchrun generates for a run without a name.
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOST_SCRIPT = 60
-#: Bytes that are read of a process's environment.
+#: Bytes read of a process's environment, at most.
 _MOST_ENVIRONMENT = 1 << 20
-#: Where a job's name comes from, best first.
+#: Sources of a job's name, best first.
 JOB_VARIABLES = ("COMMWATCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID")
 
 
 def job_id(env: Mapping[str, str], program: str | None = None) -> str:
-    """The job this process belongs to; where nobody named it, a name all children of one launcher share.
+    """Return the job's name; if it was not given, a name that all children of one launcher share.
 
     Args:
-        program: path of the script that this process runs; by default what Python says.
+            program: path of the script that this process runs; by default ``sys.argv[0]``.
     """
     for variable in JOB_VARIABLES:
         value = env.get(variable, "").strip()
@@ -47,9 +47,9 @@ def job_id(env: Mapping[str, str], program: str | None = None) -> str:
 
 
 def _starts_ranks(env: Mapping[str, str]) -> bool:
-    """Whether a child of this process is another rank of its job: Lightning's first rank starts the others itself.
+    """Return whether a child process is another rank of this job: Lightning's first rank starts the others itself.
 
-    A forked child has the environment with which this process began, so its rank is no other one.
+    A forked child shows the environment that this process started with, so it does not count as another rank.
     """
     ours, local_rank = f"MASTER_PORT={env.get('MASTER_PORT')}", f"LOCAL_RANK={env.get('LOCAL_RANK', '0')}"
     for task in files.names("/proc/self/task"):
@@ -61,20 +61,20 @@ def _starts_ranks(env: Mapping[str, str]) -> bool:
 
 
 def _script(program: str | None) -> str:
-    """What to call a script: its name, of a package's ``__main__`` the package's; empty where there is none."""
+    """Return a script's name, for a package's ``__main__`` the package's name; empty if there is none."""
     path = Path((sys.argv[0] if sys.argv else "") if program is None else program)
     name = path.parent.name if path.stem == "__main__" else path.stem
     return "" if name.startswith("-") else name[:_MOST_SCRIPT]
 
 
 def restart_count(env: Mapping[str, str]) -> int:
-    """How often the elastic launcher has restarted the workers."""
+    """Return how often the elastic launcher has restarted the workers."""
     value = env.get("TORCHELASTIC_RESTART_COUNT", "0")
     return int(value) if value.isdecimal() else 0
 
 
 def run_dir(env: Mapping[str, str]) -> Path:
-    """The run directory: ``COMMWATCH_DIR``, else one per user in memory."""
+    """Return the run directory: ``COMMWATCH_DIR``, else one per user in ``/dev/shm``, or in ``/tmp`` without that."""
     if env.get("COMMWATCH_DIR"):
         return Path(env["COMMWATCH_DIR"])
     memory = Path("/dev/shm")
@@ -82,11 +82,11 @@ def run_dir(env: Mapping[str, str]) -> Path:
 
 
 def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
-    """Create ``path`` for this user (or ``COMMWATCH_GROUP``) alone; returns the mode for files in it.
+    """Create ``path`` for this user (or ``COMMWATCH_GROUP``) only; return the mode for files in it.
 
     Raises:
-        OSError: cannot be made, or belongs to somebody else (``/dev/shm`` is open to all: a stranger may
-            have put a directory or a link of that name there first).
+        OSError: it cannot be created, or another user owns it (``/dev/shm`` is open to all: another user may have
+            created a directory or link of that name first).
     """
     group = env.get("COMMWATCH_GROUP", "")
     gid = -1
@@ -113,10 +113,10 @@ def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
 
 
 def write_whole(path: Path, text: str, mode: int) -> None:
-    """Put a file with this text at ``path``, whole or not at all, and whatever the umask with these permissions.
+    """Write ``text`` to ``path`` atomically, with exactly these permission bits whatever the umask.
 
     Raises:
-        OSError: no rights, no room.
+        OSError: no permission, or no space.
     """
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -128,23 +128,23 @@ def write_whole(path: Path, text: str, mode: int) -> None:
 
 
 def ring_path(directory: Path, job: str, restart: int, rank: int) -> Path:
-    """A name for the ring of this process that no other process has had or will have."""
+    """Return a path for this process's ring that no other process has used or will use."""
     return directory / f"{ring_prefix(job)}{restart}.{rank}.{os.getpid()}-{time.monotonic_ns()}.ring"
 
 
 def ring_prefix(job: str) -> str:
-    """What the names of a job's rings begin with."""
+    """Return the prefix of the ring file names of a job."""
     readable = re.sub(r"^\.|[^A-Za-z0-9._-]", "_", job)[:80]
     return f"{readable}.r"
 
 
 def probe_mark(directory: Path, job: str) -> Path:
-    """The file in which the probe leaves word that it was loaded, where ``commwatch run`` has made it."""
+    """Return the file to which a loaded probe appends; ``commwatch run`` creates it."""
     return directory / "probes" / f"{ring_prefix(job)}probe"
 
 
 def mark_probe(env: Mapping[str, str]) -> None:
-    """Leave word that the probe was loaded, if somebody waits for that; raises ``OSError`` where nobody does."""
+    """Append to the file of ``probe_mark``; raise ``OSError`` if ``commwatch run`` has not created it."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(probe_mark(run_dir(env), job_id(env)), flags)
     try:
@@ -154,7 +154,7 @@ def mark_probe(env: Mapping[str, str]) -> None:
 
 
 def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) -> dict[str, Any]:
-    """The identity that stands in the ring's header."""
+    """Return the identity for the ring's header."""
     local_rank = env.get("LOCAL_RANK", "")
     return {
         "job": job_id(env),
@@ -171,14 +171,14 @@ def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) ->
     }
 
 
-#: What an identity must hold: texts, counts, and times in ns; what it may hold beside a name, if it holds it.
+#: Required fields of an identity: texts, counts, and times in ns; then optional fields with their types.
 _TEXTS, _COUNTS, _TIMES = ("job",), ("restart", "rank", "world_size"), ("wall_offset_ns", "started_ns")
 _MAY = {"host": str, "boot_id": str, "hook": str, "pid": int, "local_rank": int}
 _MOST_COUNT, _MOST_TIME_NS = 1 << 31, 1 << 62
 
 
 def validate_identity(identity: object) -> str | None:
-    """What is wrong with an identity that somebody has written; ``None``: it is as ``describe`` makes it."""
+    """Return what is wrong with an identity read from a ring; ``None`` if it is valid."""
     if not isinstance(identity, dict):
         return "not an object"
     wanted = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys((*_COUNTS, *_TIMES), int)}
@@ -186,7 +186,7 @@ def validate_identity(identity: object) -> str | None:
     there = {key: kind for key, kind in _MAY.items() if key in known}
     for key, kind in {**wanted, **there}.items():
         value = identity.get(key)
-        if type(value) is not kind:  # True is no number
+        if type(value) is not kind:  # a bool is not a number
             return f"{key} is {'missing' if value is None else 'of another kind'}"
         if isinstance(value, int) and not _in_range(value, key in _TIMES):
             return f"{key} is out of range"
@@ -198,15 +198,15 @@ def _in_range(value: int, time: bool) -> bool:
 
 
 def this_process() -> dict[str, Any]:
-    """What an identity says for ``process_of`` to find this process."""
+    """Return the fields of an identity by which ``process_of`` finds this process."""
     return {"pid": os.getpid(), "pid_namespace": _pid_namespace(), "started_ticks": _start_ticks(os.getpid())}
 
 
 def process_of(identity: Mapping[str, Any], uid: int) -> int:
-    """The pid of the process that wrote an identity; 0 where it is over, or not to be seen from here.
+    """Return the pid of the process that wrote an identity; 0 if it has ended or is not visible in this pid namespace.
 
     Args:
-        uid: the user who wrote it. A process of another user is none of its.
+        uid: the user who wrote it; processes of other users do not match.
     """
     pid, here = identity.get("pid"), _pid_namespace()
     if type(pid) is not int or not here or identity.get("pid_namespace") != here:
@@ -219,7 +219,7 @@ def process_of(identity: Mapping[str, Any], uid: int) -> int:
 
 
 def _pid_namespace() -> int:
-    """Names the namespace in which this process has its pid; 0 where that cannot be known."""
+    """Return the inode number of this process's pid namespace; 0 if it is not known."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError as error:
@@ -229,7 +229,7 @@ def _pid_namespace() -> int:
 
 
 def boot_id() -> str:
-    """Names this boot of the machine: monotonic times of two boots do not compare."""
+    """Return the id of this boot, empty if not known. Monotonic times of two boots cannot be compared."""
     return files.text("/proc/sys/kernel/random/boot_id") or ""
 
 

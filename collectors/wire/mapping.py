@@ -1,8 +1,8 @@
-"""New files that are mapped whole, and of which the trainer keeps no descriptor.
+"""Create files that are mapped whole, without an open descriptor in the trainer.
 
-A program may close descriptors that it has not opened (``os.closerange``, daemons, launchers) and then has their numbers
-for files of its own. So nothing here is done through a descriptor that was opened before: the mapping alone keeps the file
-and the lock on it. ``mmap.mmap(fd, size)`` would not do, it duplicates the descriptor and closes the duplicate at its end.
+A program may close descriptors that it did not open (``os.closerange``, daemons, launchers) and reuse their numbers for
+its own files. So no descriptor is kept: the mapping alone keeps the file and the lock on it. ``mmap.mmap(fd, size)``
+does not work: it duplicates the descriptor, and closes the duplicate when the map ends.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class MappedFile:
     """A new file and its memory.
 
     Args:
-        path: where the file is made; there must be none.
+        path: of the new file; it must not exist yet.
         size: of the file, in bytes.
-        mode: permission bits. Writing is taken from them: only root can then open the file to cut it short, which would
-            end the process at its next write (SIGBUS).
+        mode: permission bits without those for writing, so that only root can truncate the file, which would end the
+            process at its next write (SIGBUS).
 
     Raises:
-        OSError: no room, no rights, or a limit of the process; then there is no file.
+        OSError: no space, no permission, or a limit of the process; no file is left behind.
     """
 
     def __init__(self, path: Path, size: int, mode: int) -> None:
@@ -48,7 +48,7 @@ class MappedFile:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             os.fchmod(fd, mode & ~0o222)
-            # A write to a hole of a full tmpfs is SIGBUS: every page is reserved here, or nothing is.
+            # A write to a hole of a full tmpfs raises SIGBUS, so reserve every page now.
             os.posix_fallocate(fd, 0, size)
             self._file = _file_of(os.fstat(fd))
             _lay(self.memory, mmap.MAP_SHARED, fd)
@@ -64,11 +64,11 @@ class MappedFile:
 
     @property
     def address(self) -> int:
-        """Where the memory is."""
+        """Address of the memory."""
         return _address(self.memory)
 
     def is_at(self, path: Path) -> bool:
-        """True while ``path`` is this very file."""
+        """Return whether ``path`` still refers to this file."""
         try:
             return _file_of(path.lstat()) == self._file
         except OSError as error:
@@ -77,14 +77,14 @@ class MappedFile:
             return False
 
     def let_go(self) -> None:
-        """Give up the file and its lock. What is written from now on goes nowhere."""
+        """Release the file and its lock; later writes to the memory are discarded."""
         _lay(self.memory, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
 
 
 def lock_owner(fd: int) -> int | None:
-    """Who holds a lock on a file: the pid as this process sees it, ``None`` where there is no lock.
+    """Return the pid that holds a lock on a file, as seen by this process; ``None`` if there is no lock.
 
-    It is -1 for a ``MappedFile``, whose lock is the open file's, and 0 for a process that cannot be seen from here.
+    It is -1 for a ``MappedFile``, whose lock belongs to the open file, and 0 for a process outside this pid namespace.
     """
     asked = FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
@@ -92,7 +92,7 @@ def lock_owner(fd: int) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds a lock on a file. A mapping keeps its lock on most file systems, and not on overlayfs."""
+    """Return whether a file is locked. A mapping keeps its lock on most file systems, but not on overlayfs."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return lock_owner(fd) is not None
@@ -101,7 +101,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _lock(fd: int) -> None:
-    """Lock the open file, not the process: no descriptor that is closed gives up such a lock, only the last use of the open file."""
+    """Lock the open file, not the process: the lock ends with the last use of the open file, not when a descriptor is closed."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError as error:
@@ -110,7 +110,7 @@ def _lock(fd: int) -> None:
 
 
 def _lay(memory: mmap.mmap, flags: int, fd: int) -> None:
-    """Put a file, or nothing (-1), under the memory."""
+    """Map a file, or anonymous memory (``fd`` -1), at the address of ``memory``."""
     where, size = _address(memory), len(memory)
     if _libc.mmap(where, size, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, fd, 0) != where:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -125,18 +125,18 @@ def _file_of(about: os.stat_result) -> tuple[int, int]:
 
 
 def _refuse_past_limit(path: Path, size: int) -> None:
-    """Refuse what the kernel would answer with SIGXFSZ, for which the program may have a handler."""
+    """Raise ``OSError`` past RLIMIT_FSIZE: the kernel would send SIGXFSZ, which the program may handle."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if most != resource.RLIM_INFINITY and size > most:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
 
 
-#: No WeakSet: its Python runs while a file is freed, and what a signal handler raises there is lost.
+#: Not a WeakSet: its Python code runs while a file is freed, and an exception of a signal handler is lost there.
 _of_this_process: list[weakref.ref[MappedFile]] = []
 
 
 def _forked() -> None:
-    """In a child: the files are the parent's, and are to be without a lock once the parent is gone."""
+    """In a forked child: release the parent's files, so that their locks end with the parent."""
     for known in _of_this_process:
         mapping = known()
         if mapping is not None:

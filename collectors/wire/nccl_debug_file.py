@@ -16,15 +16,15 @@ from commwatch.collectors.wire import others
 
 #: Levels at which NCCL writes into its debug file; below, and for unknown words, it does not.
 WRITING = ("WARN", "INFO", "ABORT", "TRACE")
-#: Names of what a process prints to anyway.
+#: File names that are standard streams, not log files.
 _STANDARD = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/dev/tty", "/dev/null", "/proc/self/fd/")
-#: Of a file of settings.
+#: Characters read of a settings file, at most.
 _MOST_CHARACTERS = 1 << 20
 _NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
 
 
 def in_force(env: Mapping[str, str], etc: Path = Path("/etc/nccl.conf")) -> dict[str, str]:
-    """The debug settings that NCCL would find: the environment wins over the user's file, that over the machine's."""
+    """Return NCCL's debug settings: the environment overrides the user's file, which overrides the machine's."""
     found: dict[str, str] = {}
     own = Path(env["NCCL_CONF_FILE"]) if env.get("NCCL_CONF_FILE") else home_conf()
     for path in (etc, *([own] if own is not None else [])):
@@ -38,7 +38,7 @@ def in_force(env: Mapping[str, str], etc: Path = Path("/etc/nccl.conf")) -> dict
 
 
 def read_conf(text: str) -> dict[str, str]:
-    """The debug settings in the text of an ``nccl.conf``: NCCL takes blanks as they are, and the first of several."""
+    """Parse the debug settings of an ``nccl.conf``. Like NCCL, keep blanks and the first of several values."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")
@@ -48,7 +48,7 @@ def read_conf(text: str) -> dict[str, str]:
 
 
 def home_conf() -> Path | None:
-    """The user's own file, where NCCL looks for it: at home as the system knows it, whatever HOME says."""
+    """Return the user's settings file, as NCCL does, in the home directory of the user database (not ``HOME``)."""
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".nccl.conf"
     except KeyError:
@@ -56,14 +56,14 @@ def home_conf() -> Path | None:
 
 
 def file_of(settings: Mapping[str, str]) -> str | None:
-    """The debug file's name with its ``%h`` and ``%p``; ``None`` where NCCL writes to standard output or not at all."""
+    """Return the debug file's name, with ``%h`` and ``%p``; ``None`` if NCCL writes no file."""
     writes = settings.get("NCCL_DEBUG", "").upper() in WRITING
     name = settings.get("NCCL_DEBUG_FILE") or None
     return None if name is None or name.startswith(_STANDARD) or not writes else name
 
 
 def expanded(name: str, pid: str, host: str | None = None) -> str:
-    """A debug file's name as NCCL expands it; ``pid`` may be a pattern.
+    """Expand a debug file's name as NCCL does; ``pid`` may be a pattern.
 
     >>> expanded("/logs/%h.%p", "42", "node1")
     '/logs/node1.42'
@@ -73,19 +73,19 @@ def expanded(name: str, pid: str, host: str | None = None) -> str:
 
 
 def short_host() -> str:
-    """The host's name as NCCL prints it: up to the first dot."""
+    """Return the host's name as NCCL prints it: up to the first dot."""
     return socket.gethostname().partition(".")[0]
 
 
 def own_file(env: Mapping[str, str]) -> str | None:
-    """The debug file of this process, as a whole path."""
+    """Return the absolute path of this process's debug file; ``None`` if it has none."""
     name = file_of(in_force(env))
     return None if name is None else os.path.abspath(expanded(name, str(os.getpid())))  # noqa: PTH100 - keeps what a link names
 
 
 def inspector_dir(env: Mapping[str, str]) -> str | None:
-    """The folder that NCCL Inspector dumps into, as a whole path; ``None`` where it is not switched on."""
-    if not re.match(r"\s*[+-]?0*[1-9]", env.get("NCCL_INSPECTOR_ENABLE", "")):  # it asks atoi
+    """Return the absolute path of NCCL Inspector's dump directory; ``None`` if Inspector is off."""
+    if not re.match(r"\s*[+-]?0*[1-9]", env.get("NCCL_INSPECTOR_ENABLE", "")):  # Inspector parses it with atoi
         return None
     job = env.get("SLURM_JOBID", "")
     name = env.get("NCCL_INSPECTOR_DUMP_DIR") or f"nccl-inspector-{job if job.isdecimal() else 'unknown-jobid'}"

@@ -1,7 +1,7 @@
-"""Files that somebody else may have made: read without waiting, without growing, and only where they are what they should be.
+"""Open files that another user may have created: regular files only, with a limit on size, and without blocking.
 
 A run directory may be shared with a group (``COMMWATCH_GROUP``). Any member can put a FIFO, a link or an endless file in the
-place of what trainer or agent expect there. Runs inside the trainer, too: standard library only.
+place of an expected one. This also runs inside the trainer: standard library only.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 
 
 class Refused(OSError):
-    """The file is not read; ``strerror`` says why, ``filename`` names it."""
+    """The file must not be read; ``strerror`` is the reason, ``filename`` the path."""
 
 
 def open_plain(path: Path, *, links: bool = False) -> int:
-    """A descriptor to read a regular file with; never waits for another process.
+    """Open a regular file for reading and return its descriptor; never block on another process.
 
     Args:
-        links: follow a link in the place of the file; those on the way to it always count.
+        links: follow ``path`` if it is a link; links in its parent directories are always followed.
 
     Raises:
-        Refused: it is no regular file.
-        OSError: it cannot be opened; ELOOP where it is a link.
+        Refused: it is not a regular file.
+        OSError: it cannot be opened; ELOOP if it is a link and ``links`` is false.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -34,10 +34,10 @@ def open_plain(path: Path, *, links: bool = False) -> int:
 
 
 def check_owner(path: Path, about: os.stat_result) -> None:
-    """Accept a file of this user or of root, and one of the group that shares the directory; root accepts any.
+    """Accept files of this user, of root, and of the group that shares the directory; root accepts any.
 
     Raises:
-        Refused: it is somebody else's.
+        Refused: another user owns it.
     """
     if os.getuid() == 0 or about.st_uid in (0, os.getuid()):
         return
@@ -48,11 +48,11 @@ def check_owner(path: Path, about: os.stat_result) -> None:
 
 
 def read(path: Path, most_bytes: int) -> bytes:
-    """The content of a file in a directory that trainers and agent share.
+    """Return the content of a file in a directory that trainers and agent share.
 
     Raises:
-        Refused: no regular file, larger than ``most_bytes``, or somebody else's.
-        OSError: it cannot be read; ELOOP where it is a link.
+        Refused: not a regular file, larger than ``most_bytes``, or owned by another user.
+        OSError: it cannot be read; ELOOP if it is a link.
     """
     with open(open_plain(path), "rb") as file:
         about = os.fstat(file.fileno())
@@ -64,10 +64,10 @@ def read(path: Path, most_bytes: int) -> bytes:
 
 
 def create(path: Path, mode: int) -> int:
-    """A descriptor to write a new file with; what lay there, a link or a FIFO perhaps, is removed.
+    """Create a new file and return a descriptor for writing; an existing file, link or FIFO is removed first.
 
     Raises:
-        OSError: no rights, or somebody is faster.
+        OSError: no permission, or another process created the file first.
     """
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)

@@ -1,7 +1,7 @@
-"""Where agent and trainers meet about a profile: a request in the run directory, and what each rank leaves beside it.
+"""Files with which the agent requests a profile and ranks return it.
 
-All lie in ``<run directory>/profiling``. The agent writes the request; a rank that takes it up leaves first a claim, which
-keeps another life of that rank from doing it again, and at last its result, with the trace where there is one.
+All are in ``<run directory>/profiling``. The agent writes the request. A rank that accepts it first writes a claim, so that
+the rank does not repeat the request after a restart, and at the end its result, with the trace if there is one.
 """
 
 from __future__ import annotations
@@ -15,87 +15,87 @@ from typing import Any, TypeVar
 from commwatch.collectors.wire import others
 from commwatch.collectors.wire.identity import make_private_dir, ring_prefix, write_whole
 
-#: Steps that can be asked for, and seconds that a request may stand.
+#: Most steps in a request, and its longest lifetime in seconds.
 MOST_STEPS = 50
 MOST_SECONDS = 3600
-#: A request names its ranks, and no more of them than a node has.
+#: A request lists its ranks, at most those of one node.
 _MOST_REQUEST_BYTES = 65_536
-#: What the names of a rank's files end with.
+#: Suffixes of a rank's files.
 CLAIM, RESULT, TRACE = "claim", "json", "pt.trace.json.gz"
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Request:
-    """Somebody asks for a profile of some ranks of a job."""
+    """A request for a profile of some ranks of a job."""
 
     id: str
     job: str
     steps: int
     ranks: list[int]
-    #: Unix time after which nobody starts any more, and who still profiles stops at the next step mark.
+    #: Unix time in s after which no rank starts, and a rank that still profiles stops at its next step mark.
     until: float
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A rank has taken up a request, in this process."""
+    """The process in which a rank accepted a request."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a rank has done; ``from_seq`` and ``until_seq`` are the numbers of the marks where its steps begin and end."""
+    """The outcome on one rank; ``from_seq`` and ``until_seq`` are the numbers of the marks where its steps begin and end."""
 
     id: str
     rank: int
     steps: int
     from_seq: int
     until_seq: int
-    #: Unix time of these two marks, by the clock of the trace.
+    #: Unix time of these two marks in ns, by the clock of the trace.
     from_ns: int
     until_ns: int
-    #: Why there is no trace; ``None``: there is one.
+    #: Why there is no trace; ``None`` if there is one.
     error: str | None
 
 
 def directory(run_dir: Path) -> Path:
-    """Where they meet."""
+    """Return the directory of requests and results."""
     return run_dir / "profiling"
 
 
 def request_path(run_dir: Path, job: str) -> Path:
-    """Where the request to a job stands while it does."""
+    """Return the path of the current request to a job."""
     return directory(run_dir) / f"{ring_prefix(job)}.request.json"
 
 
 def of_rank(directory: Path, request_id: str, rank: int, what: str) -> Path:
-    """A file that a rank leaves about a request."""
+    """Return the path of a rank's file for a request; ``what`` is its suffix."""
     return directory / f"{request_id}.rank{rank}.{what}"
 
 
 def write(path: Path, content: Any, env: Mapping[str, str]) -> None:
-    """Leave ``content`` (a dataclass) as JSON, whole or not at all.
+    """Write ``content`` (a dataclass) as JSON, atomically.
 
     Raises:
-        OSError: no rights, no room.
+        OSError: no permission, or no space.
     """
     write_whole(path, json.dumps(asdict(content)), make_private_dir(path.parent, env))
 
 
 def read_request(path: Path) -> Request:
-    """The request that stands in a file of somebody else's.
+    """Read the request from a file in the shared run directory.
 
     Raises:
-        ValueError: it is none.
-        OSError: it cannot be read, or nobody may have written it there.
+        ValueError: it is not a valid request.
+        OSError: it cannot be read, or its owner is not trusted.
     """
     return request_from(others.read(path, _MOST_REQUEST_BYTES).decode())
 
 
 def request_from(text: str) -> Request:
-    """Read a request; raises ``ValueError`` where it is none."""
+    """Parse a request; raise ``ValueError`` if it is invalid."""
     request = _made(Request, text)
     numbers = [request.steps, *request.ranks] if isinstance(request.ranks, list) else [None]
     sound = all(type(number) is int for number in numbers) and isinstance(request.until, (int, float))
@@ -105,7 +105,7 @@ def request_from(text: str) -> Request:
 
 
 def result_from(text: str) -> Result:
-    """Read a result; raises ``ValueError`` where it is none."""
+    """Parse a result; raise ``ValueError`` if it is invalid."""
     result = _made(Result, text)
     numbers = (result.rank, result.steps, result.from_seq, result.until_seq, result.from_ns, result.until_ns)
     if any(type(number) is not int for number in numbers) or not isinstance(result.error, (str, type(None))):
@@ -114,7 +114,7 @@ def result_from(text: str) -> Result:
 
 
 def claim_from(text: str) -> Claim:
-    """Read a claim; raises ``ValueError`` where it is none."""
+    """Parse a claim; raise ``ValueError`` if it is invalid."""
     return _made(Claim, text)
 
 

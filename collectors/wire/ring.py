@@ -1,4 +1,4 @@
-"""The ring file: one per rank, written by the trainer, read by the agent, owned by neither's life.
+"""The ring buffer file: one per rank, written by the trainer, read by the agent; it outlives both processes.
 
 Layout (little endian)::
 
@@ -8,12 +8,12 @@ Layout (little endian)::
     4096   the operations in flight: 64 records with end_ns 0; stamp 0 = free
     8192   ``slots`` records; record n lies in slot n % slots and is stamped n + 1 at both ends
 
-Names lie beside it (``.names``): lines of JSON, then zeros where more will come. A larger file takes the place of a full one.
+Names are in a ``.names`` file beside it: lines of JSON, then reserved zeros. A larger file replaces a full one.
 
-A writer takes a number, writes the record, then stores the cursor; nobody ever waits for anybody. A reader
-copies, looks at the cursor again and throws away what could have been overwritten meanwhile, so that
-``read + lost == written`` holds exactly. Several threads write at once, so the newest records may have gaps
-for a moment, and the cursor may be a little behind: both are looked for.
+A writer takes a number, writes the record, then stores the cursor; there are no locks. A reader copies the records,
+reads the cursor again and drops what may have been overwritten meanwhile, so that ``read + lost == written`` holds
+exactly. Several threads write at once, so the newest records may briefly have gaps, and the cursor may be a little
+behind; the reader handles both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from commwatch.collectors.wire.mapping import MappedFile, is_locked, lock_owner
 
 MAGIC = b"CWRING\r\n"
 VERSION = 2
-#: Before 2 no record was of several operations (``events.COUNTED``), which is all the difference.
+#: Version 2 added records of several operations (``events.COUNTED``), nothing else.
 _READABLE = (1, VERSION)
 HEADER = struct.Struct("<8sIIIIII")
 COUNTERS_AT, IDENTITY_AT, IN_FLIGHT_AT, RECORDS_AT = 64, 512, 4096, 8192
@@ -48,15 +48,15 @@ DEFAULT_SLOTS = 16_384
 #: Writers that may be between taking a number and finishing their record.
 MARGIN = 64
 STAMP_MASK = 0xFFFFFFFF
-#: Where ``start_ns`` and ``flags`` lie in a record.
+#: Offsets of ``start_ns`` and ``flags`` in a record, in bytes.
 START_AT, FLAGS_AT = 40, 56
-#: Of the names beside a ring so much is read: bytes and lines of all, values of one.
+#: Limits on the names that are read: bytes and lines in all, JSON values in one line.
 MOST_NAMES_BYTES, MOST_NAMES, _MOST_VALUES = 16 << 20, 1 << 17, 1 << 20
-#: Reserved for names at first, and read of them at a time.
+#: Bytes reserved for names at first, and bytes of them read at a time.
 _FIRST_NAMES, _NAMES_AT_ONCE = 16 << 10, 64 << 10
-#: How often a counter is looked at until it stays the same.
+#: Most reads of a counter until two in a row agree.
 COUNTER_LOOKS = 8
-#: Drains a reader waits for a record that others have overtaken.
+#: Drains that a reader waits for an unfinished record with finished ones after it.
 GAP_PATIENCE = 20
 
 # Indices of the 8-byte counters.
@@ -65,20 +65,20 @@ COUNTERS = 16
 
 
 def number_of(stamp: int, until_n: int) -> int:
-    """The record number a 32-bit stamp means, in a run of records that ends before number ``until_n``."""
+    """Return the record number of a 32-bit stamp, in a run of records that ends before number ``until_n``."""
     return until_n - 1 - ((until_n - stamp) & STAMP_MASK)
 
 
 class BadRing(Exception):
-    """The file is not a ring this version can read; the message says what is wrong with it."""
+    """The file is not a ring that this version can read; the message gives the reason."""
 
 
 class RingFile:
-    """The file as the trainer makes it. Creating it may raise ``OSError``; nothing after that does, but ``name``.
+    """The ring file in the trainer. Creating it and ``name`` may raise ``OSError``, nothing else does.
 
     Args:
         path: final name; the file appears there complete and locked, or not at all.
-        identity: JSON-able; who writes (job, rank, ...).
+        identity: of the writer (job, rank, ...), JSON-serialisable.
         slots: number of records kept.
         mode: permission bits of the file.
     """
@@ -107,11 +107,11 @@ class RingFile:
 
     @property
     def address(self) -> int:
-        """Where the file is mapped."""
+        """Address of the mapping."""
         return self._mapping.address
 
     def name(self, entry: dict[str, Any]) -> None:
-        """Append one line to the names file; raises ``OSError`` where there is no room, or where it is no longer there."""
+        """Append one line to the names file; raise ``OSError`` if there is no space, or if the file is gone."""
         line = json.dumps(entry).encode() + b"\n"
         with self._naming:
             try:
@@ -121,7 +121,7 @@ class RingFile:
                 self._names.memory.write(line)
 
     def _new_names(self, size: int, before: bytes = b"") -> MappedFile:
-        """The names file, anew; what was there before is replaced at once."""
+        """Create a names file that begins with ``before``; it replaces the old one atomically."""
         hidden = self._names_path.with_name(f".{self._names_path.name}.new")
         hidden.unlink(missing_ok=True)
         names = MappedFile(hidden, size, self._mode)
@@ -134,7 +134,7 @@ class RingFile:
         return names
 
     def _more_names(self, more: int) -> MappedFile:
-        """A names file for so many bytes more; a file or folder of somebody else at its place is left as it is."""
+        """Create a names file with ``more`` more bytes; raise ``OSError`` if the path no longer holds our file."""
         said = self._names.memory[: self._names.memory.tell()]
         if len(said) + more > MOST_NAMES_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._names_path))
@@ -143,16 +143,16 @@ class RingFile:
         return self._new_names(min(max(2 * len(said), len(said) + more), MOST_NAMES_BYTES), said)
 
     def close(self, now_ns: int) -> None:
-        """Say that the trainer has ended properly. The mapping stays: late completions still find it."""
+        """Record that the trainer has ended properly. The mapping stays, because operations may still complete."""
         self.counters[CLOSED] = now_ns
 
     def release(self) -> None:
-        """Give up the file, and the lock with it: nothing will be written any more."""
+        """Release the files and their locks; later writes are discarded."""
         self._mapping.let_go()
         self._names.let_go()
 
     def discard(self) -> None:
-        """Take the file away again, of a trainer that will not write to it after all."""
+        """Release and delete the files, for a trainer that will not write to them."""
         self.release()
         for path in (self.path, self._names_path):
             with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ class RingFile:
 
 
 class RingWriter(RingFile):
-    """The trainer's end where the hook is Python's; the native hook has a writer of its own for the same file."""
+    """The writer of the Python hook; the native hook has its own writer in C++."""
 
     def __init__(self, path: Path, identity: dict[str, Any], slots: int = DEFAULT_SLOTS, mode: int = 0o600) -> None:
         super().__init__(path, identity, slots, mode)
@@ -173,7 +173,7 @@ class RingWriter(RingFile):
         numbers, buffer, counters, pack_into = count(), self._map, self.counters, RECORD.pack_into
 
         def write(*fields: int) -> None:
-            # No call: when one returns, a signal handler may raise, and nobody would have this number.
+            # Not a call: a signal handler may raise when it returns, and the number would be lost.
             for n in numbers:  # noqa: B007
                 break
             stamp = (n + 1) & STAMP_MASK
@@ -209,13 +209,13 @@ class RingWriter(RingFile):
         return IN_FLIGHT_SLOTS - len(self._free)
 
     def taken(self) -> dict[int, int]:
-        """The slots of the in-flight table that are in use, and the stamps in them."""
+        """Return the stamps in the in-flight table, by slot in use."""
         free = set(self._free)
         places = ((slot, IN_FLIGHT_AT + slot * RECORD_SIZE) for slot in range(IN_FLIGHT_SLOTS) if slot not in free)
         return {slot: int.from_bytes(self._map[at : at + 4], "little") for slot, at in places}
 
     def blocked(self, slot: int, since_ns: int) -> None:
-        """Say that a thread waits for the operation in ``slot`` since ``since_ns``; 0 = no longer."""
+        """Mark the operation in ``slot`` as waited for since ``since_ns``; 0 clears the mark."""
         if slot >= 0:
             at = IN_FLIGHT_AT + slot * RECORD_SIZE
             struct.pack_into("<Q", self._map, at + START_AT, since_ns)
@@ -231,7 +231,7 @@ class RingWriter(RingFile):
 
 
 class Drained(NamedTuple):
-    """What one ``drain`` brought: whole records one after another, and how many were lost before or among them."""
+    """Result of one ``drain``: complete records one after another, their number, and the number of lost ones."""
 
     records: bytes
     read: int
@@ -239,7 +239,7 @@ class Drained(NamedTuple):
 
 
 def _open(path: Path) -> int:
-    """A descriptor of a file that somebody else has made: no link is followed, and no pipe waited for."""
+    """Open a trainer's file for reading; follow no link, and never block on a pipe."""
     try:
         return others.open_plain(path)
     except others.Refused as why:
@@ -247,16 +247,16 @@ def _open(path: Path) -> int:
 
 
 def _parse_json(text: bytes) -> Any:
-    """JSON of a trainer; half a surrogate pair, which is no character and which nothing can store or send, is ``?``.
+    """Parse a trainer's JSON; half a surrogate pair, which cannot be stored or sent, becomes ``?``.
 
-    Raises ``ValueError`` where it is not JSON, and ``RecursionError`` where it is nested too deeply.
+    Raises ``ValueError`` if it is not JSON, and ``RecursionError`` if it is nested too deeply.
     """
     whole = json.dumps(bounded.load(text, _MOST_VALUES), ensure_ascii=False).encode(errors="replace")
     return json.loads(whole)
 
 
 def _check_owner(path: Path, about: os.stat_result) -> None:
-    """Refuse what a stranger has put into a directory that is open to all; where a group shares it, its members are none."""
+    """Raise ``BadRing`` unless the file belongs to this user, to root, or to the group that shares the directory."""
     try:
         others.check_owner(path, about)
     except others.Refused as why:
@@ -264,7 +264,7 @@ def _check_owner(path: Path, about: os.stat_result) -> None:
 
 
 class RingReader:
-    """The agent's end.
+    """Reads a ring file in the agent.
 
     Args:
         path: the ring file.
@@ -280,7 +280,7 @@ class RingReader:
         self.next_n = next_n
         self._gap = (-1, 0)
         self._names_read = self._lines_read = 0
-        #: What ``process_of`` found; ``None``: it has not been asked.
+        #: Result of ``process_of``; ``None`` before the first call.
         self._pid: int | None = None
         self._fd = _open(path)
         try:
@@ -311,14 +311,14 @@ class RingReader:
             raise
 
     def _read(self, at: int, length: int) -> bytes:
-        """Bytes of the file; zeros where it has been cut short. Of a mapping, to read there is the end of the process."""
+        """Read bytes of the file, zeros past its end: reading a mapping there would end the process (SIGBUS)."""
         return os.pread(self._fd, length, at).ljust(length, b"\0")
 
     def counter(self, index: int) -> int:
-        """One of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...); 0 for a number that nobody could have counted to."""
+        """Return one of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...); 0 if the value is implausible."""
         at = COUNTERS_AT + 8 * index
         found = self._read(at, 8)
-        # A copy need not take the eight bytes at once, as the writer stores them: two that agree did.
+        # A read may see part of an 8-byte store: two reads that agree did not.
         for _ in range(COUNTER_LOOKS):
             again = self._read(at, 8)
             if again == found:
@@ -328,13 +328,13 @@ class RingReader:
         return counted if counted < MAX_PLAUSIBLE else 0
 
     def owner(self) -> int | None:
-        """The trainer's process while it lives: its pid as this process sees it, 0 where it cannot see it.
+        """Return the pid of the live trainer process as this process sees it; 0 if it is not visible, ``None`` if it has ended.
 
-        ``None``: it is gone. The lock on the file says so, across containers, too; the pid that the file gives counts only
-        where it is of this namespace and found to be that process.
+        The lock on the file decides, also across containers. The pid in the file counts only if it is of this pid namespace
+        and belongs to the process that wrote the file.
         """
         holder = lock_owner(self._fd)
-        if holder is not None and holder >= 0:  # of a trainer whose commwatch locks for the process
+        if holder is not None and holder >= 0:  # the trainer's commwatch uses process locks
             return holder
         if holder is None and self.identity.get("locked") is not False:
             return None
@@ -343,25 +343,25 @@ class RingReader:
         return self._pid or (None if holder is None else 0)
 
     def alive(self) -> bool:
-        """True while the trainer's process lives."""
+        """Return whether the trainer's process lives."""
         return self.owner() is not None
 
     def drain(self, final: bool = False, limit: int = 1 << 30) -> Drained:
-        """Take what has been written since the last call.
+        """Return the records written since the last call.
 
         Args:
-            final: the writer is gone: what is not whole now never will be, and is lost.
+            final: the writer has ended; records that are incomplete now are lost.
             limit: most records to take in one call.
         """
         first, cursor = self.next_n, max(self.counter(CURSOR), self.next_n)
-        if final:  # killed between a record and the cursor: what is there was written
+        if final:  # the writer may have been killed between a record and the cursor
             cursor = max((n + 1 for n in range(cursor, cursor + MARGIN) if self._is_whole(n)), default=cursor)
         oldest = max(first, cursor - self.slots)
         upto = min(cursor + MARGIN, oldest + self.slots, oldest + limit)
-        # A writer begins a record with its first word, and so does a copy: one that was half written when the copy came
-        # to it can be complete when the copy leaves it. So the last words come from a copy that is made before.
+        # Writer and copy go from first word to last: a record half written when the copy reaches it can be complete
+        # when the copy leaves it. So the last words come from an earlier copy.
         before, copy = self._copy(oldest, upto), self._copy(oldest, upto)
-        # Whatever a writer may have begun to overwrite while we copied is not to be trusted.
+        # Do not trust what a writer may have begun to overwrite during the copy.
         margin = 0 if final else MARGIN
         trusted = min(max(oldest, max(self.counter(CURSOR), cursor if final else 0) + margin - self.slots), upto)
         skipped = (trusted - oldest) * RECORD_SIZE
@@ -371,7 +371,7 @@ class RingReader:
         return Drained(taken, read, end - first - read)
 
     def _whole(self, before: bytes, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
-        """The whole records of ``copy``, whose first is number ``first``, and the number to go on from."""
+        """Return the complete records of ``copy``, whose first is number ``first``, and the number to continue from."""
         total, words = len(copy) // RECORD_SIZE, RECORD_SIZE // 4
         heads = memoryview(copy).cast("I")[::words].tolist()
         tails = memoryview(before).cast("I")[words - 1 :: words].tolist()
@@ -390,7 +390,7 @@ class RingReader:
         return b"".join(kept), first + min(written, total)
 
     def _gave_up_on(self, n: int) -> bool:
-        """True once record ``n`` has stayed half-written over many drains: the thread that owed it is gone."""
+        """Return True once record ``n`` has stayed incomplete for ``GAP_PATIENCE`` drains: its writer is gone."""
         gap, seen = self._gap
         self._gap = (n, seen + 1) if gap == n else (n, 1)
         return self._gap[1] > GAP_PATIENCE
@@ -402,13 +402,13 @@ class RingReader:
         return record[:4] == stamp == record[-4:]
 
     def _copy(self, first: int, upto: int) -> bytes:
-        """The bytes of records ``first`` to ``upto`` (excluded; at most one lap)."""
+        """Return the bytes of records ``first`` to ``upto`` (excluded; at most one lap)."""
         a, b = first % self.slots, first % self.slots + (upto - first)
         head = self._read(RECORDS_AT + a * RECORD_SIZE, (min(b, self.slots) - a) * RECORD_SIZE)
         return head if b <= self.slots else head + self._read(RECORDS_AT, (b - self.slots) * RECORD_SIZE)
 
     def in_flight(self) -> list[Record]:
-        """The operations that have begun and not ended, oldest first."""
+        """Return the operations in flight, oldest first."""
         for _ in range(3):
             table = self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT)
             if table == self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT):
@@ -417,7 +417,7 @@ class RingReader:
         return sorted((r for r in records if r.stamp and r.stamp == r.stamp2), key=lambda r: r.launch_ns)
 
     def names(self) -> list[dict[str, Any]]:
-        """Entries of the names file that have come since the last call; a half-written line waits."""
+        """Return the entries added to the names file since the last call; an incomplete line waits for the next one."""
         try:
             fd = _open(self.path.with_suffix(".names"))
         except (OSError, BadRing):
@@ -443,7 +443,7 @@ class RingReader:
         return entries
 
     def _names_from(self, file: FileIO) -> bytes:
-        """What has come of names: it ends where the file does, or with the first zero, for what is reserved is zeros."""
+        """Return the new bytes of the names file, up to its end or the first zero: reserved space is zeros."""
         file.seek(self._names_read)
         pieces, left = [], MOST_NAMES_BYTES - self._names_read
         while left > 0 and (piece := file.read(min(left, _NAMES_AT_ONCE))):
@@ -455,5 +455,5 @@ class RingReader:
         return b"".join(pieces)
 
     def close(self) -> None:
-        """Let go of the file; it stays."""
+        """Close the descriptor; the file stays."""
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""What may stand in the variables that the probe reads. Pure: the trainer goes by it, and ``commwatch config check`` tells of it."""
+"""Valid values of the probe's variables, for the trainer and for ``commwatch config check``. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from commwatch.collectors.wire.ring import MARGIN
 #: Hooks that can be asked for, and ways to time operations on GPUs.
 HOOKS = ("auto", "native", "python")
 TIMINGS = ("auto", "off", "poll", "events")
-#: A reader keeps its distance from the writer on both sides; a ring of so many records has 64 GB.
+#: A reader keeps ``MARGIN`` records of distance from the writer on both sides; the largest ring has 64 GB.
 _LEAST_SLOTS, _MOST_SLOTS = 2 * MARGIN, 999_999_999
 
 
 def part(text: str) -> float | None:
-    """A number from 0 to 1; ``None`` where it is none."""
+    """Parse a share, 0 to 1; ``None`` if the text is not one."""
     try:
         number = float(text)
     except ValueError:
@@ -23,12 +23,12 @@ def part(text: str) -> float | None:
 
 
 def slots(text: str) -> int | None:
-    """How many records a ring may hold; ``None`` where that is none."""
+    """Parse the number of records of a ring; ``None`` if it is invalid."""
     number = int(text) if text.isdecimal() and len(text) <= len(str(_MOST_SLOTS)) else 0
     return number if number >= _LEAST_SLOTS else None
 
 
-#: What is in order in a variable, and in words.
+#: By variable: the check of its text, and the rule in words.
 _MAY_BE: dict[str, tuple[Callable[[str], bool], str]] = {
     "COMMWATCH_BUDGET": (lambda text: part(text) is not None, "a number from 0 to 1"),
     "COMMWATCH_DISABLE": (("0", "1").__contains__, "1 or 0"),
@@ -39,7 +39,7 @@ _MAY_BE: dict[str, tuple[Callable[[str], bool], str]] = {
 
 
 def wrong(env: Mapping[str, str]) -> list[str]:
-    """A line for each variable that is set to what it cannot be, with what it may be; empty is not set.
+    """Return a line for each variable with an invalid value, with the valid values; an empty one counts as not set.
 
     >>> wrong({"COMMWATCH_HOOK": "nope", "COMMWATCH_SLOTS": ""})
     ["COMMWATCH_HOOK: needs one of auto, native, python, not 'nope'"]

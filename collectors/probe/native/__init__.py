@@ -1,1 +1,1 @@
-"""The native hook: its C++ source, how it is built, and how a trainer finds and loads what was built."""
+"""The native hook: its C++ source, its build, and its loading in the trainer."""

@@ -1,7 +1,7 @@
 """Build the native hook with this interpreter's torch: ``python -m commwatch.collectors.probe.native.build VERB``.
 
-Not in the trainer. One builder at a time builds in a folder of its own, tries what came out, and only then gives it
-its name. What the compiler said to a failed build is kept for ``status``.
+Does not run in the trainer. One process at a time builds in a folder of its own, tests the library, and only then
+renames it to its final name. The compiler's output of a failed build is kept for ``status``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from commwatch.collectors.wire.identity import make_private_dir
 
 COMPILERS = ("c++", "g++", "clang++")
 _BUILD_S, _TRIAL_S = 900.0, 120.0
-#: Exit codes: the hook is there; it is not.
+#: Exit codes: the hook is available, or it is not.
 AVAILABLE, MISSING = 0, 1
 
 
 class BuildFailed(NotAvailable):
-    """The build failed; ``output`` is what the compiler, or the trial, said."""
+    """The build failed; ``output`` is that of the compiler, or of the trial."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class BuildFailed(NotAvailable):
 
 
 def compiler(env: Mapping[str, str]) -> list[str]:
-    """The C++ compiler: ``CXX``, else the first usual one on ``PATH``.
+    """Return the C++ compiler: ``CXX``, else the first usual one on ``PATH``.
 
     Raises:
         BuildFailed: there is none.
@@ -55,14 +55,14 @@ def compiler(env: Mapping[str, str]) -> list[str]:
 
 
 def recipe(env: Mapping[str, str]) -> dict[str, str]:
-    """With what a build would be made: compiler, its version, and the user's own flags."""
+    """Return what a build would use: compiler, its version, and the user's own flags."""
     command = compiler(env)
     said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
     return {"compiler": shlex.join(command), "version": said.partition("\n")[0], "flags": env.get("CXXFLAGS", "")}
 
 
 def command_line(recipe: Mapping[str, str], torch: Path, cxx11_abi: bool, key: str, output: Path) -> list[str]:
-    """The one call of the compiler, to be made in the folder with the sources."""
+    """Return the call of the compiler, to run in the folder with the sources."""
     include = torch / "include"
     return [
         *shlex.split(recipe["compiler"]),
@@ -77,14 +77,14 @@ def command_line(recipe: Mapping[str, str], torch: Path, cxx11_abi: bool, key: s
 
 
 def ensure(env: Mapping[str, str], force: bool = False, patient: bool = True) -> Path:
-    """The built hook for this interpreter's torch; builds it where it is missing, or made otherwise.
+    """Return the built hook for this interpreter's torch; build it if it is missing, or was built differently.
 
     Args:
         force: build in any case.
-        patient: try again what failed before with the same compiler.
+        patient: repeat a build that failed before with this compiler.
 
     Raises:
-        NotAvailable: the message says why there is none.
+        NotAvailable: there is none; the message gives the reason.
     """
     facts = library.torch_facts()
     where = library.folder(env, facts)
@@ -93,7 +93,7 @@ def ensure(env: Mapping[str, str], force: bool = False, patient: bool = True) ->
     made = recipe(env)
     with _alone(where.parent, env):
         if not force and (found := _usable(env, facts)):
-            return found  # by whoever we have waited for
+            return found  # built by the process that we waited for
         failure = read_failure(where)
         if failure is not None and not patient and not force and failure["recipe"] == made:
             raise BuildFailed(failure["message"], failure["output"])
@@ -107,7 +107,7 @@ def ensure(env: Mapping[str, str], force: bool = False, patient: bool = True) ->
 
 
 def _usable(env: Mapping[str, str], facts: Mapping[str, Any]) -> Path | None:
-    """What is there, if this compiler would make the same; a machine without a compiler takes what it finds."""
+    """Return the existing hook if this compiler would build it alike; a machine without a compiler accepts any."""
     try:
         path, manifest = library.find(env, facts)
     except NotAvailable:
@@ -195,7 +195,7 @@ def _call(who: str, command: list[str], cwd: Path, env: Mapping[str, str], limit
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all; that a failure cannot be noted is no failure."""
+    """Write ``content`` as JSON, atomically; raise ``OSError`` if that fails."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     new.chmod(0o600)
@@ -203,7 +203,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_failure(where: Path) -> dict[str, Any] | None:
-    """What the last build said, if it failed."""
+    """Return recipe, message and output of the last build, if it failed."""
     try:
         failure: dict[str, Any] = json.loads((where / library.FAILURE).read_text(encoding="utf-8"))
         return failure if {"recipe", "message", "output"} <= failure.keys() else None
@@ -212,7 +212,7 @@ def read_failure(where: Path) -> dict[str, Any] | None:
 
 
 def status(env: Mapping[str, str]) -> dict[str, Any]:
-    """What there is for this interpreter's torch, and if there is nothing, why."""
+    """Return the hook for this interpreter's torch with its build, or why there is none."""
     found: dict[str, Any] = {"available": False, "reason": None, "python": sys.executable}
     try:
         facts = library.torch_facts()

@@ -1,7 +1,7 @@
-"""Where the built hook lies, what it must be to be trusted, and loading it. In the trainer: nothing is built here.
+"""Find the built hook, check that it can be trusted, and load it. Runs in the trainer, and builds nothing.
 
-One folder per torch, architecture, C library and source in the user's cache directory. It holds a manifest that names
-the library and its checksum; it is written last, by renaming, so what is there is whole.
+One folder per torch, architecture, C library and source in the user's cache directory. Its manifest names the library
+and its checksum; it is written last, by renaming, so an existing manifest is complete.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from commwatch.collectors.wire.c10d_table import Measure
 HERE = Path(__file__).parent
 MANIFEST = "manifest.json"
 FAILURE = "failure.json"
-#: Of a manifest, and of a library, which has half a megabyte; of a larger one the checksum is wrong.
+#: Bytes read of a manifest, or of a library (half a megabyte); the checksum of a larger one is wrong.
 _MOST_BYTES = 64 << 20
-#: What of ``torch/version.py`` decides whether a library built for one torch works with another.
+#: Values of ``torch/version.py`` that decide whether a library built for one torch works with another.
 _FACTS = ("__version__", "git_version", "cuda", "hip", "debug")
 
 
 class NotAvailable(Exception):
-    """There is no native hook to load; the message says why."""
+    """There is no native hook to load; the message gives the reason."""
 
 
 def torch_facts() -> dict[str, Any]:
-    """Which torch this interpreter would import, without importing it.
+    """Return the facts of the torch that this interpreter would import, without importing it.
 
     Raises:
-        NotAvailable: it has none.
+        NotAvailable: there is no torch.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -53,7 +53,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def format_header() -> str:
-    """The C++ header with what the Python side defines: layout of the ring, flags, codes."""
+    """Return the C++ header with the constants that Python defines: layout of the ring, flags, codes."""
     numbers = {
         "kRecordSize": events.RECORD_SIZE,
         "kCountersAt": ring.COUNTERS_AT,
@@ -112,20 +112,20 @@ def format_header() -> str:
 
 
 def sources() -> dict[str, str]:
-    """All C++ that makes the library, by file name."""
+    """Return all C++ sources of the library, by file name."""
     files = sorted(path for path in HERE.iterdir() if path.suffix in (".cpp", ".h"))
     return {**{path.name: path.read_text(encoding="utf-8") for path in files}, "format.h": format_header()}
 
 
 def key(facts: Mapping[str, Any]) -> str:
-    """Names what a library was built from and for."""
+    """Return a hash of what a library is built from and for."""
     libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
     made_of = [facts, platform.machine(), libc, sources()]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def cache_dir(env: Mapping[str, str]) -> Path:
-    """Where built hooks lie: ``commwatch/native`` in ``XDG_CACHE_HOME``.
+    """Return the folder of built hooks: ``commwatch/native`` in ``XDG_CACHE_HOME``, else in ``~/.cache``.
 
     Raises:
         NotAvailable: the user has no home.
@@ -137,15 +137,15 @@ def cache_dir(env: Mapping[str, str]) -> Path:
 
 
 def folder(env: Mapping[str, str], facts: Mapping[str, Any]) -> Path:
-    """Where the hook for this torch lies, or would."""
+    """Return the folder of the hook for this torch, whether it exists or not."""
     return cache_dir(env) / f"torch-{facts['version']}-{key(facts)}"
 
 
 def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """The library for this torch and its manifest, checked.
+    """Return the library for this torch and its manifest, checked.
 
     Raises:
-        NotAvailable: not built, not ours, or not what the manifest says.
+        NotAvailable: it is not built, not ours, or does not match its manifest.
     """
     where = folder(env, facts)
     try:
@@ -170,7 +170,7 @@ def _trusted(path: Path) -> bytes:
 
 
 def _check_owner(path: Path) -> None:
-    """What we load runs inside the training: nobody but its user (and root) may have written it."""
+    """Raise ``NotAvailable`` unless only this user and root can have written a file: it runs inside the training."""
     found = path.lstat()
     if found.st_uid not in (os.getuid(), 0):
         raise NotAvailable(f"{path} belongs to uid {found.st_uid}, not to us")
@@ -182,14 +182,14 @@ def load(env: Mapping[str, str]) -> Library:
     """Find, check and load the hook for the torch of this process.
 
     Raises:
-        NotAvailable: the message says why there is none.
+        NotAvailable: there is none; the message gives the reason.
     """
     facts = torch_facts()
     path, _ = find(env, facts)
     return Library(path, key(facts))
 
 
-#: Calls from C++ when only Python can help, in a thread that C++ makes for each; ctypes takes the GIL for them.
+#: Callbacks from C++ for what needs Python, each in a thread that C++ makes; ctypes takes the GIL for them.
 OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int)
 ADD_GROUP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
 ADD_NAME = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
@@ -199,13 +199,13 @@ class Library:
     """The loaded hook: its C functions with their types.
 
     Raises:
-        NotAvailable: it cannot be loaded, or is not what its place in the cache says.
+        NotAvailable: it cannot be loaded, or was built from other sources.
     """
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
         try:
-            # Once for calls that may last, once for short ones that keep the GIL.
+            # ``slow`` is for calls that may take long, ``quick`` for short ones that keep the GIL.
             slow, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
             quick.cw_key.restype = ctypes.c_char_p
             found = quick.cw_key()

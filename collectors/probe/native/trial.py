@@ -1,4 +1,4 @@
-"""Try a library that was just built, in a process of its own: a hook that crashes must not do so in a training.
+"""Test a library that was just built, in a process of its own, so that a faulty hook does not crash a training.
 
 ``python -m commwatch.collectors.probe.native.trial LIBRARY KEY``, with ``COMMWATCH_DIR`` set.
 """
@@ -22,7 +22,7 @@ CALLS = 5
 
 
 def main(path: str, key: str) -> None:
-    """Record a few collectives of the fake backend, and read them."""
+    """Record a few collectives of the fake backend, and check the records."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     probe = NativeProbe(
         {"COMMWATCH_DIR": os.environ["COMMWATCH_DIR"], "COMMWATCH_JOB": "trial"}, Library(Path(path), key)
