@@ -85,9 +85,10 @@ class Names:
     def _remember(self, small_id: int, info: GroupInfo) -> Iterator[tuple[int, GroupInfo]]:
         """Store a group, and drop the oldest of the rest if there are too many; yield the groups that are new."""
         yield small_id, info
-        self.groups_told += small_id not in self.groups
+        is_new = small_id not in self.groups
+        self.groups_told += is_new
         self.groups[small_id] = info
-        if small_id < MOST_APART:
+        if small_id < MOST_APART or not is_new:
             return
         if OTHER_ID not in self.groups:
             self.groups[OTHER_ID] = OTHER_GROUP

@@ -88,6 +88,7 @@ class Follower:
 
     def _discover(self) -> set[tuple[int, int]]:
         there = set()
+        self.troubles.pop(_TOO_MANY, None)
         for path in sorted({path for pattern in self.patterns for path in glob.glob(pattern)}):  # noqa: PTH207 - whole paths
             try:
                 about = Path(path).stat()

@@ -100,7 +100,8 @@ def ensure(env: Mapping[str, str], force: bool = False, patient: bool = True) ->
         try:
             return _build(where, facts, made, env)
         except BuildFailed as failed:
-            _write(where / library.FAILURE, {"recipe": made, "message": str(failed), "output": failed.output})
+            with contextlib.suppress(OSError):  # without it, the next process tries again
+                _write(where / library.FAILURE, {"recipe": made, "message": str(failed), "output": failed.output})
             raise
         except OSError as error:
             raise BuildFailed(f"cannot write {error.filename or where}: {error.strerror}") from None

@@ -177,6 +177,10 @@ def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     taken = Taken(tmp_path / "*")
     assert taken.tick() == ["a", "b", "c"]
     assert list(taken.follower.troubles.values()) == ["more than 3 files: the others are not read"]
+    for name in "abcdef"[2:]:
+        (tmp_path / name).unlink()
+    taken.tick()
+    assert taken.follower.troubles == {}
 
 
 def test_lets_go(tmp_path: Path) -> None:

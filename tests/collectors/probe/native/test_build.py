@@ -179,6 +179,15 @@ def test_build_fails(cache: Cache) -> None:
     assert "hopeless" not in cache.call("status")[1]
 
 
+def test_failure_that_cannot_be_noted(cache: Cache) -> None:
+    """Where the failure of a build cannot be written down either, one line says that there is no native hook."""
+    (cache.folder / "failure.json").mkdir(parents=True)
+    code, out, err = cache.call("ensure", script=FAILS)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("commwatch: no native hook, using the Python one: the compiler failed")
+    assert "Traceback" not in err
+
+
 def test_what_does_not_work_is_not_used(cache: Cache) -> None:
     """A library that was compiled but does not work is tried in a process of its own, and never gets its name."""
     code, _, err = cache.call("build", script=CRASHES)
