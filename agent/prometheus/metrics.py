@@ -285,7 +285,7 @@ METRICS = {
         Spec(
             "commwatch_probe_seconds_total",
             "counter",
-            "CPU time of the trainer that the probe has taken, from one operation in 64.",
+            "CPU time of the trainer that the probe has used, estimated from a sample of operations.",
             _RANK,
         ),
         Spec(
