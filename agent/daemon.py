@@ -43,10 +43,10 @@ from commwatch.runtime.periodic import Beside, known
 from commwatch.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
 from commwatch.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, tell
 from commwatch.runtime.sighup import Hangup
+from commwatch.server.history_worker import Worker
 from commwatch.server.listener import Server, listen
 from commwatch.server.services import Services
 from commwatch.server.web import application
-from commwatch.server.worker import Worker
 from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import HostWatch
 from commwatch.watchers.inspector import Inspector

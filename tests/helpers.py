@@ -38,8 +38,8 @@ from commwatch.ingest.steps import EXPLICIT
 from commwatch.reference.references import References
 from commwatch.runtime import tokens
 from commwatch.server import scrape
+from commwatch.server.history_worker import Worker
 from commwatch.server.services import Services
-from commwatch.server.worker import Worker
 from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import HostWatch
 from commwatch.watchers.inspector import Inspector

@@ -13,7 +13,7 @@ from statistics import mean, median
 from types import MappingProxyType
 from typing import NamedTuple
 
-from commwatch.analysis import knobs
+from commwatch.analysis import framework_settings
 from commwatch.analysis.network_advice import Network, Said, complaints, far_from_nic
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
@@ -22,6 +22,7 @@ from commwatch.core.bandwidth import bus_factor
 from commwatch.reference.efficiency import BELOW_THE_LINK
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
+#: The threshold of the alert ``CommShareHigh`` has the same default, and is a setting (``alerts/rules.yaml``).
 LIMIT, WORTH = 0.30, 0.10
 #: Smaller gains (shares of step time) are ignored.
 _LEAST_GAIN = 0.01
@@ -95,16 +96,16 @@ class Kind(NamedTuple):
     @property
     def gradients(self) -> bool:
         """Whether these are probably the exchange of gradients: large reductions of a group that is not for model parallelism."""
-        return self.role in (knobs.REPLICATED, knobs.SHARDED) and self.op != "all_gather"
+        return self.role in (framework_settings.REPLICATED, framework_settings.SHARDED) and self.op != "all_gather"
 
     @property
     def role(self) -> str:
         """Purpose of the operations: one of the roles in ``knobs``."""
-        return knobs.role(self.group, self.op, self.size_bytes, self.sharded)
+        return framework_settings.role(self.group, self.op, self.size_bytes, self.sharded)
 
     def knob(self, rule: str) -> str:
         """Return the advice of a rule for this role; empty: the general text of the rule applies."""
-        return knobs.KNOBS[rule].get(self.role, "")
+        return framework_settings.KNOBS[rule].get(self.role, "")
 
     def named(self) -> str:
         return f"{self.op} of group {self.group}"
@@ -270,7 +271,12 @@ def _tensor_in_node(facts: Facts) -> Iterator[Found]:
     ranks_here = max((kind.local for kind in facts.kinds), default=0)
     for kind in facts.kinds:
         share = kind.seconds / facts.step_s
-        if not knobs.is_tensor(kind.group) or not kind.spans_nodes or share < WORTH or kind.group_size > ranks_here:
+        if (
+            not framework_settings.is_tensor(kind.group)
+            or not kind.spans_nodes
+            or share < WORTH
+            or kind.group_size > ranks_here
+        ):
             continue
         near = next((other.curve for other in facts.kinds if other.curve is not None and not other.spans_nodes), None)
         time = None if near is None else near.time_s(kind.op, kind.group_size, kind.size_bytes)

@@ -8,14 +8,14 @@ from statistics import median
 from typing import NamedTuple
 
 from commwatch.analysis.advice import Facts, Kind
+from commwatch.analysis.framework_settings import is_model
 from commwatch.analysis.gpu_nic_affinity import places
-from commwatch.analysis.knobs import is_model
 from commwatch.analysis.network_advice import Network
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import Finding
-from commwatch.core.ages import LAST, parse_age
 from commwatch.core.api_views import Row
 from commwatch.core.cells import SLOT_NS
+from commwatch.core.durations import LAST, parse_age
 from commwatch.core.host_views import HostView
 from commwatch.core.views import GroupView, JobView, StepView
 from commwatch.history.store import COARSE_NS, COARSEN_AFTER_NS

@@ -1,4 +1,4 @@
-"""Results of joining collectives over ranks: stragglers, disagreements, and parts that wait for other nodes. Pure.
+"""Stragglers and disagreements in groups on this node, and the parts that agents exchange for groups over several nodes. Pure.
 
 A group with ranks on several nodes is never complete in one agent, so no agent judges it. Each agent returns its parts;
 ``put_together`` joins those of all agents by (``group_id``, ``seq``) and by ages, because clocks of nodes differ.

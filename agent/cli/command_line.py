@@ -20,7 +20,7 @@ from commwatch import __version__
 from commwatch.cli import alerts, bench, dashboards, deploy, profile, query, settings, top
 from commwatch.commands.nccl_debug import LEVELS
 from commwatch.config import Config, ConfigError, UsageError, load, settings_file
-from commwatch.core.ages import LAST, parse_age, parse_last
+from commwatch.core.durations import LAST, parse_age, parse_last
 from commwatch.core.terminal_text import OneLine, complain, guard_output, line
 
 if TYPE_CHECKING:

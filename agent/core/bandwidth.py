@@ -1,7 +1,7 @@
-"""Algorithm and bus bandwidth from size, time and group size; the only table of bus factors.
+"""Algorithm and bus bandwidth from size, time and group size; the only table of bus factors. Pure.
 
 Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md. algbw = S / t; busbw = algbw x factor makes the number comparable
-with the rated speed of a link, whatever the number of ranks.
+with the rated speed of a link, whatever the number of ranks. Totals of a job sum size x factor in cells; ``analysis/summary.py`` divides by the time.
 """
 
 from __future__ import annotations

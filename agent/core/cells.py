@@ -1,4 +1,4 @@
-"""Cells: the sums that flow from the totals in memory to metrics, history and API."""
+"""Cells: the sums that flow from the totals in memory to metrics, history and API. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Union of time intervals, which counts overlapping time once."""
+"""Union of time intervals, which counts overlapping time once. Pure."""
 
 from __future__ import annotations
 

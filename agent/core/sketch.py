@@ -1,4 +1,4 @@
-"""A mergeable sketch of durations: logarithmic bins, quantiles within 2.2 % of the true value."""
+"""A mergeable sketch of durations: logarithmic bins, quantiles within 2.2 % of the true value. Pure."""
 
 from __future__ import annotations
 

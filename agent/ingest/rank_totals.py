@@ -34,7 +34,7 @@ from commwatch.core.cells import (
 )
 from commwatch.core.endings import Ending
 from commwatch.core.intervals import Intervals
-from commwatch.core.names import Names
+from commwatch.core.names_file import Names
 from commwatch.core.sketch import BINS_PER_E, merge, quantile
 from commwatch.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part, Waits, own_lateness_at_root, waits_at_root
 from commwatch.ingest.step_accounting import StepBook

@@ -12,7 +12,7 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
 from commwatch.core.intervals import Intervals, covered
 from commwatch.core.views import StepView
-from commwatch.ingest.cycles import Mark
+from commwatch.ingest.optimizer_rounds import Mark
 from commwatch.ingest.periods import Periods
 from commwatch.ingest.steps import Step, StepTracker
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from commwatch.ingest.cycles import MOST_HELD, Cycle, EachPass, Mark, find
+from commwatch.ingest.optimizer_rounds import MOST_HELD, Cycle, EachPass, Mark, find
 
 EXPLICIT = -1
 #: Least marks of several optimizers that a rule must have predicted; fewer once ``_SOON_NS`` are over.

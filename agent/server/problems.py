@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
 from commwatch.history.opening import StoreError
-from commwatch.server.questions import Problem
+from commwatch.server.history_queries import Problem
 
 
 @dataclass(frozen=True)

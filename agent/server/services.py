@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from commwatch.alerting.bundles import Evidence
 from commwatch.alerting.evaluation import Alerting
 from commwatch.analysis.queries import QueryService
-from commwatch.server.worker import Worker
+from commwatch.server.history_worker import Worker
 from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import HostWatch
 from commwatch.watchers.inspector import Inspector

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from commwatch import __version__
 from commwatch.alerts.catalogue import shipped
 from commwatch.report.html_frame import page, prose, table
-from commwatch.server.feed import Feed, Topic
+from commwatch.server.event_stream import Feed, Topic
 from commwatch.server.live_feed import LiveFeed
 from commwatch.server.problems import answer, answer_problems
 from commwatch.server.routes import alerts, diagnosis, gpus, jobs, profiles, stream, witnesses

@@ -1,8 +1,8 @@
-"""Operations without a reported end, and operations that a thread waits for: they end when the wait returns.
+"""Finds the ends of operations for which the probe has set no callback: by the caller's wait, or by polling.
 
 An operation that a blocking call waits for needs no callback, which would take the GIL in the backend's thread.
 
-A Work is held only while other code holds it too (or until it completes): once our reference is the last one in
+A Work (PyTorch's handle of an operation) is held only while other code holds it too (or until it completes): once our reference is the last one in
 Python, it is dropped. A send or recv then has no observable end; a collective still has ``wait_tensor``, which is
 recognised by the memory it waits for.
 """

@@ -1,4 +1,4 @@
-"""Open files that another user may have created: regular files only, with a limit on size, and without blocking.
+"""Open, read and create files where another user may have put something else: regular files only, with a limit on size, and without blocking.
 
 A run directory may be shared with a group (``COMMWATCH_GROUP``). Any member can put a FIFO, a link or an endless file in the
 place of an expected one. This also runs inside the trainer: standard library only.

@@ -30,8 +30,8 @@ from commwatch.core.sketch import Packed
 from commwatch.history import chunks, operations
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History
-from commwatch.ingest import cycles, rank_totals, step_accounting
-from commwatch.ingest.cycles import EachPass, Mark
+from commwatch.ingest import optimizer_rounds, rank_totals, step_accounting
+from commwatch.ingest.optimizer_rounds import EachPass, Mark
 from commwatch.ingest.rank_totals import LAST_NS, RankTotals
 from commwatch.ingest.step_accounting import StepBook
 from commwatch.ingest.steps import EXPLICIT, StepTracker
@@ -53,10 +53,10 @@ def a_book() -> RankTotals:
 def test_optimizers_without_end() -> None:
     """Of optimizers that are numbered without end so many marks are held, and steps of others are told afterwards as before."""
     tracker = StepTracker()
-    for n in range(2 * cycles.MOST_HELD):
+    for n in range(2 * optimizer_rounds.MOST_HELD):
         tracker.feed(Mark(n, n, n * S, n * S + 1, None, 0))
-    assert len(vars(tracker)["_held"]) < cycles.MOST_HELD
-    after = range(2 * cycles.MOST_HELD, 2 * cycles.MOST_HELD + 4)
+    assert len(vars(tracker)["_held"]) < optimizer_rounds.MOST_HELD
+    after = range(2 * optimizer_rounds.MOST_HELD, 2 * optimizer_rounds.MOST_HELD + 4)
     told = [step.seq for n in after for step in tracker.feed(Mark(n, EXPLICIT, n * S, n * S, None, 0))]
     assert told == [*after][1:]
 
@@ -64,9 +64,9 @@ def test_optimizers_without_end() -> None:
 def test_step_of_optimizers_without_end() -> None:
     """A step that optimizers never end is ended where there are too many of them."""
     rule = EachPass(frozenset({0}))
-    for n in range(3 * cycles.MOST_HELD):
+    for n in range(3 * optimizer_rounds.MOST_HELD):
         rule.feed(Mark(n, n, n * S, n * S + 1, None, 0, same_pass=n > 0))
-    assert 0 < len(rule.open) <= 2 * cycles.MOST_HELD
+    assert 0 < len(rule.open) <= 2 * optimizer_rounds.MOST_HELD
 
 
 def test_steps_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

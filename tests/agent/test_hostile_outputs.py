@@ -25,7 +25,7 @@ from commwatch.alerts.receivers.hooks import slack
 from commwatch.alerts.receivers.mail import Mail
 from commwatch.alerts.text import render
 from commwatch.history.operations import Operation
-from commwatch.server.questions import csv_table
+from commwatch.server.history_queries import csv_table
 from tests.agent.test_hostile_names import EVIL
 from tests.helpers import RunningAgent, Trainer, agent, group_entry, identity, operation, wait_for
 from tests.receivers import NOON, alert

@@ -10,7 +10,7 @@ import pytest
 
 from commwatch.history.chunks import Damaged
 from commwatch.report.report import build
-from commwatch.server.questions import Wanted, operations
+from commwatch.server.history_queries import Wanted, operations
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation
 
 JOBS, STEPS = ("mine", "theirs"), 100

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, Response
 
 from commwatch.alerts.model import Alert
 from commwatch.core.api_views import AlertsView, AlertView
+from commwatch.server.history_queries import Problem, job_exists
 from commwatch.server.problems import ERRORS
-from commwatch.server.questions import Problem, job_exists
 from commwatch.server.routes.params import JobFilter, Limit, QueriesOf, ServicesOf, sound_parameters
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])

@@ -13,10 +13,10 @@ from commwatch.analysis.advice import Advice
 from commwatch.analysis.cross_node import RankParts
 from commwatch.analysis.pipelines import Pipeline, pipelines
 from commwatch.analysis.verdicts import Verdict, combined, verdicts
-from commwatch.core.ages import LAST, parse_last
+from commwatch.core.durations import LAST, parse_last
 from commwatch.ingest.collective_join import MOST_PENDING
+from commwatch.server.history_queries import Efficiencies, Problem, job_exists, text_of
 from commwatch.server.problems import ERRORS
-from commwatch.server.questions import Efficiencies, Problem, job_exists, text_of
 from commwatch.server.routes.params import (
     JobFilter,
     QueriesOf,

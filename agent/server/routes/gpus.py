@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
+from commwatch.server.history_queries import job_exists
 from commwatch.server.problems import ERRORS
-from commwatch.server.questions import job_exists
 from commwatch.server.routes.params import JobFilter, QueriesOf, ServicesOf, sound_parameters
 from commwatch.watchers.gpus import GpuViews
 

@@ -1,4 +1,4 @@
-"""The REST query API: read-only, JSON, errors as problem details (RFC 9457)."""
+"""Routes of the agent, its jobs, operations, steps, ranks, groups, host and NCCL logs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import NcclMessage, Topology
 from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.operations import Cursor, place_of
+from commwatch.server.history_queries import Collective, Operations, Problem, Wanted, job_exists
 from commwatch.server.problems import ERRORS
-from commwatch.server.questions import Collective, Operations, Problem, Wanted, job_exists
 from commwatch.server.routes.params import (
     JobFilter,
     Limit,

@@ -16,10 +16,10 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from fastapi import Depends, Query, Request, Response
 
 from commwatch.analysis.queries import QueryService
-from commwatch.core.ages import parse_age
-from commwatch.server.questions import Problem, Text
+from commwatch.core.durations import parse_age
+from commwatch.server.history_queries import Problem, Text
+from commwatch.server.history_worker import Worker
 from commwatch.server.services import Services
-from commwatch.server.worker import Worker
 
 MOST_ROWS = 10_000
 #: Characters of one value; the longest valid ones are lists of dimensions and names of jobs.

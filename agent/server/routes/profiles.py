@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from commwatch.collectors.wire.profile_files import MOST_SECONDS, MOST_STEPS
+from commwatch.server.history_queries import Problem
 from commwatch.server.problems import ERRORS, PROBLEM
-from commwatch.server.questions import Problem
 from commwatch.server.routes.params import ServicesOf, sound_parameters
 from commwatch.watchers.profiles import NotThere, Profile, Profiles, Refused
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 
-from commwatch.server.feed import Feed
+from commwatch.server.event_stream import Feed
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import JobFilter, sound_parameters
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Depends
 
 from commwatch.core.witness_views import InspectorView, RasView
+from commwatch.server.history_queries import job_exists
 from commwatch.server.problems import ERRORS
-from commwatch.server.questions import job_exists
 from commwatch.server.routes.params import JobFilter, QueriesOf, ServicesOf, sound_parameters
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.ingest import cycles
-from commwatch.ingest.cycles import Mark, repeats
+from commwatch.ingest import optimizer_rounds
+from commwatch.ingest.optimizer_rounds import Mark, repeats
 from commwatch.ingest.steps import AMBIGUOUS, EXPLICIT, Step, StepTracker
 from tests.helpers import MS, examples
 
@@ -348,7 +348,7 @@ def test_order_that_becomes_clear() -> None:
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many optimizers there are, so many marks are held."""
     monkeypatch.setattr("commwatch.ingest.steps.MOST_HELD", 128)
-    monkeypatch.setattr(cycles, "MOST_HELD", 128)
+    monkeypatch.setattr(optimizer_rounds, "MOST_HELD", 128)
     for fresh in (True, False):
         tracker = StepTracker()
         fed(*(Mark(n, 0, n * MS, n * MS + 1, None, 0) for n in range(10)), tracker=tracker)

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from commwatch.config import Config
-from commwatch.server import questions
+from commwatch.server import history_queries
+from commwatch.server.history_queries import Problem, Wanted, operations
 from commwatch.server.listener import listen
-from commwatch.server.questions import Problem, Wanted, operations
 from tests.agent.server.routes.test_jobs import populated, rings_of
 from tests.helpers import (
     MS,
@@ -98,7 +98,7 @@ def test_too_much_to_look_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     end_rank(write_ring(watch.rings, [operation(start_ns=0, end_ns=9)] * 5))
     watch.tick()
     assert len(operations(watch.agent, Wanted(0, 1 << 62, None)).operations) == 5
-    monkeypatch.setattr(questions, "MOST_LOOKING_S", -1.0)
+    monkeypatch.setattr(history_queries, "MOST_LOOKING_S", -1.0)
     with pytest.raises(Problem, match="since, until: there is more") as caught:
         operations(watch.agent, Wanted(0, 1 << 62, None, {"op": "nothing"}))
     assert caught.value.status == HTTPStatus.BAD_REQUEST
@@ -248,6 +248,6 @@ def test_answers_conform(asked: RunningAgent, tmp_path: Path) -> None:
     ]
     # The forms of times, cursors and dimensions are more than a schema says, and what a route does not know it refuses.
     fuzz += ["--exclude-checks", "positive_data_acceptance", "--header", f"Authorization: Bearer {asked.token}"]
-    fuzz += ["--exclude-path", "/api/v1/stream"]  # whose answer does not end: tests/agent/server/test_feed.py
+    fuzz += ["--exclude-path", "/api/v1/stream"]  # whose answer does not end: tests/agent/server/test_event_stream.py
     done = subprocess.run(fuzz, cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr

@@ -1,4 +1,4 @@
-"""Questions that read much of the history, and their answers. Imports no web server, as a separate process runs it."""
+"""API queries that read much of the history, and their answers. Imports no web server, as a separate process runs it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import pytest
 
 from commwatch.history.opening import StoreError
-from commwatch.server.feed import Feed, Topic
+from commwatch.server.event_stream import Feed, Topic
 from commwatch.server.gate import MOST_STREAMS
 from tests.helpers import PATIENCE_S, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, wait_for
 

@@ -18,9 +18,9 @@ from commwatch.collectors.node import process
 from commwatch.core.api_views import Summary
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
-from commwatch.server import questions, worker, worker_process
-from commwatch.server.questions import Problem, Wanted, text_of
-from commwatch.server.worker import Worker
+from commwatch.server import history_queries, history_worker, history_worker_process
+from commwatch.server.history_queries import Problem, Wanted, text_of
+from commwatch.server.history_worker import Worker
 from tests.helpers import MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
 
 ALWAYS: dict[str, Any] = {"from_ns": 0, "until_ns": 1 << 62}
@@ -68,9 +68,9 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 
 def test_same_answers(watch: Watch, asked: Worker) -> None:
     """Each question gets the answer that it would get in the agent itself, with what is only in the books."""
-    assert set(QUESTIONS) == set(questions.QUESTIONS)
+    assert set(QUESTIONS) == set(history_queries.QUESTIONS)
     for name, arguments in QUESTIONS.items():
-        expected = questions.QUESTIONS[name](watch.agent, **arguments)
+        expected = history_queries.QUESTIONS[name](watch.agent, **arguments)
         assert asked.find(name, **arguments) == expected, name
         text = asked.text(name, **arguments)
         assert text == text_of(expected), name
@@ -95,9 +95,9 @@ def test_no_web_server(asked: Worker) -> None:
     maps = Path(f"/proc/{pid}/maps").read_text()
     assert "pydantic" not in maps
     assert "sqlite" in maps
-    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + worker_process.NICE)  # there is no lower one than 19
+    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + history_worker_process.NICE)  # there is no lower one than 19
     assert os.getpriority(os.PRIO_PROCESS, pid) == lower
-    assert f"{worker_process.MOST_BYTES}" in Path(f"/proc/{pid}/limits").read_text()
+    assert f"{history_worker_process.MOST_BYTES}" in Path(f"/proc/{pid}/limits").read_text()
 
 
 def test_problems(asked: Worker) -> None:
@@ -127,7 +127,7 @@ def test_takes_too_long(watch: Watch) -> None:
     with pytest.raises(Problem, match="took longer than 1 s; ask for less") as caught:
         asked.find("summary", **SUMMARY)
     assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
-    asked._most_s = worker.MOST_S
+    asked._most_s = history_worker.MOST_S
     assert asked.find("summary", **SUMMARY).rows
     asked.close()
     with pytest.raises(Problem, match="about to end"):
@@ -152,11 +152,11 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def __init__(self) -> None:
             self.said: list[Any] = []
-            begin = worker_process.Begin(watch.path, Path("none"))
+            begin = history_worker_process.Begin(watch.path, Path("none"))
             self._asked = [
                 begin,
-                worker_process.Question("huge", {}, {}, True),
-                worker_process.Question("small", {}, {}, True),
+                history_worker_process.Question("huge", {}, {}, True),
+                history_worker_process.Question("small", {}, {}, True),
             ]
 
         def recv(self) -> Any:
@@ -169,10 +169,10 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
     connection = Connection()
     asked = {"huge": lambda _: bytes(1 << 60), "small": lambda _: [1]}
-    monkeypatch.setattr(worker_process, "QUESTIONS", asked)
-    worker_process.serve(connection)  # type: ignore[arg-type]
+    monkeypatch.setattr(history_worker_process, "QUESTIONS", asked)
+    history_worker_process.serve(connection)  # type: ignore[arg-type]
     wrong, right = connection.said
-    assert (wrong.status, f"{worker_process.MOST_BYTES >> 20} MiB" in wrong.detail) == (
+    assert (wrong.status, f"{history_worker_process.MOST_BYTES >> 20} MiB" in wrong.detail) == (
         HTTPStatus.SERVICE_UNAVAILABLE,
         True,
     )
@@ -181,7 +181,7 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_intake_does_not_wait(watch: Watch, asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stops while the agent holds its books still for it is killed, and the intake goes on."""
-    monkeypatch.setattr(worker, "_FREEZE_S", 0.2)
+    monkeypatch.setattr(history_worker, "_FREEZE_S", 0.2)
     asked.find("summary", **SUMMARY)
     pid, live_cells = _pid(asked), watch.agent.live_cells
 
@@ -203,7 +203,7 @@ def test_idle(asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = _pid(asked)
     asked.tick()
     assert _pid(asked) == pid
-    monkeypatch.setattr(worker, "_IDLE_S", 0.0)
+    monkeypatch.setattr(history_worker, "_IDLE_S", 0.0)
     asked.tick()
     assert process.state(pid) is None
     assert asked.find("summary", **SUMMARY).rows

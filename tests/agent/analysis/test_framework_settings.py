@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commwatch.analysis.advice import RULES, advice_on
-from commwatch.analysis.knobs import KNOBS, OTHER, REPLICATED, SHARDED, TENSOR, VALUES, role
+from commwatch.analysis.framework_settings import KNOBS, OTHER, REPLICATED, SHARDED, TENSOR, VALUES, role
 from tests.agent.analysis.test_advice import CURVE, facts, kind
 
 

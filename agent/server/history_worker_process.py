@@ -1,4 +1,4 @@
-"""The process that answers questions about an agent's history; ``worker.py`` starts it and sends the questions.
+"""The process that answers questions about an agent's history; ``history_worker.py`` starts it and sends the questions.
 
 It has its own interpreter, so that slow answers delay nothing else in the agent, and its own limit of memory. It requests
 from the agent what is not yet in the history. It imports no web server.
@@ -24,7 +24,7 @@ from commwatch.core.views import RankView
 from commwatch.history.chunks import Damaged, Piece
 from commwatch.history.opening import StoreError
 from commwatch.reference.references import References
-from commwatch.server.questions import QUESTIONS, Problem, text_of
+from commwatch.server.history_queries import QUESTIONS, Problem, text_of
 
 #: Address space, bytes. The costliest answer, advice on 100,000 steps, takes 180 MB, 34 of them the interpreter.
 MOST_BYTES = 1 << 28

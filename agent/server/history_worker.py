@@ -1,4 +1,4 @@
-"""Send the questions that read much of the history to a separate process, which runs ``worker_process.py``."""
+"""Sends API queries that read much of the history to a separate process (``history_worker_process.py``), so that they delay no records."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 from commwatch.analysis.queries import QueryService
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
-from commwatch.server.questions import Problem, Text
-from commwatch.server.worker_process import Begin, Cells, Found, Question, Ranks, Wrong
+from commwatch.server.history_queries import Problem, Text
+from commwatch.server.history_worker_process import Begin, Cells, Found, Question, Ranks, Wrong
 
 log = logging.getLogger("commwatch")
 #: Seconds that an answer may take; after that the process is killed.
@@ -137,7 +137,7 @@ class Worker:
         if self._process is None or self._connection is None:
             ours, theirs = Pipe()
             with theirs:
-                code = f"from commwatch.server.worker_process import main; main({theirs.fileno()})"
+                code = f"from commwatch.server.history_worker_process import main; main({theirs.fileno()})"
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
                     stdin=subprocess.DEVNULL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commwatch.core.cells import LATEST_KNOWN, MOST_APART, OTHER_ID
-from commwatch.core.names import Names
+from commwatch.core.names_file import Names
 from tests.helpers import group_entry
 
 

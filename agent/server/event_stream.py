@@ -12,7 +12,7 @@ from typing import NamedTuple
 from anyio import CapacityLimiter, to_thread
 
 from commwatch.history.opening import StoreError
-from commwatch.server.questions import Problem
+from commwatch.server.history_queries import Problem
 
 
 class Topic(NamedTuple):
