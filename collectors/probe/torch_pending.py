@@ -12,9 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -109,15 +107,18 @@ class Pending:
     Args:
         finish: called as ``finish(flight, end_ns, timing, flag)`` when an end has been seen, or never will be.
         wait_begins: called with the flight a thread begins to wait for.
+        wake: ends the sleep of the thread that polls.
     """
 
-    def __init__(self, finish: Callable[[Flight, int, int, int], None], wait_begins: Callable[[Flight], None]) -> None:
-        self._finish, self._wait_begins = finish, wait_begins
+    def __init__(
+        self,
+        finish: Callable[[Flight, int, int, int], None],
+        wait_begins: Callable[[Flight], None],
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._finish, self._wait_begins, self._wake = finish, wait_begins, wake
         self._by_work: dict[int, Flight] = {}
         self._by_memory: dict[int, Flight] = {}
-        # Not an Event: a signal handler that raises or communicates in the middle of its `set` leaves or finds its lock held,
-        # and the training thread waits for ever.
-        self._wake: SimpleQueue[None] = SimpleQueue()
         self._pause = HEARTBEAT_S
         #: A blocking call was added since the last poll. It does not wake the thread, so the thread polls again soon.
         self._blocking = False
@@ -154,24 +155,14 @@ class Pending:
         if flight.queue is None:
             self._expect_wait_tensor(flight, args[0])
         self._pause = _POLL_FIRST_S
-        self.wake()
+        self._wake()
 
-    def sleep(self, at_most_s: float = HEARTBEAT_S) -> None:
-        """Sleep until there may be something to do: a heartbeat's time at most, less while operations are pending."""
+    def pause(self, at_most_s: float = HEARTBEAT_S) -> float:
+        """Return the seconds until the next poll: a heartbeat's time at most, less while operations are pending."""
         pause = self._pause if self._by_work else _POLL_SLOWEST_S if self._blocking else HEARTBEAT_S
         self._blocking = False
-        with suppress(Empty):
-            self._wake.get(timeout=min(pause, at_most_s))
         self._pause = min(self._pause * 2, _POLL_SLOWEST_S)
-
-    def wake(self) -> None:
-        """End ``sleep`` now, or the next one at once."""
-        if self._wake.empty():
-            self._wake.put(None)
-
-    def abandon(self) -> None:
-        """In a forked child: replace the queue, whose lock a thread of the parent may have held."""
-        self._wake = SimpleQueue()
+        return min(pause, at_most_s)
 
     def poll(self) -> None:
         """Finish operations that have completed, and drop a Work that no other code holds."""

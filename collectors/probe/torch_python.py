@@ -35,6 +35,7 @@ from commwatch.collectors.probe.torch_groups import Group
 from commwatch.collectors.probe.torch_ops import MEASURES, C10dOp, c10d_ops
 from commwatch.collectors.probe.torch_pending import HEARTBEAT_S, Flight, Pending
 from commwatch.collectors.probe.torch_probe import Probe
+from commwatch.collectors.probe.watcher import Watcher
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.c10d_table import Measure
@@ -88,8 +89,9 @@ class PythonProbe(Probe):
     def __init__(self, env: Mapping[str, str]) -> None:
         super().__init__(env)
         self.exposure = Exposure()
-        self.pending = Pending(self.finish, self._wait_begins)
-        self.devices = Devices(self.timing, self.finish, self.pending.wake, partial(self.say, about="devices"))
+        self._watcher = Watcher(self._watch)
+        self.pending = Pending(self.finish, self._wait_begins, self._wake)
+        self.devices = Devices(self.timing, self.finish, self._wake, partial(self.say, about="devices"))
         self._library: torch.library.Library | None = None
         self._torch_dtypes: dict[torch.dtype, int] = {}
         self._cost = 0
@@ -105,7 +107,6 @@ class PythonProbe(Probe):
         self._flights: list[Flight | None] = [None] * (ring.IN_FLIGHT_SLOTS + 1)
         #: Slots that no flight claimed at the latest sweep, and their stamps.
         self._unclaimed: dict[int, int] = {}
-        self._thread, self._stopped = self._watcher(), False
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -116,8 +117,7 @@ class PythonProbe(Probe):
     def abandon(self) -> None:
         """In a forked child: replace the probe's thread, which does not run there and may have held its locks."""
         super().abandon()
-        self._thread, self._stopped = self._watcher(), False
-        self.pending.abandon()
+        self._watcher = Watcher(self._watch)
 
     def _put_in(self) -> None:
         self._library = torch.library.Library("c10d", "IMPL")
@@ -129,10 +129,7 @@ class PythonProbe(Probe):
         self.pending.unwatch_waits()
         if self._library is not None:
             self._library._destroy()
-        self._stopped = True
-        self.pending.wake()
-        if self._thread.is_alive():
-            self._thread.join(1.0)
+        self._watcher.end(1.0)
         if self.ring is not None and not self.off:
             self.pending.give_up()
             self.devices.give_up()
@@ -142,8 +139,7 @@ class PythonProbe(Probe):
     def _make_ring(self, *about: Any) -> None:
         self._window = (_now(), 0)
         try:
-            if not self._thread.is_alive():
-                self._thread.start()
+            self._watcher.start()
             self.ring = RingWriter(*about)
         except (
             BaseException
@@ -154,18 +150,18 @@ class PythonProbe(Probe):
             if isinstance(error, RuntimeError) and not raised_by_handler(error):  # the process may have no more threads
                 raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(about[0])) from None
             raise
-        self.pending.wake()
+        self._wake()
         self.tell_gpu()
 
-    def _watcher(self) -> threading.Thread:
-        return threading.Thread(target=self._watch, name="commwatch", daemon=True)
+    def _wake(self) -> None:
+        self._watcher.wake()
 
     def _watch(self) -> None:
         """Run the probe's thread: heartbeat, governor, and operations whose end is not reported."""
-        while not self._stopped and (self.ring is not None or not self.off):
+        while self._watcher.goes_on() and (self.ring is not None or not self.off):
             if self.ring is not None:
                 self._look(self.ring)
-            self.pending.sleep(LOOK_S if self.devices else HEARTBEAT_S)
+            self._watcher.sleep(self.pending.pause(LOOK_S if self.devices else HEARTBEAT_S))
 
     def _look(self, writer: RingWriter) -> None:
         now = writer.counters[ring.HEARTBEAT] = _now()

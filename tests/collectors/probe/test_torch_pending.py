@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 import weakref
-from itertools import count, takewhile
 from pathlib import Path
-from threading import Thread
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,7 +17,6 @@ from commwatch.collectors.probe.torch_pending import Flight, Pending
 from commwatch.collectors.probe.torch_python import PythonProbe
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.ring import PROBE_NS, RingWriter
-from tests.helpers import PATIENCE_S
 
 MS = 1_000_000
 Ended = list[tuple[Flight, int, int, int]]
@@ -59,43 +54,6 @@ def pending(ended: Ended) -> Pending:
         ended.append((flight, end, timing, flag))
 
     return Pending(finish, lambda _: None)
-
-
-class Raised(Exception):
-    """What a signal handler raises."""
-
-
-def test_handler_leaves_no_lock(pending: Pending) -> None:
-    """A handler that raises anywhere in the waking of the probe's thread, the standard library's code too, blocks no later one."""
-    came = 0
-
-    def under_fire(raise_at: int) -> bool:
-        """Raise at one of the events that a trace function sees; returns whether there are so many."""
-        nonlocal came
-        came = 0
-
-        def trace(_frame: FrameType, _event: str, _value: object) -> Any:
-            nonlocal came
-            came += 1
-            if came == raise_at:
-                raise Raised
-            return trace
-
-        sys.settrace(trace)
-        try:
-            pending.wake()
-        except Raised:
-            return True
-        finally:
-            sys.settrace(None)
-        return False
-
-    raised: list[int] = []
-    thread = Thread(target=lambda: raised.extend(takewhile(under_fire, count(1))), daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-    assert len(raised) >= 3
 
 
 def launched(pending: Pending, failure: str = "", ago_ns: int = 0) -> tuple[Handle, Future[Any]]:
