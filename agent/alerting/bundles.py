@@ -188,6 +188,8 @@ class Evidence:
                 if not written:
                     with self._lock:
                         self._known.remove(_key(alert))
+                    with contextlib.suppress(OSError):
+                        (self._directory / f".{_key(alert)}").unlink(missing_ok=True)
 
     def read(self, alert: Alert) -> str | None:
         """Return the bundle of an alert as JSON; ``None`` if there is none, or not yet.

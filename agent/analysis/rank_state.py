@@ -26,13 +26,14 @@ def state(rank: RankView) -> str:
     return "silent" if silent else rank.state
 
 
+def urgency(op: InFlight) -> tuple[bool, float, float]:
+    """Return a key that orders operations in flight: a message that no thread waits for before all others, then by ``age``."""
+    return op.op not in ev.P2P or op.waited_s is not None, age(op), op.age_s
+
+
 def oldest(rank: RankView) -> InFlight | None:
-    """Return the operation in flight with the greatest ``age``, before any message that no thread waits for; ``None``: nothing is in flight."""
-
-    def key(op: InFlight) -> tuple[bool, float, float]:
-        return op.op not in ev.P2P or op.waited_s is not None, age(op), op.age_s
-
-    return max(rank.in_flight, key=key, default=None)
+    """Return the operation in flight of the greatest ``urgency``; ``None``: nothing is in flight."""
+    return max(rank.in_flight, key=urgency, default=None)
 
 
 def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:

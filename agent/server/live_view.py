@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import mean, median
 
 from commwatch.analysis import live_ranks
 from commwatch.analysis.headline import bottleneck, of_some, split
-from commwatch.analysis.rank_state import culprits, shedding, state
+from commwatch.analysis.rank_state import culprits, shedding, state, urgency
 from commwatch.analysis.summary import summarise
 from commwatch.analysis.time_buckets import Slot, slot_of
 from commwatch.analysis.verdicts import Verdict, combined, for_others, late_ranks, verdicts, waited_for
@@ -153,7 +153,7 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
     messages = for_others(messages, waiting, measured)
     paces = [pace for of_rank in recent.values() if (pace := _pace(of_rank, now_ns)) is not None]
     late = late_ranks(found, waiting)
-    in_flight = sorted(_in_flight(views), key=lambda line: -line.age_s)
+    in_flight = _in_flight(views)
     latest = max(books, key=lambda book: int(book.identity["restart"]))
     return JobNow(
         job_id=job.id,
@@ -263,10 +263,12 @@ def operations(job: Job, now_ns: int) -> Operations:
     return Operations(job.id, _covered_s(books, now_ns), summarise(counted, ["group", "op"]))
 
 
-def _in_flight(views: list[RankView]) -> Iterator[InFlightLine]:
-    for view in views:
-        for op in view.in_flight:
-            yield InFlightLine(view.rank, op.op, op.group, op.seq, op.size_bytes, age(op), op.usual_s)
+def _in_flight(views: list[RankView]) -> list[InFlightLine]:
+    """Return the operations in flight of all ranks, the most urgent first."""
+    ops = sorted(
+        ((view.rank, op) for view in views for op in view.in_flight), key=lambda each: urgency(each[1]), reverse=True
+    )
+    return [InFlightLine(rank, op.op, op.group, op.seq, op.size_bytes, age(op), op.usual_s) for rank, op in ops]
 
 
 def _slots(books: list[RankTotals], now_ns: int) -> list[Slot]:

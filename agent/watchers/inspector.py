@@ -276,7 +276,7 @@ class Inspector:
                 mean for _, each in self._means.values() for mean in each if job is None or mean.job_id in (None, job)
             ]
             paths = [os.fsencode(path).decode("utf-8", "replace") for each in files for path in each.follower.paths]
-            troubles = [f"{path}: {why}" for each in files for path, why in each.follower.troubles.items()]
+            troubles = [f"{path}: {why}" for each in files for path, why in list(each.follower.troubles.items())]
             state, says = self._state(folders, bool(paths or told), troubles)
             return InspectorView(
                 state,

@@ -87,8 +87,7 @@ class Follower:
         self._files.clear()
 
     def _discover(self) -> set[tuple[int, int]]:
-        there = set()
-        self.troubles.pop(_TOO_MANY, None)
+        there, too_many = set(), False
         for path in sorted({path for pattern in self.patterns for path in glob.glob(pattern)}):  # noqa: PTH207 - whole paths
             try:
                 about = Path(path).stat()
@@ -97,7 +96,7 @@ class Follower:
                     continue
                 there.add(inode)
                 if inode not in self._files and len(self._files) >= MOST_FILES:
-                    self.troubles[_TOO_MANY] = f"more than {MOST_FILES} files: the others are not read"
+                    too_many = True
                     continue
                 if inode not in self._files:
                     self._files[inode] = _File(path, others.open_plain(Path(path), links=True))
@@ -106,6 +105,10 @@ class Follower:
                 self.troubles.pop(path, None)
             except OSError as error:
                 self.troubles[path] = error.strerror or str(error)
+        if too_many:
+            self.troubles[_TOO_MANY] = f"more than {MOST_FILES} files: the others are not read"
+        else:
+            self.troubles.pop(_TOO_MANY, None)
         return there
 
     def _read(self, file: _File, most: int | None) -> int:

@@ -27,7 +27,7 @@ def test_named(scenario: Scenario, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scenario", HANGS, ids=lambda each: each.name)
 def test_hang(scenario: Scenario) -> None:
-    """In recorded jobs that hang or disagree, the cause and the ranks at fault are named in time, and no other rank ever."""
+    """In recorded jobs that hang or disagree, the operations in flight name the ranks at fault in time, and no other rank ever."""
     shown = concluded(FOLDER / file_name(scenario.name))
     polls = [(at_s, [(each.kind, each.cause, tuple(each.ranks)) for each in found]) for at_s, found in shown]
     outcome = judge(scenario, polls)

@@ -256,6 +256,7 @@ def test_unexpected_error(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         scene.evidence.tick()
     scene.evidence.tick()
+    assert not list(scene.directory.glob(".*"))
     assert scene.evidence.linked([first]) == [first]
     assert scene.evidence.read(second) is not None
 

@@ -159,6 +159,16 @@ def test_verdicts_mark_their_ranks() -> None:
     assert line.usual_s == pytest.approx(0.04, rel=0.03)
 
 
+def test_message_that_was_only_posted() -> None:
+    """A receive that no thread waits for comes after a collective, however long ago it was posted."""
+    shown = job(steps(0))
+    books(shown)[0].in_flight = [
+        Record._make((1, *operation("recv", start_ns=0, end_ns=0, seq=1, peer=1), 1)),
+        Record._make((1, *operation(start_ns=2 * SECOND, end_ns=0, seq=STEPS), 1)),
+    ]
+    assert [line.op for line in now(shown, 40 * SECOND).in_flight] == ["all_reduce", "recv"]
+
+
 def test_many_in_flight() -> None:
     """The longest fifty are named, the others counted."""
     shown = job(steps(0))
