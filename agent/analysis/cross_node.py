@@ -15,7 +15,7 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
 from commwatch.ingest.collective_join import MOST_PENDING, NOT_KNOWN_NS, OwnLateness, Part, split
 from commwatch.ingest.jobs import Job
-from commwatch.ingest.rank_totals import RankTotals, told
+from commwatch.ingest.rank_totals import RankTotals, op_of
 from commwatch.ingest.stragglers import WINDOWS_NS, Late, LateWindow, waiting_least
 
 #: Most parts in one answer, over all its groups and ranks.
@@ -135,7 +135,7 @@ def disagreements(jobs: Iterable[Job], now_ns: int) -> Iterator[Disagreement]:
         for group_id, join in job.joins.items():
             for seq, parts in join.odd:
                 ago_s = max(0, now_ns - max(part.end_ns for part in parts)) / 1e9
-                yield Disagreement(job.id, group_id, seq, {part.rank: told(part) for part in parts}, ago_s)
+                yield Disagreement(job.id, group_id, seq, {part.rank: op_of(part) for part in parts}, ago_s)
 
 
 def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[int, list[RankParts]]:
@@ -174,7 +174,7 @@ def _fill(columns: dict[int, RankParts], waiting: Iterable[tuple[int, list[Part]
             column = columns.get(part.rank)
             if column is not None and part.book.owner.alive and now_ns - part.end_ns < WINDOW_NS:
                 column.seq.append(seq)
-                column.op.append(told(part)[0])
+                column.op.append(op_of(part)[0])
                 column.duration_s.append(round(part.duration_ns / 1e9, 7))
                 column.own_s.append(round(part.own_ns / 1e9, 7) if part.own_ns < NOT_KNOWN_NS else None)
                 column.run.append(part.run)

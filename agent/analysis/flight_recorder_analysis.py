@@ -128,8 +128,8 @@ def conclude(dumps: Iterable[RankDump]) -> list[Verdict]:
     """
     by_rank = {taken.rank: taken for taken in dumps}
     groups = _groups(by_rank)
-    told = verdicts([_rank(taken, groups) for taken in by_rank.values()], groups.values())
-    return [replace(verdict, source=SOURCE) for verdict in told]
+    found = verdicts([_rank(taken, groups) for taken in by_rank.values()], groups.values())
+    return [replace(verdict, source=SOURCE) for verdict in found]
 
 
 def _groups(by_rank: dict[int, RankDump]) -> dict[tuple[str, str, tuple[int, ...] | None], GroupView]:
@@ -199,7 +199,7 @@ def _in_flight(entry: Entry, group: GroupView, at_ns: int, usual_s: float | None
 # -- output ---------------------------------------------------------------------------------------
 
 
-def told(taken: RankDump) -> list[str]:
+def positions(taken: RankDump) -> list[str]:
     """Return a line on the rank's position in each group."""
     lines = []
     for op in last_operations(taken):
@@ -217,7 +217,7 @@ def text(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -
     for verdict in found:
         lines += [f"{verdict.kind.upper()} in {verdict.job_id}: rank {spans(verdict.ranks)}", f"  {verdict.says}"]
     for taken in sorted(dumps, key=lambda taken: taken.rank):
-        lines += ["", f"rank {taken.rank}, {taken.file}:", *(f"  {line}" for line in told(taken))]
+        lines += ["", f"rank {taken.rank}, {taken.file}:", *(f"  {line}" for line in positions(taken))]
     return terminal_text.lines(lines)
 
 

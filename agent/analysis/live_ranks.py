@@ -130,7 +130,7 @@ def conclude(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:
     """Return the current verdicts, from the totals in memory alone; the caller locks ``jobs``."""
     held = list(jobs)
     seen = groups(held)
-    return combined(verdicts(ranks(held, now_ns), seen), told(held, seen, now_ns))
+    return combined(verdicts(ranks(held, now_ns), seen), ended_verdicts(held, seen, now_ns))
 
 
 def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:
@@ -138,7 +138,7 @@ def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:
     return {late.rank: late.cost_ns / late.window_ns for _, _, late in cross_node.stragglers(jobs, now_ns)}
 
 
-def told(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
+def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
     """Return the verdicts on ended operations of the groups ``seen``: disagreements and stragglers."""
     by_id = {(group.job_id, group.group_id): group for group in seen}
     odd = [

@@ -18,7 +18,7 @@ from commwatch.core.text_table import NOT_KNOWN, Column, Line, Span, clean, cut_
 from commwatch.core.units import percent, rate, seconds
 from commwatch.core.views import InFlight, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, stands_still
-from commwatch.report.report import stands
+from commwatch.report.report import job_state
 
 #: Age in seconds from which answers are marked as old.
 STALE_S = 5.0
@@ -84,7 +84,7 @@ def _title(answers: Answers, cells: int, live: bool) -> Line:
     else:
         job = shown.job
         ended = "" if job.state == "running" else time.strftime(" at %H:%M:%S", time.localtime(job.last_seen_at))
-        text += f"{clean(job.job_id)}, {stands(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
+        text += f"{clean(job.job_id)}, {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
         text += f", {job.restarts} restarts" if job.restarts else ""
     hint = " q quits" if live else ""
     return (*pad_line((Span(text, "title"),), max(0, cells - len(hint))), Span(hint, "dim"))
@@ -315,12 +315,12 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[li
     cards = {view.gpu.card.index: view.gpu.measured.utilization for view in answers.gpus.gpus}
     rows = []
     for rank in ranks:
-        stands, blamed, mine = state(rank), named.get(rank.rank), steps.get(rank.rank, [])
-        bad = "bad" if stands not in ("running", "ended") else "dim" if stands == "ended" else ""
+        word, blamed, mine = state(rank), named.get(rank.rank), steps.get(rank.rank, [])
+        bad = "bad" if word not in ("running", "ended") else "dim" if word == "ended" else ""
         style = _STYLES.get(blamed, "warn") if blamed else bad
         row, op = sums.get(rank.rank), oldest(rank)
         texts = (
-            "!" if blamed else "", str(rank.rank), blamed or stands, str(mine[0].seq) if mine else NOT_KNOWN,
+            "!" if blamed else "", str(rank.rank), blamed or word, str(mine[0].seq) if mine else NOT_KNOWN,
             seconds(median(step.duration_s for step in mine) if mine else None),
             percent(comm_share(mine)), percent(exposed_share(mine)),
             _part(None if row is None else _waited(row), 1, covered_s),

@@ -455,7 +455,7 @@ def _write(waits: Iterable[tuple[Part, int]]) -> None:
             books.owner.stood(part.end_ns, wait)
 
 
-def told(part: Part) -> tuple[str, int, str | None]:
+def op_of(part: Part) -> tuple[str, int, str | None]:
     """Return op name, size in bytes and dtype name of a part."""
     books: _CellTotals = part.book
     return books.owner.op_name(part.op), part.size, part.dtype
@@ -463,5 +463,5 @@ def told(part: Part) -> tuple[str, int, str | None]:
 
 def _same(part: Part) -> tuple[str, int | None, str | None]:
     """Return what must be equal on all ranks of a collective."""
-    name, size, dtype = told(part)
+    name, size, dtype = op_of(part)
     return name, size if name in ev.SAME_SIZE else None, dtype

@@ -247,7 +247,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     job = report.job
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started_at))
     ranks = f"{len(job.ranks)} of {job.world_size} ranks on {', '.join(report.hosts)}, hook {', '.join(report.hooks)}"
-    facts = [("job", f"{job.job_id} ({stands(job)}), began {when}, {seconds(report.duration_s)}"), ("ranks", ranks)]
+    facts = [("job", f"{job.job_id} ({job_state(job)}), began {when}, {seconds(report.duration_s)}"), ("ranks", ranks)]
     if job.ending:
         facts.append(("how", job.ending))
     if job.restarts:
@@ -286,7 +286,7 @@ def headlines(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def stands(job: JobView) -> str:
+def job_state(job: JobView) -> str:
     """Return ``running``, ``ended``, or ``failed`` if the job is known to have failed."""
     return "failed" if job.failed else job.state
 

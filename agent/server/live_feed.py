@@ -154,7 +154,7 @@ class LiveFeed:
         if at_ns is None or now_ns - at_ns > _TOLD_NS:
             self._verdicts = {each: told for each, told in self._verdicts.items() if now_ns - told[0] < _FORGET_NS}
             found = [
-                *live_ranks.told([job], live_ranks.groups([job]), now_ns),
+                *live_ranks.ended_verdicts([job], live_ranks.groups([job]), now_ns),
                 *self._services.ras.verdicts(job.id),
             ]
             self._verdicts[job.id] = now_ns, found

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from commwatch.analysis.flight_recorder_analysis import take, told
+from commwatch.analysis.flight_recorder_analysis import positions, take
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.node.flight_recorder import BadDump
 from commwatch.core.views import RankView
@@ -97,7 +97,7 @@ def _recorded(rank: int, pid: int) -> str | None:
     if dump is None:
         return None
     try:
-        lines = told(take(_inside(_PROC, pid, dump), rank))
+        lines = positions(take(_inside(_PROC, pid, dump), rank))
     except (BadDump, OSError) as error:
         lines = [f"it cannot be read: {getattr(error, 'strerror', None) or error}"]
     return "\n".join([str(dump), *lines])

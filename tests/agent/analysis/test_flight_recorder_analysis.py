@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.flight_recorder_analysis import RankDump, conclude, last_operations, take, take_all, text, told
+from commwatch.analysis.flight_recorder_analysis import (
+    RankDump,
+    conclude,
+    last_operations,
+    positions,
+    take,
+    take_all,
+    text,
+)
 from commwatch.collectors.node.flight_recorder import BadDump, load
 from tests.collectors.node.test_flight_recorder import BEGIN_NS, dump_of, entry, pending
 from tests.helpers import commwatch
@@ -106,11 +114,11 @@ def test_last_operations() -> None:
         58,
     )
     assert (ended.group, ended.seq, ended.done) == ("1", 7, True)
-    assert told(one) == [
+    assert positions(one) == [
         "default_pg: all_reduce 2 started, not completed, called 58.0 s before, 1 more behind it (/job/train.py:33 in train)",
         "1: all_reduce 7 completed, the latest (/job/train.py:33 in train)",
     ]
-    assert told(taken(0)) == ["it has no collectives"]
+    assert positions(taken(0)) == ["it has no collectives"]
 
 
 # -- files
