@@ -119,6 +119,7 @@ def test_slow_link(hosts: list[Host], tmp_path: Path) -> None:
         assert (running.verdicts(), running.diagnose(), running.by_rank("straggler")) == ([], [], {})
 
 
+@pytest.mark.by_the_clock
 @pytest.mark.parametrize("name", ["ddp8x4 late 2", "pipex4 slow 1", "fsdpx4 uneven 0,1,2,3"])
 def test_scenario(hosts: list[Host], tmp_path: Path, name: str) -> None:
     """Over two hosts the rules name the straggler of a job of the fault matrix within 30 s, and none of an uneven one."""
