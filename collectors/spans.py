@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def spans(numbers: Iterable[int]) -> str:
@@ -14,6 +14,11 @@ def spans(numbers: Iterable[int]) -> str:
         else:
             runs.append(range(number, number + 1))
     return _written(runs)
+
+
+def ranks(numbers: Collection[int]) -> str:
+    """Return ranks as text: ``rank 2``, ``ranks 1, 3``."""
+    return f"rank{'s' * (len(numbers) > 1)} {spans(numbers)}"
 
 
 def gaps(numbers: Iterable[int], size: int) -> list[range]:

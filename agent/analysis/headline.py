@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from commwatch.analysis.advice import LIMIT, WORTH
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks as named
 from commwatch.core.units import percent
 
 #: Smaller shares of a step spent waiting are not mentioned.
@@ -30,7 +30,7 @@ def split(comm: float | None, waiting: float | None, messages: float | None = No
         return ""
     waiting = min(comm, waiting or 0.0)
     messages = min(comm - waiting, messages or 0.0)
-    whom = _named(late) if late else "late ranks"
+    whom = named(late) if late else "late ranks"
     parts = [
         f"{percent(part)} waiting for {what}"
         for part, what in ((waiting, whom), (messages, "messages"))
@@ -58,15 +58,11 @@ def bottleneck(
     if exposed is not None and exposed < WORTH:
         return "above 30 %, but hidden behind compute"
     if waiting is not None and 2 * waiting > comm:
-        whom = f"{_named(late)} {'are' if len(late) > 1 else 'is'}" if late else "late ranks are"
+        whom = f"{named(late)} {'are' if len(late) > 1 else 'is'}" if late else "late ranks are"
         return f"above 30 %: {whom} the bottleneck, not the network"
     if 2 * ((waiting or 0.0) + (messages or 0.0)) > comm:
         return "above 30 %: uneven stages or a late rank are likelier than the network"
     return "above 30 %: communication is the bottleneck"
-
-
-def _named(ranks: Collection[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"
 
 
 def of_some(known: int, ranks: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from commwatch.analysis.verdicts import Verdict
 from commwatch.analysis.wait_graph import SILENT_S, age
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks as named
 from commwatch.collectors.wire import events as ev
 from commwatch.core.views import InFlight, RankView
 
@@ -40,7 +40,7 @@ def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:
     """Return as text for which ranks, given with their probes' modes, not all operations are recorded; ``None``: for none."""
     known = list(modes)
     who = {part: [rank for rank, of_rank in known if of_rank == mode] for mode, part in _RECORDED.items()}
-    parts = [f"{part} of rank{'s' * (len(ranks) > 1)} {spans(ranks)}" for part, ranks in who.items() if ranks]
+    parts = [f"{part} of {named(ranks)}" for part, ranks in who.items() if ranks]
     if not parts:
         return None
     return f"recorded in part: {', '.join(parts)}; the rest is only counted, for the probe was above its budget"

@@ -47,13 +47,13 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
     live = not (arguments.once or arguments.json)
     if live and (not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"):
         raise ConfigError("top: standard output is no terminal; --once prints one frame, --json for programs")
-    nobody = f"no agent watches {config.dir}; start a job with commwatch run, or name an agent with --address"
+    no_agent = f"no agent watches {config.dir}; start a job with commwatch run, or name an agent with --address"
     urls = _urls(config, arguments.address)
-    ask = Asker(urls, nobody, arguments.job, keys=keys_of(config))
+    ask = Asker(urls, no_agent, arguments.job, keys=keys_of(config))
     if live:
         return _live(ask, arguments.interval)
     if not urls():
-        raise UsageError(f"top: {nobody}")
+        raise UsageError(f"top: {no_agent}")
     answers = ask()
     if isinstance(answers, str):
         complain(f"top: {answers}")

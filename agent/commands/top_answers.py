@@ -64,7 +64,7 @@ class Asker:
 
     Args:
         urls: returns the agents' URLs; called each time, because a restarted agent may have another port.
-        nobody: the text to return if there are no agents.
+        no_agent: the text to return if there are no agents.
         job: ``None``: the latest running job, else the latest.
         clock: monotonic seconds.
         keys: credentials for the agents.
@@ -73,12 +73,12 @@ class Asker:
     def __init__(
         self,
         urls: Callable[[], list[str]],
-        nobody: str,
+        no_agent: str,
         job: str | None,
         clock: Callable[[], float] = time.monotonic,
         keys: Keys = NO_KEYS,
     ) -> None:
-        self._urls, self._nobody, self._job, self._clock = urls, nobody, job, clock
+        self._urls, self._no_agent, self._job, self._clock = urls, no_agent, job, clock
         self._keys = keys
         #: Agent and job of the latest advice and findings, when they were requested, and the answers.
         self._slow: tuple[tuple[str, str], float, tuple[list[Advice], list[Finding]]] | None = None
@@ -94,7 +94,7 @@ class Asker:
             else:
                 places.append((url, found))
         if not places:
-            return "; ".join(silent) or self._nobody
+            return "; ".join(silent) or self._no_agent
         jobs = [(url, job) for url, known in places for job in known if self._job in (None, job.job_id)]
         if self._job is not None and not jobs:
             known = ", ".join(job.job_id for _, found in places for job in found[:5]) or "none"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks as named
 
 
 class Ending(NamedTuple):
@@ -55,7 +55,7 @@ def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(ending.until_ns / 1e9))
         how = f"ended with {ending.raised}" if ending.raised else "died (no clean end)"
         among = f", first of {len(endings)}" if len(endings) > len(first) else ""
-        parts.append(f"rank{'s' * (len(first) > 1)} {spans(first)} {how} at {at}{among}")
+        parts.append(f"{named(first)} {how} at {at}{among}")
     return "; ".join(parts)
 
 

@@ -27,7 +27,7 @@ TAKE_S = 60.0
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with limits: uvicorn alone keeps a connection with half a request open for ever."""
+    """uvicorn's connection with limits: by itself, uvicorn sets no time limit on an incomplete request."""
 
     _coming: asyncio.TimerHandle | None = None
     _going: asyncio.TimerHandle | None = None

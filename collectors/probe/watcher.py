@@ -1,8 +1,8 @@
 """A thread beside the training thread, which starts, wakes and ends it without any lock that is implemented in Python.
 
 ``threading.Event`` and ``threading.Thread.start`` have such locks. A signal handler that raises inside one leaves it held, and a handler
-that communicates inside one finds it held: the training thread would wait for ever. A lock of ``_thread`` is implemented in C, and a
-handler runs before or after it. ``queue.SimpleQueue`` is no way out: up to Python 3.12, its ``get`` may sleep past its timeout for ever.
+that communicates inside one finds it held: both block the training thread. A lock of ``_thread`` is implemented in C, and a
+handler runs before or after it. ``queue.SimpleQueue`` is no way out: up to Python 3.12, its ``get`` may ignore its timeout.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _unsound(text: str) -> str | None:
     return None
 
 
-def services(request: Request) -> Services:
+async def services(request: Request) -> Services:
     """Return the agent's services, which ``application`` has stored."""
     found = request.app.state.services
     assert isinstance(found, Services)
@@ -139,11 +139,11 @@ def services(request: Request) -> Services:
 ServicesOf = Annotated[Services, Depends(services)]
 
 
-def _queries(found: ServicesOf) -> QueryService:
+async def _queries(found: ServicesOf) -> QueryService:
     return found.queries
 
 
-def _worker(found: ServicesOf) -> Worker:
+async def _worker(found: ServicesOf) -> Worker:
     return found.worker
 
 

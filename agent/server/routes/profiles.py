@@ -34,7 +34,7 @@ class Wanted(BaseModel):
     ] = 120.0
 
 
-def _profiles(services: ServicesOf) -> Profiles:
+async def _profiles(services: ServicesOf) -> Profiles:
     return services.profiles
 
 

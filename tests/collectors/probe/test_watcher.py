@@ -87,7 +87,7 @@ def test_handler_leaves_no_lock(beating: Beating, what: str) -> None:
 
 
 def test_signals_in_the_thread(beating: Beating) -> None:
-    """Signals that interrupt the thread's sleep do not make it sleep for ever, however busy the training thread is."""
+    """Signals that interrupt the thread's sleep do not make it ignore its timeout, however busy the training thread is."""
     beating.watcher.start()
     beating.goes_on()
     (ident,) = beating.idents
