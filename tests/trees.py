@@ -7,7 +7,11 @@ one of several lines, which end with a line of one dot. ``#`` begins a comment.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 HOSTS = Path(__file__).parent / "fixtures" / "host"
 
@@ -32,6 +36,16 @@ def unpack(name: str, at: Path) -> Path:
             assert sign == "=", line
             file.write_text(f"{value}\n")
     return at
+
+
+@contextmanager
+def procfs(at: Path) -> Iterator[None]:
+    """Counters, CPU and memory of the node are read from this ``/proc``."""
+    before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(at)
+    try:
+        yield
+    finally:
+        psutil.PROCFS_PATH = before
 
 
 def say(tree: Path, path: str, value: object) -> None:

@@ -15,8 +15,7 @@ from time import time
 
 from commwatch.analysis.host_rates import Node, NodeSample, SlowSample, answer
 from commwatch.analysis.traffic import parts
-from commwatch.collectors.node import pci
-from commwatch.collectors.node.host import Host, Memory
+from commwatch.collectors.node import host, pci
 from commwatch.collectors.node.infiniband import Infiniband
 from commwatch.collectors.node.network import Network
 from commwatch.collectors.node.nics import LINK_DOWNED, Counts, Nic
@@ -44,7 +43,6 @@ class HostWatch:
         aggregate: jobs in memory, with the bytes that collectives have moved.
         lock: guards ``aggregate``.
         now_ns: the monotonic clock.
-        proc: mount point of procfs; its network devices are those of the agent's network namespace.
         sys: mount point of sysfs.
     """
 
@@ -53,12 +51,10 @@ class HostWatch:
         aggregate: Aggregate,
         lock: threading.RLock,
         now_ns: Callable[[], int],
-        proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
     ) -> None:
         self._aggregate, self._lock, self._now_ns, self._sys = aggregate, lock, now_ns, sys
-        self._readers: tuple[Network | Infiniband, ...] = (Infiniband(sys), Network(proc, sys))
-        self._host = Host(proc)
+        self._readers: tuple[Network | Infiniband, ...] = (Infiniband(sys), Network(sys))
         self._looks: deque[NodeSample] = deque()
         self._seldom: deque[SlowSample] = deque()
         #: What the answers are made from; replaced as a whole, so that readers need no lock.
@@ -93,12 +89,12 @@ class HostWatch:
                 self._down.pop(reader.name, None)
         at = self._now_ns()
         try:
-            cpu, memory = self._host.cpu(), self._host.memory()
+            cpu, memory = host.cpu(), host.memory()
         except (OSError, ValueError):
-            cpu, memory = None, Memory(None, None)  # its own collector reports this
+            cpu, memory = None, host.Memory(None, None)  # its own collector reports this
         with self._lock:
             moved = parts(self._aggregate.jobs.values())
-        return NodeSample(at, counts, cpu, memory, self._host.pressure(), moved)
+        return NodeSample(at, counts, cpu, memory, host.pressure(), moved)
 
     def _look_around(self, now_ns: int) -> SlowSample:
         nics: list[Nic] = []

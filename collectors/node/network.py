@@ -1,4 +1,4 @@
-"""Network devices: counters from ``/proc/net/dev``, the rest from ``/sys/class/net``.
+"""Network devices: counters by psutil (``/proc/net/dev``), the rest from ``/sys/class/net``.
 
 The kernel reads a device's speed under a lock of all networking, which others may hold for seconds (node_exporter #2477):
 read it in a thread that no other thread waits for.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+
+import psutil
 
 from commwatch.collectors.node.nics import LINK_DOWNED, Counts, Nic, Traffic
 from commwatch.collectors.node.pci import function_of
@@ -19,35 +21,39 @@ _ETHERNET, _INFINIBAND = 1, 32
 _BYTES_PER_MBIT = 1_000_000 / 8
 
 
-def parse(words: str) -> dict[str, Counts]:
-    """Parse ``/proc/net/dev``: counters by device, without the loopback; other lines are skipped."""
-    found = {}
-    for line in words.splitlines()[2:]:
-        device, _, counters = line.partition(":")
-        values = counters.split()
-        if len(values) < 12 or device.strip() == "lo" or not all(value.isdecimal() for value in values[:12]):
-            continue
-        numbers = [int(value) for value in values[:12]]
-        found[device.strip()] = Counts(Traffic(*numbers[:4]), Traffic(*numbers[8:12]))
-    return found
-
-
 class Network:
     """The devices of ``/sys/class/net``.
 
     Args:
-        proc: where procfs is; ``net/dev`` in it is that of the reader's own network namespace.
         sys: where sysfs is.
     """
 
     name = "network"
 
-    def __init__(self, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
-        self._counters, self._devices = proc / "net" / "dev", f"{sys}/class/net"
+    def __init__(self, sys: Path = Path("/sys")) -> None:
+        self._devices = f"{sys}/class/net"
 
-    def counts(self) -> dict[str, Counts]:
-        """Return the counters now; raise ``OSError`` if there are none."""
-        return parse(self._counters.read_text(encoding="utf-8", errors="replace"))
+    @staticmethod
+    def counts() -> dict[str, Counts]:
+        """Return the counters of the devices in this process's network namespace, without the loopback.
+
+        Raises:
+            OSError: there are none, or they cannot be parsed.
+        """
+        try:
+            # Without nowrap, psutil would add the old value to a counter that restarts; Prometheus expects to see the restart.
+            devices = psutil.net_io_counters(pernic=True, nowrap=False)
+        except (AssertionError, ValueError) as error:
+            raise OSError(f"{psutil.PROCFS_PATH}/net/dev cannot be parsed: {error}") from error
+        return {
+            # A name may hold any bytes, and lone surrogates could not be sent.
+            name.encode(errors="surrogateescape").decode(errors="replace"): Counts(
+                Traffic(of.bytes_recv, of.packets_recv, of.errin, of.dropin),
+                Traffic(of.bytes_sent, of.packets_sent, of.errout, of.dropout),
+            )
+            for name, of in devices.items()
+            if name != "lo"
+        }
 
     def nics(self) -> list[Nic]:
         """Return the devices, without the loopback, the oldest first."""

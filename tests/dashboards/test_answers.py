@@ -43,7 +43,7 @@ from tests.helpers import (
     wait_for,
 )
 from tests.prometheus import Prometheus, prometheus
-from tests.trees import say, unpack
+from tests.trees import procfs, say, unpack
 
 Series = list[tuple[dict[str, str], list[float]]]
 LOOK_S = 20
@@ -107,7 +107,7 @@ def _job_on_a_card(place: Path) -> Iterator[None]:
 def _recorded_host(place: Path) -> Iterator[str]:
     """A node with RoCE ports as recorded, whose counters move: its address."""
     tree = unpack("roce", place / "roce")
-    watch = HostWatch(Aggregate(), threading.RLock(), time.monotonic_ns, tree / "proc", tree / "sys")
+    watch = HostWatch(Aggregate(), threading.RLock(), time.monotonic_ns, tree / "sys")
     counter = "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data"
 
     def readings() -> Iterable[tuple[str, list[Reading] | None]]:
@@ -120,7 +120,8 @@ def _recorded_host(place: Path) -> Iterator[str]:
     port = free_port()
     server, thread = start_http_server(port, "127.0.0.1", registry)
     try:
-        yield f"127.0.0.1:{port}"
+        with procfs(tree / "proc"):
+            yield f"127.0.0.1:{port}"
     finally:
         server.shutdown()
         server.server_close()

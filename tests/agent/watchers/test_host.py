@@ -6,11 +6,13 @@ import asyncio
 import json
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -24,10 +26,16 @@ from commwatch.reference.links import links, of_device
 from commwatch.server.web import application
 from commwatch.watchers.host import MOST_VIRTUAL, HostWatch
 from tests.helpers import idle_services
-from tests.trees import say, unpack, vanish
+from tests.trees import procfs, say, unpack, vanish
 
 S = 1_000_000_000
 MLX5_0 = "sys/class/infiniband/mlx5_0/ports/1"
+
+
+@pytest.fixture(autouse=True)
+def _until_the_end_of_the_test() -> Iterator[None]:
+    with procfs(Path("/proc")):
+        yield
 
 
 class Watched:
@@ -35,9 +43,8 @@ class Watched:
 
     def __init__(self, name: str, at: Path) -> None:
         self.tree, self.now_ns = unpack(name, at), 0
-        self.watch = HostWatch(
-            Aggregate(), threading.RLock(), lambda: self.now_ns, self.tree / "proc", self.tree / "sys"
-        )
+        psutil.PROCFS_PATH = str(self.tree / "proc")
+        self.watch = HostWatch(Aggregate(), threading.RLock(), lambda: self.now_ns, self.tree / "sys")
         self.watch.tick()
 
     def later(self, seconds: float) -> HostView:
@@ -91,7 +98,8 @@ def test_cpu(tmp_path: Path) -> None:
     """Shares of the cores by mode; the core that has all of the packets stands out."""
     watched = Watched("infiniband", tmp_path)
     watched.say(
-        "proc/stat", "cpu  200100 1000 30000 700050 5000 0 4050 100\ncpu0 0 0 0 0 0 0 4050 0\ncpu1 0 0 0 0 0 0 0 0"
+        "proc/stat",
+        "cpu  200100 1000 30000 700050 5000 0 4050 100 0 0\ncpu0 0 0 0 0 0 0 4050 0 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0",
     )
     view = watched.later(1)
     assert view.cpu is not None
@@ -250,7 +258,7 @@ def test_source_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert len(caplog.records) == 1
     assert [each.device for each in view.nics] == ["mlx5_0:1", "mlx5_1:1"]
     assert dict(watched.watch.readings())["network"] is None
-    watched.say("proc/net/dev", kept)
+    watched.say("proc/net/dev", kept.rstrip())
     assert nic(watched.later(10), "eth0").received_bytes == 1_000_000
     assert dict(watched.watch.readings())["network"]
     vanish(watched.tree, "proc/stat")

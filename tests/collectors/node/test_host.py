@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.node.host import Host, HostCollector, cpu, memory
+from commwatch.collectors.node.host import HostCollector, cpu, memory, pressure
 from commwatch.collectors.registry import Reading
-from tests.trees import say, unpack
+from tests.trees import procfs, say, unpack, vanish
 
 
 def test_recorded(tmp_path: Path) -> None:
     """Seconds by mode (nice is user's), memory in bytes, and what the kernel tells of pressure."""
-    readings = HostCollector(unpack("infiniband", tmp_path) / "proc").collect()
+    with procfs(unpack("infiniband", tmp_path) / "proc"):
+        readings = HostCollector().collect()
     assert Reading("host_cpu_seconds_total", ("user",), 2010.0) in readings
     assert Reading("host_cpu_seconds_total", ("softirq",), 40.0) in readings
     assert Reading("host_memory_total_bytes", (), 131_072_000 * 1024) in readings
@@ -23,32 +24,43 @@ def test_recorded(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_not_told(tmp_path: Path) -> None:
-    """An old kernel's short line, no available memory, no pressure: what is not told is absent."""
-    host = Host(unpack("bare", tmp_path) / "proc")
-    assert host.cpu().seconds == {"user": 0.1, "system": 0.05, "idle": 0.8}
-    assert host.memory() == (1024 * 1024, None)
-    assert host.pressure() == {}
+def test_no_pressure(tmp_path: Path) -> None:
+    """A kernel that counts no pressure has none; CPU and memory are there all the same."""
+    with procfs(unpack("bare", tmp_path) / "proc"):
+        none = dict.fromkeys(("iowait", "irq", "softirq", "steal"), 0.0)
+        assert cpu().seconds == {"user": 0.1, "system": 0.05, "idle": 0.8, **none}
+        assert memory() == (1024 * 1024, 512 * 1024)
+        assert pressure() == {}
+
+
+def test_guests(tmp_path: Path) -> None:
+    """Time of virtual machines, which the kernel counts in user and nice as well, is counted once."""
+    tree = unpack("bare", tmp_path)
+    say(tree, "proc/stat", "cpu  300 100 0 0 0 0 0 0 200 50\ncpu0 300 100 0 0 0 0 0 0 200 50")
+    with procfs(tree / "proc"):
+        assert sum(cpu().seconds.values()) == cpu().seconds["user"] == 4.0
 
 
 def test_core_by_core(tmp_path: Path) -> None:
     """Softirq is told by core: one that does it all stands out."""
-    assert Host(unpack("infiniband", tmp_path) / "proc").cpu().softirq == [40.0, 0.0]
+    with procfs(unpack("infiniband", tmp_path) / "proc"):
+        assert cpu().softirq == [40.0, 0.0]
 
 
-def test_damaged(tmp_path: Path) -> None:
-    """A file that is something else is a ``ValueError``, none an ``OSError``: the collector is then down."""
+@pytest.mark.parametrize("file", ["stat", "meminfo"])
+@pytest.mark.parametrize(
+    "text", ["nonsense", "", "\n", "cpu a b c d e f g h i j", "cpu 1", "cpu  10 0 5 80", "MemTotal: 1 kB"]
+)
+def test_damaged(tmp_path: Path, file: str, text: str) -> None:
+    """A file that is something else is a ``ValueError`` that names it, none an ``OSError``: the collector is then down."""
     tree = unpack("bare", tmp_path)
-    say(tree, "proc/stat", "nonsense")
-    with pytest.raises(ValueError, match="no line 'cpu'"):
-        HostCollector(tree / "proc").collect()
-    with pytest.raises(ValueError, match="literal"):
-        cpu("cpu a b c")
-    with pytest.raises(ValueError, match="no line"):
-        cpu("cpu 1")
-    with pytest.raises(OSError, match="stat"):
-        HostCollector(tmp_path / "none").collect()
-    assert memory("nonsense") == (None, None)
+    say(tree, f"proc/{file}", text)
+    with procfs(tree / "proc"):
+        with pytest.raises(ValueError, match=f"{file} cannot be parsed"):
+            HostCollector().collect()
+        vanish(tree, f"proc/{file}")
+        with pytest.raises(OSError, match=file):
+            HostCollector().collect()
 
 
 def test_this_machine() -> None:

@@ -6,22 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.node.network import Network, parse
+from commwatch.collectors.node.network import Network
 from commwatch.collectors.node.nics import Counts, Nic, Traffic
-from tests.trees import say, unpack, vanish
+from tests.trees import procfs, say, unpack, vanish
 
 PROC = Path(__file__).parents[2] / "fixtures" / "proc"
-HEAD = "Inter-| Receive | Transmit\n face |bytes ... |bytes ...\n"
+HEAD = b"Inter-| Receive | Transmit\n face |bytes ... |bytes ...\n"
 
 
 def nics(tree: Path) -> dict[str, Nic]:
     """The devices of a tree by name."""
-    return {nic.name: nic for nic in Network(tree / "proc", tree / "sys").nics()}
+    return {nic.name: nic for nic in Network(tree / "sys").nics()}
 
 
 def test_recorded_counters() -> None:
     """Bytes, packets, errors and drops of each device but the loopback, in both directions."""
-    counts = Network(proc=PROC).counts()
+    with procfs(PROC):
+        counts = Network.counts()
     assert list(counts) == ["eth0", "eno1np1", "ibs2", "docker0"]
     assert counts["eth0"] == Counts(
         Traffic(734_981_227_654, 1_090_224_315, 0, 17), Traffic(18_446_744_073_709_551_000, 918_273_645, 0, 0)
@@ -29,12 +30,41 @@ def test_recorded_counters() -> None:
     assert counts["eno1np1"].received.bytes == 1_500_000  # an old kernel leaves no space behind the colon
 
 
-@pytest.mark.parametrize(
-    "text", ["", HEAD, HEAD + "\n", HEAD + "eth0: 1 2 3\n", HEAD + "nonsense\n", HEAD + "a: " + "x " * 16]
-)
-def test_nothing_to_read(text: str) -> None:
-    """No devices, and lines that are no devices, give nothing and no error."""
-    assert parse(text) == {}
+def counts_of(tmp_path: Path, text: bytes) -> dict[str, Counts]:
+    """The counters in such a file."""
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "dev").write_bytes(text)
+    with procfs(tmp_path):
+        return Network.counts()
+
+
+@pytest.mark.parametrize("text", [b"", HEAD])
+def test_no_devices(tmp_path: Path, text: bytes) -> None:
+    """No devices give nothing and no error."""
+    assert counts_of(tmp_path, text) == {}
+
+
+@pytest.mark.parametrize("line", [b"", b"eth0: 1 2 3", b"nonsense", b"a: " + b"x " * 16])
+def test_damaged(tmp_path: Path, line: bytes) -> None:
+    """A line that is no device is an ``OSError`` that names the file."""
+    with pytest.raises(OSError, match="net/dev cannot be parsed"):
+        counts_of(tmp_path, HEAD + line + b"\n")
+
+
+def test_any_name(tmp_path: Path) -> None:
+    """A device may be called almost anything, and what is exported of it is text that can be sent."""
+    names = (b"\xffeth", b"a\xc2\x85b", "訓練".encode(), b"\x1b[2J", b"\xed\xa0\x80")
+    counts = counts_of(tmp_path, HEAD + b"".join(name + b": " + b"7 " * 16 + b"\n" for name in names))
+    assert list(counts) == [name.decode(errors="replace") for name in names]
+    assert "".join(counts).encode()
+
+
+def test_restart(tmp_path: Path) -> None:
+    """A counter that begins anew is told as it is: whoever computes a rate sees that it has."""
+    for n, value in enumerate((b"9 ", b"3 ")):
+        (tmp_path / str(n)).mkdir()
+        counts = counts_of(tmp_path / str(n), HEAD + b"eth0: " + value * 16 + b"\n")
+        assert counts["eth0"].received.bytes == int(value)
 
 
 def test_this_machine() -> None:
@@ -48,9 +78,9 @@ def test_this_machine() -> None:
 
 def test_no_file(tmp_path: Path) -> None:
     """Where there are no counters that is an ``OSError``; where there is no sysfs there are no devices."""
-    with pytest.raises(OSError, match="net/dev"):
-        Network(proc=tmp_path).counts()
-    assert Network(sys=tmp_path).nics() == []
+    with procfs(tmp_path), pytest.raises(OSError, match="net/dev"):
+        Network.counts()
+    assert Network(tmp_path).nics() == []
 
 
 def test_hardware(tmp_path: Path) -> None:
@@ -94,7 +124,7 @@ def test_unknown_speed(tmp_path: Path, speed: str) -> None:
 def test_link_downs(tmp_path: Path) -> None:
     """How often the link was lost is counted where the kernel counts it (4.16 and later)."""
     tree = unpack("infiniband", tmp_path)
-    network = Network(tree / "proc", tree / "sys")
+    network = Network(tree / "sys")
     eth0 = nics(tree)["eth0"]
     assert network.events(eth0) == {"link_downed": 1}
     vanish(tree, "sys/class/net/eth0/carrier_down_count")
