@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from commwatch.analysis.flight_recorder_analysis import positions, take
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.node.flight_recorder import BadDump
@@ -23,7 +25,6 @@ _STACK_S = 20.0
 _AT_ONCE = 16
 #: Seconds to wait for a dump: PyTorch checks the pipe about once a second, and writes some megabytes.
 _DUMP_S = 15.0
-_PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
@@ -73,20 +74,20 @@ def stack(pid: int) -> str | None:
     return done.stdout.rstrip() if done.returncode == 0 else None
 
 
-def flight_recorder(rank: int, pid: int, proc: Path = _PROC, timeout_s: float = _DUMP_S) -> Path | None:
+def flight_recorder(rank: int, pid: int, timeout_s: float = _DUMP_S) -> Path | None:
     """Make PyTorch dump its Flight Recorder; return the file's path, as the trainer sees it; ``None``: no dump.
 
     Any byte in the pipe ``<TORCH_NCCL_DEBUG_INFO_PIPE_FILE><rank>.pipe`` makes ProcessGroupNCCL write its latest operations to
     ``<TORCH_FR_DUMP_TEMP_FILE><rank>``, without disturbing the training.
     """
-    env = _environment(proc / str(pid))
+    env = _environment(pid)
     stem = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not stem:
         return None
     dump = Path(f"{_dump_stem(env)}{rank}")
-    seen = _inside(proc, pid, dump)
+    seen = _inside(pid, dump)
     before = _changed(seen)
-    if not _poke(_inside(proc, pid, Path(f"{stem}{rank}.pipe"))):
+    if not _poke(_inside(pid, Path(f"{stem}{rank}.pipe"))):
         return None
     return dump if wait_until(lambda: _written(seen, before), timeout_s) else None
 
@@ -97,27 +98,26 @@ def _recorded(rank: int, pid: int) -> str | None:
     if dump is None:
         return None
     try:
-        lines = positions(take(_inside(_PROC, pid, dump), rank))
+        lines = positions(take(_inside(pid, dump), rank))
     except (BadDump, OSError) as error:
         lines = [f"it cannot be read: {getattr(error, 'strerror', None) or error}"]
-    return "\n".join([str(dump), *lines])
+    return "\n".join([os.fsencode(dump).decode(errors="replace"), *lines])  # lone surrogates could not be sent
 
 
-def recorder(rank: int, pid: int, proc: Path = _PROC) -> str:
+def recorder(rank: int, pid: int) -> str:
     """Return whether a rank's Flight Recorder can be dumped: ``off``, ``works``, or ``down`` (its pipe is missing)."""
-    stem = _environment(proc / str(pid)).get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    stem = _environment(pid).get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not stem:
         return "off"
-    return "works" if _inside(proc, pid, Path(f"{stem}{rank}.pipe")).is_fifo() else "down"
+    return "works" if _inside(pid, Path(f"{stem}{rank}.pipe")).is_fifo() else "down"
 
 
-def _environment(process: Path) -> Mapping[str, str]:
+def _environment(pid: int) -> Mapping[str, str]:
+    """Return the environment that a process began with; empty if it cannot be read."""
     try:
-        entries = (process / "environ").read_bytes().split(b"\0")
-    except OSError:
+        return psutil.Process(pid).environ()
+    except (OSError, psutil.Error):
         return {}
-    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
-    return {name: value for name, _, value in pairs}
 
 
 def _dump_stem(env: Mapping[str, str]) -> str:
@@ -128,10 +128,9 @@ def _dump_stem(env: Mapping[str, str]) -> str:
     return f"{cache}/torch/comm_lib_trace_rank_"
 
 
-def _inside(proc: Path, pid: int, path: Path) -> Path:
+def _inside(pid: int, path: Path) -> Path:
     """Return the trainer's path as the agent sees it: the trainer may run in a container, the path may be relative."""
-    base = proc / str(pid) / ("root" if path.is_absolute() else "cwd")
-    return base / str(path).lstrip("/")
+    return Path(f"/proc/{pid}", "root" if path.is_absolute() else "cwd", str(path).lstrip("/"))
 
 
 def _poke(pipe: Path) -> bool:

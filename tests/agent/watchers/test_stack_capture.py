@@ -118,6 +118,20 @@ def test_flight_recorder(tmp_path: Path, variable: str) -> None:
         assert flight_recorder(4, pid) is None  # that rank has no pipe
 
 
+def test_path_of_any_bytes(tmp_path: Path) -> None:
+    """A dump whose path is no UTF-8 is made and read, and its evidence is text that can be stored and sent."""
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    stems = {
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / "pipe_"),
+        "TORCH_FR_DUMP_TEMP_FILE": str(folder / "dump_"),
+    }
+    with trainer(folder / "dump_", RECORDED=json.dumps(dump_of(entry(0, 1))), **stems) as pid:
+        found = [each for each in evidence([stalled(3)], [rank_view(pid)], "here") if each.kind == "flight_recorder"]
+    assert len(found) == 1
+    assert found[0].text.encode().startswith(f"{tmp_path}/\N{REPLACEMENT CHARACTER}/dump_3".encode())
+
+
 def test_no_flight_recorder(tmp_path: Path) -> None:
     """Without the setting, with a file in the pipe's place, with nobody reading, or without the process there is no dump, and no wait."""
     command = ["sleep", "600"]
