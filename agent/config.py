@@ -15,6 +15,7 @@ from typing import Any
 from commwatch.alerts.receivers import settings as receivers
 from commwatch.collectors.wire import variables
 from commwatch.collectors.wire.identity import run_dir
+from commwatch.core.errors import CommwatchError
 from commwatch.prometheus.metrics import METRICS
 from commwatch.reference.links import UnknownLink, find
 
@@ -27,12 +28,11 @@ DEFAULT_PORT = 9477
 GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
 
 
-class ConfigError(Exception):
+class ConfigError(CommwatchError):
     """A setting is wrong; the message names it, its source and what would be right."""
 
-
-class UsageError(Exception):
-    """The caller asked for something that does not exist; the message names it."""
+    exit_code = 2
+    names_command = False
 
 
 @dataclass(frozen=True)

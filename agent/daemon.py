@@ -27,7 +27,8 @@ from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.alerts.receivers.settings import receivers
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.registry import Collectors, Reading
-from commwatch.config import Config, ConfigError, addresses
+from commwatch.config import Config, addresses
+from commwatch.core.errors import CommwatchError
 from commwatch.history.chunks import Damaged
 from commwatch.history.examination import Examination
 from commwatch.history.opening import StoreError
@@ -88,8 +89,9 @@ class Daemon:
 
     Raises:
         ConfigError: the list of alerts is wrong.
-        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, a rule cannot be
-            evaluated, or token or certificate cannot be used.
+        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, the token cannot be
+            written, or a rule cannot be evaluated.
+        BadToken, BadCertificate: token or certificate cannot be used.
     """
 
     def __init__(self, config: Config, plan: Plan | None = None, reread: Callable[[], Config] | None = None) -> None:
@@ -264,7 +266,7 @@ class Daemon:
         tell(f"{RELOADING}\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", os.environ)
         try:
             changed, apply = self._changed(self._reread())
-        except (ConfigError, CannotStart) as error:
+        except CommwatchError as error:
             log.error("the settings stay as they are: %s", error)
         else:
             for each in apply:
@@ -278,7 +280,8 @@ class Daemon:
 
         Raises:
             ConfigError: the list of alerts is wrong.
-            CannotStart: token, certificate or a rule cannot be used.
+            CannotStart: the token cannot be written, or a rule cannot be evaluated.
+            BadToken, BadCertificate: token or certificate cannot be used.
         """
         config = change(self.config, asked).config
         plan, before = self._plan(config), self._alerting.plan

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.config import DEFAULT_PORT, Config, ConfigError
+from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.core.terminal_text import complain, line
 
 _LABEL = re.compile(r"([A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?)=([-A-Za-z0-9_.]*)")
@@ -21,7 +22,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="the one list of alerts: for Prometheus, for Kubernetes, checked; and the receivers, tried",
         description="The one list of alerts (docs/alerts.md), with the thresholds that your settings say.",
     )
-    verbs = alerts.add_subparsers(metavar="VERB", required=True)
+    verbs = alerts.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     _add_export(verbs, common)
     _add_check(verbs, common)
     _add_test(verbs, common)
@@ -87,8 +88,7 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
     try:
         arguments.output.write_text(text, encoding="utf-8")
     except OSError as error:
-        complain(f"alerts export: cannot write {arguments.output}: {error.strerror}")
-        return 1
+        raise CommwatchError(f"cannot write {arguments.output}: {error.strerror}") from None
     return 0
 
 
@@ -125,10 +125,10 @@ def _test(config: Config, arguments: argparse.Namespace) -> int:
 
     asked = [each for each in config.receivers if arguments.receiver in (None, each.name)]
     if not config.receivers:
-        raise ConfigError("alerts test: no receivers; the settings file has none under [[receivers]]")
+        raise UsageError("no receivers; the settings file has none under [[receivers]]")
     if not asked:
         known = ", ".join(each.name for each in config.receivers)
-        raise ConfigError(f"alerts test: no receiver '{arguments.receiver}'; there are {known}")
+        raise UsageError(f"no receiver '{arguments.receiver}'; there are {known}")
     made = receivers(asked, address_of(config, config.port or DEFAULT_PORT))
     outcomes = [(each.name, trial(each, time.time())) for each in made]
     for name, trouble in outcomes:

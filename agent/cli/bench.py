@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from commwatch.config import Config, UsageError
-from commwatch.core.terminal_text import complain, line
+from commwatch.config import Config
+from commwatch.core.errors import UsageError
+from commwatch.core.terminal_text import line
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -41,32 +42,22 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _bench(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.commands import bench, bench_tables
-    from commwatch.reference import references
 
     command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
     if bool(command) + (arguments.file is not None) + arguments.list != 1:
-        raise UsageError("bench: one of: a launch command (commwatch bench -- torchrun ...), --import FILE, --list")
+        raise UsageError("one of: a launch command (commwatch bench -- torchrun ...), --import FILE, --list")
     if arguments.list:
         return _list_references(config, arguments.json)
-    try:
-        if arguments.file is not None:
-            ops = bench.operations(arguments.ops)
-            if len(ops) > 1:
-                raise UsageError("bench: --import takes one of --ops, for output that does not name its operation")
-            kept, left_out = bench.take_in(arguments.file, config.state, ops[0] if ops else None)
-        else:
-            sizes = (arguments.min_bytes, arguments.max_bytes, arguments.factor, arguments.seconds)
-            swept = bench.run(
-                command, bench.wanted(arguments.backends, arguments.ops, *sizes), config.state, os.environ
-            )
-            left_out = swept.left_out
-            kept = [bench.keep(outcome, config.state, command) for outcome in swept.outcomes]
-    except bench.CannotBench as error:
-        complain(f"bench: {error}")
-        return error.code
-    except references.BadReference as error:
-        complain(f"bench: {error}")
-        return 1
+    if arguments.file is not None:
+        ops = bench.operations(arguments.ops)
+        if len(ops) > 1:
+            raise UsageError("--import takes one of --ops, for output that does not name its operation")
+        kept, left_out = bench.take_in(arguments.file, config.state, ops[0] if ops else None)
+    else:
+        sizes = (arguments.min_bytes, arguments.max_bytes, arguments.factor, arguments.seconds)
+        swept = bench.run(command, bench.wanted(arguments.backends, arguments.ops, *sizes), config.state, os.environ)
+        left_out = swept.left_out
+        kept = [bench.keep(outcome, config.state, command) for outcome in swept.outcomes]
     if arguments.json:
         print(json.dumps(bench.as_json(kept, left_out), indent=2))
         return 0 if kept else 1

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from commwatch import __version__
 from commwatch.cli import alerts, bench, dashboards, deploy, profile, query, settings, top
 from commwatch.commands.nccl_debug import LEVELS
-from commwatch.config import Config, ConfigError, UsageError, load, settings_file
+from commwatch.config import Config, load, settings_file
 from commwatch.core.durations import LAST, parse_age, parse_last
+from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.core.terminal_text import OneLine, complain, guard_output, line
 
 if TYPE_CHECKING:
@@ -48,13 +49,18 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code: int = arguments.command(_settings(arguments), arguments)
         sys.stdout.flush()
-    except (ConfigError, UsageError) as error:
-        complain(str(error))
-        return 2
+    except CommwatchError as error:
+        complain(f"{_name(arguments)}: {error}" if error.names_command else str(error))
+        return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    """Return the name of the command, with its verb if it has any."""
+    return " ".join(filter(None, (arguments.command_name, getattr(arguments, "command_verb", None))))
 
 
 def _last(text: str) -> float | None:
@@ -115,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = _Parser(prog="commwatch", description="See the communication of distributed training.")
     parser.add_argument("--version", action="version", version=f"commwatch {__version__}")
-    commands: Any = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Command)
+    commands: Any = parser.add_subparsers(dest="command_name", metavar="COMMAND", required=True, parser_class=_Command)
 
     run = commands.add_parser(
         "run",
@@ -241,17 +247,12 @@ def _add_access(common: argparse.ArgumentParser) -> None:
 
 
 def _run(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.commands.run import CommandNotFound, run
+    from commwatch.commands.run import run
 
     command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
     if not command:
-        raise UsageError("run: which job? commwatch run -- torchrun ...")
-    try:
-        return run(
-            config, settings_file(arguments.config), command, os.environ, _again(arguments), arguments.nccl_debug
-        )
-    except CommandNotFound as error:
-        raise UsageError(str(error)) from None
+        raise UsageError("which job? commwatch run -- torchrun ...")
+    return run(config, settings_file(arguments.config), command, os.environ, _again(arguments), arguments.nccl_debug)
 
 
 def _native(config: Config, arguments: argparse.Namespace) -> int:
@@ -261,17 +262,14 @@ def _native(config: Config, arguments: argparse.Namespace) -> int:
     try:
         return call(arguments.python, [arguments.verb, *flags], os.environ)
     except OSError as error:
-        raise UsageError(f"native: cannot run {arguments.python}: {error.strerror}") from None
+        raise UsageError(f"cannot run {arguments.python}: {error.strerror}") from None
 
 
 def _explain(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.commands.explain import CannotRead, explain
+    from commwatch.commands.explain import explain
 
     gc.disable()  # this command creates no reference cycles, and collection costs a tenth of the time
-    try:
-        return explain(arguments.logs, arguments.json)
-    except CannotRead as error:
-        raise UsageError(f"explain: {error}") from None
+    return explain(arguments.logs, arguments.json)
 
 
 def _doctor(config: Config, arguments: argparse.Namespace) -> int:
@@ -288,15 +286,12 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
 
     if arguments.flight_recorder:
         return _flight_recorder(arguments)
-    try:
-        urls = (
-            diagnose.addresses(arguments.agents, config.expects_tls)
-            if arguments.agents
-            else client.local_agents(config.dir)
-        )
-        seen = diagnose.ask(urls, arguments.job, client.keys_of(config))
-    except diagnose.CannotDiagnose as error:
-        raise UsageError(f"diagnose: {error}") from None
+    urls = (
+        diagnose.addresses(arguments.agents, config.expects_tls)
+        if arguments.agents
+        else client.local_agents(config.dir)
+    )
+    seen = diagnose.ask(urls, arguments.job, client.keys_of(config))
     found = diagnose.conclude(seen)
     taken = evidence(found, seen.ranks, socket.gethostname())
     say = diagnose.as_json if arguments.json else diagnose.text
@@ -308,10 +303,10 @@ def _flight_recorder(arguments: argparse.Namespace) -> int:
     from commwatch.analysis import flight_recorder_analysis
 
     if arguments.agents or arguments.job:
-        raise UsageError("diagnose: --flight-recorder asks no agent: without ADDRESS and --job")
+        raise UsageError("--flight-recorder asks no agent: without ADDRESS and --job")
     dumps, damaged = flight_recorder_analysis.take_all(arguments.flight_recorder)
     if not dumps:
-        raise UsageError(f"diagnose: {'; '.join(f'{file}: {why}' for file, why in damaged.items())}")
+        raise UsageError("; ".join(f"{file}: {why}" for file, why in damaged.items()))
     found = flight_recorder_analysis.conclude(dumps)
     print(
         (flight_recorder_analysis.as_json if arguments.json else flight_recorder_analysis.text)(found, dumps, damaged)
@@ -336,18 +331,13 @@ def _other_last(last_s: float | None) -> str:
 
 def _agent(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.daemon import Daemon
-    from commwatch.runtime.run_lock import CannotStart
 
-    try:
-        # An agent that ends with its parent does not read the settings again at SIGHUP.
-        reread = None if arguments.until_stdin_closes else partial(_settings, arguments)
-        daemon = Daemon(config, reread=reread)
-        if arguments.until_stdin_closes:
-            threading.Thread(target=_stop_with_parent, args=(daemon,), name="parent", daemon=True).start()
-        return 0 if daemon.run() else 1
-    except CannotStart as error:
-        complain(str(error))
-        return 1
+    # An agent that ends with its parent does not read the settings again at SIGHUP.
+    reread = None if arguments.until_stdin_closes else partial(_settings, arguments)
+    daemon = Daemon(config, reread=reread)
+    if arguments.until_stdin_closes:
+        threading.Thread(target=_stop_with_parent, args=(daemon,), name="parent", daemon=True).start()
+    return 0 if daemon.run() else 1
 
 
 def _stop_with_parent(daemon: Daemon) -> None:
@@ -357,7 +347,6 @@ def _stop_with_parent(daemon: Daemon) -> None:
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.analysis.queries import QueryService
-    from commwatch.history.opening import StoreError
     from commwatch.reference.references import References, directory
     from commwatch.report import charts, report, report_page
     from commwatch.watchers.nccl_archive import kept
@@ -366,32 +355,23 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
     try:
         jobs = [job.job_id for job in agent.jobs()]
         if not jobs:
-            raise UsageError(f"report: no job in {config.history} yet")
+            raise UsageError(f"no job in {config.history} yet")
         job = arguments.job or jobs[0]
         said = kept(config.state, job)
         findings = [] if said is None else said.findings
         again = f"{_again(arguments)}{_other_last(arguments.last)} {job}"
         built = report.build(agent, job, config.history, again, findings, arguments.last)
-    except (StoreError, sqlite3.Error) as error:
-        raise UsageError(f"report: {_whose(error, config)}") from None
-    if built is None:
-        raise UsageError(
-            f"report: no job '{job}' in {config.history}; it knows {', '.join(jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
-        )
-    if arguments.html is not None:
-        try:
-            page = report_page.html(built, charts.gather(agent, job), said)
-            arguments.html.write_text(page, encoding="utf-8")
-        except (StoreError, sqlite3.Error) as error:
-            raise UsageError(f"report: {_whose(error, config)}") from None
-        except OSError as error:
-            raise UsageError(f"report: cannot write {arguments.html}: {error.strerror}") from None
-    else:
+        if built is None:
+            known = f"{', '.join(jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
+            raise UsageError(f"no job '{job}' in {config.history}; it knows {known}")
+        page = None if arguments.html is None else report_page.html(built, charts.gather(agent, job), said)
+    except sqlite3.Error as error:
+        raise UsageError(f"{config.history}: {error}") from None
+    if page is None:
         print(report.as_json(built) if arguments.json else report.text(built))
+        return 0
+    try:
+        arguments.html.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {arguments.html}: {error.strerror}") from None
     return 0
-
-
-def _whose(error: Exception, config: Config) -> str:
-    """Return the error's text with the path of the history, which SQLite's messages lack."""
-    text = str(error)
-    return text if str(config.history) in text else f"{config.history}: {text}"

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from commwatch.config import Config, ConfigError
-from commwatch.core.terminal_text import complain
+from commwatch.config import Config
+from commwatch.core.errors import CommwatchError, UsageError
 
 FORMATS = ("json", "configmap", "provisioning")
 
@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
         help="the Grafana dashboards, as files",
         description="The Grafana dashboards (docs/dashboards.md): Cluster, Job, Node.",
     )
-    verbs = dashboards.add_subparsers(metavar="VERB", required=True)
+    verbs = dashboards.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     export = verbs.add_parser(
         "export",
         help="write them into a folder: JSON, ConfigMaps for Kubernetes, or a folder for Grafana's provisioning",
@@ -46,7 +46,7 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
 
     to, url = arguments.to, arguments.runbook_url or RUNBOOK_URL
     if arguments.namespace and arguments.format != "configmap":
-        raise ConfigError("dashboards export: --namespace is for --format configmap")
+        raise UsageError("--namespace is for --format configmap")
     if arguments.format == "configmap":
         files = configmaps(url, arguments.namespace)
     else:
@@ -56,6 +56,5 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             (to / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        complain(f"dashboards export: cannot write {error.filename}: {error.strerror}")
-        return 1
+        raise CommwatchError(f"cannot write {error.filename}: {error.strerror}") from None
     return 0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch import __version__
 from commwatch.cli import alerts
-from commwatch.config import DEFAULT_PORT, Config, ConfigError
-from commwatch.core.terminal_text import complain
+from commwatch.config import DEFAULT_PORT, Config
+from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.deploy.slurm import FILES, scripts
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="bring the probe into a trainer's environment that lacks commwatch",
         description="The probe alone, for trainers whose image has no commwatch.",
     )
-    install = probe.add_subparsers(metavar="VERB", required=True).add_parser(
+    install = probe.add_subparsers(dest="command_verb", metavar="VERB", required=True).add_parser(
         "install",
         help="put it into a folder for PYTHONPATH",
         description="Put the probe into a folder that the trainer's PYTHONPATH names. It needs torch and nothing else. "
@@ -44,7 +44,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="print what a site needs: for Kubernetes, for Slurm, for systemd",
         description="Print what a site needs to run the agent (docs/deploy.md).",
     )
-    verbs = manifest.add_subparsers(metavar="VERB", required=True)
+    verbs = manifest.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     _add_k8s(verbs, common)
     _add_slurm(verbs)
     _add_systemd(verbs, common)
@@ -140,14 +140,9 @@ def _add_systemd(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _install(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.deploy.probe_bundle import CannotInstall, install
+    from commwatch.deploy.probe_bundle import install
 
-    try:
-        place = install(arguments.to)
-    except CannotInstall as error:
-        complain(f"probe install: {error}")
-        return 1
-    where = shlex.quote(str(place))
+    where = shlex.quote(str(install(arguments.to)))
     print(
         f"probe {__version__} is in {where}; in the trainer set PYTHONPATH={where} COMMWATCH=1, and COMMWATCH_DIR as the agent has it"
     )
@@ -161,7 +156,7 @@ def _k8s(config: Config, arguments: argparse.Namespace) -> int:
     kinds = list(dict.fromkeys(each["kind"] for each in objects))
     for kind in arguments.only:
         if kind not in kinds:
-            raise ConfigError(f"manifest k8s: --only {kind}: there are {', '.join(kinds)}")
+            raise UsageError(f"--only {kind}: there are {', '.join(kinds)}")
     chosen = [each for each in objects if not arguments.only or each["kind"] in arguments.only]
     print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(map(dumped, chosen)), end="")
     return 0
@@ -189,9 +184,9 @@ def _words(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise ConfigError(f"manifest k8s: --trainer-command {command}: {error}") from None
+        raise UsageError(f"--trainer-command {command}: {error}") from None
     if not words:
-        raise ConfigError("manifest k8s: --trainer-command: is empty")
+        raise UsageError("--trainer-command: is empty")
     return words
 
 
@@ -201,14 +196,14 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
     for flag in ("name", "namespace", "monitoring_namespace"):
         value = getattr(arguments, flag)
         if value is not None and not _DNS_LABEL.fullmatch(value):
-            raise ConfigError(
-                f"manifest k8s: --{flag.replace('_', '-')} {value}: needs a name of Kubernetes: a-z, 0-9 and '-', at most 52"
+            raise UsageError(
+                f"--{flag.replace('_', '-')} {value}: needs a name of Kubernetes: a-z, 0-9 and '-', at most 52"
             )
     for flag, least in (("user", 1), ("group", 1), ("gpus", 0)):
         if getattr(arguments, flag) < least:
-            raise ConfigError(f"manifest k8s: --{flag} {getattr(arguments, flag)}: at least {least}")
+            raise UsageError(f"--{flag} {getattr(arguments, flag)}: at least {least}")
     if arguments.host_network and not arguments.daemonset:
-        raise ConfigError("manifest k8s: --host-network is for --daemonset; a sidecar has the network of its pod")
+        raise UsageError("--host-network is for --daemonset; a sidecar has the network of its pod")
     return Site(
         name=arguments.name,
         image=arguments.image,
@@ -226,13 +221,11 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
 def _slurm(config: Config, arguments: argparse.Namespace) -> int:
     for part in arguments.parts:
         if part not in FILES:
-            raise ConfigError(f"manifest slurm: {part}: there are {', '.join(FILES)}")
+            raise UsageError(f"{part}: there are {', '.join(FILES)}")
     folders = {"run_dir": arguments.run_dir, "state_dir": arguments.state_dir, "probe": arguments.probe or ""}
     for flag, value in folders.items():
         if value and not re.fullmatch(r"/[^:\0-\x1f\x7f]+", value):  # separators of Slurm, of PYTHONPATH
-            raise ConfigError(
-                f"manifest slurm: --{flag.replace('_', '-')} {value!r}: needs an absolute path without ':'"
-            )
+            raise UsageError(f"--{flag.replace('_', '-')} {value!r}: needs an absolute path without ':'")
     run, state = (str(Path(folders[flag])) for flag in ("run_dir", "state_dir"))
     # A token for reading, too: other users have accounts on the node.
     flags = [*_given(arguments), "--require-token"]
@@ -247,8 +240,7 @@ def _slurm(config: Config, arguments: argparse.Namespace) -> int:
             (arguments.to / name).write_text(text, encoding="utf-8")
             (arguments.to / name).chmod(0o755)
     except OSError as error:
-        complain(f"manifest slurm: cannot write {error.filename}: {error.strerror}")
-        return 1
+        raise CommwatchError(f"cannot write {error.filename}: {error.strerror}") from None
     return 0
 
 
@@ -273,11 +265,11 @@ def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     for flag in ("name", "user", "group"):
         value = getattr(arguments, flag)
         if not _ACCOUNT.fullmatch(value):
-            raise ConfigError(f"manifest systemd: --{flag} {value}: needs a-z, 0-9, '_' and '-', at most 32")
+            raise UsageError(f"--{flag} {value}: needs a-z, 0-9, '_' and '-', at most 32")
     for flag, pattern, example in (("memory", r"\d+[KMGT]?", "512M"), ("cpu", r"\d+%", "50%")):
         value = getattr(arguments, flag)
         if not re.fullmatch(pattern, value):
-            raise ConfigError(f"manifest systemd: --{flag} {value}: needs an amount such as {example}")
+            raise UsageError(f"--{flag} {value}: needs an amount such as {example}")
     command = [str(_program()), "agent", *_given(arguments)]
     accounts = {"name": arguments.name, "user": arguments.user, "group": arguments.group}
     print(unit(command, **accounts, memory=arguments.memory, cpu=arguments.cpu), end="")

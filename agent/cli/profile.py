@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from commwatch.collectors.wire.profile_files import MOST_SECONDS, MOST_STEPS
-from commwatch.config import Config, UsageError
-from commwatch.core.terminal_text import complain
+from commwatch.config import Config
+from commwatch.core.errors import UsageError
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -37,25 +37,19 @@ def _profile(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.commands import client, profile
 
     if not 1 <= arguments.steps <= MOST_STEPS:
-        raise UsageError(f"profile: --steps {arguments.steps}: 1 to {MOST_STEPS}")
+        raise UsageError(f"--steps {arguments.steps}: 1 to {MOST_STEPS}")
     if not 0 < arguments.timeout <= MOST_SECONDS:
-        raise UsageError(f"profile: --timeout {arguments.timeout:g}: more than 0, at most {MOST_SECONDS} seconds")
+        raise UsageError(f"--timeout {arguments.timeout:g}: more than 0, at most {MOST_SECONDS} seconds")
     parts = None if arguments.ranks is None else arguments.ranks.split(",")
     if parts is not None and not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"profile: --ranks {arguments.ranks}: numbers with commas between, such as 0,1")
+        raise UsageError(f"--ranks {arguments.ranks}: numbers with commas between, such as 0,1")
     ranks = None if parts is None else [int(part) for part in parts]
     urls, keys = client.local_agents(config.dir), client.keys_of(config)
     if not urls:
         raise UsageError(
-            f"profile: no agent watches {config.dir}; start a job with commwatch run, or give its run directory with --dir"
+            f"no agent watches {config.dir}; start a job with commwatch run, or give its run directory with --dir"
         )
-    try:
-        where = profile.places(urls, arguments.job, ranks, keys)
-        taken = profile.take(where, arguments.steps, arguments.timeout, keys)
-    except profile.AskedWrongly as error:
-        raise UsageError(f"profile: {error}") from None
-    except profile.CannotProfile as error:
-        complain(f"profile: {error}")
-        return 1
+    where = profile.places(urls, arguments.job, ranks, keys)
+    taken = profile.take(where, arguments.steps, arguments.timeout, keys)
     print((profile.as_json if arguments.json else profile.text)(taken))
     return int(profile.failed(taken))

@@ -9,7 +9,8 @@ import urllib.parse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from commwatch.config import Config, UsageError
+from commwatch.config import Config
+from commwatch.core.errors import UsageError
 from commwatch.core.terminal_text import complain
 
 if TYPE_CHECKING:
@@ -55,13 +56,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def _query(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.commands import client, diagnose
 
-    try:
-        named = diagnose.addresses(arguments.agents, config.expects_tls)
-    except diagnose.CannotDiagnose as error:
-        raise UsageError(f"query: {error}") from None
-    urls = named or client.local_agents(config.dir)
+    urls = diagnose.addresses(arguments.agents, config.expects_tls) or client.local_agents(config.dir)
     if not urls:
-        raise UsageError(f"query: no agent watches {config.dir}; name one, or give its run directory with --dir")
+        raise UsageError(f"no agent watches {config.dir}; name one, or give its run directory with --dir")
     path = urllib.parse.quote(arguments.question.removeprefix("/").removeprefix("api/v1/"), _SIGNS)
     keys = client.keys_of(config)
     late = Answer(None, f"has not answered in {client.TOGETHER_S:.0f} s")

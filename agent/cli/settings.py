@@ -33,7 +33,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="the settings: what they are and where from, and whether they are right",
         description="The settings (docs/settings.md) that a command started here, with these flags, would have.",
     )
-    verbs = config.add_subparsers(metavar="VERB", required=True)
+    verbs = config.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     show = verbs.add_parser(
         "show",
         parents=[common],

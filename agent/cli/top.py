@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from commwatch.config import Config, ConfigError, UsageError
-from commwatch.core.terminal_text import complain, terminal
+from commwatch.config import Config
+from commwatch.core.errors import CommwatchError, UsageError
+from commwatch.core.terminal_text import terminal
 
 if TYPE_CHECKING:
     from commwatch.commands.top_answers import Answers, Asker
@@ -43,21 +44,20 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.commands.top_answers import Asker, as_json
 
     if not _LEAST_S <= arguments.interval <= _MOST_S:
-        raise ConfigError(f"top: --interval {arguments.interval:g}: {_LEAST_S:g} to {_MOST_S:g} seconds")
+        raise UsageError(f"--interval {arguments.interval:g}: {_LEAST_S:g} to {_MOST_S:g} seconds")
     live = not (arguments.once or arguments.json)
     if live and (not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"):
-        raise ConfigError("top: standard output is no terminal; --once prints one frame, --json for programs")
+        raise UsageError("standard output is no terminal; --once prints one frame, --json for programs")
     no_agent = f"no agent watches {config.dir}; start a job with commwatch run, or name an agent with --address"
     urls = _urls(config, arguments.address)
     ask = Asker(urls, no_agent, arguments.job, keys=keys_of(config))
     if live:
         return _live(ask, arguments.interval)
     if not urls():
-        raise UsageError(f"top: {no_agent}")
+        raise UsageError(f"{no_agent}")
     answers = ask()
     if isinstance(answers, str):
-        complain(f"top: {answers}")
-        return 1
+        raise CommwatchError(answers)
     if arguments.json:
         print(as_json(answers))
     else:
@@ -70,10 +70,7 @@ def _urls(config: Config, address: str | None) -> Callable[[], list[str]]:
 
     if address is None:
         return lambda: client.local_agents(config.dir)
-    try:
-        named = diagnose.addresses([address], config.expects_tls)
-    except diagnose.CannotDiagnose as error:
-        raise ConfigError(f"top: {error}") from None
+    named = diagnose.addresses([address], config.expects_tls)
     return lambda: named
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from commwatch.collectors.wire.events import OPS
 from commwatch.commands.run import Signals, Stopped
+from commwatch.core.errors import CommwatchError
 from commwatch.reference import nccl_tests, references
 from commwatch.reference.references import Measured
 
@@ -36,12 +37,12 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST_SIZES = 64
 
 
-class CannotBench(Exception):
-    """A flag is wrong, or the sweep failed; the message gives the reason, ``code`` is the exit code."""
+class CannotBench(CommwatchError):
+    """A flag is wrong, or the sweep failed; the message gives the reason."""
 
-    def __init__(self, message: str, code: int = 2) -> None:
+    def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)
-        self.code = code
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,23 @@ from commwatch.collectors.nccl.labels import labels
 from commwatch.collectors.nccl.lines import lines_of
 from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
 from commwatch.core import terminal_text
+from commwatch.core.errors import CommwatchError
 
 #: Most entries shown of long lists; ``--json`` has all entries.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
 
 
-class CannotRead(Exception):
+class UnreadableLog(CommwatchError):
     """A log cannot be read; the message names it and gives the reason."""
+
+    exit_code = 2
 
 
 def expand(patterns: Iterable[str]) -> list[str]:
     """Return the files that ``patterns`` name, each once; ``-`` is standard input.
 
     Raises:
-        CannotRead: a pattern matches nothing, or all matches are directories.
+        UnreadableLog: a pattern matches nothing, or all matches are directories.
     """
     found: dict[str, None] = {}
     for pattern in patterns:
@@ -44,13 +47,13 @@ def expand(patterns: Iterable[str]) -> list[str]:
             continue
         matching = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute patterns, too
         if not matching:
-            raise CannotRead(f"{pattern}: no such file")
+            raise UnreadableLog(f"{pattern}: no such file")
         found.update(dict.fromkeys(matching))
     return [name for name in found if name == "-" or not Path(name).is_dir()] or _nothing(found)
 
 
 def _nothing(found: Iterable[str]) -> list[str]:
-    raise CannotRead(f"{', '.join(found)}: a directory; name the files in it: {next(iter(found))}/*")
+    raise UnreadableLog(f"{', '.join(found)}: a directory; name the files in it: {next(iter(found))}/*")
 
 
 def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:
@@ -66,7 +69,7 @@ def read(names: Iterable[str], account: Account) -> list[str]:
     """Read the logs into ``account``; return remarks on damaged logs, which are read up to the damage.
 
     Raises:
-        CannotRead: a log cannot be read.
+        UnreadableLog: a log cannot be read.
     """
     damaged = []
     for name in names:
@@ -77,7 +80,7 @@ def read(names: Iterable[str], account: Account) -> list[str]:
         except (EOFError, zlib.error, gzip.BadGzipFile):
             damaged.append(f"{name}: a damaged gzip file; read as far as it goes")
         except OSError as error:
-            raise CannotRead(f"{name}: {error.strerror or error}") from None
+            raise UnreadableLog(f"{name}: {error.strerror or error}") from None
     return damaged
 
 
@@ -269,7 +272,7 @@ def explain(patterns: list[str], json_wanted: bool) -> int:
     """Print the summary of the logs; return 1 if a finding has the severity ``error``, else 0.
 
     Raises:
-        CannotRead: a log does not exist or cannot be read.
+        UnreadableLog: a log does not exist or cannot be read.
     """
     names, account = expand(patterns), Account()
     for remark in read(names, account):

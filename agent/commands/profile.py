@@ -12,6 +12,7 @@ from typing import Any
 from commwatch.collectors.spans import spans
 from commwatch.commands.client import NO_KEYS, Keys, detail, get, post
 from commwatch.core import terminal_text
+from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.core.units import percent, seconds
 from commwatch.report.report import columns
 
@@ -21,12 +22,8 @@ _LOOK_S = 0.3
 _HEAD = ("rank", "marks", "step", "comm", "exposed", "| recorded: comm", "exposed")
 
 
-class CannotProfile(Exception):
+class CannotProfile(CommwatchError):
     """No profile can be taken; the message gives the reason."""
-
-
-class AskedWrongly(Exception):
-    """There is no such job or rank, or the job has to be named; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys
 
     Raises:
         CannotProfile: the job does not run, or an agent does not answer.
-        AskedWrongly: no such job or rank, or several jobs run and ``job`` is ``None``.
+        UsageError: no such job or rank, or several jobs run and ``job`` is ``None``.
     """
     running: dict[str, list[str]] = {}
     known: set[str] = set()
@@ -57,9 +54,9 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys
             if each["state"] == "running":
                 running.setdefault(each["job_id"], []).append(url)
     if job is None and len(running) > 1:
-        raise AskedWrongly(f"which job? there run {', '.join(sorted(running))}")
+        raise UsageError(f"which job? there run {', '.join(sorted(running))}")
     if job is not None and known and job not in known:
-        raise AskedWrongly(f"no job '{job}' here; there run {', '.join(sorted(running)) or 'none'}")
+        raise UsageError(f"no job '{job}' here; there run {', '.join(sorted(running)) or 'none'}")
     job = next(iter(running), "") if job is None else job
     if job not in running:
         raise CannotProfile(
@@ -74,7 +71,7 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys
             found.append(Target(url, job, sorted(chosen)))
     missing = set(ranks or ()) - {rank for place in found for rank in place.ranks}
     if missing:
-        raise AskedWrongly(f"rank {spans(missing)} of job '{job}' does not run here")
+        raise UsageError(f"rank {spans(missing)} of job '{job}' does not run here")
     return found
 
 

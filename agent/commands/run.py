@@ -27,6 +27,7 @@ from commwatch.commands import explain, native_hook, nccl_debug
 from commwatch.commands.output_filter import Passing
 from commwatch.commands.progress import Progress, is_terminal, say
 from commwatch.config import Config
+from commwatch.core.errors import UsageError
 from commwatch.core.script_names import script_name
 from commwatch.history import job_exit
 from commwatch.history.opening import StoreError
@@ -49,10 +50,6 @@ _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, sig
 _FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 
 
-class CommandNotFound(Exception):
-    """The job's command does not exist or cannot be run; the message names it."""
-
-
 class Stopped(Exception):
     """A signal arrived before the job was started; the argument is its number."""
 
@@ -71,10 +68,10 @@ def run(
         The job's exit code; 128 + n if signal n ended it.
 
     Raises:
-        CommandNotFound: the command does not exist or cannot be run.
+        UsageError: the command does not exist or cannot be run.
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
-        raise CommandNotFound(f"run: no such command: {command[0]}")
+        raise UsageError(f"no such command: {command[0]}")
     began = time.time()
     named = any(env.get(variable, "").lower() not in ("", "none") for variable in JOB_VARIABLES)
     job = job_id(env) if named else _new_job_id(command)
@@ -286,7 +283,7 @@ def _run_job(
         # The job inherits the caller's descriptors (such as ``<(...)`` of a shell); ours are close-on-exec.
         child = signals.child = subprocess.Popen(command, env=dict(env), close_fds=False)
     except OSError as error:
-        raise CommandNotFound(f"run: cannot run {command[0]}: {error.strerror}") from None
+        raise UsageError(f"cannot run {command[0]}: {error.strerror}") from None
     progress = Progress(history, job) if history is not None and is_terminal() else None
     shown_at = time.monotonic()
     while True:
@@ -357,7 +354,7 @@ def _explain(nccl: nccl_debug.Plan, since: float) -> None:
     account = Account()
     try:
         explain.read(sizes, account)
-    except explain.CannotRead as error:
+    except explain.UnreadableLog as error:
         say(f"commwatch: {error}")
     told = [finding for finding in findings(account) if finding.severity != "info"]
     for finding in told[:_MOST_FINDINGS]:

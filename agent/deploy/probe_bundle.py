@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 
 import commwatch
 from commwatch import __version__, collectors
+from commwatch.core.errors import CommwatchError
 
 #: Parts of ``commwatch.collectors`` that the trainer loads, or that build its native hook with the trainer's Python.
 _ROOMS, _ENTRY = ("wire", "probe"), ("__init__.py", "torch_entry.py")
@@ -31,7 +32,7 @@ _METADATA = f"Metadata-Version: 2.1\nName: commwatch\nVersion: {__version__}\nSu
 _ABOUT = Path("commwatch.dist-info")
 
 
-class CannotInstall(Exception):
+class CannotInstall(CommwatchError):
     """The probe cannot be installed; the message gives the reason and what to do."""
 
 

@@ -7,16 +7,21 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterable
+from http import HTTPStatus
 from pathlib import Path
 
+from commwatch.core.errors import CommwatchError
 from commwatch.history import wal
 from commwatch.history.chunks import Damaged
 from commwatch.history.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
 from commwatch.history.soundness import is_malformed, judge_rows
 
 
-class StoreError(Exception):
+class StoreError(CommwatchError):
     """The history cannot be opened; the message names the file and the remedy."""
+
+    exit_code = 2
+    status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class DamagedHistory(StoreError):

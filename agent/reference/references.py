@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from commwatch.core.alpha_beta import Curve, Fit, fit, messages
 from commwatch.core.bandwidth import BUS_FACTOR
+from commwatch.core.errors import CommwatchError
 from commwatch.reference.links import Link, find
 
 logger = logging.getLogger("commwatch")
@@ -32,7 +33,7 @@ KINDS = (*MEASURED, "catalogue", "own_best")
 _SLOWEST_ALPHA_S, _NEGLIGIBLE = 10e-6, 10
 
 
-class BadReference(Exception):
+class BadReference(CommwatchError):
     """A file is no reference, or a reference cannot be written; the message names the file and the reason."""
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from commwatch.collectors.wire.identity import make_private_dir
 from commwatch.config import Config
+from commwatch.core.errors import CommwatchError
 from commwatch.runtime.concurrency import wait_until
 from commwatch.runtime.discovery import answering
 
@@ -84,8 +85,10 @@ def _locked(fd: int) -> bool:
     return True
 
 
-class CannotStart(Exception):
+class CannotStart(CommwatchError):
     """The agent cannot start; the message has the reason and the remedy."""
+
+    names_command = False
 
 
 def bind_remedy(error: OSError) -> str:

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from commwatch.collectors.wire.identity import write_whole
+from commwatch.core.errors import CommwatchError
 
 #: In the run directory, which has one agent and does not survive a reboot.
 NAME = "agent.token"
@@ -17,8 +18,10 @@ _MOST_BYTES = 4096
 _TOKEN = re.compile(r"[\x21-\x7e]{16,1024}")
 
 
-class BadToken(Exception):
+class BadToken(CommwatchError):
     """The file has no token, or the token is not safe there; the message names the file and the remedy."""
+
+    names_command = False
 
 
 def read(path: Path) -> str:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from anyio import CapacityLimiter, to_thread
 
-from commwatch.history.opening import StoreError
-from commwatch.server.history_queries import Problem
+from commwatch.core.errors import CommwatchError
 
 
 class Topic(NamedTuple):
@@ -125,7 +124,7 @@ def _looked(topic: Topic, job: str | None) -> bytes | None:
     """Return the data of a topic; ``None`` where it cannot be read at the moment."""
     try:
         return topic.look(job)
-    except (StoreError, sqlite3.Error, OSError, Problem):
+    except (CommwatchError, sqlite3.Error, OSError):
         return None
 
 

@@ -17,6 +17,7 @@ from commwatch.analysis.advice import Advice
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import Summary
+from commwatch.core.errors import CommwatchError
 from commwatch.core.host_views import HostView
 from commwatch.core.views import StepView
 from commwatch.history.operations import Cursor, Operation
@@ -27,12 +28,12 @@ from commwatch.report.report import lately
 MOST_LOOKING_S = 10.0
 
 
-class Problem(Exception):
-    """An error of the caller, or the reason why there is no answer, as problem details."""
+class ApiError(CommwatchError):
+    """An error of the caller, or the reason why there is no answer; the text is the detail of the problem details."""
 
     def __init__(self, status: HTTPStatus, detail: str) -> None:
         super().__init__(detail)
-        self.status, self.detail = status, detail
+        self.status = status
 
 
 class Text(NamedTuple):
@@ -98,9 +99,9 @@ class Wanted:
 
 
 def job_exists(agent: QueryService, job: str | None) -> None:
-    """Raise ``Problem`` (404) if the history has no such job."""
+    """Raise ``ApiError`` (404) if the history has no such job."""
     if job is not None and not agent.has_job(job):
-        raise Problem(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
+        raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in the history; /api/v1/jobs lists them")
 
 
 def summary(
@@ -121,7 +122,7 @@ def operations(agent: QueryService, wanted: Wanted) -> Operations:
     def in_time() -> None:
         if time.monotonic() > end:
             detail = f"since, until: there is more between them than can be looked through in {MOST_LOOKING_S:g} s; ask for less"
-            raise Problem(HTTPStatus.BAD_REQUEST, detail)
+            raise ApiError(HTTPStatus.BAD_REQUEST, detail)
 
     def fits(operation: Operation) -> bool:
         in_time()
@@ -162,10 +163,10 @@ def _cell(value: object) -> object:
 
 
 def collective(agent: QueryService, group_id: str, seq: int) -> Collective:
-    """Return one collective with its ranks; raise ``Problem`` (404) if the raw history lacks it."""
+    """Return one collective with its ranks; raise ``ApiError`` (404) if the raw history lacks it."""
     found = agent.collective(group_id, seq)
     if found is None:
-        raise Problem(
+        raise ApiError(
             HTTPStatus.NOT_FOUND,
             f"no collective {seq} of group '{group_id}' in the raw history; /api/v1/groups lists the groups",
         )

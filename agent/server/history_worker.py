@@ -17,7 +17,7 @@ from typing import Any
 from commwatch.analysis.queries import QueryService
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
-from commwatch.server.history_queries import Problem, Text
+from commwatch.server.history_queries import ApiError, Text
 from commwatch.server.history_worker_process import Begin, Cells, Found, Question, Ranks, Wrong
 
 log = logging.getLogger("commwatch")
@@ -53,7 +53,7 @@ class Worker:
         """Return the answer to a question of ``QUESTIONS``, serialised as it is sent.
 
         Raises:
-            Problem: there is no answer; its detail gives the reason.
+            ApiError: there is no answer; its detail gives the reason.
         """
         text: Text = self._ask(name, arguments, as_text=True)
         return text
@@ -62,7 +62,7 @@ class Worker:
         """Return the answer to a question of ``QUESTIONS`` as an object.
 
         Raises:
-            Problem: there is no answer; its detail gives the reason.
+            ApiError: there is no answer; its detail gives the reason.
         """
         return self._ask(name, arguments, as_text=False)
 
@@ -76,7 +76,7 @@ class Worker:
                 self._lock.release()
 
     def close(self) -> None:
-        """End the process, even in the middle of an answer; later questions raise ``Problem``."""
+        """End the process, even in the middle of an answer; later questions raise ``ApiError``."""
         self._closed, process = True, self._process
         if process is not None:
             process.kill()
@@ -97,11 +97,11 @@ class Worker:
                     why = f"the answer took longer than {self._most_s:g} s; ask for less (since, until, job, limit)"
                 else:
                     why = "the process that works on answers has ended; ask again"
-                raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, why) from None
+                raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, why) from None
             finally:
                 self._asked_s = time.monotonic()
         if isinstance(reply, Wrong):
-            raise Problem(reply.status, reply.detail)
+            raise ApiError(reply.status, reply.detail)
         for piece, says in reply.damaged:
             self._damaged.note(piece, says)
         return reply.answer
@@ -130,7 +130,7 @@ class Worker:
         # Checked after the poll: `close` sets `_closed` before it kills the process.
         if self._closed:
             self._end()
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is about to end")
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is about to end")
         if ended is not None:
             log.warning("the process that works on answers has ended (%s); another is started", ended)
             self._end()

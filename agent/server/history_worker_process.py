@@ -24,7 +24,7 @@ from commwatch.core.views import RankView
 from commwatch.history.chunks import Damaged, Piece
 from commwatch.history.opening import StoreError
 from commwatch.reference.references import References
-from commwatch.server.history_queries import QUESTIONS, Problem, text_of
+from commwatch.server.history_queries import QUESTIONS, ApiError, text_of
 
 #: Address space, bytes. The costliest answer, advice on 100,000 steps, takes 180 MB, 34 of them the interpreter.
 MOST_BYTES = 1 << 28
@@ -121,10 +121,10 @@ def answered(question: Question, begin: Begin, connection: Connection) -> Found 
     try:
         answer = QUESTIONS[question.name](agent, **question.arguments)
         found = text_of(answer) if question.as_text else answer
-    except Problem as problem:
-        return Wrong(problem.status, problem.detail)
+    except ApiError as error:
+        return Wrong(error.status, str(error))
     except (StoreError, sqlite3.Error) as error:
-        return Wrong(HTTPStatus.SERVICE_UNAVAILABLE, f"the history cannot be read: {error}")
+        return Wrong(StoreError.status, f"the history cannot be read: {error}")
     return Found(found, list(damaged.found.items()))
 
 

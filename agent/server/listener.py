@@ -75,7 +75,8 @@ class Server(uvicorn.Server):
         address: IP address that it listens on.
 
     Raises:
-        CannotStart: token or certificate cannot be used.
+        CannotStart: the token cannot be written.
+        BadToken, BadCertificate: token or certificate cannot be used.
     """
 
     def __init__(self, app: ASGIApp, config: Config, address: str) -> None:
@@ -108,7 +109,8 @@ class Server(uvicorn.Server):
             A function that applies them, and whether the certificate's files differ from those in use.
 
         Raises:
-            CannotStart: token or certificate cannot be used.
+            CannotStart: the token cannot be written.
+            BadToken, BadCertificate: token or certificate cannot be used.
         """
         rules, token, certificates = _rules(config, self._address), _token(config), _certificates(config)
 
@@ -135,10 +137,7 @@ class Server(uvicorn.Server):
 def _certificates(config: Config) -> tls.Certificates | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
-    try:
-        return tls.Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
-    except tls.BadCertificate as error:
-        raise CannotStart(str(error)) from None
+    return tls.Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
 def _token(config: Config) -> Callable[[], str]:
@@ -153,8 +152,6 @@ def _token(config: Config) -> Callable[[], str]:
         if config.token_file is None:
             tokens.make(own)
         read()
-    except tokens.BadToken as error:
-        raise CannotStart(str(error)) from None
     except OSError as error:
         raise CannotStart(f"token file {own}: {error.strerror}; name another with --token-file") from None
     return read

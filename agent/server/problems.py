@@ -15,8 +15,8 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
+from commwatch.core.errors import CommwatchError
 from commwatch.history.opening import StoreError
-from commwatch.server.history_queries import Problem
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def answer_problems(app: FastAPI) -> None:
     """Make ``app`` return every error as problem details, and add their schema to its description."""
     _add_schema(app, ProblemDetails)
 
-    @app.exception_handler(Problem)
-    async def problem(_: Request, error: Problem) -> Response:
-        return answer(error.status, error.detail)
+    @app.exception_handler(CommwatchError)
+    async def ours(_: Request, error: CommwatchError) -> Response:
+        return answer(error.status, str(error))
 
     @app.exception_handler(StoreError)
     @app.exception_handler(sqlite3.Error)
     async def unreadable(_: Request, error: Exception) -> Response:
-        return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the history cannot be read: {error}")
+        return answer(StoreError.status, f"the history cannot be read: {error}")
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

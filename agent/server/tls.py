@@ -6,11 +6,15 @@ import logging
 import ssl
 from pathlib import Path
 
+from commwatch.core.errors import CommwatchError
+
 log = logging.getLogger("commwatch")
 
 
-class BadCertificate(Exception):
+class BadCertificate(CommwatchError):
     """A file is not a usable certificate or key; the message names it."""
+
+    names_command = False
 
 
 def listening(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire import profile_files as files
 from commwatch.collectors.wire.identity import make_private_dir, ring_prefix
+from commwatch.core.errors import CommwatchError
 from commwatch.core.views import RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, total
 from commwatch.watchers import trace_files
@@ -36,12 +38,16 @@ _READING_S, _LAST_S = 300.0, 5.0
 _MARGIN_NS = 10_000_000_000
 
 
-class Refused(Exception):
+class ProfileError(CommwatchError):
     """A profile is not possible; the message gives the reason."""
 
+    status = HTTPStatus.CONFLICT
 
-class NotThere(Refused):
+
+class UnknownTarget(ProfileError):
     """There is no such job or rank."""
+
+    status = HTTPStatus.NOT_FOUND
 
 
 @dataclass(frozen=True)
@@ -146,23 +152,23 @@ class Profiles:
         """Request a profile from the ranks of a job (default: all on this node).
 
         Raises:
-            NotThere: there is no such job, or no such rank of it runs on this node.
-            Refused: the job does not run, or is being profiled already.
+            UnknownTarget: there is no such job, or no such rank of it runs on this node.
+            ProfileError: the job does not run, or is being profiled already.
             OSError: the request cannot be written.
         """
         if not self._agent.has_job(job):
-            raise NotThere(f"no job '{job}' in the history; /api/v1/jobs lists them")
+            raise UnknownTarget(f"no job '{job}' in the history; /api/v1/jobs lists them")
         running = [view.rank for view in self._agent.ranks(job) if view.state == "running"]
         if not running:
-            raise Refused(f"job '{job}' does not run")
+            raise ProfileError(f"job '{job}' does not run")
         missing = sorted(set(ranks or ()) - set(running))
         if missing:
-            raise NotThere(f"rank {missing[0]} of job '{job}' does not run on this node")
+            raise UnknownTarget(f"rank {missing[0]} of job '{job}' does not run on this node")
         path = files.request_path(self._run_dir, job)
         with self._lock:
             for other in self._active.values():
                 if other.request_path == path:
-                    raise Refused(f"profile {other.request.id} of job '{other.request.job}' is still in progress")
+                    raise ProfileError(f"profile {other.request.id} of job '{other.request.job}' is still in progress")
             wanted = sorted(set(running if ranks is None else ranks))
             request = files.Request(secrets.token_hex(8), job, steps, wanted, self._clock() + timeout_s)
             files.write(path, request, os.environ)

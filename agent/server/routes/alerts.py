@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Response
 
 from commwatch.alerts.model import Alert
 from commwatch.core.api_views import AlertsView, AlertView
-from commwatch.server.history_queries import Problem, job_exists
+from commwatch.server.history_queries import ApiError, job_exists
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import JobFilter, Limit, QueriesOf, ServicesOf, sound_parameters
 
@@ -64,12 +64,12 @@ def alert_evidence(services: ServicesOf, alert_id: str) -> Response:
     """Evidence captured when an alert began to fire: ranks, verdicts, operations, steps, stacks, messages, counters."""
     alert = next((alert for some in services.alerts.alerts() for alert in some if alert.id == alert_id), None)
     if alert is None:
-        raise Problem(HTTPStatus.NOT_FOUND, f"no alert {alert_id}; /api/v1/alerts has those that there are")
+        raise ApiError(HTTPStatus.NOT_FOUND, f"no alert {alert_id}; /api/v1/alerts has those that there are")
     try:
         found = services.evidence.read(alert)
     except OSError as error:
         detail = f"the evidence of alert {alert_id} cannot be read: {error.strerror}"
-        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
     if found is None:
-        raise Problem(HTTPStatus.NOT_FOUND, f"there is no evidence of alert {alert_id}, or not yet")
+        raise ApiError(HTTPStatus.NOT_FOUND, f"there is no evidence of alert {alert_id}, or not yet")
     return Response(found, media_type="application/json")

@@ -15,7 +15,7 @@ from commwatch.analysis.pipelines import Pipeline, pipelines
 from commwatch.analysis.verdicts import Verdict, combined, verdicts
 from commwatch.core.durations import LAST, parse_last
 from commwatch.ingest.collective_join import MOST_PENDING
-from commwatch.server.history_queries import Efficiencies, Problem, job_exists, text_of
+from commwatch.server.history_queries import ApiError, Efficiencies, job_exists, text_of
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (
     JobFilter,
@@ -92,7 +92,7 @@ def job_advice(
     try:
         last_s = parse_last(last)
     except ValueError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"last={error}") from None
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"last={error}") from None
     job_exists(agent, job)
     known = [each.job_id for each in agent.jobs()] if job is None else [job]
     if not known:

@@ -18,7 +18,7 @@ from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import NcclMessage, Topology
 from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.operations import Cursor, place_of
-from commwatch.server.history_queries import Collective, Operations, Problem, Wanted, job_exists
+from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (
     JobFilter,
@@ -61,7 +61,7 @@ def summary(
     dimensions = [part.strip() for part in by.split(",") if part.strip()]
     for dimension in dimensions:
         if dimension not in DIMENSIONS:
-            raise Problem(
+            raise ApiError(
                 HTTPStatus.BAD_REQUEST, f"by={dimension}: unknown dimension; there are {', '.join(DIMENSIONS)}"
             )
     same = {"group": group, "op": op, "rank": rank}
@@ -91,7 +91,7 @@ def ops(
         try:
             before = place_of(cursor)
         except ValueError:
-            raise Problem(HTTPStatus.BAD_REQUEST, f"cursor={cursor}: not one this API has given out") from None
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"cursor={cursor}: not one this API has given out") from None
     same = {"group": group, "group_id": group_id, "op": op, "rank": rank, "seq": seq}
     wanted = Wanted(span.from_ns, span.until_ns, job, same, min_seconds, before, limit)
     return answered(worker.text("operations_csv" if format == "csv" else "operations", wanted=wanted))
@@ -151,7 +151,7 @@ def nccl_messages(
 ) -> list[NcclMessage]:
     """Warnings in the NCCL logs of running jobs, newest first."""
     if message_class not in (None, *CLASSES, OTHER):
-        raise Problem(
+        raise ApiError(
             HTTPStatus.BAD_REQUEST, f"class={message_class}: no such class; there are {', '.join((*CLASSES, OTHER))}"
         )
     if job is not None and not services.logs.knows(job):

@@ -17,7 +17,7 @@ from fastapi import Depends, Query, Request, Response
 
 from commwatch.analysis.queries import QueryService
 from commwatch.core.durations import parse_age
-from commwatch.server.history_queries import Problem, Text
+from commwatch.server.history_queries import ApiError, Text
 from commwatch.server.history_worker import Worker
 from commwatch.server.services import Services
 
@@ -58,12 +58,12 @@ def window(
         try:
             value = default if text is None else parse_time(text, now)
         except (ValueError, OverflowError):
-            raise Problem(
+            raise ApiError(
                 HTTPStatus.BAD_REQUEST, f"{name}={text}: give Unix seconds, an ISO 8601 time, or an age such as 15m"
             ) from None
         bounds.append(int(min(max(value, 0), 9e9) * 1e9))
     if bounds[0] > bounds[1]:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"since={since} is later than until={until or 'now'}")
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"since={since} is later than until={until or 'now'}")
     return Window(*bounds)
 
 
@@ -76,20 +76,20 @@ async def sound_parameters(request: Request) -> None:
     """Refuse invalid text, and unknown parameters: FastAPI ignores a misspelt filter, and the answer would hold all.
 
     Raises:
-        Problem: 400 for a parameter that the route does not have; 422 for bytes that are not UTF-8, half a surrogate pair, a NUL character, or a
+        ApiError: 400 for a parameter that the route does not have; 422 for bytes that are not UTF-8, half a surrogate pair, a NUL character, or a
             value that is too long, in the query, the path or the body. The detail names the parameter.
     """
     route = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
     known = [parameter["name"] for parameter in route.get("parameters", ()) if parameter["in"] == "query"]
     for name in request.query_params:
         if name not in known:
-            raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
     # Read only where the route takes a body: reading fails if the client has disconnected, which is no error otherwise.
     body = await request.body() if "requestBody" in route else b""
     for name, text in (*_in_url(request), *_in_body(body)):
         wrong = _unsound(text)
         if wrong is not None:
-            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: {wrong}")
+            raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: {wrong}")
 
 
 def _in_url(request: Request) -> Iterator[tuple[str, str]]:

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from commwatch.collectors.wire.profile_files import MOST_SECONDS, MOST_STEPS
-from commwatch.server.history_queries import Problem
+from commwatch.server.history_queries import ApiError
 from commwatch.server.problems import ERRORS, PROBLEM
 from commwatch.server.routes.params import ServicesOf, sound_parameters
-from commwatch.watchers.profiles import NotThere, Profile, Profiles, Refused
+from commwatch.watchers.profiles import Profile, Profiles
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 _CONFLICT = {"description": "The job does not run, or is being profiled already.", **PROBLEM}
@@ -45,7 +45,7 @@ def _declared_json(request: Request) -> None:
     """Require ``application/json``: a page of another origin cannot send that type without a CORS preflight."""
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json":
-        raise Problem(
+        raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"content-type={declared or 'none'}: send application/json, and say so"
         )
 
@@ -60,13 +60,9 @@ def ask(profiles: ProfilesOf, wanted: Wanted) -> Profile:
     """Ask the trainers of a job on this node to run torch.profiler for a few steps."""
     try:
         return profiles.ask(wanted.job, wanted.steps, wanted.ranks, wanted.timeout_s)
-    except NotThere as error:
-        raise Problem(HTTPStatus.NOT_FOUND, str(error)) from None
-    except Refused as error:
-        raise Problem(HTTPStatus.CONFLICT, str(error)) from None
     except OSError as error:
         detail = f"the request cannot be written: {error.strerror or error} ({error.filename})"
-        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
 
 
 @router.get("/profiles/{profile_id}")
@@ -74,5 +70,5 @@ def profile(profiles: ProfilesOf, profile_id: Annotated[str, Path(description="A
     """Progress and result of a profile, rank by rank, with what the probe recorded of its steps."""
     found = profiles.get(profile_id)
     if found is None:
-        raise Problem(HTTPStatus.NOT_FOUND, f"no profile '{profile_id}' here")
+        raise ApiError(HTTPStatus.NOT_FOUND, f"no profile '{profile_id}' here")
     return found

@@ -87,7 +87,7 @@ def test_a_fall_at_the_end_is_none(tmp_path: Path) -> None:
     results.write_text("\n".join(map(json.dumps, (HEAD, POINT))))
     with pytest.raises(CannotBench, match="exit code 134") as caught:
         _read(results, 134, ["x"])
-    assert caught.value.code == 134
+    assert caught.value.exit_code == 134
 
 
 def test_kept_as_measured(tmp_path: Path) -> None:

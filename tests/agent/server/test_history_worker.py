@@ -19,7 +19,7 @@ from commwatch.core.api_views import Summary
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
 from commwatch.server import history_queries, history_worker, history_worker_process
-from commwatch.server.history_queries import Problem, Wanted, text_of
+from commwatch.server.history_queries import ApiError, Wanted, text_of
 from commwatch.server.history_worker import Worker
 from tests.helpers import MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
 
@@ -102,7 +102,7 @@ def test_no_web_server(asked: Worker) -> None:
 
 def test_problems(asked: Worker) -> None:
     """What is wrong with a question is said as in the agent itself, and the process goes on."""
-    with pytest.raises(Problem, match="no job 'another'") as caught:
+    with pytest.raises(ApiError, match="no job 'another'") as caught:
         asked.text("summary", **{**SUMMARY, "job": "another"})
     assert caught.value.status == HTTPStatus.NOT_FOUND
     pid = _pid(asked)
@@ -113,7 +113,7 @@ def test_problems(asked: Worker) -> None:
 def test_history_gone(watch: Watch, asked: Worker) -> None:
     """A history that cannot be read is said to be that."""
     watch.path.rename(watch.path.with_suffix(".moved"))
-    with pytest.raises(Problem, match=r"the history cannot be read: .*no history here") as caught:
+    with pytest.raises(ApiError, match=r"the history cannot be read: .*no history here") as caught:
         asked.text("summary", **SUMMARY)
     assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -124,13 +124,13 @@ def test_takes_too_long(watch: Watch) -> None:
     asked.find("summary", **SUMMARY)
     asked._most_s = 1.0
     os.kill(_pid(asked), signal.SIGSTOP)
-    with pytest.raises(Problem, match="took longer than 1 s; ask for less") as caught:
+    with pytest.raises(ApiError, match="took longer than 1 s; ask for less") as caught:
         asked.find("summary", **SUMMARY)
     assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
     asked._most_s = history_worker.MOST_S
     assert asked.find("summary", **SUMMARY).rows
     asked.close()
-    with pytest.raises(Problem, match="about to end"):
+    with pytest.raises(ApiError, match="about to end"):
         asked.find("summary", **SUMMARY)
 
 
@@ -190,7 +190,7 @@ def test_intake_does_not_wait(watch: Watch, asked: Worker, monkeypatch: pytest.M
         return live_cells(*arguments)
 
     monkeypatch.setattr(watch.agent, "live_cells", stopped)
-    with pytest.raises(Problem, match="has ended; ask again"):
+    with pytest.raises(ApiError, match="has ended; ask again"):
         asked.find("summary", **SUMMARY)
     watch.tick(21_000 * MS)
     monkeypatch.undo()
@@ -222,12 +222,12 @@ def test_closed_in_an_answer(asked: Worker) -> None:
     """An agent that ends does not wait for an answer."""
     asked.find("summary", **SUMMARY)
     os.kill(_pid(asked), signal.SIGSTOP)
-    refused: list[Problem] = []
+    refused: list[ApiError] = []
 
     def ask() -> None:
         try:
             asked.find("summary", **SUMMARY)
-        except Problem as problem:
+        except ApiError as problem:
             refused.append(problem)
 
     thread = threading.Thread(target=ask)
@@ -252,7 +252,7 @@ def test_closed_as_a_question_begins(asked: Worker, monkeypatch: pytest.MonkeyPa
         return poll()
 
     monkeypatch.setattr(process, "poll", killed_by_close)
-    with pytest.raises(Problem, match="about to end"):
+    with pytest.raises(ApiError, match="about to end"):
         asked.find("summary", **SUMMARY)
     assert asked._process is None
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from commwatch.collectors.wire import profile_files as files
-from commwatch.watchers.profiles import NotThere, Profile, Profiles, RankProfile, Refused, kept_in
+from commwatch.watchers.profiles import Profile, ProfileError, Profiles, RankProfile, UnknownTarget, kept_in
 from tests.agent.server.routes.test_jobs import rings_of
 from tests.helpers import (
     EPOCH_NS,
@@ -167,16 +167,16 @@ def test_whole_way(node: Node) -> None:
 def test_refusals(node: Node) -> None:
     """Unknown jobs and ranks, and a second profile of a job, are refused by name; an ended job, too."""
     for more, says in (({"job": "none"}, "no job 'none'"), ({"ranks": [0, 7]}, "rank 7 of job 'job'")):
-        with pytest.raises(NotThere, match=says):
+        with pytest.raises(UnknownTarget, match=says):
             node.ask(**more)
     asked = node.ask(ranks=[1])
     assert [rank.rank for rank in asked.ranks] == [1]
-    with pytest.raises(Refused, match=f"profile {asked.id} of job 'job' is still in progress"):
+    with pytest.raises(ProfileError, match=f"profile {asked.id} of job 'job' is still in progress"):
         node.ask()
     for trainer in node.trainers:
         trainer.kill()
     node.watch.tick(STEP)
-    with pytest.raises(Refused, match="does not run"):
+    with pytest.raises(ProfileError, match="does not run"):
         node.ask()
 
 

@@ -1,0 +1,25 @@
+"""The base of the errors that end a command or a request. Pure."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+
+class CommwatchError(Exception):
+    """An error for the user; its text is one line that names what is wrong and the remedy.
+
+    ``main`` of ``cli/command_line.py`` prints the text and returns ``exit_code``. ``server/problems.py`` returns the text with ``status``.
+    """
+
+    #: Exit code of the command: 1 failure, 2 wrong usage.
+    exit_code: int = 1
+    #: Status of the HTTP response.
+    status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
+    #: The name of the command is printed before the text.
+    names_command: bool = True
+
+
+class UsageError(CommwatchError):
+    """The caller asked for something that does not exist; the text names it."""
+
+    exit_code = 2
