@@ -111,9 +111,9 @@ class Daemon:
             self._aggregate,
             self._store,
             self._lock,
-            handover,
-            room_for_rings(raised_limit()),
-            self._alive,
+            handover=handover,
+            most_rings=room_for_rings(raised_limit()),
+            alive=self._alive,
         )
         self._stop = threading.Event()
         self._last_alive_ns, self._told_ns = time.monotonic_ns(), 0
@@ -128,7 +128,7 @@ class Daemon:
         self._ras = Ras(addresses(config.ras) or () if config.ras else (), self._aggregate, self._lock)
         self._references = references = References(directory(config.state), config.links)
         self._gpus = Gpus(config.gpus)
-        self._processes = Processes(self._aggregate, self._lock, self._gpus.held_back)
+        self._processes = Processes(self._aggregate, self._lock, held_back=self._gpus.held_back)
         collectors = Collectors()
         self._host = HostWatch(self._aggregate, self._lock, time.monotonic_ns)
         self._exporter = Exporter(
@@ -151,10 +151,10 @@ class Daemon:
                 ],
                 (*self._beside, self._gpu_watch),
             ),
-            references,
-            self._gpus.label,
-            lambda: self._ras.verdicts(None),
-            config.labels,
+            references=references,
+            gpu_of=self._gpus.label,
+            told=lambda: self._ras.verdicts(None),
+            labels=config.labels,
         )
         registry.register(self._exporter)
         agent = QueryService(
@@ -162,10 +162,10 @@ class Daemon:
             self._aggregate,
             self._lock,
             time.monotonic_ns,
-            references,
-            self._gpus.place,
-            handover,
-            damaged,
+            references=references,
+            gpu_at=self._gpus.place,
+            handover=handover,
+            damaged=damaged,
         )
         self._profiles = Profiles(config.dir, kept_in(config.state), agent)
         self._address = address = address_of(config, self.port)

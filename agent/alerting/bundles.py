@@ -69,7 +69,7 @@ class Sources:
             "ranks": ranks,
             "verdicts": verdicts,
             "operations": lambda: agent.operations(
-                since_ns, until_ns, None, lambda op: True, _OPERATIONS * max(len(ranks()), 1), job
+                since_ns, until_ns, None, lambda op: True, _OPERATIONS * max(len(ranks()), 1), job=job
             ),
             "steps": lambda: agent.steps(since_ns, until_ns, job, None, _STEPS),
             "nccl_messages": lambda: self.logs.messages(job, None, 0.0, until, _MESSAGES),

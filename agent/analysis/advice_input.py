@@ -142,6 +142,7 @@ def facts(
     job: JobView,
     counts: Counts,
     findings: Iterable[Finding],
+    *,
     host: HostView | None = None,
     gpus: Mapping[int, str] | None = None,
     late: Mapping[int, float] | None = None,
@@ -228,7 +229,7 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts) -> list[Kind]:
     steps = counts.usual
     curves = agent.curves(job_id)
     groups: dict[str, GroupView] = {view.group: view for view in agent.groups(job_id)}
-    latest = agent.operations(0, 1 << 62, None, lambda _: True, _MOST_OPERATIONS, job_id)
+    latest = agent.operations(0, 1 << 62, None, lambda _: True, _MOST_OPERATIONS, job=job_id)
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
     per_rank = sum(map(len, counts.steps_of.values())) / ranks + (

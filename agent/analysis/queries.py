@@ -49,6 +49,7 @@ class QueryService:
         aggregate: Aggregate | None = None,
         lock: threading.RLock | None = None,
         now_ns: Callable[[], int] = lambda: 0,
+        *,
         references: References | None = None,
         gpu_at: Callable[[GpuPlace | None], Gpu | None] = lambda where: None,
         handover: threading.RLock | None = None,
@@ -165,6 +166,7 @@ class QueryService:
         before: Cursor | None,
         wanted: Callable[[Operation], bool],
         limit: int,
+        *,
         job: str | None = None,
         go_on: Callable[[], object] = lambda: None,
     ) -> list[Operation]:

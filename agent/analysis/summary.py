@@ -25,7 +25,7 @@ def identify(
         row = rings.get(ring)
         if row is not None:
             op = OPS[key.op - 1] if 1 <= key.op <= len(OPS) else ops.get((ring, key.op), "unknown")
-            yield counted(row.job, row.rank, groups.get((ring, key.group), UNKNOWN_GROUP), op, key, cell)
+            yield counted(row.job, row.rank, groups.get((ring, key.group), UNKNOWN_GROUP), op, key=key, cell=cell)
 
 
 def merged(cells: Iterable[Counted]) -> list[Counted]:

@@ -54,8 +54,15 @@ def _bench(config: Config, arguments: argparse.Namespace) -> int:
             raise UsageError("--import takes one of --ops, for output that does not name its operation")
         kept, left_out = bench.take_in(arguments.file, config.state, ops[0] if ops else None)
     else:
-        sizes = (arguments.min_bytes, arguments.max_bytes, arguments.factor, arguments.seconds)
-        swept = bench.run(command, bench.wanted(arguments.backends, arguments.ops, *sizes), config.state, os.environ)
+        wanted = bench.wanted(
+            arguments.backends,
+            arguments.ops,
+            arguments.min_bytes,
+            arguments.max_bytes,
+            factor=arguments.factor,
+            seconds=arguments.seconds,
+        )
+        swept = bench.run(command, wanted, config.state, os.environ)
         left_out = swept.left_out
         kept = [bench.keep(outcome, config.state, command) for outcome in swept.outcomes]
     if arguments.json:

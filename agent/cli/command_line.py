@@ -252,7 +252,8 @@ def _run(config: Config, arguments: argparse.Namespace) -> int:
     command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
     if not command:
         raise UsageError("which job? commwatch run -- torchrun ...")
-    return run(config, settings_file(arguments.config), command, os.environ, _again(arguments), arguments.nccl_debug)
+    file = settings_file(arguments.config)
+    return run(config, file, command, os.environ, report_command=_again(arguments), nccl_level=arguments.nccl_debug)
 
 
 def _native(config: Config, arguments: argparse.Namespace) -> int:
@@ -360,7 +361,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         said = kept(config.state, job)
         findings = [] if said is None else said.findings
         again = f"{_again(arguments)}{_other_last(arguments.last)} {job}"
-        built = report.build(agent, job, config.history, again, findings, arguments.last)
+        built = report.build(agent, job, config.history, again, findings, last_s=arguments.last)
         if built is None:
             known = f"{', '.join(jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
             raise UsageError(f"no job '{job}' in {config.history}; it knows {known}")

@@ -90,7 +90,7 @@ def _live(ask: Asker, interval_s: float) -> int:
         return _texts(frame(Seen(answers, age_s, trouble), size.columns or 80, size.lines or 24), True)
 
     keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
-    watch(ask, draw, interval_s, keys, sys.stdout.fileno(), sys.stdout.encoding)
+    watch(ask, draw, interval_s, keys=keys, out=sys.stdout.fileno(), encoding=sys.stdout.encoding)
     return 0
 
 

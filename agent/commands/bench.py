@@ -88,7 +88,7 @@ class Swept:
 
 
 def wanted(
-    backends: str | None, ops: str | None, min_bytes: str, max_bytes: str, factor: float, seconds: float
+    backends: str | None, ops: str | None, min_bytes: str, max_bytes: str, *, factor: float, seconds: float
 ) -> Wanted:
     """Return the sweep that the flags describe.
 
@@ -240,12 +240,20 @@ def keep(outcome: Outcome, state: Path, command: list[str]) -> tuple[Path, Measu
     points: dict[str, dict[int, float]] = {}
     for point in outcome.points:
         points.setdefault(point.op, {})[point.size_bytes] = point.time_s
-    reference = _reference("bench", outcome.backend, outcome.group_size, outcome.hosts, points, shlex.join(command))
+    reference = _reference(
+        "bench", outcome.backend, outcome.group_size, outcome.hosts, points=points, source=shlex.join(command)
+    )
     return references.save(references.directory(state), reference), reference
 
 
 def _reference(
-    kind: str, backend: str, group_size: int, hosts: tuple[str, ...], points: dict[str, dict[int, float]], source: str
+    kind: str,
+    backend: str,
+    group_size: int,
+    hosts: tuple[str, ...],
+    *,
+    points: dict[str, dict[int, float]],
+    source: str,
 ) -> Measured:
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
     name = f"{backend}, {group_size} ranks on {where}, {time.strftime('%Y-%m-%d %H:%M')}"
@@ -275,7 +283,9 @@ def take_in(file: Path, state: Path, op: str | None) -> tuple[list[tuple[Path, M
         raise CannotBench(f"{file}: {'; '.join(parsed.remarks)}", 1)
     kept = []
     for (group_size, hosts), found_points in groups.items():
-        reference = _reference("nccl_tests", "nccl", group_size, hosts, found_points, str(file.absolute()))
+        reference = _reference(
+            "nccl_tests", "nccl", group_size, hosts, points=found_points, source=str(file.absolute())
+        )
         kept.append((references.save(references.directory(state), reference), reference))
     return kept, [f"{file}: {remark}" for remark in parsed.remarks]
 

@@ -55,7 +55,13 @@ class Stopped(Exception):
 
 
 def run(
-    config: Config, file: Path | None, command: list[str], env: Mapping[str, str], report_command: str, nccl_level: str
+    config: Config,
+    file: Path | None,
+    command: list[str],
+    env: Mapping[str, str],
+    *,
+    report_command: str,
+    nccl_level: str,
 ) -> int:
     """Run ``command`` as a watched job.
 
@@ -84,7 +90,8 @@ def run(
             history = None if agent is None else agent.history
             if agent is not None:
                 nccl = _follow_nccl(agent, job, env, nccl_level)
-            code = _run_job(command, {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}, nccl, job, history, signals)
+            env_of_job = {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}
+            code = _run_job(command, env_of_job, nccl, job, history=history, signals=signals)
             loaded = _has_come(mark)
             if agent is not None:
                 _leave_code(agent, job, code)
@@ -275,6 +282,7 @@ def _run_job(
     env: Mapping[str, str],
     nccl: nccl_debug.Plan,
     job: str,
+    *,
     history: Path | None,
     signals: Signals,
 ) -> int:

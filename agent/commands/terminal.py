@@ -56,6 +56,7 @@ def watch(
     ask: Callable[[], _T | str],
     draw: Callable[[_T | None, float, str | None, os.terminal_size], list[str]],
     interval_s: float,
+    *,
     keys: int | None,
     out: int,
     encoding: str,

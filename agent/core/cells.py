@@ -159,7 +159,7 @@ class Counted(NamedTuple):
     backend: str | None = None
 
 
-def counted(job: str, rank: int, group: GroupInfo, op: str, key: CellKey, cell: Cell) -> Counted:
+def counted(job: str, rank: int, group: GroupInfo, op: str, *, key: CellKey, cell: Cell) -> Counted:
     """Return a cell with its names."""
     size = None if key.size_log2 < 0 else 1 << key.size_log2
     return Counted(job, rank, group.label, group.group_id, group.size, op, size, cell, group.backend)

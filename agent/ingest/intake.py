@@ -77,6 +77,7 @@ class Intake:
         aggregate: Aggregate,
         store: Writer,
         lock: threading.RLock,
+        *,
         handover: threading.RLock | None = None,
         most_rings: int = MOST_RINGS,
         alive: Callable[[], object] = lambda: None,

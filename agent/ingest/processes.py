@@ -26,6 +26,7 @@ class Processes:
         self,
         aggregate: Aggregate,
         lock: threading.RLock,
+        *,
         held_back: Callable[[GpuPlace | None], Sequence[str]] = lambda place: (),
         state: Callable[[int], str | None] = process.state,
         usage: Callable[[int], process.Usage | None] = process.usage,

@@ -61,7 +61,7 @@ class _CellTotals:
     __slots__ = ("bins", "busy", "cell", "compared", "factor", "join", "key", "live", "op", "owner", "p2p", "symmetric")
 
     def __init__(
-        self, owner: RankTotals, key: CellKey, op: str, factor: float, join: GroupJoin | None, p2p: Intervals | None
+        self, owner: RankTotals, key: CellKey, op: str, factor: float, *, join: GroupJoin | None, p2p: Intervals | None
     ) -> None:
         self.owner, self.key, self.op, self.factor, self.join, self.p2p = owner, key, op, factor, join, p2p
         self.symmetric = op in ev.SYMMETRIC
@@ -212,7 +212,7 @@ class RankTotals(Names):
             if p2p is not None:
                 cell.busy_ns += p2p.add(start, end)
                 cell.p2p_wait_ns += waited_us * 1000
-                self._message(books, peer, size, waited_us, start, end, flags)
+                self._message(books, peer, size, waited_us, start_ns=start, end_ns=end, flags=flags)
                 continue
             cell.busy_ns += duration
             books.busy.add(start, end)
@@ -267,7 +267,7 @@ class RankTotals(Names):
             self.unseen[group] = record.seq
 
     def _message(
-        self, books: _CellTotals, peer: int, size: int, waited_us: int, start_ns: int, end_ns: int, flags: int
+        self, books: _CellTotals, peer: int, size: int, waited_us: int, *, start_ns: int, end_ns: int, flags: int
     ) -> None:
         """Count what only messages have: a peer, and a wait for them.
 
@@ -324,7 +324,7 @@ class RankTotals(Names):
         joinable = name in _JOINABLE and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, _same)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
-        books = _CellTotals(self, key, name, bus_factor(name, info.size) or 0.0, join, p2p)
+        books = _CellTotals(self, key, name, bus_factor(name, info.size) or 0.0, join=join, p2p=p2p)
         self._live[key.place] = books
         return books
 
@@ -386,7 +386,7 @@ class RankTotals(Names):
 
     def counted(self, job: str, key: CellKey, cell: Cell) -> Counted:
         """Return a cell with its names."""
-        return counted(job, self.rank, self.group(key.group), self.op_name(key.op), key, cell)
+        return counted(job, self.rank, self.group(key.group), self.op_name(key.op), key=key, cell=cell)
 
     def lately(self, now_ns: int) -> Iterator[tuple[int, CellKey, Cell]]:
         """Yield the cells of the last minute as (slot in wall time, key, cell); ``now_ns`` is on the trainer's clock."""

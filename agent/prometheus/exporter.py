@@ -63,6 +63,7 @@ class Exporter(Collector):
         lock: threading.RLock,
         now_ns: Callable[[], int],
         readings: Callable[[], Iterable[tuple[str, list[Reading] | None]]],
+        *,
         references: References | None = None,
         gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
         told: Callable[[], list[Verdict]] = list,

@@ -121,7 +121,7 @@ def _shares(steps: Sequence[StepView]) -> str:
         f"At most {percent(most)} of step time is communication; it is above the line of 30 % in {above} of {len(known)} pieces of time"
         f"{f'; of {unknown} more it is not known' if unknown else ''}."
     )
-    drawn = plot("shares", "Communication share over time", says, x, y, series, LIMIT)
+    drawn = plot("shares", "Communication share over time", says, x, y, series=series, limit=LIMIT)
     rows = [(seconds(at), percent(comm), percent(exposed)) for at, comm, exposed in points]
     return f"<h2>Shares over time</h2><p>{says}</p>" + _figure(drawn, series, ("at", "communication", "exposed"), rows)
 
@@ -170,7 +170,7 @@ def _bandwidth(number: int, op: str, rows: Sequence[Row], curves: Mapping[tuple[
     y = _rates([point.y for point in points if point.y])
     best = max(rows, key=lambda row: row.busbw or 0)
     says = f"{op}: at best {rate(best.busbw)}, at {size(_mean_bytes(best))} in group {best.by['group']}."
-    drawn = plot(f"busbw{number}", f"Bus bandwidth of {op} against size", says, x, y, series)
+    drawn = plot(f"busbw{number}", f"Bus bandwidth of {op} against size", says, x, y, series=series)
     cells = [
         (group, size(_mean_bytes(row)), str(row.count), rate(row.busbw), _of_expected(row, curves))
         for group, its in by_group.items()
@@ -250,7 +250,7 @@ def _waits(rows: Sequence[Row]) -> str:
     says = f"Waiting for late ranks, by rank and group: rank {least} waited least, {seconds(sums[least])} in all; who waits least is waited for."
     if len(ranks) < len(sums) or len(groups) < len(by_group):
         says += f" Shown: {len(ranks)} of {len(sums)} ranks, {len(groups)} of {len(by_group)} groups, those with most of it, and rank {least}."
-    drawn = heat("waits", "Waiting by rank and group", says, [f"rank {rank}" for rank in ranks], groups, values)
+    drawn = heat("waits", "Waiting by rank and group", says, [f"rank {rank}" for rank in ranks], groups, values=values)
     cells = [(str(rank), group, seconds(wait_s)) for (rank, group), wait_s in sorted(known.items())]
     return f"<h2>Waits</h2><p>{says}</p>" + _figure(drawn, (), ("rank", "group", "wait"), cells)
 
@@ -298,7 +298,7 @@ def _waits_over_time(waits: Sequence[WaitView]) -> str:
         f"Waiting for late ranks, by rank and time, in pieces of {_clock(piece_s)}: most of it rank {most}, "
         f"{seconds(longest_s)} in the piece from {times[at]} on. Where the others are dark, they wait for the pale one."
     )
-    drawn = heat("waiting", "Waiting by rank and time", says, [f"rank {rank}" for rank in ranks], times, values)
+    drawn = heat("waiting", "Waiting by rank and time", says, [f"rank {rank}" for rank in ranks], times, values=values)
     cells = [(str(rank), times[i], seconds(wait_s)) for (rank, i), wait_s in sorted(known.items())]
     return f"<h3>Over time</h3><p>{says}</p>" + _figure(drawn, (), ("rank", "from", "wait"), cells)
 

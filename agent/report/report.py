@@ -105,6 +105,7 @@ def build(
     history: Path,
     command: str,
     findings: Iterable[Finding] = (),
+    *,
     last_s: float | None = LAST_S,
 ) -> Report | None:
     """Build the report of a job; return ``None`` if the job is not in the history.
@@ -165,6 +166,7 @@ def lately(
     job: JobView,
     findings: Iterable[Finding],
     last_s: float | None,
+    *,
     host: HostView | None = None,
     late: Mapping[int, float] | None = None,
 ) -> list[Advice]:
@@ -175,7 +177,9 @@ def lately(
         late: the current stragglers by rank, with the share of time (0 to 1) that the others wait for each.
     """
     gpus = {rank.rank: rank.gpu_bus_id for rank in agent.ranks(job.job_id) if rank.gpu_bus_id is not None}
-    return advice_on(facts(agent, job, count_last(agent, job.job_id, last_s), findings, host, gpus, late))
+    return advice_on(
+        facts(agent, job, count_last(agent, job.job_id, last_s), findings, host=host, gpus=gpus, late=late)
+    )
 
 
 def _have_times(rows: list[Row]) -> bool:

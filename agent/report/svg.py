@@ -116,7 +116,7 @@ def _exponent(value: float, base: float) -> float:
 
 
 def plot(
-    name: str, title: str, says: str, x: Axis, y: Axis, series: Sequence[Series], limit: float | None = None
+    name: str, title: str, says: str, x: Axis, y: Axis, *, series: Sequence[Series], limit: float | None = None
 ) -> str:
     """Return a plot of series over two axes as SVG.
 
@@ -139,6 +139,7 @@ def heat(
     says: str,
     rows: Sequence[str],
     columns: Sequence[str],
+    *,
     values: Mapping[tuple[int, int], tuple[float, str]],
 ) -> str:
     """Return a matrix as SVG: a larger value has a stronger colour; of many columns, only some have a name.

@@ -105,7 +105,13 @@ def job_exists(agent: QueryService, job: str | None) -> None:
 
 
 def summary(
-    agent: QueryService, from_ns: int, until_ns: int, job: str | None, by: list[str], same: dict[str, str | int | None]
+    agent: QueryService,
+    from_ns: int,
+    until_ns: int,
+    job: str | None,
+    *,
+    by: list[str],
+    same: dict[str, str | int | None],
 ) -> Summary:
     """Return operations grouped by the dimensions ``by``; arguments as for ``QueryService.summary``."""
     job_exists(agent, job)
@@ -131,7 +137,7 @@ def operations(agent: QueryService, wanted: Wanted) -> Operations:
         return slow and all(getattr(operation, name) == value for name, value in checks)
 
     found = agent.operations(
-        wanted.from_ns, wanted.until_ns, wanted.before, fits, wanted.limit + 1, wanted.job, in_time
+        wanted.from_ns, wanted.until_ns, wanted.before, fits, wanted.limit + 1, job=wanted.job, go_on=in_time
     )
     page = found[: wanted.limit]
     return Operations(page, page[-1].id if len(found) > wanted.limit else None)
@@ -184,7 +190,7 @@ def collective(agent: QueryService, group_id: str, seq: int) -> Collective:
 
 
 def steps(
-    agent: QueryService, from_ns: int, until_ns: int, job: str | None, rank: int | None, limit: int
+    agent: QueryService, from_ns: int, until_ns: int, job: str | None, *, rank: int | None, limit: int
 ) -> list[StepView]:
     """Return training steps, newest first."""
     job_exists(agent, job)
@@ -198,11 +204,17 @@ def efficiency(agent: QueryService, from_ns: int, until_ns: int, job: str | None
 
 
 def advice(
-    agent: QueryService, job: str, findings: list[Finding], host: HostView, late: dict[int, float], last_s: float | None
+    agent: QueryService,
+    job: str,
+    findings: list[Finding],
+    *,
+    host: HostView,
+    late: dict[int, float],
+    last_s: float | None,
 ) -> list[Advice]:
     """Return advice for a job from its last ``last_s`` s (``None``: all of it); ``late``: its current stragglers."""
     known = next((each for each in agent.jobs() if each.job_id == job), None)
-    return [] if known is None else lately(agent, known, findings, last_s, host, late)
+    return [] if known is None else lately(agent, known, findings, last_s, host=host, late=late)
 
 
 #: Functions by name; each is called with the agent and the arguments of the question.

@@ -174,7 +174,14 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         ending="" if running(job) else endings.says(live_ranks.endings(job)),
         slots=_slots(books, now_ns),
         ranks=[
-            _line(book, view, recent[book.rank], culprits(found).get(book.rank), cards.get(book.rank), now_ns)
+            _line(
+                book,
+                view,
+                recent[book.rank],
+                blamed=culprits(found).get(book.rank),
+                card=cards.get(book.rank),
+                now_ns=now_ns,
+            )
             for book, view in zip(books, views, strict=True)
         ],
         in_flight=in_flight[:_MOST_IN_FLIGHT],
@@ -202,7 +209,7 @@ def _pace(steps: list[StepRecord], now_ns: int) -> float | None:
 
 
 def _line(
-    book: RankTotals, view: RankView, steps: list[StepRecord], blamed: str | None, card: Card | None, now_ns: int
+    book: RankTotals, view: RankView, steps: list[StepRecord], *, blamed: str | None, card: Card | None, now_ns: int
 ) -> RankLine:
     comm, exposed = shares_of(steps) or (None, None)
     totals = book.steps.totals

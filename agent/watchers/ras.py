@@ -86,13 +86,15 @@ def judge(comm: Communicator, where: Joined, unchanged_s: float) -> Verdict | No
     if by_state[ras.DEAD]:
         lost = by_state[ras.DEAD]
         says = f"{_processes(lost, where)} cannot be reached any more and counts as dead"
-        return _verdict("hang", "dead", where, lost, others, unchanged_s, "", says)
+        return _verdict("hang", "dead", where, culprits=lost, waiting=others, since_s=unchanged_s, op="", says=says)
     if unchanged_s < HANG_S:
         return None
     if by_state[ras.SILENT]:
         lost = by_state[ras.SILENT]
         says = f"{_processes(lost, where)} does not answer"
-        return _verdict("stalled", "silent", where, lost, others, unchanged_s, "", says)
+        return _verdict(
+            "stalled", "silent", where, culprits=lost, waiting=others, since_s=unchanged_s, op="", says=says
+        )
     return _counts(others, where, unchanged_s)
 
 
@@ -110,12 +112,21 @@ def _counts(members: Sequence[Member], where: Joined, unchanged_s: float) -> Ver
     ahead = [m for m in told if vectors[m.rank] == top]
     if ahead:
         behind = [m for m in told if vectors[m.rank] != top]
-        return _verdict("stalled", "not_joined", where, behind, ahead, unchanged_s, differing[0], says)
+        return _verdict(
+            "stalled",
+            "not_joined",
+            where,
+            culprits=behind,
+            waiting=ahead,
+            since_s=unchanged_s,
+            op=differing[0],
+            says=says,
+        )
     counts = Counter(vectors.values()).most_common()
     tie = counts[0][1] == counts[1][1]
     odd = [m for m in told if tie or vectors[m.rank] != counts[0][0]]
     rest = [m for m in told if not tie and vectors[m.rank] == counts[0][0]]
-    return _verdict("desync", "ops", where, odd, rest, unchanged_s, differing[0], says)
+    return _verdict("desync", "ops", where, culprits=odd, waiting=rest, since_s=unchanged_s, op=differing[0], says=says)
 
 
 def _lots(op: str, counts: list[tuple[Member, int]], where: Joined) -> str:
@@ -139,6 +150,7 @@ def _verdict(
     kind: str,
     cause: str,
     where: Joined,
+    *,
     culprits: Sequence[Member],
     waiting: Sequence[Member],
     since_s: float,

@@ -37,6 +37,7 @@ def view_of(alert: Alert) -> AlertView:
 def alerts(
     agent: QueriesOf,
     services: ServicesOf,
+    *,
     state: Literal["pending", "firing", "resolved"] | None = None,
     severity: Literal["info", "warning", "critical"] | None = None,
     job: JobFilter = None,

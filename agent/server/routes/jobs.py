@@ -51,6 +51,7 @@ def jobs(agent: QueriesOf) -> list[JobView]:
 def summary(
     worker: WorkerOf,
     span: Span,
+    *,
     job: JobFilter = None,
     by: Annotated[str, Query(description=f"Comma-separated, of {', '.join(DIMENSIONS)}.")] = "group,op",
     group: str | None = None,
@@ -74,6 +75,7 @@ def summary(
 def ops(
     worker: WorkerOf,
     span: Span,
+    *,
     job: JobFilter = None,
     group: str | None = None,
     group_id: str | None = None,
@@ -143,6 +145,7 @@ def nccl_messages(
     agent: QueriesOf,
     services: ServicesOf,
     span: Span,
+    *,
     job: JobFilter = None,
     message_class: Annotated[
         str | None, Query(alias="class", description=f"One of {', '.join((*CLASSES, OTHER))}.")

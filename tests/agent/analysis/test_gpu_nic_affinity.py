@@ -103,7 +103,7 @@ def test_late_onset(tmp_path: Path) -> None:
     now_ns = time.time_ns()
     watch.store.tidy(now_ns, 1 << 40, now_ns)  # the history is old, and keeps 5 minutes together
     for last_s, late in ((None, []), (LAST_S, ["rank 1 is late, the others wait for it"])):
-        built = report.build(watch.agent, "job", watch.path, "", (), last_s)
+        built = report.build(watch.agent, "job", watch.path, "", last_s=last_s)
         assert built is not None
         assert [each.title for each in built.advice if each.rule == "straggler"] == late
         assert built.advice_last_s == (None if last_s is None else pytest.approx(last_s, abs=301))
@@ -129,7 +129,7 @@ def test_more_steps_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ring.close(101_000 * MS)
         ring.release()
     watch.tick(102_000 * MS)
-    built = report.build(watch.agent, "job", watch.path, "", (), None)
+    built = report.build(watch.agent, "job", watch.path, "", last_s=None)
     assert built is not None
     assert [row.count for row in built.operations] == [200]
     assert built.ranks[0].wait_s == pytest.approx(50 * 0.3)
@@ -189,10 +189,12 @@ def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
     end_rank(write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=0))
     watch.tick()
     (job,) = watch.agent.jobs()
-    (slow,) = [each for each in report.lately(watch.agent, job, (), None, host) if each.rule == "nic_below_its_rate"]
+    (slow,) = [
+        each for each in report.lately(watch.agent, job, (), None, host=host) if each.rule == "nic_below_its_rate"
+    ]
     assert slow.because[1].startswith("mlx5_1:1: 400 Gbit/s behind")
     counts = count(watch.agent, "job")
-    known = facts(watch.agent, job, counts, (), carried_by(host, "mlx5_0:1"), {0: GPUS[2]})
+    known = facts(watch.agent, job, counts, (), host=carried_by(host, "mlx5_0:1"), gpus={0: GPUS[2]})
     assert known is not None
     assert [(each.rank, each.distance) for each in known.network.places] == [(0, "SYS")]
     alone = facts(watch.agent, job, counts, ())

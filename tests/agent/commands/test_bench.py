@@ -19,7 +19,7 @@ sweep: Any = importlib.import_module("commwatch.collectors.probe.torch_sweep")
 
 def sizes(low: str, high: str, factor: float) -> list[int]:
     """The sizes that these flags ask for."""
-    return list(wanted(None, None, low, high, factor, 1.0).sizes)
+    return list(wanted(None, None, low, high, factor=factor, seconds=1.0).sizes)
 
 
 def test_sizes() -> None:
@@ -33,8 +33,8 @@ def test_sizes() -> None:
 
 def test_defaults() -> None:
     """Without --ops those that training uses are swept, and every one that can be named is one that the script knows."""
-    assert wanted(None, None, "1K", "1M", 4, 20).ops == DEFAULT
-    chosen = wanted("gloo, nccl,gloo", "reduce,gather", "1K", "1M", 4, 20)
+    assert wanted(None, None, "1K", "1M", factor=4, seconds=20).ops == DEFAULT
+    chosen = wanted("gloo, nccl,gloo", "reduce,gather", "1K", "1M", factor=4, seconds=20)
     assert (chosen.backends, chosen.ops) == (("gloo", "nccl"), ("reduce", "gather"))
     assert set(SWEPT) == set(sweep.OPERATIONS)
 

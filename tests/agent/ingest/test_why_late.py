@@ -138,7 +138,7 @@ def test_samples() -> None:
     watch = Processes(
         aggregate,
         threading.RLock(),
-        lambda place: ["hardware"],
+        held_back=lambda place: ["hardware"],
         state=lambda pid: "running",
         usage=lambda pid: Usage(pid, 0, 0, None),
         now_ns=lambda: next(now),

@@ -19,7 +19,7 @@ HOSTILE = "<script>alert(1)</script>\"'&\x1b[2J\u202e\ud800]]>"
 
 def drawn(*series: Series, x: Axis = X, y: Axis = Y, limit: float | None = None) -> ET.Element:
     """A plot, parsed."""
-    return ET.fromstring(plot("p", "A title", "In words.", x, y, series, limit))
+    return ET.fromstring(plot("p", "A title", "In words.", x, y, series=series, limit=limit))
 
 
 def places(svg: ET.Element) -> list[tuple[float, float]]:
@@ -84,7 +84,7 @@ def test_read_aloud() -> None:
 def test_heat() -> None:
     """A matrix has a cell for each value, the strongest colour for the largest, nothing for what is not known, and each number."""
     values = {(0, 0): (4.0, "4 s"), (0, 1): (1.0, "1 s"), (1, 0): (0.0, "0 s")}
-    svg = ET.fromstring(heat("h", "Waits", "In words.", ["rank 0", "rank 1"], ["dp", "tp"], values))
+    svg = ET.fromstring(heat("h", "Waits", "In words.", ["rank 0", "rank 1"], ["dp", "tp"], values=values))
     cells = list(svg.iter(f"{SVG}rect"))
     assert [(cell.attrib["x"], cell.attrib["y"], cell.attrib["fill-opacity"]) for cell in cells] == [
         ("62.0", "22", "0.850"),
@@ -95,14 +95,16 @@ def test_heat() -> None:
     assert svg.attrib["viewBox"] == "0 0 440 66"
     assert svg.attrib["aria-labelledby"].split() == [each.attrib["id"] for each in svg if "id" in each.attrib]
     for names in ([], ["rank 0"]):
-        assert not list(ET.fromstring(heat("h", "t", "s", names, [], {})).iter(f"{SVG}rect"))
+        assert not list(ET.fromstring(heat("h", "t", "s", names, [], values={})).iter(f"{SVG}rect"))
 
 
 def test_hostile_names() -> None:
     """Names that are markup, control characters or no characters at all stay text, in every place where a name can be."""
     series = [Series(HOSTILE, "dots", 0, [Point(1, 0.5, HOSTILE)])]
-    page = plot("p", HOSTILE, HOSTILE, Axis(HOSTILE, 0, 1, [(0, HOSTILE)]), Axis(HOSTILE, 0, 1, [(1, HOSTILE)]), series)
-    page += heat("h", HOSTILE, HOSTILE, [HOSTILE], [HOSTILE], {(0, 0): (1.0, HOSTILE)}) + legend(series)
+    page = plot(
+        "p", HOSTILE, HOSTILE, Axis(HOSTILE, 0, 1, [(0, HOSTILE)]), Axis(HOSTILE, 0, 1, [(1, HOSTILE)]), series=series
+    )
+    page += heat("h", HOSTILE, HOSTILE, [HOSTILE], [HOSTILE], values={(0, 0): (1.0, HOSTILE)}) + legend(series)
     root = ET.fromstring(f"<page>{page}</page>")
     assert not list(root.iter("script"))
     assert not list(root.iter(f"{SVG}script"))
