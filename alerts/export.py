@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,15 +87,20 @@ def _alert(rule: Rule, runbook_url: str) -> dict[str, Any]:
     return made
 
 
+#: Numbers and bools of other YAML readers, such as kubectl, that PyYAML takes for text: 1e3, 08, 0o17, y.
+_AMBIGUOUS = re.compile(r"[-+]?(?:0o[0-7]+|\.?[\d_.]+(?:[eE][-+]?[\d_]+)?)|[yYnN]")
+
+
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block, and repeated values in full (no YAML aliases)."""
+    """Writes text of several lines as a block, ambiguous text in quotes, and repeated values in full (no YAML aliases)."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if _AMBIGUOUS.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)

@@ -16,11 +16,13 @@ from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.deploy.slurm import FILES, scripts
 
 if TYPE_CHECKING:
-    from commwatch.deploy.kubernetes import Object, Site
+    from commwatch.deploy.kubernetes import Site
 
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")  # at most 52: with our suffixes 63
 #: Flags of the agent without a value.
 _SWITCHES = ("require_token", "insecure")
+#: Kind of an object, in its YAML.
+_KIND = re.compile(r"^kind: (\w+)$", re.MULTILINE)
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
@@ -150,39 +152,37 @@ def _install(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _k8s(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.alerts.export import dumped
-
-    objects = _objects(config, arguments)
-    kinds = list(dict.fromkeys(each["kind"] for each in objects))
+    documents = [(_KIND.findall(text)[0], text) for text in _documents(config, arguments)]
+    kinds = list(dict.fromkeys(kind for kind, _ in documents))
     for kind in arguments.only:
         if kind not in kinds:
             raise UsageError(f"--only {kind}: there are {', '.join(kinds)}")
-    chosen = [each for each in objects if not arguments.only or each["kind"] in arguments.only]
-    print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(map(dumped, chosen)), end="")
+    chosen = [text for kind, text in documents if kind in (arguments.only or kinds)]
+    print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(chosen), end="")
     return 0
 
 
-def _objects(config: Config, arguments: argparse.Namespace) -> list[Object]:
+def _documents(config: Config, arguments: argparse.Namespace) -> list[str]:
     from commwatch.alerting.alert_rules import catalogue
-    from commwatch.alerts.export import RUNBOOK_URL, prometheus_rule
+    from commwatch.alerts.export import RUNBOOK_URL, dumped, prometheus_rule
     from commwatch.dashboards.export import configmap_objects
     from commwatch.deploy import kubernetes
 
     site = _site(config, arguments)
     if arguments.daemonset:
-        objects = kubernetes.daemon_set(site)
+        documents = kubernetes.daemon_set(site)
     else:
         command = _words(arguments.trainer_command)
-        objects = kubernetes.sidecar(site, kubernetes.Trainer(arguments.trainer_image, command, arguments.gpus))
+        documents = kubernetes.sidecar(site, kubernetes.Trainer(arguments.trainer_image, command, arguments.gpus))
     url = arguments.runbook_url or RUNBOOK_URL
-    objects.append(prometheus_rule(catalogue(config), url, site.name, site.namespace, None))
-    objects += configmap_objects(url, site.namespace)
-    return [kubernetes.labelled(site, each) for each in objects]
+    rules = prometheus_rule(catalogue(config), url, site.name, site.namespace, None)
+    others = [rules, *configmap_objects(url, site.namespace)]
+    return [*documents, *(dumped(kubernetes.labelled(site, each)) for each in others)]
 
 
-def _words(command: str) -> tuple[str, ...]:
+def _words(command: str) -> list[str]:
     try:
-        words = tuple(shlex.split(command))
+        words = shlex.split(command)
     except ValueError as error:
         raise UsageError(f"--trainer-command {command}: {error}") from None
     if not words:

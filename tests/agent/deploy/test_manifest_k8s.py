@@ -9,18 +9,24 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from commwatch.alerts import catalogue
 from commwatch.alerts.export import kubernetes as exported_rules
 from commwatch.dashboards.export import configmaps
+from commwatch.deploy.kubernetes import Site, Trainer, daemon_set, sidecar
 from tests.bare import TREE
-from tests.helpers import NOBODY, clean_env, commwatch, needs
+from tests.helpers import NOBODY, clean_env, commwatch, examples, needs
 
 VARIANTS = {"sidecar": (), "daemonset": ("--daemonset",), "host_network": ("--daemonset", "--host-network")}
 #: Kinds that only an operator knows, which no schema of Kubernetes has.
@@ -72,6 +78,66 @@ def test_kubernetes_takes_it(variant: str, tmp_path: Path) -> None:
     assert said.count("Couldn't find schema") == len([kind for kind in kinds if kind in CUSTOM])
     file.write_text(file.read_text().replace("volumeMounts:", "volumeMount:"))
     assert subprocess.run(checker, capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("golden", "flags"),
+    [
+        ("sidecar", ("--namespace", "ml", "--runtime-class", "nvidia")),
+        ("daemonset", ("--daemonset", "--user", "1000", "--group", "7000", "--name", "watch")),
+    ],
+)
+def test_golden(golden: str, flags: tuple[str, ...]) -> None:
+    """The objects of our templates are those of the golden file, key by key."""
+    made = [each for each in yaml.safe_load_all(text(*flags)) if each["kind"] not in ("PrometheusRule", "ConfigMap")]
+    assert made == list(yaml.safe_load_all((TREE / "tests" / "golden" / f"k8s-{golden}.yaml").read_text()))
+
+
+def test_comments() -> None:
+    """The printed objects carry the comments of our templates, and none of their fields."""
+    for mode in VARIANTS.values():
+        ours = text(*mode).partition("kind: PrometheusRule")[0]
+        assert ours.count("# ") > 20
+        assert "$" not in ours
+
+
+def test_host_network() -> None:
+    """With the node's network the DaemonSet differs in two keys only."""
+    (alone,) = objects("--daemonset", "--only", "DaemonSet").values()
+    (host,) = objects("--daemonset", "--host-network", "--only", "DaemonSet").values()
+    alone["spec"]["template"]["spec"] |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    assert host == alone
+
+
+@cache
+def scalars(value: str) -> list[tuple[str, str, str]]:
+    """The YAML events of all modes for settings that all have one value: kind, text and style of each."""
+    site = Site(value, value, 9001, value, {value: value}, monitoring=value, runtime_class=value)
+    documents = [*sidecar(site, Trainer(value, [value, value], 1)), *daemon_set(site)]
+    found = [event for each in documents for event in yaml.parse(each)]
+    return [(type(each).__name__, getattr(each, "value", ""), getattr(each, "style", "")) for each in found]
+
+
+@examples(40)
+@given(st.text(min_size=1))
+@example("a\nkind: Pod\n---\n").via("a document of its own")
+@example('it\'s "x" \\ ${image} $image $ $$ # {a: b} [c] &d *e !f | > %g @h `i`\t\u0085\u2028\ufeff').via("marks")
+@example("x y " * 1000).via("a long line")
+def test_any_text_arrives(value: str) -> None:
+    """Any text of a setting arrives unchanged, in its place only, and quoted: no reader takes it for a number, a date or a bool."""
+    assert scalars(value) == [(kind, found.replace("@@", value), style) for kind, found, style in scalars("@@")]
+    assert {style for _, found, style in scalars("@@") if "@@" in found} == {'"'}
+
+
+def test_labels_are_text() -> None:
+    """Labels are quoted in every object where YAML 1.1 or 1.2 has a number, a date or a bool of their spelling."""
+    labels = {f"l{value}": value for value in ("yes", "y", "null", "0123", "08", "1e3", "0o17", "0x1f", "2024-01-01")}
+    whole = text(*(f"--label={name}={value}" for name, value in labels.items()))
+    scalars = [event for event in yaml.parse(whole) if isinstance(event, yaml.ScalarEvent)]
+    styles = [(name.value, value.style) for name, value in pairwise(scalars) if labels.get(name.value) == value.value]
+    kinds = whole.count("\nkind: ")
+    assert Counter(name for name, _ in styles) == dict.fromkeys(labels, kinds)
+    assert {style for _, style in styles} <= {"'", '"'}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
