@@ -30,20 +30,20 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands and their verbs."""
     probe = commands.add_parser(
         "probe",
-        help="bring the probe into a trainer's environment that lacks commwatch",
-        description="The probe alone, for trainers whose image has no commwatch.",
+        help="install the probe for trainers whose environment lacks commwatch",
+        description="Install the probe alone, for trainers whose image has no commwatch.",
     )
     install = probe.add_subparsers(dest="command_verb", metavar="VERB", required=True).add_parser(
         "install",
-        help="put it into a folder for PYTHONPATH",
-        description="Put the probe into a folder that the trainer's PYTHONPATH names. It needs torch and nothing else. "
-        "May be done again at any time, also for another version and under trainers that run.",
+        help="install it into a folder for PYTHONPATH",
+        description="Install the probe into a folder for the trainer's PYTHONPATH. The probe needs only torch. You can repeat "
+        "this at any time, also with another version and while trainers run.",
     )
-    install.add_argument("to", type=Path, metavar="DIR", help="where to; made if it is not there")
+    install.add_argument("to", type=Path, metavar="DIR", help="folder to install into; created if it is missing")
     install.set_defaults(command=_install, dir=None, state=None, config=None, host=None, port=None)
     manifest = commands.add_parser(
         "manifest",
-        help="print what a site needs: for Kubernetes, for Slurm, for systemd",
+        help="print what a site needs to run the agent under Kubernetes, Slurm or systemd",
         description="Print what a site needs to run the agent (docs/deploy.md).",
     )
     verbs = manifest.add_subparsers(dest="command_verb", metavar="VERB", required=True)
@@ -56,72 +56,91 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
     k8s = verbs.add_parser(
         "k8s",
         parents=[common],
-        help="a Job with the agent as its sidecar, or a DaemonSet; what scrapes it, alerts and dashboards",
-        description="Print Kubernetes objects (1.29 or later): a training Job with the agent as a native sidecar, or "
-        "--daemonset. For `kubectl apply -f -`. Alerts have the thresholds of your settings.",
+        help="a Job with the agent as its sidecar, or a DaemonSet; with monitors, alerts and dashboards",
+        description="Print Kubernetes objects (1.29 or later) for `kubectl apply -f -`: a training Job with the agent as a native "
+        "sidecar or, with --daemonset, an agent on each node. Comments give the reasons; the alerts have the thresholds of your settings.",
     )
     k8s.add_argument("--daemonset", action="store_true", help="one agent on each node instead of one in each pod")
     k8s.add_argument(
-        "--only", action="append", default=[], metavar="KIND", help="only objects of this kind; may be repeated"
+        "--only", action="append", default=[], metavar="KIND", help="print only objects of this kind; may be repeated"
     )
-    k8s.add_argument("--name", default="commwatch", help="of the objects (default: commwatch)")
-    k8s.add_argument("--namespace", help="of the objects (default: where they are applied)")
+    k8s.add_argument("--name", default="commwatch", help="name of the objects (default: commwatch)")
+    k8s.add_argument("--namespace", help="namespace of the objects (default: the namespace that they are applied in)")
     k8s.add_argument(
-        "--image", default=f"commwatch:{__version__}", help=f"of the agent (default: commwatch:{__version__})"
+        "--image", default=f"commwatch:{__version__}", help=f"image of the agent (default: commwatch:{__version__})"
     )
     k8s.add_argument(
         "--label",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="on all objects, such as release=prometheus, by which the operator finds them; may be repeated",
+        help="label of all objects, such as release=prometheus, by which the operator finds them; may be repeated",
     )
-    k8s.add_argument("--user", type=int, default=65532, metavar="UID", help="that the agent runs as (default: 65532)")
     k8s.add_argument(
-        "--group", type=int, default=64646, metavar="GID", help="that trainers and agent share (default: 64646)"
+        "--user", type=int, default=65532, metavar="UID", help="user that the agent runs as (default: 65532)"
+    )
+    k8s.add_argument(
+        "--group", type=int, default=64646, metavar="GID", help="group that trainers and agent share (default: 64646)"
     )
     k8s.add_argument(
         "--monitoring-namespace",
         default="monitoring",
         metavar="NAME",
-        help="where Prometheus runs (default: monitoring)",
+        help="namespace of Prometheus (default: monitoring)",
     )
-    k8s.add_argument("--runtime-class", metavar="NAME", help="such as nvidia, where it is not the default")
-    k8s.add_argument("--host-network", action="store_true", help="--daemonset: see the network devices of the node")
     k8s.add_argument(
-        "--trainer-image", default="trainer:latest", metavar="IMAGE", help="of the Job (default: trainer:latest)"
+        "--runtime-class", metavar="NAME", help="runtime class of the pods, such as nvidia if it is not the default"
+    )
+    k8s.add_argument(
+        "--host-network", action="store_true", help="with --daemonset: use the network of the node, and see its devices"
+    )
+    k8s.add_argument("--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)")
+    _add_trainer(k8s)
+    k8s.set_defaults(command=_k8s)
+
+
+def _add_trainer(k8s: argparse.ArgumentParser) -> None:
+    k8s.add_argument(
+        "--trainer-image",
+        default="trainer:latest",
+        metavar="IMAGE",
+        help="image of the trainer in the Job (default: trainer:latest)",
     )
     k8s.add_argument(
         "--trainer-command",
         default="torchrun --nproc-per-node=gpu train.py",
         metavar="COMMAND",
-        help="of the Job (default: %(default)s)",
+        help="command of the trainer in the Job (default: %(default)s)",
     )
-    k8s.add_argument("--gpus", type=int, default=8, metavar="N", help="of the Job's pod (default: 8; 0: none)")
     k8s.add_argument(
-        "--runbook-url", metavar="URL", help="where the runbook is read (default: at an agent on this host)"
+        "--gpus", type=int, default=8, metavar="N", help="GPUs of the trainer in the Job (default: 8; 0: none)"
     )
-    k8s.set_defaults(command=_k8s)
 
 
 def _add_slurm(verbs: Any) -> None:
     slurm = verbs.add_parser(
         "slurm",
-        help="prolog, epilog and task prolog; a script for who is no administrator",
-        description="Print or write scripts for Slurm: prolog, epilog and task prolog, which give each job an agent of its user's on "
-        "each node, and one that does so in a batch script, without an administrator.",
+        help="prolog, epilog and task prolog; or a script that needs no administrator",
+        description="Print or write scripts for Slurm. Prolog, epilog and task prolog run an agent on each node of a job, as the "
+        "job's user. Another script does so from within a batch script and needs no administrator.",
     )
-    slurm.add_argument("parts", nargs="*", metavar="PART", help=f"only {', '.join(FILES)} (default: all)")
-    slurm.add_argument("--dir", type=Path, dest="to", metavar="DIR", help="write them into this folder")
+    slurm.add_argument("parts", nargs="*", metavar="PART", help=f"only this script: {', '.join(FILES)} (default: all)")
+    slurm.add_argument("--dir", type=Path, dest="to", metavar="DIR", help="write the scripts into this folder")
     slurm.add_argument(
-        "--run-dir", default="/run/commwatch", metavar="DIR", help="in memory, for rings (default: /run/commwatch)"
+        "--run-dir",
+        default="/run/commwatch",
+        metavar="DIR",
+        help="folder in memory, for rings (default: /run/commwatch)",
     )
     slurm.add_argument(
-        "--state-dir", default="/var/lib/commwatch", metavar="DIR", help="for histories (default: /var/lib/commwatch)"
+        "--state-dir",
+        default="/var/lib/commwatch",
+        metavar="DIR",
+        help="folder for histories (default: /var/lib/commwatch)",
     )
-    slurm.add_argument("--probe", metavar="DIR", help="where `probe install` has put the probe, on each node")
+    slurm.add_argument("--probe", metavar="DIR", help="folder of `probe install`, on each node")
     slurm.add_argument("--config", type=Path, help="settings file of the agents, on each node")
-    slurm.add_argument("--host", help="address the agents listen on (default: 127.0.0.1)")
+    slurm.add_argument("--host", help="address that the agents listen on (default: 127.0.0.1)")
     slurm.add_argument("--port", type=int, help="port of the agents (default: 9477, or a free one if it is taken)")
     slurm.set_defaults(command=_slurm, dir=None, state=None)
 
@@ -130,14 +149,16 @@ def _add_systemd(verbs: Any, common: argparse.ArgumentParser) -> None:
     systemd = verbs.add_parser(
         "systemd",
         parents=[common],
-        help="a hardened unit",
+        help="a hardened systemd unit",
         description="Print a unit of systemd (247 or later) for an agent that watches all jobs of a node.",
     )
-    systemd.add_argument("--name", default="commwatch", help="of the unit and its folders (default: commwatch)")
-    systemd.add_argument("--user", default="commwatch", help="that the agent runs as (default: commwatch)")
-    systemd.add_argument("--group", default="commwatch", help="whose members' jobs are watched (default: commwatch)")
-    systemd.add_argument("--memory", default="512M", help="the most it may have (default: 512M)")
-    systemd.add_argument("--cpu", default="50%", help="the most it may have (default: 50%%)")
+    systemd.add_argument("--name", default="commwatch", help="name of the unit and its folders (default: commwatch)")
+    systemd.add_argument("--user", default="commwatch", help="user that the agent runs as (default: commwatch)")
+    systemd.add_argument(
+        "--group", default="commwatch", help="group whose members' jobs are watched (default: commwatch)"
+    )
+    systemd.add_argument("--memory", default="512M", help="memory limit of the agent (default: 512M)")
+    systemd.add_argument("--cpu", default="50%", help="CPU limit of the agent (default: 50%%)")
     systemd.set_defaults(command=_systemd)
 
 
@@ -146,7 +167,7 @@ def _install(config: Config, arguments: argparse.Namespace) -> int:
 
     where = shlex.quote(str(install(arguments.to)))
     print(
-        f"probe {__version__} is in {where}; in the trainer set PYTHONPATH={where} COMMWATCH=1, and COMMWATCH_DIR as the agent has it"
+        f"probe {__version__} is in {where}; in the trainer set PYTHONPATH={where} COMMWATCH=1, and COMMWATCH_DIR to the agent's"
     )
     return 0
 
@@ -156,7 +177,7 @@ def _k8s(config: Config, arguments: argparse.Namespace) -> int:
     kinds = list(dict.fromkeys(kind for kind, _ in documents))
     for kind in arguments.only:
         if kind not in kinds:
-            raise UsageError(f"--only {kind}: there are {', '.join(kinds)}")
+            raise UsageError(f"--only {kind}: unknown kind; there are {', '.join(kinds)}")
     chosen = [text for kind, text in documents if kind in (arguments.only or kinds)]
     print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(chosen), end="")
     return 0
@@ -186,7 +207,7 @@ def _words(command: str) -> list[str]:
     except ValueError as error:
         raise UsageError(f"--trainer-command {command}: {error}") from None
     if not words:
-        raise UsageError("--trainer-command: is empty")
+        raise UsageError("--trainer-command is empty; give the command that starts the training")
     return words
 
 
@@ -197,13 +218,13 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
         value = getattr(arguments, flag)
         if value is not None and not _DNS_LABEL.fullmatch(value):
             raise UsageError(
-                f"--{flag.replace('_', '-')} {value}: needs a name of Kubernetes: a-z, 0-9 and '-', at most 52"
+                f"--{flag.replace('_', '-')} {value}: needs a Kubernetes name: a-z, 0-9 and '-', at most 52 characters"
             )
     for flag, least in (("user", 1), ("group", 1), ("gpus", 0)):
         if getattr(arguments, flag) < least:
-            raise UsageError(f"--{flag} {getattr(arguments, flag)}: at least {least}")
+            raise UsageError(f"--{flag} {getattr(arguments, flag)}: needs at least {least}")
     if arguments.host_network and not arguments.daemonset:
-        raise UsageError("--host-network is for --daemonset; a sidecar has the network of its pod")
+        raise UsageError("--host-network needs --daemonset; a sidecar has the network of its pod")
     return Site(
         name=arguments.name,
         image=arguments.image,
@@ -221,7 +242,7 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
 def _slurm(config: Config, arguments: argparse.Namespace) -> int:
     for part in arguments.parts:
         if part not in FILES:
-            raise UsageError(f"{part}: there are {', '.join(FILES)}")
+            raise UsageError(f"{part}: unknown script; there are {', '.join(FILES)}")
     folders = {"run_dir": arguments.run_dir, "state_dir": arguments.state_dir, "probe": arguments.probe or ""}
     for flag, value in folders.items():
         if value and not re.fullmatch(r"/[^:\0-\x1f\x7f]+", value):  # separators of Slurm, of PYTHONPATH
@@ -265,7 +286,7 @@ def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     for flag in ("name", "user", "group"):
         value = getattr(arguments, flag)
         if not _ACCOUNT.fullmatch(value):
-            raise UsageError(f"--{flag} {value}: needs a-z, 0-9, '_' and '-', at most 32")
+            raise UsageError(f"--{flag} {value}: needs a-z, 0-9, '_' and '-', at most 32 characters")
     for flag, pattern, example in (("memory", r"\d+[KMGT]?", "512M"), ("cpu", r"\d+%", "50%")):
         value = getattr(arguments, flag)
         if not re.fullmatch(pattern, value):

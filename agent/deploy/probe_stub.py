@@ -10,8 +10,8 @@ def main() -> int:
     """Print one line; return the exit code 2."""
     found = Path(__file__).resolve().parents[1]
     print(
-        f"commwatch: {found}, which is on PYTHONPATH, holds the probe alone and hides the commands; "
-        "start them without it: env -u PYTHONPATH commwatch ...",
+        f"commwatch: {found}, which is on PYTHONPATH, has only the probe and hides the commands; "
+        "run them without it: env -u PYTHONPATH commwatch ...",
         file=sys.stderr,
     )
     return 2

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Made by `commwatch manifest slurm`, for Epilog= of slurm.conf: ends the agent of the job, and clears away its folder in memory.
+# Made by `commwatch manifest slurm`, for Epilog= of slurm.conf: ends the job's agent and removes its folder in memory.
 @@node
 
 [ "${1-}" = bounded ] || bounded 30
 
 [ -f "$dir.pid" ] || exit 0
 pid=$(cat "$dir.pid")
-# Numbers of processes are given anew: only what has the folder in its command line is the agent.
+# Process ids are reused: a process is the agent only if its command line contains the folder.
 signal() {
     grep -qsaF -- "$dir" "/proc/$pid/cmdline" && (as_user sh -c 'kill "-$1" "$2"' sh "$1" "$pid")
 }
 
-# At SIGTERM it takes what the rings still hold.
+# At SIGTERM the agent reads the remaining records of the rings.
 if signal TERM; then
     left=75
     while [ "$left" -gt 0 ] && signal 0; do
@@ -21,6 +21,6 @@ if signal TERM; then
     signal KILL && say "the agent did not end within 15 s and was killed"
 fi
 log=$(as_user tail -n 1 "$dir/agent.log" 2>/dev/null | tr -cd '[:print:]' | cut -c -200)
-[ -z "$log" ] || say "the agent said last: $log"
+[ -z "$log" ] || say "last line of the agent's log: $log"
 (as_user find "$dir" -mindepth 1 -delete 2>/dev/null)
 why=$(rmdir -- "$dir" 2>&1 && rm -- "$dir.pid" 2>&1) || fail "$why"

@@ -1,14 +1,15 @@
 #!/bin/sh
-# Made by `commwatch manifest slurm`, for who is no administrator. In a batch script, before what starts the training:
+# Made by `commwatch manifest slurm`, for use without an administrator. In a batch script, prefix the command that starts the training:
 #     sh commwatch-job.sh srun python train.py
-# An agent on each node of the allocation, the probe switched on, the command, and a report. The exit code is the command's.
+# It starts an agent on each node of the allocation, switches the probe on, runs the command, and prints a report. The exit code is
+# the command's.
 set -u
 say() {
     echo "commwatch: $*" >&2
 }
 
 if [ "$#" -eq 0 ] || [ -z "${SLURM_JOB_ID-}" ]; then
-    say "needs an allocation of Slurm's and a command, such as: sh $0 srun python train.py"
+    say "needs a Slurm allocation and a command, such as: sh $0 srun python train.py"
     exit 2
 fi
 nodes=${SLURM_JOB_NUM_NODES:-1}
@@ -21,14 +22,14 @@ if ! here=$(mktemp -d) || ! mkfifo "$here/hold"; then
     exec "$@"
 fi
 
-# A step of one task on each node that takes nothing from other steps; a probe in PYTHONPATH would hide the agent's modules. Call it
-# in a subshell: this process becomes srun.
+# Runs a step with one task on each node, which takes no resources from other steps. Without PYTHONPATH, because a probe there would
+# hide the agent's modules. Call it in a subshell: exec replaces the process.
 each_node() {
     exec srun --overlap --quiet --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task=1 --mem=0 --cpu-bind=none \
         --mpi=none --kill-on-bad-exit=0 --job-name=commwatch --export=ALL env -u PYTHONPATH "$@"
 }
 
-# within SECONDS COMMAND ...: until it succeeds
+# within SECONDS COMMAND ...: repeats the command until it succeeds; fails after that time.
 within() {
     left=$1
     shift
@@ -48,7 +49,7 @@ answering() {
     [ "$watching" -ge "$nodes" ] || ended
 }
 
-# Agents end when this script does: srun hands on the end of its input. (At SIGTERM it would kill them.)
+# Agents end with this script, because srun passes on the end of its input. (At SIGTERM srun would kill them.)
 : >"$here/says"
 each_node "COMMWATCH_LABEL_USER=${SLURM_JOB_USER-}" "COMMWATCH_LABEL_CLUSTER=${SLURM_CLUSTER_NAME-}" \
     "COMMWATCH_LABEL_PARTITION=${SLURM_JOB_PARTITION-}" \
@@ -62,7 +63,7 @@ pass_on() {
     kill "-$1" "$running"
 }
 
-exec 4<&0 # some shells would give a command in the background no input
+exec 4<&0 # some shells give a background command no input
 (
     export COMMWATCH=1 "COMMWATCH_DIR=$dir" "COMMWATCH_JOB=$job"
     [ -z "$probe" ] || export "PYTHONPATH=$probe${PYTHONPATH:+:$PYTHONPATH}"
@@ -71,12 +72,12 @@ exec 4<&0 # some shells would give a command in the background no input
 running=$!
 exec 4<&-
 for signal in HUP INT TERM USR1 USR2; do
-    # shellcheck disable=SC2064 # the name of now
+    # shellcheck disable=SC2064 # the current name
     trap "pass_on $signal" "$signal"
 done
 wait "$running"
 code=$?
-while kill -0 "$running" 2>/dev/null; do # a signal came in between
+while kill -0 "$running" 2>/dev/null; do # a signal interrupted the wait
     wait "$running"
     code=$?
 done
@@ -86,6 +87,6 @@ within 30 ended || kill "$agents"
 wait "$agents" || tail -n 5 "$here/says" >&2
 (each_node sh -c 'rm -rf -- "$1"; [ "$SLURM_NODEID" = 0 ] || exit 0; exec "$4" report --state "$2" "$3"' \
     sh "$dir" "$state" "$job" @@commwatch)
-[ "$nodes" -eq 1 ] || say "that was the first of $nodes nodes; the others' histories are in $state, a file for each"
+[ "$nodes" -eq 1 ] || say "this report is of the first of $nodes nodes; the histories of all are in $state, one file per node"
 rm -rf -- "$here"
 exit "$code"

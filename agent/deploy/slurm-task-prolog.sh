@@ -1,6 +1,6 @@
 #!/bin/sh
 # Made by `commwatch manifest slurm`, for TaskProlog= of slurm.conf: switches the probe on in each task of a job that has an agent
-# on this node. What is printed here is what Slurm sets for the task.
+# on this node. Slurm sets for the task what this script prints.
 run=@@run
 state=@@state
 probe=@@probe
@@ -8,10 +8,10 @@ dir=$run/${SLURM_JOB_ID-}
 
 case ${COMMWATCH_DIR-} in
 "" | "$dir") ;;
-"$run"/*) unset COMMWATCH COMMWATCH_JOB ;; # of the job that submitted this one
-*) exit 0 ;;                               # who names another folder watches in a way of their own
+"$run"/*) unset COMMWATCH COMMWATCH_JOB ;; # from the job that submitted this one
+*) exit 0 ;;                               # the user has chosen another folder: change nothing
 esac
-if ! [ -w "$dir" ]; then # no agent here; what an earlier task was told does not hold
+if ! [ -w "$dir" ]; then # no agent here: the variables of an earlier task do not apply
     [ -z "${COMMWATCH_DIR-}" ] || echo "unset COMMWATCH"
     exit 0
 fi

@@ -114,7 +114,7 @@ def test_folder_of_others(tmp_path: Path) -> None:
     (tmp_path / "run").chmod(0o777)
     done = play(made / FILES["prolog"], **JOB)
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)
-    assert f"{tmp_path}/run has to be" in done.stderr
+    assert f"{tmp_path}/run must be" in done.stderr
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -129,7 +129,7 @@ def test_agent_that_cannot_start(tmp_path: Path) -> None:
     wait_for(lambda: log.exists() and log.read_text().endswith("\n"), "the agent to say what is wrong")
     done = play(made / FILES["epilog"], **JOB)
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)
-    assert "job 7: the agent said last: commwatch: " in done.stderr
+    assert "job 7: last line of the agent's log: commwatch: " in done.stderr
     assert "colour" in done.stderr
     assert list((tmp_path / "run").iterdir()) == []
 
@@ -149,7 +149,7 @@ def test_number_of_another_process(tmp_path: Path) -> None:
 
 
 def test_over_in_time(tmp_path: Path) -> None:
-    """Whatever an epilog waits for, it is broken off, says so in one line, and says 0."""
+    """Whatever an epilog waits for, it is stopped, reports this in one line, and exits with 0."""
     needs(os.geteuid() == 0 and shutil.which("setpriv"), "root and setpriv")
     made, lock = written(tmp_path), tmp_path / "run" / "7" / "agent.lock"
     lock.parent.mkdir(parents=True)
@@ -162,7 +162,7 @@ def test_over_in_time(tmp_path: Path) -> None:
         agent.kill()
     assert (done.returncode, done.stderr) == (
         0,
-        f"commwatch: job 7: {epilog} took longer than 1 s and was broken off\n",
+        f"commwatch: job 7: {epilog} took longer than 1 s and was stopped\n",
     )
 
 
