@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from socket import gethostname
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from commwatch.alerts.receivers import settings as receivers
 from commwatch.collectors.wire import variables
 from commwatch.collectors.wire.identity import run_dir
 from commwatch.core.errors import CommwatchError
@@ -23,6 +22,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+if TYPE_CHECKING:
+    from commwatch.alerts.receivers.settings import ReceiverConfig
 
 DEFAULT_PORT = 9477
 GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
@@ -83,7 +84,7 @@ class Config:
     #: Addresses of NCCL's RAS to poll, comma-separated; not set: none.
     ras: str | None = None
     #: Receivers of alerts; their secrets are stored elsewhere.
-    receivers: tuple[receivers.ReceiverConfig, ...] = field(default_factory=tuple)
+    receivers: tuple[ReceiverConfig, ...] = field(default_factory=tuple)
     #: Thresholds of alerts that differ from the default, by the names in the list of alerts.
     thresholds: Mapping[str, float] = field(default_factory=dict)
     #: A file with a list of alerts that replaces the built-in one.
@@ -377,10 +378,13 @@ def _checked_labels(value: Any, where: str) -> dict[str, str]:
     return value
 
 
-def _checked_receivers(value: Any, where: str) -> tuple[receivers.ReceiverConfig, ...]:
+def _checked_receivers(value: Any, where: str) -> tuple[ReceiverConfig, ...]:
+    # Here, because it imports pydantic, which most commands do without.
+    from commwatch.alerts.receivers.settings import BadReceiver, checked
+
     try:
-        return receivers.checked(value)
-    except receivers.BadReceiver as error:
+        return checked(value)
+    except BadReceiver as error:
         raise ConfigError(f"{where}: {error}") from None
 
 

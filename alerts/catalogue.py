@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Strict, ValidationInfo, model_validator
 
 from commwatch.alerts.model import SEVERITIES, OneLineError, Record, Rule
+from commwatch.alerts.tables import TABLE, BadTable, checked_table, needs, one_of
 from commwatch.alerts.text import FORMATS, VALUE, BadTemplate, fields
 
 _THRESHOLD = re.compile(r"\$([a-z][a-z0-9_]*)")
@@ -19,28 +21,131 @@ _IN_TEXT = re.compile(r"\{\$([a-z][a-z0-9_]*):([a-z]+)\}")
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _ALERT_NAME, _RECORD_NAME = re.compile(r"[A-Z][A-Za-z0-9]+"), re.compile(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+")
 _NAME, _LABEL = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_THRESHOLD_KEYS = ("default", "low", "high", "unit", "help")
-_RULE_TEXTS = ("expr", "severity", "summary", "description")
-_RULE_KEYS = ("alert", *_RULE_TEXTS, "for", "keep_firing_for", "also", "also_on", "prometheus_only")
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class CatalogueError(OneLineError):
     """The list or a threshold in the settings is wrong; the message is one line that names the entry and the key."""
 
 
-@dataclass(frozen=True)
-class Threshold:
+def seconds(text: str) -> float | None:
+    """Return the seconds of a duration such as ``90s``, ``5m`` or ``1h30m``; ``None`` if ``text`` is not a duration."""
+    found = _DURATION.fullmatch(text)
+    if not text or found is None:
+        return None
+    hours, minutes, rest = (int(part or 0) for part in found.groups())
+    return float(hours * 3600 + minutes * 60 + rest)
+
+
+def _threshold(name: str, known: ValidationInfo) -> float:
+    thresholds: Mapping[str, Threshold] = known.context or {}
+    if name not in thresholds:
+        raise ValueError(f"unknown threshold '${name}'; known are {', '.join(thresholds)}")
+    return thresholds[name].value
+
+
+def _filled(expr: str, known: ValidationInfo) -> str:
+    """Return PromQL with the values of its thresholds filled in."""
+    return _THRESHOLD.sub(lambda found: f"{_threshold(found[1], known):.12g}", expr)
+
+
+def _line(template: str, known: ValidationInfo) -> str:
+    """Return a text in one line, with the values of its thresholds filled in."""
+
+    def put_in(found: re.Match[str]) -> str:
+        if found[2] not in FORMATS:
+            raise ValueError(f"unknown format '{found[2]}'; known are {', '.join(FORMATS)}")
+        return FORMATS[found[2]](_threshold(found[1], known))
+
+    return _IN_TEXT.sub(put_in, " ".join(template.split()))
+
+
+_Number = Annotated[float, needs("a number", math.isfinite)]
+_Text = Annotated[str, AfterValidator(str.strip), needs("a text", bool)]
+_Flag = Annotated[bool, needs("true or false")]
+_Duration = Annotated[
+    float,
+    BeforeValidator(lambda value: seconds(value) if isinstance(value, str) else None),
+    needs("a duration such as 90s or 5m"),
+]
+_Expr = Annotated[_Text, AfterValidator(_filled)]
+_Template = Annotated[_Text, AfterValidator(_line)]
+_Label = Annotated[str, needs("a label", _LABEL.fullmatch)]
+_Name = Annotated[str, needs("a name of lower-case letters, digits and underscores", _NAME.fullmatch)]
+_List = Annotated[list[Any], needs("a list")]
+
+
+class _Top(BaseModel):
+    model_config = TABLE
+
+    thresholds: Annotated[dict[_Name, Any], needs("a table")] | None = None
+    records: _List | None = None
+    alerts: _List | None = None
+
+
+class _Range(BaseModel):
+    model_config = TABLE
+
+    default: _Number
+    low: _Number
+    high: _Number
+    #: ``ratio`` (0 to 1), ``seconds``, ``bytes_per_second`` or ``count``.
+    unit: _Text
+    help: _Text
+
+
+class Threshold(_Range):
     """A number of the list that the settings can change."""
 
     name: str
     #: The value in force: from the settings, else the default.
     value: float
-    default: float
-    low: float
-    high: float
-    #: ``ratio`` (0 to 1), ``seconds``, ``bytes_per_second`` or ``count``.
-    unit: str
-    help: str
+
+
+class _Record(BaseModel):
+    """The keys of a record; the fields are those of ``Record``."""
+
+    model_config = TABLE
+
+    name: Annotated[str, needs("a name such as level:metric:operation", _RECORD_NAME.fullmatch)] = Field(alias="record")
+    expr: _Expr
+    prometheus_only: _Flag = False
+
+
+class _Alert(BaseModel):
+    """The keys of an alert; the fields are those of ``Rule``."""
+
+    model_config = TABLE
+
+    name: Annotated[str, needs("a name such as CommShareHigh", _ALERT_NAME.fullmatch)] = Field(alias="alert")
+    expr: _Expr
+    severity: Annotated[str, one_of(SEVERITIES)]
+    summary: _Template
+    description: _Template
+    for_s: _Duration = Field(0.0, alias="for")
+    keep_firing_for_s: _Duration = Field(0.0, alias="keep_firing_for")
+    also: Annotated[dict[_Name, _Expr], needs("a table")] = Field(default_factory=dict)
+    on: Annotated[tuple[_Label, ...], Strict(False), needs("a list of labels")] = Field((), alias="also_on")
+    prometheus_only: _Flag = False
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> _Alert:
+        """Check that each number in the texts is the value or in ``also``, and that the texts use all of ``also``."""
+        if VALUE in self.also:
+            raise ValueError(f"also: '{VALUE}' is no name for a number, because it is that of 'expr'")
+        used = set()
+        for key, template in (("summary", self.summary), ("description", self.description)):
+            try:
+                numbers = {field.name for field in fields(template) if field.format is not None}
+            except BadTemplate as error:
+                raise ValueError(f"{key}: {error}") from None
+            for name in sorted(numbers - {VALUE, *self.also}):
+                raise ValueError(f"{key}: there is no number '{name}'; put it into 'also'")
+            used |= numbers
+        for name in self.also:
+            if name not in used:
+                raise ValueError(f"also: {name}: no text uses it")
+        return self
 
 
 @dataclass(frozen=True)
@@ -71,22 +176,13 @@ def read(text: str, thresholds: Mapping[str, float] | None = None) -> Catalogue:
         whole = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise CatalogueError(f"not valid YAML: {' '.join(str(error).split())}") from None
-    top = _keys(whole, "the list", ("thresholds", "records", "alerts"))
-    known = _thresholds(top.get("thresholds") or {}, thresholds or {})
-    records = tuple(_record(entry, known) for entry in _entries(top, "records"))
-    alerts = tuple(_alert(entry, known) for entry in _entries(top, "alerts"))
+    top = _checked(_Top, whole, "the list")
+    known = _thresholds(top.thresholds or {}, thresholds or {})
+    records = tuple(Record(**dict(each)) for each in _entries(_Record, top.records, "record", known))
+    alerts = tuple(Rule(**dict(each)) for each in _entries(_Alert, top.alerts, "alert", known))
     _no_twins((record.name for record in records), "records")
     _no_twins((f"{rule.name} ({rule.severity})" for rule in alerts), "alerts")
     return Catalogue(records, alerts, tuple(known.values()))
-
-
-def seconds(text: str) -> float | None:
-    """Return the seconds of a duration such as ``90s``, ``5m`` or ``1h30m``; ``None`` if ``text`` is not a duration."""
-    found = _DURATION.fullmatch(text)
-    if not text or found is None:
-        return None
-    hours, minutes, rest = (int(part or 0) for part in found.groups())
-    return float(hours * 3600 + minutes * 60 + rest)
 
 
 def duration(duration_s: float) -> str:
@@ -99,24 +195,19 @@ def duration(duration_s: float) -> str:
 # -- parts of the list ------------------------------------------------------------------------------
 
 
-def _entries(top: Mapping[str, Any], key: str) -> list[Any]:
-    entries = top.get(key) or []
-    if not isinstance(entries, list):
-        raise CatalogueError(f"{key}: needs a list")
-    return entries
+def _checked(model: type[_Model], entry: Any, where: str, known: Mapping[str, Threshold] | None = None) -> _Model:
+    try:
+        return checked_table(model, entry, context=known, show_values=True)
+    except BadTable as error:
+        raise CatalogueError(f"{where}: {error}") from None
 
 
-def _keys(value: Any, where: str, known: Iterable[str], needed: Iterable[str] = ()) -> dict[str, Any]:
-    """Return ``value`` if it is a table with all needed keys and no unknown ones; else raise CatalogueError."""
-    if not isinstance(value, dict):
-        raise CatalogueError(f"{where}: needs a table of keys and values")
-    for key in value:
-        if key not in known:
-            raise CatalogueError(f"{where}: unknown key '{key}'; known are {', '.join(known)}")
-    for key in needed:
-        if key not in value:
-            raise CatalogueError(f"{where}: lacks the key '{key}'")
-    return value
+def _entries(
+    model: type[_Model], entries: list[Any] | None, key: str, known: Mapping[str, Threshold]
+) -> Iterator[_Model]:
+    for number, entry in enumerate(entries or (), 1):
+        name = entry.get(key) if isinstance(entry, dict) else None
+        yield _checked(model, entry, name if name and isinstance(name, str) else f"{key} {number}", known)
 
 
 def _no_twins(names: Iterable[str], where: str) -> None:
@@ -127,149 +218,16 @@ def _no_twins(names: Iterable[str], where: str) -> None:
         seen.add(name)
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _thresholds(table: Any, given: Mapping[str, float]) -> dict[str, Threshold]:
-    known = {name: _threshold(name, entry) for name, entry in _keys(table, "thresholds", table).items()}
+def _thresholds(table: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, Threshold]:
     for name in given:
-        if name not in known:
-            raise CatalogueError(f"thresholds: unknown '{name}'; known are {', '.join(known)}")
-    return {name: _set(threshold, given.get(name, threshold.default)) for name, threshold in known.items()}
-
-
-def _threshold(name: Any, entry: Any) -> Threshold:
-    where = f"thresholds: {name}"
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise CatalogueError(f"{where}: a name has lower-case letters, digits and underscores")
-    about = _keys(entry, where, _THRESHOLD_KEYS, _THRESHOLD_KEYS)
-    for key in _THRESHOLD_KEYS[:3]:
-        if not _number(about[key]):
-            raise CatalogueError(f"{where}: {key}: needs a number, not {about[key]!r}")
-    default, low, high = (float(about[key]) for key in _THRESHOLD_KEYS[:3])
-    return Threshold(name, default, default, low, high, _text(about, "unit", where), _text(about, "help", where))
-
-
-def _set(threshold: Threshold, value: Any) -> Threshold:
-    if not _number(value) or not threshold.low <= value <= threshold.high:
-        limits = f"from {threshold.low:g} to {threshold.high:g}"
-        raise CatalogueError(f"thresholds: {threshold.name}: needs a number {limits}, not {value!r}")
-    return replace(threshold, value=float(value))
-
-
-def _text(entry: Mapping[str, Any], key: str, where: str) -> str:
-    value = entry[key]
-    if not isinstance(value, str) or not value.strip():
-        raise CatalogueError(f"{where}: {key}: needs a text, not {value!r}")
-    return value.strip()
-
-
-def _seconds(entry: Mapping[str, Any], key: str, where: str) -> float:
-    value = entry.get(key, "0s")
-    found = seconds(value) if isinstance(value, str) else None
-    if found is None:
-        raise CatalogueError(f"{where}: {key}: needs a duration such as 90s or 5m, not {value!r}")
-    return found
-
-
-def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:
-    value = entry.get(key, False)
-    if not isinstance(value, bool):
-        raise CatalogueError(f"{where}: {key}: needs true or false, not {value!r}")
-    return value
-
-
-def _expr(text: str, known: Mapping[str, Threshold], where: str) -> str:
-    """Return PromQL with the values of its thresholds filled in."""
-
-    def put_in(found: re.Match[str]) -> str:
-        return f"{_of(found[1], known, where).value:.12g}"
-
-    return _THRESHOLD.sub(put_in, text)
-
-
-def _of(name: str, known: Mapping[str, Threshold], where: str) -> Threshold:
-    if name not in known:
-        raise CatalogueError(f"{where}: unknown threshold '${name}'; known are {', '.join(known)}")
-    return known[name]
-
-
-def _record(entry: Any, known: Mapping[str, Threshold]) -> Record:
-    keys = ("record", "expr", "prometheus_only")
-    name = _named(entry, "record", _RECORD_NAME, "level:metric:operation")
-    about = _keys(entry, name, keys, keys[:2])
-    return Record(name, _expr(_text(about, "expr", name), known, f"{name}: expr"), _flag(about, keys[2], name))
-
-
-def _named(entry: Any, key: str, form: re.Pattern[str], like: str) -> str:
-    name = entry.get(key) if isinstance(entry, dict) else None
-    if not isinstance(name, str) or not form.fullmatch(name):
-        raise CatalogueError(f"{key}s: an entry needs '{key}', a name such as {like}, not {name!r}")
-    return name
-
-
-def _alert(entry: Any, known: Mapping[str, Threshold]) -> Rule:
-    name = _named(entry, "alert", _ALERT_NAME, "CommShareHigh")
-    about = _keys(entry, name, _RULE_KEYS, _RULE_TEXTS)
-    texts = {key: _text(about, key, name) for key in _RULE_TEXTS}
-    if texts["severity"] not in SEVERITIES:
-        raise CatalogueError(f"{name}: severity: needs one of {', '.join(SEVERITIES)}, not '{texts['severity']}'")
-    rule = Rule(
-        name=name,
-        expr=_expr(texts["expr"], known, f"{name}: expr"),
-        for_s=_seconds(about, "for", name),
-        keep_firing_for_s=_seconds(about, "keep_firing_for", name),
-        severity=texts["severity"],
-        summary=_template(texts["summary"], known, f"{name}: summary"),
-        description=_template(texts["description"], known, f"{name}: description"),
-        also=_also(about, known, name),
-        on=_on(about, name),
-        prometheus_only=_flag(about, "prometheus_only", name),
-    )
-    _check_fields(rule)
-    return rule
-
-
-def _also(about: Mapping[str, Any], known: Mapping[str, Threshold], where: str) -> dict[str, str]:
-    table = about.get("also", {})
+        if name not in table:
+            raise CatalogueError(f"thresholds: unknown '{name}'; known are {', '.join(table)}")
     found = {}
-    for name in _keys(table, f"{where}: also", table):
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name == VALUE:
-            raise CatalogueError(f"{where}: also: {name!r} is no name for a number")
-        found[name] = _expr(_text(table, name, f"{where}: also"), known, f"{where}: also: {name}")
+    for name, entry in table.items():
+        where = f"thresholds: {name}"
+        limits = _checked(_Range, entry, where)
+        value = given.get(name, limits.default)
+        if not limits.low <= value <= limits.high:
+            raise CatalogueError(f"{where}: needs a number from {limits.low:g} to {limits.high:g}, not {value!r}")
+        found[name] = Threshold(**dict(limits), name=name, value=value)
     return found
-
-
-def _on(about: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    labels = about.get("also_on", [])
-    if not isinstance(labels, list) or not all(isinstance(label, str) and _LABEL.fullmatch(label) for label in labels):
-        raise CatalogueError(f"{where}: also_on: needs a list of labels, not {labels!r}")
-    return tuple(labels)
-
-
-def _template(text: str, known: Mapping[str, Threshold], where: str) -> str:
-    """Return a text in one line, with the values of its thresholds filled in."""
-
-    def put_in(found: re.Match[str]) -> str:
-        if found[2] not in FORMATS:
-            raise CatalogueError(f"{where}: unknown format '{found[2]}'; known are {', '.join(FORMATS)}")
-        return FORMATS[found[2]](_of(found[1], known, where).value)
-
-    return _IN_TEXT.sub(put_in, " ".join(text.split()))
-
-
-def _check_fields(rule: Rule) -> None:
-    """Check that each number in a rule's texts is its value or in ``also``, and that its texts use all of ``also``."""
-    used = set()
-    for key, template in (("summary", rule.summary), ("description", rule.description)):
-        try:
-            numbers = {field.name for field in fields(template) if field.format is not None}
-        except BadTemplate as error:
-            raise CatalogueError(f"{rule.name}: {key}: {error}") from None
-        for name in sorted(numbers - {VALUE, *rule.also}):
-            raise CatalogueError(f"{rule.name}: {key}: there is no number '{name}'; put it into 'also'")
-        used |= numbers
-    for name in rule.also:
-        if name not in used:
-            raise CatalogueError(f"{rule.name}: also: {name}: no text uses it")

@@ -7,12 +7,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from commwatch.alerts.receivers.settings import ReceiverConfig
 from commwatch.config import Config, check_variables, explained
 from commwatch.core.terminal_text import line
+
+if TYPE_CHECKING:
+    from commwatch.alerts.receivers.settings import ReceiverConfig
 
 DEFAULT = "default"
 

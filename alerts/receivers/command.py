@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from commwatch.alerts.outbox import Batch, Policy
 from commwatch.alerts.receivers import payload
@@ -30,6 +30,7 @@ class Command:
     agent_url: str
     #: Environment variables that the program does not get, because they hold secrets of other receivers.
     hidden: frozenset[str] = frozenset()
+    _: KW_ONLY
     limit_s: float = LIMIT_S
 
     def send(self, batch: Batch, now_s: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -54,6 +54,7 @@ class Alertmanager:
     url: str
     agent_url: str
     login: Login = field(default_factory=Login)
+    _: KW_ONLY
     limit_s: float = LIMIT_S
 
     def send(self, batch: Batch, now_s: float) -> None:
@@ -86,6 +87,7 @@ class Webhook:
     url: str | Secret
     agent_url: str
     login: Login = field(default_factory=Login)
+    _: KW_ONLY
     limit_s: float = LIMIT_S
 
     def send(self, batch: Batch, now_s: float) -> None:

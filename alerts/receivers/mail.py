@@ -6,7 +6,7 @@ import contextlib
 import logging
 import smtplib
 import ssl
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 
@@ -31,6 +31,7 @@ class Mail:
     host: str
     port: int
     sender: str
+    _: KW_ONLY
     to: tuple[str, ...]
     agent_url: str
     tls: str = STARTTLS

@@ -117,7 +117,7 @@ def test_messages(name: str) -> None:
         },
     )
     batch = Batch((odd,), (("alertname", "CommShareHigh"), ("job_id", name)))
-    mail = Mail("m", Policy(60.0), "127.0.0.1", 25, "watch@example.com", ("a@example.com",), AGENT)
+    mail = Mail("m", Policy(60.0), "127.0.0.1", 25, "watch@example.com", to=("a@example.com",), agent_url=AGENT)
     message = message_from_bytes(mail.message(batch, NOON).as_bytes(), policy=default)
     assert set(message.keys()) == {
         "Subject", "From", "To", "Date", "Message-ID", "Auto-Submitted", "Content-Type", "Content-Transfer-Encoding", "MIME-Version",

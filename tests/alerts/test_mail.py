@@ -29,8 +29,8 @@ def mail(server: Smtp | int, **more: Any) -> Mail:
         "127.0.0.1",
         port,
         "commwatch <watch@example.com>",
-        ("a@example.com", "b@example.com"),
-        AGENT,
+        to=("a@example.com", "b@example.com"),
+        agent_url=AGENT,
         **about,
     )
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commwatch.alerts.outbox import Policy
 from commwatch.alerts.receivers.command import Command
@@ -15,6 +17,7 @@ from commwatch.alerts.receivers.mail import Mail
 from commwatch.alerts.receivers.sending import Secret
 from commwatch.alerts.receivers.settings import KEYS, BadReceiver, checked, receivers
 from commwatch.config import load
+from tests.helpers import examples
 
 AGENT = "http://agent:9477"
 FILE = """
@@ -68,7 +71,14 @@ def test_all_kinds(tmp_path: Path) -> None:
         ),
         Slack("slack", Policy(hours_4, severity="critical"), url, AGENT),
         Mail(
-            "email", policy, "mail.example.com", 465, "commwatch <watch@example.com>", ("a@example.com",), AGENT, "ssl"
+            "email",
+            policy,
+            "mail.example.com",
+            465,
+            "commwatch <watch@example.com>",
+            to=("a@example.com",),
+            agent_url=AGENT,
+            tls="ssl",
         ),
         Command("command", policy, ("/usr/local/bin/page", "--loud"), AGENT, frozenset({"CHAT_TOKEN"})),
     ]
@@ -90,12 +100,12 @@ MAIL = {"kind": "email", "smtp": "mail", "from": "a@example.com", "to": ["b@exam
         ({**HOOK, "token": HUSH}, 'token: a secret does not stand here; write it to a file and say token_file = "PATH"'),
         ({**HOOK, "password": HUSH}, 'or put it in the environment and say password_env = "NAME"'),
         ({"kind": "slack", "url": f"https://hooks/{HUSH}"}, 'url: a secret does not stand here; write it to a file and say url_file = "PATH"'),
-        ({"kind": "slack", "url_env": f"https://hooks/{HUSH}"}, "url_env: needs the name of a variable of the environment, not the url itself"),
-        ({**HOOK, "url_file": ["x", HUSH]}, "url: stands here and in a file"),
+        ({"kind": "slack", "url_env": f"https://hooks/{HUSH}"}, "url_env: needs the name of a variable of the environment, not the secret itself"),
+        ({**HOOK, "url_file": HUSH}, "url: stands here and in a file"),
         ({"kind": "webhook", "url_file": ["x", HUSH]}, "url_file: needs a text"),
-        ({"kind": "webhook", "url": f"https://me:{HUSH}@hook/"}, "url 1: not an address to post to (a user and password do not stand in it"),
-        ({"kind": "webhook", "url": f"ftp://hook/{HUSH}"}, "url 1: not an address to post to (http:// or https://, a host)"),
-        ({"kind": "alertmanager", "urls": ["http://am", f"http://am:{HUSH}"]}, "url 2: not an address"),
+        ({"kind": "webhook", "url": f"https://me:{HUSH}@hook/"}, "url: needs http:// or https:// and a host; a user and password go into username"),
+        ({"kind": "webhook", "url": f"ftp://hook/{HUSH}"}, "url: needs http:// or https:// and a host"),
+        ({"kind": "alertmanager", "urls": ["http://am", f"http://am:{HUSH}"]}, "urls 2: needs http:// or https:// and a host"),
         ({"kind": "alertmanager", "urls": f"http://{HUSH}"}, "urls: needs a list"),
         ({"kind": "alertmanager"}, "needs urls"),
         ({"kind": "alertmanager", "url": "http://am", "repeat": "4h"}, "unknown key 'repeat'"),
@@ -103,7 +113,9 @@ MAIL = {"kind": "email", "smtp": "mail", "from": "a@example.com", "to": ["b@exam
         ({"kind": "slack"}, "needs url_file or url_env"),
         ({"kind": "command"}, "needs command"),
         ({"kind": "command", "command": f"page {HUSH}"}, "command: needs a list"),
-        ({"kind": "command", "command": []}, "command: is empty"),
+        ({"kind": "command", "command": []}, "command: needs a list of a program and its arguments"),
+        ({"kind": "command", "command": ["", HUSH]}, "command: needs a list of a program and its arguments"),
+        ({"kind": "command", "command": ["page", f"{HUSH}\0"]}, "command 2: needs a text without NUL"),
         ({**SLACK, "url_file": "/f"}, "url_file and url_env: one of them"),
         ({**HOOK, "username": HUSH}, "username: needs password_file or password_env"),
         ({**HOOK, "password_env": "P"}, "username: needs password_file or password_env"),
@@ -120,7 +132,10 @@ MAIL = {"kind": "email", "smtp": "mail", "from": "a@example.com", "to": ["b@exam
         ({**MAIL, "from": "nobody"}, "from: needs an address such as"),
         ({**MAIL, "from": "a@b\r\nBcc: c@d"}, "from: needs an address such as"),
         ({**MAIL, "to": []}, "to: needs an address, or a list"),
-        ({**MAIL, "to": ["a@b, c@d"]}, "to: needs an address such as"),
+        ({**MAIL, "to": ["a@b, c@d"]}, "to 1: needs an address such as"),
+        ({"kind": "email", "smtp": "mail"}, "needs smtp, from and to"),
+        ({**HOOK, "send_resolved": 1}, "send_resolved: needs true or false"),
+        ({**HOOK, "a\nb": HUSH}, "unknown key 'a\\nb'"),
     ],
 )  # fmt: skip
 def test_wrong_table(table: dict[str, Any], says: str) -> None:
@@ -131,6 +146,28 @@ def test_wrong_table(table: dict[str, Any], says: str) -> None:
     assert str(caught.value).startswith("receiver 2")
     assert "\n" not in str(caught.value)
     assert HUSH not in str(caught.value)
+
+
+VALUES = st.recursive(
+    st.sampled_from([HUSH, f"http://{HUSH}", f"a@{HUSH}", "1h", "", 0, 1.5, True, -1]) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@examples(300)
+@given(st.data(), st.sampled_from([HOOK, SLACK, MAIL, {"kind": "command"}, {"kind": "alertmanager"}]))
+def test_any_table_is_read_or_refused(data: st.DataObject, table: dict[str, Any]) -> None:
+    """Whatever a table has, it is read or refused in one line that repeats no value."""
+    keys = sorted({key for known in KEYS.values() for key in known} - {"name"} | {"token", "a\nb"})
+    found = {**table, **data.draw(st.dictionaries(st.sampled_from(keys), VALUES, max_size=4))}
+    says = ""
+    try:
+        receivers(checked([found]), AGENT)
+    except BadReceiver as error:
+        says = str(error)
+    assert says.isprintable()
+    assert HUSH not in says
 
 
 def test_names_are_different() -> None:

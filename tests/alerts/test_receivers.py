@@ -263,7 +263,7 @@ def test_secrets_are_never_shown(
 
 def sh(script: str, *arguments: str, limit_s: float = PATIENCE_S, hidden: frozenset[str] = frozenset()) -> Command:
     """A command of the shell's."""
-    return Command("command", POLICY, ("sh", "-c", script, "sh", *arguments), AGENT, hidden, limit_s)
+    return Command("command", POLICY, ("sh", "-c", script, "sh", *arguments), AGENT, hidden, limit_s=limit_s)
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
