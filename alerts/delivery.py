@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from commwatch.alerts.book import from_json
@@ -49,6 +49,7 @@ class Delivered:
     dropped: int
     #: Alerts whose latest state the receiver does not have yet.
     waiting: int
+    _: KW_ONLY
     #: Why the last message failed; ``None``: it did not.
     trouble: str | None
 
@@ -222,7 +223,7 @@ class _Lane:
         with self._changed:
             box = self._outbox
             counts = (box.sent_count, box.failed_count, box.dropped_count)
-            return Delivered(self.receiver.name, *counts, box.waiting, self._trouble)
+            return Delivered(self.receiver.name, *counts, box.waiting, trouble=self._trouble)
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:

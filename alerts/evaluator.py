@@ -192,7 +192,7 @@ class Evaluator:
         for labels, value in found.items():
             active = watched.active.get(labels)
             if active is None:
-                active = _Active(Alert(rule.name, dict(labels), {}, value, PENDING, wall_s), at_s)
+                active = _Active(Alert(rule.name, dict(labels), {}, value, PENDING, active_at=wall_s), at_s)
             said = self._annotations(rule, active.alert.labels, value, numbers)
             watched.active[labels] = replace(active, alert=replace(active.alert, annotations=said, value=value))
         for labels, active in list(watched.active.items()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 #: In increasing order: good to know, to be looked at today, worth waking a person.
 INFO, WARNING, CRITICAL = SEVERITIES = ("info", "warning", "critical")
@@ -52,6 +52,7 @@ class Rule:
     keep_firing_for_s: float
     #: One of ``SEVERITIES``.
     severity: str
+    _: KW_ONLY
     #: One line, in the template language of ``text.py``.
     summary: str
     #: What is wrong, with numbers, in the template language of ``text.py``.
@@ -78,6 +79,7 @@ class Alert:
     value: float
     #: One of ``STATES``.
     state: str
+    _: KW_ONLY
     #: When the condition was first seen.
     active_at: float
     fired_at: float | None = None

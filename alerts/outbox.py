@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from commwatch.alerts.book import as_json, from_json
@@ -37,6 +37,7 @@ class Policy:
     send_resolved: bool = True
     #: Alerts below this severity are not sent.
     severity: str = INFO
+    _: KW_ONLY
     #: Most alerts that wait to be sent for the first time.
     most_waiting: int = 4096
 

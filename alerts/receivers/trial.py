@@ -22,7 +22,7 @@ def trial(receiver: Receiver, now_s: float) -> str | None:
         "summary": "This is a test of commwatch's alerts",
         "description": "Somebody has asked for it with `commwatch alerts test`. Nothing is wrong.",
     }
-    firing = Alert(NAME, labels, annotations, 1.0, FIRING, now_s, now_s)
+    firing = Alert(NAME, labels, annotations, 1.0, FIRING, active_at=now_s, fired_at=now_s)
     try:
         for alert in (firing, replace(firing, state=RESOLVED, resolved_at=now_s)):
             receiver.send(Batch((alert,), (("alertname", NAME),)), now_s)

@@ -89,7 +89,7 @@ def test_alerts_do_not_look_at_it(tmp_path: Path, step_s: float) -> None:
     told: list[str] = []
     clock, wall = [0.0], [1_700_000_000.0]
     plan = Plan(
-        [Rule("Up", "up == 1", 60, 0, "warning", "up", "")],
+        [Rule("Up", "up == 1", 60, 0, "warning", summary="up", description="")],
         deliver=lambda alerts: told.extend(a.state for a in alerts),
         every_s=15,
     )

@@ -17,7 +17,8 @@ from commwatch.alerts.book import MOST_PAST, PAST_S, REFRESH_S, Book, Kept, as_j
 from commwatch.alerts.model import FIRING, PENDING, RESOLVED, Alert
 
 NOTHING: dict[str, Any] = {"seen_at": None, "active": []}
-OVER = Alert("High", {"alertname": "High", "rank": "0"}, {"summary": "é\n"}, 0.5, RESOLVED, 1000.0, 1060.0, 2000.0)
+LABELS, TEXTS = {"alertname": "High", "rank": "0"}, {"summary": "é\n"}
+OVER = Alert("High", LABELS, TEXTS, 0.5, RESOLVED, active_at=1000.0, fired_at=1060.0, resolved_at=2000.0)
 
 
 def active(state: str = FIRING, held_s: float = 5.0, value: float = 0.5) -> dict[str, Any]:

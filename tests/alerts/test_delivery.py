@@ -65,7 +65,7 @@ def test_firing_then_resolved() -> None:
             delivery.send([ended(alert())])
         delivery.close(PATIENCE_S)
         assert got(server) == [(FIRING, 1), (RESOLVED, 1)]
-        assert how(delivery) == Delivered("hook", 2, 0, 0, 0, None)
+        assert how(delivery) == Delivered("hook", 2, 0, 0, 0, trouble=None)
 
 
 FAULTS: dict[str, Callable[[Server], Answer]] = {

@@ -142,7 +142,7 @@ def test_times_and_texts() -> None:
     assert (pending.state, firing.state, resolved.state) == (PENDING, FIRING, RESOLVED)
     assert resolved == Alert(
         "High", {"alertname": "High", "severity": "warning", "rank": "0"}, {"summary": "now 0 0.6 {}", "description": ""},
-        0.6, RESOLVED, WALL_S, WALL_S + 15, WALL_S + 30,
+        0.6, RESOLVED, active_at=WALL_S, fired_at=WALL_S + 15, resolved_at=WALL_S + 30,
     )  # fmt: skip
     assert pending.id == firing.id == resolved.id
     assert run.round(r0=0.5)[0].id != pending.id

@@ -139,7 +139,15 @@ FORMS = "{value:percent} {value:seconds} {value:bytes} {value:number}[ of {rank}
 def test_numbers(tmp_path: Path, known: bool) -> None:
     """Each format makes the same text here and in Prometheus, of numbers large and small; clauses are left out alike."""
     rule = Rule(
-        "Number", "commwatch_number", 0, 0, "info", FORMS, "{n}: " + FORMS, {"other": "commwatch_other"}, ("n",)
+        "Number",
+        "commwatch_number",
+        0,
+        0,
+        "info",
+        summary=FORMS,
+        description="{n}: " + FORMS,
+        also={"other": "commwatch_other"},
+        on=("n",),
     )
     cases = []
     for n, value in enumerate([*NUMBERS, float("inf"), float("nan")]):
@@ -164,7 +172,10 @@ _TEMPLATE = st.lists(_CLAUSE | _CLAUSE.map("[{}]".format), min_size=1, max_size=
 def test_any_template(tmp_path_factory: pytest.TempPathFactory, templates: list[str]) -> None:
     """Whatever signs, fields and clauses a template has, Prometheus makes the text of it that we do."""
     also = {"other": "commwatch_other", "gone": "commwatch_gone"}
-    rules = [Rule(f"T{n}", "commwatch_x", 0, 0, "info", text, text, also, ("n",)) for n, text in enumerate(templates)]
+    rules = [
+        Rule(f"T{n}", "commwatch_x", 0, 0, "info", summary=text, description=text, also=also, on=("n",))
+        for n, text in enumerate(templates)
+    ]
     labels = {"instance": "a:9477", "job": "commwatch", "n": "1", "rank": "0"}
     there = gauge("x", 0.42, n="1", rank="0") | gauge("other", 7, n="1") | gauge("gone", 8, n="2")
     cases = [Case(rule.name, rule.summary, there, ("info",), 0, labels, 0.42, {"other": 7.0}) for rule in rules]

@@ -25,8 +25,8 @@ from commwatch.config import load
 from commwatch.daemon import Daemon
 evaluator.LEAST_WARM_S = 1.0
 rules = [
-    Rule("Here", "commwatch_rank_up == 1", 0, 0, "warning", "a rank is here", ""),
-    Rule("Later", "commwatch_rank_up == 1", 2, 0, "warning", "a rank has been here", ""),
+    Rule("Here", "commwatch_rank_up == 1", 0, 0, "warning", summary="a rank is here", description=""),
+    Rule("Later", "commwatch_rank_up == 1", 2, 0, "warning", summary="a rank has been here", description=""),
 ]
 plan = Plan(rules, deliver=lambda alerts: daemon._tell(alerts), every_s=0.2)
 daemon = Daemon(load({}, Path(sys.argv[2]), dir=Path(sys.argv[1]), port=0), plan)

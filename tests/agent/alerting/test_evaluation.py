@@ -34,8 +34,8 @@ from commwatch.server.routes import alerts
 from tests.agent.prometheus.test_metrics import samples
 from tests.helpers import PATIENCE_S, RunningAgent, clean_env, fetch, idle_services, wait_for
 
-HIGH = Rule("ShareHigh", "commwatch_comm_share_ratio > 0.3", 30, 0, WARNING, "high", "quite high")
-WORSE = Rule("ShareHigh", "commwatch_comm_share_ratio > 0.5", 0, 0, CRITICAL, "higher", "very high")
+HIGH = Rule("ShareHigh", "commwatch_comm_share_ratio > 0.3", 30, 0, WARNING, summary="high", description="quite high")
+WORSE = Rule("ShareHigh", "commwatch_comm_share_ratio > 0.5", 0, 0, CRITICAL, summary="higher", description="very high")
 
 
 class Scene:
@@ -101,7 +101,15 @@ def test_late_round(tmp_path: Path) -> None:
 
 def test_own_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """How many alerts there are is served by name, severity and state; a rule that fails is counted, and said once."""
-    broken = Rule("Broken", "commwatch_comm_share_ratio * on () commwatch_comm_share_ratio", 0, 0, WARNING, "", "")
+    broken = Rule(
+        "Broken",
+        "commwatch_comm_share_ratio * on () commwatch_comm_share_ratio",
+        0,
+        0,
+        WARNING,
+        summary="",
+        description="",
+    )
     scene = Scene(tmp_path, HIGH, WORSE, broken)
     with caplog.at_level(logging.WARNING, "commwatch"):
         scene.later(30, r0=0.6, r1=0.4)
@@ -146,7 +154,7 @@ def test_kept_before_anybody_is_told(tmp_path: Path) -> None:
 
 def test_clean_end_keeps_what_is_pending(tmp_path: Path) -> None:
     """An agent that ends in order leaves the last second of ``for``; the next one fires in time."""
-    long = Rule("Long", "commwatch_comm_share_ratio > 0.3", 75, 0, WARNING, "", "")
+    long = Rule("Long", "commwatch_comm_share_ratio > 0.3", 75, 0, WARNING, summary="", description="")
     first = Scene(tmp_path, long)
     first.later(46, r0=0.4)
     first.alerting.close()
@@ -228,8 +236,8 @@ from commwatch.alerts.model import Rule
 from commwatch.config import load
 from commwatch.daemon import Daemon
 rules = [
-    Rule("Here", "commwatch_build_info == 1", 0, 0, "info", "an agent is here", ""),
-    Rule("Long", "commwatch_build_info == 1", 3600, 0, "warning", "an agent is here for long", ""),
+    Rule("Here", "commwatch_build_info == 1", 0, 0, "info", summary="an agent is here", description=""),
+    Rule("Long", "commwatch_build_info == 1", 3600, 0, "warning", summary="an agent is here for long", description=""),
 ]
 told = open(sys.argv[2], "a", buffering=1)
 def deliver(alerts):
