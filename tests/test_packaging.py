@@ -134,10 +134,21 @@ def test_install_says_that_torch_is_missing(installed: Path, tmp_path: Path) -> 
 
 
 def test_import_is_light() -> None:
-    """`import commwatch` brings in no web framework, no numpy, no torch, no driver's library."""
-    heavy = "{'amdsmi', 'fastapi', 'numpy', 'prometheus_client', 'pydantic', 'promql_parser', 'psutil', 'pynvml', 'starlette', 'torch', 'uvicorn', 'yaml'}"
+    """`import commwatch` brings in no web framework, no numpy, no torch, no driver's library, no drawing on terminals."""
+    heavy = "{'amdsmi', 'fastapi', 'numpy', 'prometheus_client', 'pydantic', 'promql_parser', 'psutil', 'pynvml', 'rich', 'starlette', 'torch', 'uvicorn', 'yaml'}"
     code = f"import sys, commwatch; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("-c", "import commwatch.commands.run, commwatch.daemon"), ("-m", "commwatch", "--help")]
+)
+def test_only_top_imports_rich(words: tuple[str, ...]) -> None:
+    """What runs beside a job, and the help, do not pay for the import of rich."""
+    command = [sys.executable, "-X", "importtime", *words]
+    imported = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "commwatch" in imported
+    assert "rich" not in imported
 
 
 def test_editable_install(copy: Path, tmp_path: Path) -> None:

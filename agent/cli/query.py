@@ -109,7 +109,7 @@ def _inside(said: Any) -> Iterable[Any]:
 
 def table(told: dict[str, Any], name_agents: bool) -> list[str]:
     """Return the answers as lines of one table: a row for each item of a list, else one for each agent."""
-    from commwatch.core.text_table import clean, cut
+    from commwatch.core.terminal_text import clean, cut
     from commwatch.report.report import columns
 
     rows = [

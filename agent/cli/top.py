@@ -14,8 +14,9 @@ from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.core.terminal_text import terminal
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from commwatch.commands.top_answers import Answers, Asker
-    from commwatch.core.text_table import Line
 
 #: Width in cells of a frame that is not for a terminal.
 _PLAIN_CELLS = 120
@@ -94,9 +95,10 @@ def _live(ask: Asker, interval_s: float) -> int:
     return 0
 
 
-def _texts(lines: list[Line], terminal: bool) -> list[str]:
+def _texts(lines: list[Text], terminal: bool) -> list[str]:
     """Return lines as text: in colour if wanted (https://no-color.org), in ASCII if the output has no UTF encoding."""
-    from commwatch.core.text_table import ascii_signs, coloured, plain
+    from commwatch.core.text_table import ascii_signs, coloured
 
-    texts = coloured(lines) if terminal and not os.environ.get("NO_COLOR") else plain(lines)
+    styled = terminal and not os.environ.get("NO_COLOR")
+    texts = coloured(lines) if styled else [line.plain.rstrip() for line in lines]
     return texts if sys.stdout.encoding.lower().startswith("utf") else [ascii_signs(text) for text in texts]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import mean, median
+
+from rich.text import Text
 
 from commwatch.analysis.advice import LIMIT, WORTH
 from commwatch.analysis.headline import bottleneck, of_some, split
@@ -14,7 +17,8 @@ from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
 from commwatch.collectors.spans import spans
 from commwatch.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch.core.api_views import Row, Summary
-from commwatch.core.text_table import NOT_KNOWN, Column, Line, Span, clean, cut_line, pad_line, table, wrap
+from commwatch.core.terminal_text import clean
+from commwatch.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
 from commwatch.core.units import percent, rate, seconds
 from commwatch.core.views import InFlight, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, stands_still
@@ -51,32 +55,31 @@ class Seen:
     trouble: str | None
 
 
-def frame(seen: Seen, cells: int, height: int | None = None) -> list[Line]:
+def frame(seen: Seen, cells: int, height: int | None = None) -> list[Text]:
     """Return at most ``height`` lines (``None``: no limit) of at most ``cells`` cells, the worst ranks first."""
     lines = _stale(seen, cells, height)
     if seen.answers is not None:
         body = _body(seen.answers, cells, None if height is None else max(0, height - len(lines) - 1))
         old = seen.trouble is not None or seen.age_s > STALE_S
-        lines = [_title(seen.answers, cells, height is not None), *lines, *(map(_faded, body) if old else body)]
-    return [cut_line(line, cells) for line in lines[:height]]
+        body = [Text(line.plain, "dim") for line in body] if old else body
+        lines = [_title(seen.answers, cells, height is not None), *lines, *body]
+    for line in lines[:height]:
+        line.truncate(cells, overflow="ellipsis")
+    return lines[:height]
 
 
-def _stale(seen: Seen, cells: int, height: int | None) -> list[Line]:
+def _stale(seen: Seen, cells: int, height: int | None) -> list[Text]:
     """Return a warning that the answers are missing or old; empty if they are current."""
     most = None if height is None else max(1, height // 4)
     if seen.answers is None:
-        return [(Span(text, "warn"),) for text in wrap(clean(seen.trouble or "asking the agent"), cells, most)]
+        return wrap(clean(seen.trouble or "asking the agent"), cells, most, "warn")
     if seen.trouble is None and seen.age_s <= STALE_S:
         return []
-    said = f"OLD: what follows is {seconds(seen.age_s)} old. {clean(seen.trouble or 'The agent takes long to answer')}. Asking again."
-    return [(Span(text, "bad"),) for text in wrap(said, cells, most)]
+    why = clean(seen.trouble or "The agent takes long to answer")
+    return wrap(f"OLD: what follows is {seconds(seen.age_s)} old. {why}. Asking again.", cells, most, "bad")
 
 
-def _faded(line: Line) -> Line:
-    return tuple(Span(span.text, "dim") for span in line)
-
-
-def _title(answers: Answers, cells: int, live: bool) -> Line:
+def _title(answers: Answers, cells: int, live: bool) -> Text:
     shown = answers.shown
     text = "commwatch top: "
     if shown is None:
@@ -87,40 +90,42 @@ def _title(answers: Answers, cells: int, live: bool) -> Line:
         text += f"{clean(job.job_id)}, {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
         text += f", {job.restarts} restarts" if job.restarts else ""
     hint = " q quits" if live else ""
-    return (*pad_line((Span(text, "title"),), max(0, cells - len(hint))), Span(hint, "dim"))
+    title = Text.assemble((text, "title"))
+    title.truncate(max(1, cells - len(hint)), overflow="ellipsis", pad=True)
+    return title.append(hint, "dim")
 
 
-def _body(answers: Answers, cells: int, height: int | None) -> list[Line]:
+def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
     """Return the lines below the title."""
     shown = answers.shown
     notices = _notices(answers)
     if shown is None:
-        return [*_wrapped(notices, cells, height), (Span("Start a job with commwatch run, or with COMMWATCH=1."),)]
+        return [*_wrapped(notices, cells, height), Text("Start a job with commwatch run, or with COMMWATCH=1.")]
     top = _shares(answers, shown, cells) + _cards(answers)
     room = None if height is None else max(0, height - len(top))
     # Notices get a third of the room, or more if the tables need less than the rest.
     need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
-    said = _wrapped(notices, cells, None if room is None else max(2, room // 3, room - need))
-    room = None if room is None else max(0, room - len(said) - 1)
-    return [*top, *said, (), *_tables(answers, shown, cells, room)]
+    top += _wrapped(notices, cells, None if room is None else max(2, room // 3, room - need))
+    room = None if height is None else max(0, height - len(top) - 1)
+    return [*top, Text(), *_tables(answers, shown, cells, room)]
 
 
 # -- the job ----------------------------------------------------------------------------------
 
 
-def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
+def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
     """Return the lines on steps, and on the share of step time in communication, compared with the 30 % limit."""
     usual = [step for step in shown.steps if not step.long]
     if not usual:
         why = shown.job.steps_unavailable or f"no step has ended in the last {WINDOW_S} s"
-        return [(Span("steps    ", "dim"), Span(clean(why)))]
+        return [Text.assemble(("steps    ", "dim"), clean(why))]
     durations = sorted(step.duration_s for step in usual)
     p95 = durations[int(0.95 * (len(durations) - 1))]
     last = max(step.seq for step in shown.steps)
-    said = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
+    pace = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
     ranks = _by_rank(shown).values()
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
-    lines: list[Line] = [(Span("steps    ", "dim"), Span(said))]
+    lines = [Text.assemble(("steps    ", "dim"), pace)]
     if comm is not None:
         measured, messages = _waiting(shown, _covered_s(answers, shown, shown.by_rank))
         waiting = waited_for(shown.verdicts, measured, len(shown.ranks))
@@ -130,10 +135,10 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Line]:
         why = bottleneck(comm, exposed, waiting, messages, late)
         hidden = exposed is not None and exposed < WORTH
         style = "good" if comm <= LIMIT or hidden else "bad"
-        lines += _bar("comm", comm, style, of_some(comm_ranks, len(ranks)), [made_of, why], cells)
+        lines += _bar("comm", comm, style, of_ranks=of_some(comm_ranks, len(ranks)), words=[made_of, why], cells=cells)
     if exposed is not None:
         style = "good" if exposed <= WORTH else "warn"
-        lines += _bar("exposed", exposed, style, of_some(exposed_ranks, len(ranks)), [], cells)
+        lines += _bar("exposed", exposed, style, of_ranks=of_some(exposed_ranks, len(ranks)), words=[], cells=cells)
     return lines
 
 
@@ -157,19 +162,19 @@ def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
     return f"{len(shown.steps) / sum(step.duration_s for step in shown.steps):.3g}/s, "
 
 
-def _bar(name: str, share: float, style: str, of_ranks: str, words: list[str], cells: int) -> list[Line]:
+def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str], cells: int) -> list[Text]:
     """Return a share (0 to 1) as a bar, with its explanation behind it, or below it if the line is too short."""
     length = max(10, min(_MOST_BAR, cells // 3))
     full, limit = round(min(1.0, share) * length), round(LIMIT * length)
     drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
-    line: Line = (Span(f"{name:<9}", "dim"), Span(drawn, style), Span(f" {percent(share):>5}", "bold"), Span(of_ranks))
+    line = Text.assemble((f"{name:<9}", "dim"), (drawn, style), (f" {percent(share):>5}", "bold"), of_ranks)
     says = ": ".join(filter(None, words))
-    if not says or 9 + length + 6 + len(of_ranks) + 2 + len(says) <= cells:
-        return [(*line, Span(f": {says}"))] if says else [line]
-    return [line, *((Span(f"{'':9}{each}"),) for each in wrap(says, cells - 9, None))]
+    if line.cell_len + len(": ") + len(says) > cells:
+        return [line, *(Text(" " * 9) + each for each in wrap(says, cells - 9))] if says else [line]
+    return [line.append(f": {says}" if says else "")]
 
 
-def _cards(answers: Answers) -> list[Line]:
+def _cards(answers: Answers) -> list[Text]:
     """Return one line with utilization and power of all GPUs that can be read; empty if there are none."""
     parts = []
     for view in answers.gpus.gpus:
@@ -177,73 +182,74 @@ def _cards(answers: Answers) -> list[Line]:
         watts = "" if measured.power_watts is None else f" {measured.power_watts:.0f} W"
         if measured.utilization is not None:
             parts.append(f"{view.gpu.card.index}: {percent(measured.utilization)}{watts}")
-    return [(Span("gpus     ", "dim"), Span("  ".join(parts)))] if parts else []
+    return [Text.assemble(("gpus     ", "dim"), "  ".join(parts))] if parts else []
 
 
 # -- notices ----------------------------------------------------------------------------------
 
 
-def _notices(answers: Answers) -> list[Span]:
-    """Return what is wrong, one styled text for each notice, the worst first."""
+def _notices(answers: Answers) -> list[tuple[str, str]]:
+    """Return what is wrong, the text and style of each notice, the worst first."""
     shown = answers.shown
-    said = [] if answers.about.trouble is None else [Span(f"agent: {answers.about.trouble}", "bad")]
+    notices = [] if answers.about.trouble is None else [(f"agent: {answers.about.trouble}", "bad")]
     if shown is not None and shown.job.ending:
-        said.append(Span(f"FAILED {shown.job.ending}" if shown.job.failed else shown.job.ending, "bad"))
+        notices.append((f"FAILED {shown.job.ending}" if shown.job.failed else shown.job.ending, "bad"))
     if shown is not None:
         for verdict in sorted(shown.verdicts, key=lambda verdict: _STYLES.get(verdict.kind, "warn")):
             style = _STYLES.get(verdict.kind, "warn")
             whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
             says = verdict.says.removeprefix(f"{verdict.kind}: ")
-            said.append(Span(f"{verdict.kind.upper()} {whom}: {says}", style))
+            notices.append((f"{verdict.kind.upper()} {whom}: {says}", style))
     firing = [alert for alert in answers.alerts if alert.state == "firing"]
     for alert in sorted(firing, key=lambda alert: alert.severity):
         text = alert.annotations.get("summary", "")
-        said.append(Span(f"ALERT {alert.name}: {text}", _STYLES.get(alert.severity, "")))
+        notices.append((f"ALERT {alert.name}: {text}", _STYLES.get(alert.severity, "")))
     part = (
         None
         if shown is None
         else shedding((rank.rank, rank.probe_mode) for rank in shown.ranks if rank.state == "running")
     )
-    said += [] if part is None else [Span(part, "warn")]
-    said += [Span(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
+    notices += [] if part is None else [(part, "warn")]
+    notices += [(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
     if shown is not None:
-        said += [
-            Span(f"NCCL {found.title}: {found.says}", _STYLES.get(found.severity, ""))
+        notices += [
+            (f"NCCL {found.title}: {found.says}", _STYLES.get(found.severity, ""))
             for found in sorted(shown.findings, key=lambda found: found.severity)
         ]
-        said += [Span(f"TRY {each.title}: {each.gain}") for each in shown.advice[:1]]
+        notices += [(f"TRY {each.title}: {each.gain}", "") for each in shown.advice[:1]]
     pending = Counter(alert.name for alert in answers.alerts if alert.state == "pending")
-    said += [Span(f"pending: {', '.join(pending)}", "dim")] if pending else []
-    said += [Span(f"other jobs run here: {', '.join(answers.others)} (--job)", "dim")] if answers.others else []
-    return [Span(clean(span.text), span.style) for span in said]
+    notices += [(f"pending: {', '.join(pending)}", "dim")] if pending else []
+    notices += [(f"other jobs run here: {', '.join(answers.others)} (--job)", "dim")] if answers.others else []
+    return [(clean(text), style) for text, style in notices]
 
 
-def _wrapped(notices: list[Span], cells: int, height: int | None) -> list[Line]:
+def _wrapped(notices: list[tuple[str, str]], cells: int, height: int | None) -> list[Text]:
     """Return notices as lines; if ``height`` is given, at most two lines each, and a count of the notices left out."""
-    whole = [[Span(text, span.style) for text in wrap(span.text, cells, height and 2)] for span in notices]
-    lines: list[Line] = []
+    whole = [wrap(text, cells, height and 2, style) for text, style in notices]
+    lines: list[Text] = []
     for i, parts in enumerate(whole):
         last = i == len(whole) - 1
         if height is not None and len(lines) + len(parts) + (not last) > height:
             if len(lines) < height:
-                lines.append((Span(f"and {len(whole) - i} more: commwatch diagnose, commwatch report", "dim"),))
+                lines.append(Text(f"and {len(whole) - i} more: commwatch diagnose, commwatch report", "dim"))
             break
-        lines += [(part,) for part in parts]
+        lines += parts
     return lines
 
 
 # -- tables -----------------------------------------------------------------------------------
 
 
-def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> list[Line]:
+def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> list[Text]:
     ranks, operations = _worst_first(shown), shown.by_operation.rows
     if cells >= _WIDE:
         half = (cells - 3) // 2
         left = _rank_table(answers, shown, ranks, half, height)
         right = _operation_table(answers, shown, operations, cells - 3 - half, height)
-        rows = max(len(left), len(right))
-        left, right = left + [()] * (rows - len(left)), right + [()] * (rows - len(right))
-        return [(*pad_line(a, half), Span(" │ ", "dim"), *b) for a, b in zip(left, right, strict=True)]
+        pairs = list(zip_longest(left, right, fillvalue=Text()))
+        for a, _ in pairs:
+            a.truncate(half, overflow="ellipsis", pad=True)
+        return [Text.assemble(a, (" │ ", "dim"), b) for a, b in pairs]
     if height is None:
         mine = None
     else:  # each table gets half, or more if the other needs less
@@ -251,7 +257,7 @@ def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> l
         mine = max(height // 2, height - need)
     left = _rank_table(answers, shown, ranks, cells, mine)
     right = _operation_table(answers, shown, operations, cells, None if height is None else height - len(left) - 1)
-    return [*left, (), *right] if right else left
+    return [*left, Text(), *right] if right else left
 
 
 def _worst_first(shown: OfJob) -> list[RankView]:
@@ -298,7 +304,7 @@ def _part(seconds_of_ranks: float | None, ranks: int, covered_s: float | None) -
 
 def _rank_table(
     answers: Answers, shown: OfJob, worst_first: list[RankView], cells: int, height: int | None
-) -> list[Line]:
+) -> list[Text]:
     """Return the ranks as a table: sorted by number if all fit, else the worst ones and a line on the others."""
     room = len(worst_first) if height is None else max(0, height - 1)
     if not room:
@@ -309,7 +315,7 @@ def _rank_table(
     return lines if fits else [*lines, _others(shown, worst_first[room - 1 :])]
 
 
-def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[list[Span]]:
+def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[TableRow]:
     named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(answers, shown, shown.by_rank)
     sums = {row.by["rank"]: row for row in shown.by_rank.rows}
     cards = {view.gpu.card.index: view.gpu.measured.utilization for view in answers.gpus.gpus}
@@ -328,7 +334,7 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[li
             NOT_KNOWN if op is None else _named(op, len(rank.in_flight)),
             NOT_KNOWN if op is None else seconds(op.age_s), clean(rank.host),
         )  # fmt: skip
-        rows.append([Span(text, style) for text in texts])
+        rows.append(TableRow(texts, style))
     return rows
 
 
@@ -340,7 +346,7 @@ def _waited(row: Row) -> float | None:
     return row.wait_s if row.wait_s is not None else row.p2p_wait_s
 
 
-def _others(shown: OfJob, ranks: list[RankView]) -> Line:
+def _others(shown: OfJob, ranks: list[RankView]) -> Text:
     """Return one line that sums up the ranks without a line of their own."""
     steps = _by_rank(shown)
     states = ", ".join(f"{count} {state}" for state, count in Counter(map(state, ranks)).most_common())
@@ -348,24 +354,24 @@ def _others(shown: OfJob, ranks: list[RankView]) -> Line:
     comm = f", comm {percent(min(shares))} to {percent(max(shares))}" if shares else ""
     ages = [op.age_s for rank in ranks if (op := oldest(rank)) is not None]
     longest = f", oldest in flight {seconds(max(ages))}" if ages else ""
-    return (Span(f"and {len(ranks)} more: {states}{comm}{longest}", "dim"),)
+    return Text(f"and {len(ranks)} more: {states}{comm}{longest}", "dim")
 
 
 def _operation_table(
     answers: Answers, shown: OfJob, operations: list[Row], cells: int, height: int | None
-) -> list[Line]:
+) -> list[Text]:
     """Return the operations as a table, with a count of those left out."""
     room = len(operations) if height is None else max(0, height - 1)
     if not operations:
-        return [(Span(f"no operation has ended in the last {WINDOW_S} s", "dim"),)] if height is None or height else []
+        return [Text(f"no operation has ended in the last {WINDOW_S} s", "dim")] if height is None or height else []
     if not room:
         return []
     shown_rows = operations if len(operations) <= room else operations[: room - 1]
     covered_s = _covered_s(answers, shown, shown.by_operation)
-    rows = [[Span(text) for text in _operation_cells(row, covered_s)] for row in shown_rows]
+    rows = [TableRow(_operation_cells(row, covered_s)) for row in shown_rows]
     lines = table(_OPERATIONS, rows, cells)
     more = len(operations) - len(shown_rows)
-    return [*lines, (Span(f"and {more} more", "dim"),)] if more else lines
+    return [*lines, Text(f"and {more} more", "dim")] if more else lines
 
 
 def _operation_cells(row: Row, covered_s: float | None) -> tuple[str, ...]:

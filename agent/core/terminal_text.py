@@ -1,7 +1,8 @@
 """Safe output to terminals and logs: foreign text can neither control the terminal nor pass for a line of commwatch.
 
-There are two layers. All output of the command line passes ``Harmless``, so that no command can forget it; it replaces characters that
-move the cursor, set titles or change the direction. It keeps line ends, which our output needs; ``line`` and ``lines`` replace those in foreign text.
+``clean`` and ``cut`` make single names safe. Beyond that there are two layers. All output of the command line passes ``Harmless``, so
+that no command can forget it; it replaces characters that move the cursor, set titles or change the direction. It keeps line ends,
+which our output needs; ``line`` and ``lines`` replace those in foreign text.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import unicodedata
 from collections.abc import Iterable
 from typing import Any, TextIO
-
-from commwatch.core.text_table import clean, cut
 
 #: Most cells of one line; longer lines are cut.
 MOST_CELLS = 4_000
@@ -21,6 +21,42 @@ _HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0001\U000e0020-\U000e007f]"
 )
+#: Letters, digits, punctuation, symbols: they do not move the cursor, change the direction or combine.
+_HARMLESS = "LNPS"
+
+
+def clean(text: str) -> str:
+    """Return foreign text without what could harm a terminal: escape sequences, direction changes, line ends, combining marks.
+
+    >>> clean("dp\\x1b[2Jgroup\\u202e")
+    'dp�[2Jgroup�'
+    """
+    return "".join(
+        char if unicodedata.category(char)[0] in _HARMLESS else " " if char.isspace() and char != "\n" else "�"
+        for char in unicodedata.normalize("NFC", text)
+    )
+
+
+def width(text: str) -> int:
+    """Return the number of cells that clean text takes."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def _cells(char: str) -> int:
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def cut(text: str, cells: int) -> str:
+    """Cut clean text to at most ``cells`` cells; an ellipsis marks the cut."""
+    if width(text) <= cells:
+        return text
+    kept, room = [], cells - 1
+    for char in text:
+        room -= _cells(char)
+        if room < 0:
+            break
+        kept.append(char)
+    return "".join(kept) + "…"[: max(0, cells)]
 
 
 def line(text: str) -> str:

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from html import escape
 
-from commwatch.core.text_table import clean
+from commwatch.core.terminal_text import clean
 
 _STYLE = """
 :root { color-scheme: light dark }
