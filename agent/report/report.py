@@ -20,6 +20,7 @@ from commwatch.collectors.wire.events import SYMMETRIC
 from commwatch.core import terminal_text
 from commwatch.core.api_views import Row
 from commwatch.core.host_views import HostView
+from commwatch.core.terminal_text import width
 from commwatch.core.units import percent, rate, seconds, size
 from commwatch.core.views import JobView, RankView, StepView
 from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
@@ -337,8 +338,8 @@ def _rank_time(hours: float) -> str:
 
 def text(report: Report) -> str:
     """Return the report as text for a terminal."""
-    width = max(len(name) for name, _ in headlines(report))
-    lines = ["", "commwatch report", "", *(f"  {name:<{width}}  {value}" for name, value in headlines(report)), ""]
+    longest = max(len(name) for name, _ in headlines(report))
+    lines = ["", "commwatch report", "", *(f"  {name:<{longest}}  {value}" for name, value in headlines(report)), ""]
     if report.ranks and report.steps:
         lines += [*columns(RANK_HEAD, [rank_cells(line) for line in report.ranks], left=2), ""]
     lines += (
@@ -365,11 +366,13 @@ def about(last_s: float | None) -> str:
 
 
 def columns(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    """Return head and rows as lines; the first ``left`` columns are aligned to the left, the others to the right."""
+    widths = [max(width(row[i]) for row in [head, *rows]) for i in range(len(head))]
     return [
         "  "
         + "  ".join(
-            f"{cell:<{w}}" if i < left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            f"{cell:{'<' if i < left else '>'}{len(cell) + cells - width(cell)}}"
+            for i, (cell, cells) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in [head, *rows]
     ]

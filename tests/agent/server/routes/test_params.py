@@ -154,5 +154,9 @@ def test_tables() -> None:
     assert first.split()[1:] == ["1", "–", "–"]
     assert len(second.split()[1]) <= 60
     assert table({"u": {"x": 1}}, name_agents=True) == ["agent  x", "u      1"]
+    assert table({"u": [{"group": "数据", "n": 1}, {"group": "dp", "n": 2}]}, name_agents=False)[1:] == [
+        "数据   1",
+        "dp     2",
+    ]
     assert table({"u": []}, name_agents=False) == ["nothing"]
     assert table({"u": "text"}, name_agents=False) == ["answer", "text"]
