@@ -25,9 +25,9 @@ _SIGNS = "/?&=%+:,"
 
 
 class Answer(NamedTuple):
-    """An agent's answer (``said``), or the reason why there is none (``trouble``)."""
+    """An agent's answer (``value``, from JSON), or the reason why there is none (``trouble``)."""
 
-    said: Any
+    value: Any
     trouble: str | None
 
 
@@ -36,9 +36,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     query = commands.add_parser(
         "query",
         parents=[common],
-        help="ask the query API, of this node's agent or of many at once",
-        description="Ask a route of the query API (docs/api.md) of the agents of this node, or of all that are named, at "
-        "once and in bounded time. Exit code 0: all answered, 1: none did, 2: some did not.",
+        help="send a request to the query API of this node's agent, or of many agents",
+        description="Send a request to a route of the query API (docs/api.md) of this node's agents, or of all named agents at "
+        "once; waits a limited time. Exit code 0: all answered, 1: none answered, 2: some did not.",
     )
     query.add_argument(
         "question", metavar="QUESTION", help="a route under /api/v1 with its parameters: 'summary?since=15m&by=op'"
@@ -49,7 +49,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="agents (host, host:port, URL), or a file of targets (file_sd, .json)",
     )
-    query.add_argument("--json", action="store_true", help="for programs")
+    query.add_argument("--json", action="store_true", help="print JSON for programs")
     query.set_defaults(command=_query)
 
 
@@ -65,15 +65,15 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
     found = client.together(lambda url: ask(url, path, keys), urls)
     answers = {url: answer or late for url, answer in zip(urls, found, strict=True)}
     silent = {url: answer.trouble for url, answer in answers.items() if answer.trouble is not None}
-    told = {url: answer.said for url, answer in answers.items() if url not in silent}
+    values = {url: answer.value for url, answer in answers.items() if url not in silent}
     if arguments.json:
-        print(json.dumps({"answers": told, "silent": silent}, indent=2))
+        print(json.dumps({"answers": values, "silent": silent}, indent=2))
     else:
-        for line in table(told, name_agents=len(urls) > 1):
+        for line in table(values, name_agents=len(urls) > 1):
             print(line)
         for url, why in silent.items():
             complain(f"query: {url}: {why}")
-    return 0 if not silent else 2 if told else 1
+    return 0 if not silent else 2 if values else 1
 
 
 def ask(url: str, path: str, keys: Keys) -> Answer:
@@ -81,10 +81,10 @@ def ask(url: str, path: str, keys: Keys) -> Answer:
     from commwatch.commands import client
 
     try:
-        said = client.get(url, path, keys)
-        if not _flat_enough(said):
+        value = client.get(url, path, keys)
+        if not _flat_enough(value):
             raise ValueError("it is nested too deeply")
-        return Answer(said, None)
+        return Answer(value, None)
     except urllib.error.HTTPError as error:
         return Answer(None, client.detail(error) or f"{error.code} {error.reason}")
     except OSError as error:
@@ -93,41 +93,43 @@ def ask(url: str, path: str, keys: Keys) -> Answer:
         return Answer(None, f"does not answer as an agent: {error}")
 
 
-def _flat_enough(said: Any) -> bool:
+def _flat_enough(value: Any) -> bool:
     """Return whether an answer is flat enough to be printed without exceeding the recursion limit."""
-    level = [said]
+    level = [value]
     for _ in range(_DEEPEST):
         level = [inner for each in level for inner in _inside(each)]
     return not level
 
 
-def _inside(said: Any) -> Iterable[Any]:
-    if isinstance(said, dict):
-        return said.values()
-    return said if isinstance(said, list) else ()
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
-def table(told: dict[str, Any], name_agents: bool) -> list[str]:
+def table(answers: dict[str, Any], name_agents: bool) -> list[str]:
     """Return the answers as lines of one table: a row for each item of a list, else one for each agent."""
     from commwatch.core.terminal_text import clean, cut
     from commwatch.report.report import columns
 
     rows = [
-        ({"agent": url} if name_agents else {}) | _flat(thing) for url, said in told.items() for thing in _things(said)
+        ({"agent": url} if name_agents else {}) | _flat(thing)
+        for url, answer in answers.items()
+        for thing in _things(answer)
     ]
     head = list(dict.fromkeys(name for row in rows for name in row))
     if not head:
-        return ["nothing"] if told else []
+        return ["nothing"] if answers else []
     cells = [tuple(cut(clean(_text(row.get(name))), _MOST_CELLS) for name in head) for row in rows]
     return [line.removeprefix("  ") for line in columns(tuple(map(clean, head)), cells, left=len(head))]
 
 
-def _things(said: Any) -> list[Any]:
-    if isinstance(said, list):
-        return said
-    lists = [value for value in said.values() if isinstance(value, list)] if isinstance(said, dict) else []
+def _things(answer: Any) -> list[Any]:
+    if isinstance(answer, list):
+        return answer
+    lists = [value for value in answer.values() if isinstance(value, list)] if isinstance(answer, dict) else []
     things = [value for value in lists if not value or isinstance(value[0], dict)]
-    return things[0] if len(things) == 1 else [said]
+    return things[0] if len(things) == 1 else [answer]
 
 
 def _flat(thing: Any) -> dict[str, Any]:

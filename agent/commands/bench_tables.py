@@ -91,6 +91,6 @@ def listing(there: References) -> str:
             f"  {', '.join(one.points)}; {size(min(sizes))} to {size(max(sizes))}",
             f"  {path}",
         ]
-    lines += [f"passed over  {why}" for why in there.damaged.values()]
+    lines += [f"skipped  {why}" for why in there.damaged.values()]
     lines += [f"link  {group}: {link}" for group, link in there.links.items()]
     return terminal_text.lines(lines or [f"no references in {Path(there.where)}, and no link is set"])

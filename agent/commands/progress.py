@@ -50,16 +50,14 @@ class Progress:
             return
         if steps:
             each = units.seconds(sum(step.duration_s for step in steps) / len(steps))
-            said = (
-                f"step {max(step.seq for step in steps)}, {each} each, communication {units.percent(comm_share(steps))}"
-            )
+            latest = max(step.seq for step in steps)
+            text = f"commwatch: step {latest}, {each} each, communication {units.percent(comm_share(steps))}"
         else:
-            said = "no step has ended in the last 10 s"
+            text = "commwatch: no step has ended in the last 10 s"
         columns, rows = shutil.get_terminal_size()
         room = ""
         if rows != self._rows:  # first call or resize: scroll up by one line, and exclude the last line from scrolling
             self._rows, room = rows, f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A"
-        text = f"commwatch: {said}"
         say(f"{room}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8", end="", drawn=True)
 
     def clear(self) -> None:

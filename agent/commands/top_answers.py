@@ -136,8 +136,8 @@ class Asker:
     def _seldom(self, url: str, job: str, which: str) -> tuple[list[Advice], list[Finding]]:
         if self._slow is None or self._slow[0] != (url, job) or self._clock() - self._slow[1] > _SELDOM_S:
             found = [finding for view in get(url, f"topology?{which}", self._keys) for finding in view["findings"]]
-            told = self._ask(list[Advice], url, f"advice?{which}"), _adapter(list[Finding]).validate_python(found)
-            self._slow = (url, job), self._clock(), told
+            advice = self._ask(list[Advice], url, f"advice?{which}")
+            self._slow = (url, job), self._clock(), (advice, _adapter(list[Finding]).validate_python(found))
         return self._slow[2]
 
     def _ask(self, kind: type[_T], url: str, path: str) -> _T:
