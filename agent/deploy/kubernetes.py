@@ -80,7 +80,7 @@ def _labels(site: Site) -> dict[str, str]:
 
 
 def _documents(mode: str, site: Site, more: Mapping[str, object]) -> list[str]:
-    """Return the YAML documents of a template."""
+    """Return the YAML documents of a template, with the site's settings and the fields ``more``."""
     fields = {**vars(site), "labels": _labels(site), **more}
     whole = _template(mode).replace("      $agent\n", indent(_template("agent"), "      "))
     lines = whole.splitlines(keepends=True)
@@ -97,5 +97,7 @@ def _written(value: object) -> str:
     """Return a value as YAML in one line. Text is quoted, so that it remains text and within its place."""
     if isinstance(value, int):
         return str(value).lower()
-    style = {"default_style": '"', "default_flow_style": True}
-    return yaml.safe_dump(value, **style, allow_unicode=True, sort_keys=False, width=sys.maxsize).rstrip("\n")
+    text: str = yaml.safe_dump(
+        value, default_style='"', default_flow_style=True, allow_unicode=True, sort_keys=False, width=sys.maxsize
+    )
+    return text.rstrip("\n")
