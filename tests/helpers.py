@@ -46,6 +46,7 @@ from commwatch.watchers.inspector import Inspector
 from commwatch.watchers.nccl import NcclLogs
 from commwatch.watchers.profiles import Profiles
 from commwatch.watchers.ras import Ras
+from tests.prefork import Commwatch
 
 MS = 1_000_000
 #: Unix time of monotonic 0 in ``identity``.
@@ -344,7 +345,7 @@ def fetch(url: str) -> tuple[bytes, str]:
 class RunningAgent:
     """An agent process and how to ask it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: Path, fetch: Fetch) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Commwatch, directory: Path, fetch: Fetch) -> None:
         self.process, self.directory = process, directory
         self.url: str = ""
         self._fetch = fetch
@@ -387,8 +388,10 @@ def agent(
         there: what runs a command where the agent is to be, if not here.
         fetch: how to ask it.
     """
-    command = [sys.executable, "-m", "commwatch", "agent", "--dir", str(directory), "--port", "0", *flags]
-    running = RunningAgent(subprocess.Popen([*there, *command], env=env or clean_env()), directory, fetch)
+    command, env = ["agent", "--dir", str(directory), "--port", "0", *flags], env or clean_env()
+    true_start = [*there, sys.executable, "-m", "commwatch", *command]
+    process = subprocess.Popen(true_start, env=env) if there else Commwatch(*command, env=env)
+    running = RunningAgent(process, directory, fetch)
     try:
 
         def announced() -> bool:

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.e2e import prefork
+from tests import prefork
 from tests.e2e.hosts import Host, two_hosts
 from tests.faults.run import Place, ranks
 from tests.helpers import PATIENCE_S, RunningAgent, agent

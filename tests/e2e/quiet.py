@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import prefork
+from tests import prefork
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, RunningAgent, clean_env, free_port
 

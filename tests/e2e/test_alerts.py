@@ -19,7 +19,7 @@ import pytest
 
 from commwatch.alerts.catalogue import shipped
 from commwatch.alerts.model import FIRING, RESOLVED
-from tests.e2e import prefork
+from tests import prefork
 from tests.e2e.hosts import Host
 from tests.e2e.test_shares import SIZE, TAKES_S
 from tests.e2e.test_verdicts import Job, Trouble

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests import prefork
 from tests.alerts.test_rules import SHARE
-from tests.e2e import prefork
 from tests.e2e.hosts import Host
 from tests.e2e.torchjob import JOBS
 from tests.faults.nodes import cluster

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.e2e import prefork
+from tests import prefork
 from tests.e2e.torchjob import JOBS
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, free_port, wait_for
 

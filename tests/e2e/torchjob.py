@@ -20,8 +20,8 @@ from commwatch.collectors.wire.ring import RingReader
 from commwatch.history.store import Writer
 from commwatch.ingest.intake import Intake
 from commwatch.ingest.jobs import Aggregate
+from tests import prefork
 from tests.conftest import CACHE
-from tests.e2e import prefork
 from tests.e2e.hosts import Host
 from tests.helpers import PATIENCE_S, clean_env, free_port, needs
 

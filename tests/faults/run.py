@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from tests.e2e import prefork
+from tests import prefork
 from tests.faults import recorded
 from tests.faults.scenarios import LATE, SCENARIOS, Scenario
 from tests.helpers import agent, clean_env, commwatch, free_port

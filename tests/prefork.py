@@ -1,7 +1,8 @@
-"""Starts the ranks of test jobs as forks of one process that has imported torch, which saves 3 s of a core for each.
+"""Starts processes of tests as forks of one that has imported what they need: 3 s of a core less for a rank, 1 s less for an agent.
 
-``command`` is used in the place of ``torchrun`` or of Python. What it starts here is a client: it hands its arguments, environment, folder,
-standard streams and network to the server, and ends as the job does. The variables of the ranks and their store are those of torchrun.
+A process gets arguments, environment, folder, standard streams and network from its client. ``command`` is a command line that takes the
+place of ``torchrun`` or of Python: a client that ends as the job does. The variables of the ranks and their store are those of torchrun.
+``Commwatch`` takes the place of ``subprocess.Popen``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ import tempfile
 import threading
 import traceback
 import types
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-#: What the server imports; jobs that import more pay for it themselves.
-PRELOADED = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel")
+#: What the servers import, of jobs and of agents; whoever imports more pays for it.
+PRELOADED = {
+    "job": ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel"),
+    "agent": ("commwatch.daemon", "commwatch.server.listener", "commwatch.server.web"),
+}
 #: What a rank shares with its client: the network, and ``/sys``, where its devices are seen.
 NAMESPACES = ("net", "mnt")
 #: How long a rank has to end after SIGTERM, in seconds.
@@ -41,18 +47,60 @@ def command(script: Path, *arguments: str, ranks: int = 0) -> list[str]:
     Args:
         ranks: how many processes, as torchrun starts them; 0: one process whose environment says who it is.
     """
-    return [sys.executable, "-S", "-E", __file__, str(_server()), str(ranks), str(script), *arguments]
+    return [sys.executable, "-S", "-E", __file__, str(_server("job")), str(ranks), str(script), *arguments]
+
+
+class Commwatch:
+    """A process that runs ``python -m commwatch``; of the interface of ``subprocess.Popen``, what tests of agents use."""
+
+    def __init__(self, *arguments: str, env: Mapping[str, str]) -> None:
+        program = find_spec("commwatch.__main__")
+        assert program is not None
+        assert program.origin is not None
+        self._connection = _connected(str(_server("agent")), 0, [program.origin, *arguments], env)
+        self._replies = self._connection.makefile()
+        self.pid = int(self._replies.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; ``None`` while the process runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; raise ``TimeoutExpired`` if the process runs after ``timeout`` seconds."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("commwatch", timeout or 0)
+            self.returncode = int(self._replies.readline())
+            self._replies.close()
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if the process runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
 
 
 @cache
-def _server() -> Path:
-    """Socket of the server, which is started with the first job and ends with the tests."""
+def _server(kind: str) -> Path:
+    """Socket of a server of ``PRELOADED``, which starts with the first client and ends with the tests."""
     from tests.helpers import clean_env  # not at the top: clients and server run this file without the tests' packages
 
     folder = tempfile.TemporaryDirectory(prefix="commwatch-prefork-")
     path = Path(folder.name, "socket")
     process = subprocess.Popen(
-        [sys.executable, __file__, "serve", str(path)],
+        [sys.executable, __file__, "serve", str(path), kind],
         env=clean_env(OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -69,18 +117,29 @@ def _server() -> Path:
 # -- the client -----------------------------------------------------------------------------------
 
 
+def _connected(path: str, ranks: int, argv: Sequence[str], env: Mapping[str, str]) -> socket.socket:
+    """Start a program on a server. The connection yields its pid (the first rank's), and its end, as ``Popen.returncode``: a line each."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    request = {"argv": argv, "ranks": ranks, "cwd": str(Path.cwd()), "env": dict(env), "umask": umask}
+    namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(path)
+    descriptors = array.array("i", [0, 1, 2, *namespaces])
+    server.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+    server.sendall(json.dumps(request).encode() + b"\n")
+    for namespace in namespaces:
+        os.close(namespace)
+    return server
+
+
 def _client(path: str, ranks: str, *argv: str) -> int:
     """Run a job on the server; returns how it ended, as ``Popen.returncode``."""
-    request = {"argv": argv, "ranks": int(ranks), "cwd": str(Path.cwd()), "env": dict(os.environ)}
-    namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(path)
-        descriptors = array.array("i", [0, 1, 2, *namespaces])
-        server.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-        server.sendall(json.dumps(request).encode() + b"\n")
+    with _connected(path, int(ranks), argv, os.environ) as server, server.makefile() as replies:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: server.send(bytes([number])))
-        return int(server.recv(16) or 1)
+        replies.readline()
+        return int(replies.readline() or 1)
 
 
 # -- the server -----------------------------------------------------------------------------------
@@ -133,11 +192,12 @@ def _supervise(client: socket.socket) -> dict[str, Any]:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for _ in pids:
             os.write(port_write, f"{store.port:>16}".encode())
+    client.sendall(b"%d\n" % pids[0])
     code = _waited(client, {os.pidfd_open(pid): pid for pid in pids})
     if ranks:
         code = int(code != 0)
     with suppress(OSError):
-        client.sendall(str(code).encode())
+        client.sendall(b"%d\n" % code)
     os._exit(0)
 
 
@@ -166,6 +226,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     os.chdir(request["cwd"])
+    os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["env"])
 
@@ -190,21 +251,29 @@ def _waited(client: socket.socket, alive: dict[int, int]) -> int:
     return failed
 
 
-def _run(request: dict[str, Any]) -> int:
-    """Be the rank, as Python would be that has just imported torch; returns the exit code."""
+def _be_rank(script: str) -> None:
+    """Do what Python does that has just imported torch."""
     from torch.distributed import set_debug_level_from_env  # type: ignore[attr-defined]
 
     from commwatch.collectors.torch_entry import autoload
 
-    script, *_ = sys.argv = request["argv"]
     sys.path[0] = str(Path(script).parent)
     set_debug_level_from_env()
+    autoload()
+
+
+def _run(request: dict[str, Any], kind: str) -> int:
+    """Be the rank or agent; returns the exit code."""
+    script, *_ = sys.argv = request["argv"]
     code = 0
     # A module of its own stays until the interpreter ends, which `runpy.run_path` does not allow.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = script
     try:
-        autoload()
+        if kind == "job":
+            _be_rank(script)
+        else:
+            sys.path[0] = str(Path.cwd())
         exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -223,11 +292,12 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         import importlib
 
-        for module in PRELOADED:
+        _, _, socket_path, kind = sys.argv
+        for module in PRELOADED[kind]:
             importlib.import_module(module)
         gc.collect()
         gc.freeze()  # or each rank would copy what its collector looks at
-        os._exit(_run(_serve(sys.argv[2])))
+        os._exit(_run(_serve(socket_path), kind))
     else:
         ended = _client(*sys.argv[1:])
         if ended < 0:
