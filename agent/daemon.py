@@ -265,7 +265,7 @@ class Daemon:
         try:
             changed, apply = self._changed(self._reread())
         except (ConfigError, CannotStart) as error:
-            log.error("the settings stay as they are: %s", error)
+            log.error("settings not changed: %s", error)
         else:
             for each in apply:
                 each()
@@ -386,4 +386,4 @@ def _evaluable() -> Iterator[None]:
     try:
         yield
     except UnsupportedExpression as error:
-        raise CannotStart(f"alert {error}; take it from the list, or write it otherwise") from None
+        raise CannotStart(f"alert {error}; remove it from the list, or rewrite it") from None

@@ -22,7 +22,7 @@ class Change:
     @property
     def says(self) -> str:
         """The change in one line."""
-        parts = [f"took up {', '.join(self.taken)}"] if self.taken else []
+        parts = [f"applied {', '.join(self.taken)}"] if self.taken else []
         parts += [f"a restart is needed for {', '.join(self.left)}"] if self.left else []
         return "; ".join(parts) or "nothing has changed"
 

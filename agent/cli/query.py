@@ -35,8 +35,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     query = commands.add_parser(
         "query",
         parents=[common],
-        help="ask the query API, of this node's agent or of many at once",
-        description="Ask a route of the query API (docs/api.md) of the agents of this node, or of all that are named, at "
+        help="send a request to the query API of this node's agent, or of many agents at once",
+        description="Send a request to a route of the query API (docs/api.md) of this node's agents, or of all named agents at "
         "once and in bounded time. Exit code 0: all answered, 1: none did, 2: some did not.",
     )
     query.add_argument(
@@ -46,9 +46,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "agents",
         nargs="*",
         metavar="ADDRESS",
-        help="agents (host, host:port, URL), or a file of targets (file_sd, .json)",
+        help="agents (host, host:port, URL), or a Prometheus file_sd target file (.json)",
     )
-    query.add_argument("--json", action="store_true", help="for programs")
+    query.add_argument("--json", action="store_true", help="print JSON")
     query.set_defaults(command=_query)
 
 
@@ -64,7 +64,7 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
         raise UsageError(f"query: no agent watches {config.dir}; name one, or give its run directory with --dir")
     path = urllib.parse.quote(arguments.question.removeprefix("/").removeprefix("api/v1/"), _SIGNS)
     keys = client.keys_of(config)
-    late = Answer(None, f"has not answered in {client.TOGETHER_S:.0f} s")
+    late = Answer(None, f"no answer within {client.TOGETHER_S:.0f} s")
     found = client.together(lambda url: ask(url, path, keys), urls)
     answers = {url: answer or late for url, answer in zip(urls, found, strict=True)}
     silent = {url: answer.trouble for url, answer in answers.items() if answer.trouble is not None}

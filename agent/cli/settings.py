@@ -30,24 +30,24 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command and its verbs."""
     config = commands.add_parser(
         "config",
-        help="the settings: what they are and where from, and whether they are right",
+        help="show the settings and their origins, or check them",
         description="The settings (docs/settings.md) that a command started here, with these flags, would have.",
     )
     verbs = config.add_subparsers(metavar="VERB", required=True)
     show = verbs.add_parser(
         "show",
         parents=[common],
-        help="each setting, its value, and where it is from; no secrets",
-        description="Show each setting, its value, and the flag, variable or file that it is from. Secrets are not shown.",
+        help="show each setting with its value and origin, without secrets",
+        description="Show each setting with its value, and the flag, variable or file that sets it. Secrets are not shown.",
     )
-    show.add_argument("--json", action="store_true", help="for programs")
+    show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(command=_show)
     check = verbs.add_parser(
         "check",
         parents=[common],
-        help="are file, environment and list of alerts right",
+        help="check the settings file, the environment and the list of alerts",
         description="Check the settings file, the environment and the list of alerts. "
-        "Exit code 2, and one line, if something is wrong.",
+        "If something is wrong, print one line and exit with code 2.",
     )
     check.set_defaults(command=_check)
 
@@ -103,5 +103,5 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
 
     check_variables(os.environ)
     catalogue(config)
-    print("the settings are right")
+    print("the settings are valid")
     return 0

@@ -180,5 +180,5 @@ def _load(response: http.client.HTTPResponse) -> Any:
         if len(body) > _MOST_BYTES:
             raise ValueError(f"its answer is longer than {_MOST_BYTES >> 20} MiB")
         if time.monotonic() > end:
-            raise TimeoutError(f"has not sent its answer in {_TIMEOUT_S:.0f} s")
+            raise TimeoutError(f"did not send its whole answer within {_TIMEOUT_S:.0f} s")
     return bounded.load(body, _MOST_VALUES)

@@ -64,7 +64,7 @@ def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
                 target for entry in json.loads(Path(name).read_text(encoding="utf-8")) for target in entry["targets"]
             ]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CannotDiagnose(f"{name}: not a file of targets (file_sd): {error}") from None
+            raise CannotDiagnose(f"{name}: not a Prometheus file_sd target file: {error}") from None
         found.update({_url(str(target), secure): None for target in targets})
     return list(found)
 
@@ -73,7 +73,7 @@ def _url(name: str, secure: bool) -> str:
     scheme, separator, _ = name.partition("://")
     if separator:
         if scheme.lower() not in ("http", "https"):  # urllib would also read files
-            raise CannotDiagnose(f"{name}: not the address of an agent: HOST, HOST:PORT, or a URL of http or https")
+            raise CannotDiagnose(f"{name}: not an agent's address; give HOST, HOST:PORT, or an http or https URL")
         return name.rstrip("/")
     host, colon, port = name.rpartition(":")
     is_port = bool(colon) and port.isdecimal() and (host.endswith("]") or ":" not in host)
@@ -109,14 +109,14 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
             seen.parts += columns_of
     if len(seen.silent) == len(urls):
         said = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
-        raise CannotDiagnose(said or "no agent watches here; name one, or give its run directory with --dir")
+        raise CannotDiagnose(said or "no agent runs here; name one, or give its run directory with --dir")
     return seen
 
 
 def _all(urls: list[str], question: Callable[[str], _T]) -> Iterator[tuple[str, _T | str]]:
     """Yield each URL with the agent's answer, or with the reason why there is none."""
     for url, answer in zip(urls, together(lambda url: _answer(question, url), urls), strict=True):
-        yield url, f"has not answered in {TOGETHER_S:.0f} s" if answer is None else answer
+        yield url, f"no answer within {TOGETHER_S:.0f} s" if answer is None else answer
 
 
 def _answer(question: Callable[[str], _T], url: str) -> _T | str:
@@ -205,13 +205,13 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
         well = "nothing wrong in what is recorded" if in_part else "healthy"
         seen_of = f"{well}: {len(jobs)} running job{'s' * (len(jobs) != 1)}, {len(running)} ranks"
         lines.append(seen_of if jobs else "no running job")
-    lines += [f"{job} is {part}; of a hang only who has not come is seen" for job, part in in_part.items()]
+    lines += [f"{job} is {part}; of a hang, only the missing ranks are seen" for job, part in in_part.items()]
     for verdict in found:
         whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
         lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")
         lines.append(f"  {verdict.says}")
     for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
-        what = {"python_stack": "where its Python stands", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
+        what = {"python_stack": "Python stack", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
         lines += ["", f"rank {each.rank} of {each.job_id}, {what[each.kind]}:"]
         lines += [f"  {line}" for line in each.text.splitlines()]
     return terminal_text.lines(lines)

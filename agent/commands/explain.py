@@ -50,7 +50,7 @@ def expand(patterns: Iterable[str]) -> list[str]:
 
 
 def _nothing(found: Iterable[str]) -> list[str]:
-    raise CannotRead(f"{', '.join(found)}: a directory; name the files in it: {next(iter(found))}/*")
+    raise CannotRead(f"{', '.join(found)}: is a directory; name the files in it: {next(iter(found))}/*")
 
 
 def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:

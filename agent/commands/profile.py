@@ -57,13 +57,13 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys
             if each["state"] == "running":
                 running.setdefault(each["job_id"], []).append(url)
     if job is None and len(running) > 1:
-        raise AskedWrongly(f"which job? there run {', '.join(sorted(running))}")
+        raise AskedWrongly(f"several jobs are running; name one of {', '.join(sorted(running))}")
     if job is not None and known and job not in known:
-        raise AskedWrongly(f"no job '{job}' here; there run {', '.join(sorted(running)) or 'none'}")
+        raise AskedWrongly(f"job '{job}' is not running here; running: {', '.join(sorted(running)) or 'none'}")
     job = next(iter(running), "") if job is None else job
     if job not in running:
         raise CannotProfile(
-            f"job '{job}' does not run" if job else "no job runs here; is commwatch run or an agent there?"
+            f"job '{job}' is not running" if job else "no job is running here; start one with commwatch run"
         )
     found = []
     for url in running[job]:
@@ -74,7 +74,7 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys
             found.append(Target(url, job, sorted(chosen)))
     missing = set(ranks or ()) - {rank for place in found for rank in place.ranks}
     if missing:
-        raise AskedWrongly(f"rank {spans(missing)} of job '{job}' does not run here")
+        raise AskedWrongly(f"rank {spans(missing)} of job '{job}' is not running here")
     return found
 
 
@@ -101,7 +101,9 @@ def take(where: list[Target], steps: int, timeout_s: float, keys: Keys = NO_KEYS
     for url, profile in asked:
         while profile["state"] in ("waiting", "running"):
             if time.monotonic() > until:
-                raise CannotProfile(f"profile {profile['id']} is not over yet: {url}/api/v1/profiles/{profile['id']}")
+                raise CannotProfile(
+                    f"profile {profile['id']} is still in progress: {url}/api/v1/profiles/{profile['id']}"
+                )
             time.sleep(_LOOK_S)
             profile = _asked(keys, url, f"profiles/{profile['id']}")  # noqa: PLW2901 - its next state
         answers.append(profile)

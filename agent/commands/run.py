@@ -115,12 +115,12 @@ def _take_all(agent: _JobAgent, job: str) -> None:
     wait_until(partial(agent.has_all_of, job), _DRAIN_S)
     if not agent.ended:
         return
-    say(f"commwatch: the agent {agent.ended}; it is started again for what the rings still hold")
+    say(f"commwatch: the agent {agent.ended}; it is started again to read the remaining records")
     with contextlib.suppress(OSError):
         agent.start()
     wait_until(partial(agent.has_all_of, job), _DRAIN_S)
     if agent.ended:
-        say(f"commwatch: the agent {agent.ended}; the report covers what had been taken in by then")
+        say(f"commwatch: the agent {agent.ended}; the report covers what it had read by then")
 
 
 def _await_probe(agent: _JobAgent, job: str) -> Path | None:
@@ -152,7 +152,7 @@ def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
     try:
         agent.exit = job_exit.leave(agent.directory, job, code)
     except OSError as error:
-        say(f"commwatch: the exit code is not kept: {error.strerror or error} ({error.filename})")
+        say(f"commwatch: cannot store the exit code: {error.strerror or error} ({error.filename})")
 
 
 def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> nccl_debug.Plan:
@@ -352,7 +352,7 @@ def _explain(nccl: nccl_debug.Plan, since: float) -> None:
         path: about.st_size for path, about in explain.matching(nccl.patterns).items() if about.st_mtime >= since - 1
     }
     if sum(sizes.values()) > _MOST_LOG_BYTES:
-        say(f"commwatch: long NCCL logs: commwatch explain {shlex.join(nccl.patterns)}")
+        say(f"commwatch: the NCCL logs are long; read them with commwatch explain {shlex.join(nccl.patterns)}")
         return
     account = Account()
     try:
@@ -376,9 +376,9 @@ def _report(agent: QueryService, job: str, command: str, probe_loaded: bool) -> 
     if built is not None:
         say(report.text(built))
     elif probe_loaded:
-        say("commwatch: the probe was loaded in the job, and saw no collective of torch.distributed")
+        say("commwatch: the probe was loaded in the job but saw no collective of torch.distributed")
     else:
         say(
-            "commwatch: the probe was loaded in no process of the job"
+            "commwatch: the probe was not loaded in any process of the job"
             " (does it import torch, and is commwatch installed in its Python?)"
         )

@@ -45,7 +45,9 @@ class Damaged:
 
     def log_lost(self, path: Path, transactions: int) -> None:
         """Count a damaged end of the write-ahead log, which lost ``transactions`` transactions."""
-        lost = f"the last {transactions} transactions in it are lost; what the rings still hold is read again"
+        lost = (
+            f"the last {transactions} transactions in it are lost; records that are still in the rings are read again"
+        )
         self.note(("log", transactions), f"{path}: the write-ahead log is damaged: {lost}")
 
     def whole(self, path: Path, why: str) -> None:
@@ -61,7 +63,7 @@ class Damaged:
             self._of_kind[piece[0]] += 1
             number = self._of_kind[piece[0]]
         if number <= _MOST_SAID:
-            log.warning("%s%s", says, "; more of these are only counted" if number == _MOST_SAID else "")
+            log.warning("%s%s", says, "; further damage of this kind is only counted" if number == _MOST_SAID else "")
 
     def unpacked(self, path: Path, chunk: int, data: bytes) -> bytes | None:
         """Return the decompressed records of a chunk; ``None``, and count it, if it is damaged."""

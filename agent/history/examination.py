@@ -53,7 +53,7 @@ class Examination:
             if isinstance(error, sqlite3.Error) and is_malformed(error):
                 self._found(str(error))
             else:
-                log.warning("%s: cannot be looked through for damage: %s", self._path, error)
+                log.warning("%s: cannot check it for damage: %s", self._path, error)
 
     def close(self) -> None:
         """Close the history, also before the check is complete."""

@@ -50,7 +50,7 @@ class Beside:
             self._tick()
         except Exception:  # any: the next call may succeed, but only if this thread goes on
             if not self.failing:
-                log.exception("%s: this should not happen; trying again every %g s", self.name, self._every_s)
+                log.exception("%s: unexpected error; trying again every %g s", self.name, self._every_s)
             self.failing = True
         else:
             if self.failing:

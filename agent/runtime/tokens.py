@@ -60,7 +60,7 @@ def _read(path: Path, uid: int | None) -> str:
         os.close(fd)
     token = content.decode("latin-1").strip()
     if not _TOKEN.fullmatch(token):
-        raise BadToken(f"token file {path}: needs one token of 16 letters or more in ASCII, without spaces")
+        raise BadToken(f"token file {path}: needs one token of at least 16 ASCII characters, without spaces")
     return token
 
 

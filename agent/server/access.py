@@ -180,5 +180,5 @@ def _unauthorized(headers: Mapping[str, str], token: str | None) -> Refusal:
     elif "authorization" in headers:
         detail = "authorization: not the token of this agent"
     else:
-        detail = "authorization: none; send Authorization: Bearer TOKEN, with what stands in the agent's token file"
+        detail = "authorization: none; send Authorization: Bearer TOKEN, with the token from the agent's token file"
     return Refusal(HTTPStatus.UNAUTHORIZED, detail)

@@ -48,7 +48,7 @@ class Feed:
     Args:
         first: topic that a listener gets once, at its start.
         topics: topics that it gets again and again.
-        ending: returns whether the agent is about to end.
+        ending: returns whether the agent is shutting down.
     """
 
     def __init__(self, first: Topic, topics: list[Topic], ending: Callable[[], bool]) -> None:

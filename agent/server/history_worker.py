@@ -130,9 +130,9 @@ class Worker:
         # Checked after the poll: `close` sets `_closed` before it kills the process.
         if self._closed:
             self._end()
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is about to end")
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is shutting down")
         if ended is not None:
-            log.warning("the process that works on answers has ended (%s); another is started", ended)
+            log.warning("the history worker process ended (%s); another is started", ended)
             self._end()
         if self._process is None or self._connection is None:
             ours, theirs = Pipe()

@@ -41,8 +41,8 @@ def listen(config: Config) -> socket.socket:
     if access.beyond_loopback(address) and config.tls_cert is None and not config.insecure:
         listener.close()
         raise CannotStart(
-            f"host {config.host} is reached from other machines, and what they send can be read on the way: "
-            "set tls_cert and tls_key, or say --insecure (insecure = true) where the network keeps others out"
+            f"host {config.host} can be reached from other machines, and connections are not encrypted: "
+            "set tls_cert and tls_key, or --insecure (insecure = true) if the network is private"
         )
     listener.listen(128)
     return listener

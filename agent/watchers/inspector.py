@@ -293,7 +293,7 @@ class Inspector:
 
     def _state(self, folders: list[str], found: bool, troubles: list[str]) -> tuple[str, str]:
         if self._clock() - self._looked_at > _STUCK_S:
-            return "down", "its files cannot be looked at: the file system does not answer"
+            return "down", "its files cannot be read: the file system does not answer"
         if found:
             return "works", f"reads {', '.join(sorted(folders)[:3])}"
         if troubles:

@@ -193,7 +193,7 @@ class NcclLogs:
                 logs.fresh = True  # to try again
                 if str(error) not in self._said:
                     self._said.add(str(error))
-                    log.warning("cannot keep what NCCL's logs say for later: %s", error)
+                    log.warning("cannot store the findings of NCCL's logs: %s", error)
 
     def _wanted(self) -> dict[str, tuple[list[str], float]]:
         """Return file patterns by job, with the Unix time before which files are of earlier jobs."""

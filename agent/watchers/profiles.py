@@ -154,10 +154,10 @@ class Profiles:
             raise NotThere(f"no job '{job}' in the history; /api/v1/jobs lists them")
         running = [view.rank for view in self._agent.ranks(job) if view.state == "running"]
         if not running:
-            raise Refused(f"job '{job}' does not run")
+            raise Refused(f"job '{job}' is not running")
         missing = sorted(set(ranks or ()) - set(running))
         if missing:
-            raise NotThere(f"rank {missing[0]} of job '{job}' does not run on this node")
+            raise NotThere(f"rank {missing[0]} of job '{job}' is not running on this node")
         path = files.request_path(self._run_dir, job)
         with self._lock:
             for other in self._active.values():

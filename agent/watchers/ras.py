@@ -313,7 +313,7 @@ def _answer(asked: _Asked, jobs: list[Known], job: str | None) -> RasAnswer:
     elif status is None:
         state, says = (
             "found",
-            f"{asked.address}: not asked yet: a job has to run for {SETTLED_S:.0f} s without new groups",
+            f"{asked.address}: not queried yet: a job must run for {SETTLED_S:.0f} s without new groups",
         )
     else:
         state, says = "works", f"{asked.address}: NCCL {status.nccl_version or 'of unknown version'}, in {status.form}"

@@ -85,7 +85,7 @@ def ask(host: str, port: int, most_s: float = _MOST_S) -> str:
     with socket.create_connection((host, port), timeout=min(_FIRST_S, most_s)) as connection:
         hello = _command(connection, "CLIENT PROTOCOL 2", min(end, time.monotonic() + _FIRST_S))
         if not hello.upper().startswith("SERVER PROTOCOL "):
-            raise RasError(f"what answers there is not NCCL's RAS: {hello[:80]!r}")
+            raise RasError(f"the answer is not from NCCL's RAS: {hello[:80]!r}")
         _command(connection, "SET FORMAT json", end)  # before 2.28.7 an error, and then the answer is text
         connection.sendall(b"VERBOSE STATUS\n")
         answer = bytearray()
@@ -106,7 +106,7 @@ def _command(connection: socket.socket, command: str, end: float) -> str:
             return line.split(b"\n")[0].decode("utf-8", "replace")
         if len(line) > _MOST_LINE:
             break
-    raise RasError(f"what answers there is not NCCL's RAS: no line in answer to {command}")
+    raise RasError(f"the answer is not from NCCL's RAS: no line in answer to {command}")
 
 
 def _pieces(connection: socket.socket, end: float) -> Iterator[bytes]:
@@ -114,7 +114,7 @@ def _pieces(connection: socket.socket, end: float) -> Iterator[bytes]:
     while True:
         rest = end - time.monotonic()
         if rest <= 0:
-            raise TimeoutError("it has not sent its answer in time")
+            raise TimeoutError("it did not send its answer in time")
         connection.settimeout(rest)
         piece = connection.recv(1 << 16)
         if not piece:
@@ -134,7 +134,7 @@ def _parse_json(answer: str) -> Status:
     try:
         said = bounded.load(answer, _MOST_VALUES)
     except (ValueError, RecursionError) as error:
-        raise RasError(f"its answer is torn: {str(error)[:100]}") from None
+        raise RasError(f"its answer is not valid JSON: {str(error)[:100]}") from None
     raw = said.get("communicators")
     if not isinstance(raw, list):
         raise RasError("its answer has no communicators")
@@ -239,7 +239,7 @@ class _Block:
 def _parse_text(answer: str) -> Status:
     version = _VERSION.search(answer[:2000])
     if version is None and "Job summary" not in answer:
-        raise RasError("its answer is of no known form")
+        raise RasError("its answer has an unknown format")
     sizes: dict[str, int] = {}
     blocks: dict[str, _Block] = {}
     dead: set[int] = set()

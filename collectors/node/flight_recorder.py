@@ -98,9 +98,9 @@ def load(data: bytes) -> Dump:
     try:
         said = bounded.load(data, MOST_STEPS) if data[:1] in (b"{", b" ", b"\n") else unpickled(data)
     except (ValueError, IndexError, OverflowError, RecursionError) as error:
-        raise BadDump(f"no dump of the Flight Recorder: {str(error)[:200]}") from None
+        raise BadDump(f"not a dump of the Flight Recorder: {str(error)[:200]}") from None
     if not isinstance(said, dict) or "version" not in said:
-        raise BadDump("no dump of the Flight Recorder: it has no version")
+        raise BadDump("not a dump of the Flight Recorder: it has no version")
     raw = said.get("entries")
     raw = raw[-MOST_ENTRIES:] if isinstance(raw, list) else []
     read = [_entry(each) for each in raw]
@@ -222,7 +222,7 @@ def unpickled(data: bytes) -> Any:
         elif opcode.name in _STEPS:
             _STEPS[opcode.name](machine, argument)
         elif opcode.name not in _IGNORED:
-            raise ValueError(f"{opcode.name} in its pickle")
+            raise ValueError(f"its pickle uses {opcode.name}")
     return machine.stack.pop()
 
 
@@ -245,7 +245,7 @@ class _Machine:
 
     def get(self, number: int) -> None:
         if number not in self._memo:
-            raise ValueError(f"its pickle refers to {number}, which is not there")
+            raise ValueError(f"its pickle refers to {number}, which it does not define")
         self.stack.append(self._memo[number])
 
     def append(self, _: Any) -> None:
@@ -277,13 +277,13 @@ class _Machine:
 
     def _extend(self, values: list[Any]) -> None:
         if not isinstance(self.stack[-1], list):
-            raise ValueError("its pickle appends to what is no list")
+            raise ValueError("its pickle appends to something that is not a list")
         self.stack[-1].extend(values)
 
     def _update(self, values: list[Any]) -> None:
         target, keys = self.stack[-1], values[::2]
         if not isinstance(target, dict) or len(values) % 2 or not all(type(key) in (str, int) for key in keys):
-            raise ValueError("its pickle has a dict that is none")
+            raise ValueError("its pickle sets an item of something that is not a dict")
         target.update(zip(keys, values[1::2], strict=True))
 
 

@@ -269,20 +269,20 @@ def _refuse_limit() -> None:
     """Raise ``CannotProfile`` if file size is limited: past the limit the kernel sends SIGXFSZ, and a trace's size is unknown."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if most != resource.RLIM_INFINITY:
-        raise CannotProfile(f"the training may write no file of more than {most} bytes (ulimit -f); lift that limit")
+        raise CannotProfile(f"the trainer cannot write files of more than {most} bytes (ulimit -f); lift that limit")
 
 
 def _refuse_second() -> None:
     """Raise ``CannotProfile`` while another profiler runs or warms up, which shows only in its own object."""
     missing = [name for name in _DOORS if not hasattr(backend, name)]
     if missing:
-        raise CannotProfile(f"torch {torch.__version__} has no {' and no '.join(missing)} to watch for other profilers")
+        raise CannotProfile(f"torch {torch.__version__} lacks {' and '.join(missing)} to detect other profilers")
     busy = torch._C._autograd._profiler_enabled() or any(
         issubclass(type(thing), backend.profile) and thing.entered and thing.kineto_results is None
         for thing in gc.get_objects()
     )
     if busy:
-        raise CannotProfile("a profiler of the training's own is running")
+        raise CannotProfile("the training itself runs a profiler")
 
 
 def _stop_for_certain() -> None:

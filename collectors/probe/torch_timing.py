@@ -90,7 +90,7 @@ def step_aside(device: torch.device) -> None:
     torch.get_device_module(device).set_device(device)
     exchange, mode = _exchange(), ctypes.c_int(_RELAXED)
     if exchange is None or exchange(ctypes.byref(mode)) != 0:
-        raise RuntimeError("the CUDA runtime does not let us out of the way of graph captures")
+        raise RuntimeError("the CUDA runtime cannot exempt this thread from graph captures")
 
 
 # -- batches ----------------------------------------------------------------------------------

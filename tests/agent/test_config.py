@@ -39,7 +39,7 @@ MISTAKES = {
     "host_as_list": "host",
     "gpus_unknown": "auto, required, off",
     "links_not_a_table": "links",
-    "links_unknown": "'ib-ndx'; there are pcie3-x8",
+    "links_unknown": "'ib-ndx'; choose from pcie3-x8",
     "links_not_a_key": "400",
     "inspector_dir_empty": "inspector_dir",
     "thresholds_not_a_table": "a table of names and numbers",

@@ -126,7 +126,7 @@ def test_other_launchers(tmp_path: Path) -> None:
     [
         ((), "commwatch bench -- torchrun"),
         (("--list", "--", "torchrun"), "one of"),
-        (("--ops", "all_reduce,barrier", "--", "torchrun"), "'barrier'; there are all_reduce"),
+        (("--ops", "all_reduce,barrier", "--", "torchrun"), "'barrier'; choose from all_reduce"),
         (("--ops", "", "--", "torchrun"), "--ops"),
         (("--backends", "gloo;nccl", "--", "torchrun"), "gloo;nccl"),
         (("--min-bytes", "1T", "--", "torchrun"), "--min-bytes 1T"),
@@ -136,7 +136,7 @@ def test_other_launchers(tmp_path: Path) -> None:
         (("--seconds", "0", "--", "torchrun"), "--seconds 0"),
         (("--", "no-such-command"), "no-such-command"),
         (("--import", "no-such-file"), "no-such-file"),
-        (("--import", "f", "--ops", "all_gather,all_reduce"), "one of --ops"),
+        (("--import", "f", "--ops", "all_gather,all_reduce"), "a single operation in --ops"),
     ],
 )
 def test_asked_wrongly(arguments: tuple[str, ...], named: str, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_asked_wrongly(arguments: tuple[str, ...], named: str, tmp_path: Path) -
     ("flags", "ranks", "named"),
     [
         (("--backends", "glue"), 2, "glue: torch knows no such backend; it knows"),
-        ((), 1, "one rank has nobody to talk to"),
+        ((), 1, "one rank cannot communicate"),
     ],
 )
 def test_cannot_be_swept(flags: tuple[str, ...], ranks: int, named: str, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_cannot_be_swept(flags: tuple[str, ...], ranks: int, named: str, tmp_pat
     [
         (("sh", "-c", "echo said; exit 7"), 7, "failed with exit code 7"),
         (("sh", "-c", "kill -9 $$"), 137, "failed with exit code 137"),
-        (("true",), 1, "has to start Python"),
+        (("true",), 1, "must start Python"),
         ((sys.executable,), 1, "RANK and WORLD_SIZE"),
     ],
 )

@@ -67,7 +67,7 @@ def test_sheds_and_recovers(hook: str, slow_clock: Path, tmp_path: Path) -> None
         wait_for(lambda: recorded(running) == [0, 0] and not has_shares(running), "both ranks to count only")
         assert {rank["probe_mode"] for rank in running.get("/api/v1/ranks")} == {"counters"}
         doctor = commwatch("doctor", "--dir", tmp_path).stdout
-        assert "of the time of 2.00% that it may take" in doctor
+        assert "of the time (budget 2.00%)" in doctor
         told = (
             "recorded in part: no operation of ranks 0-1; the rest is only counted, for the probe was above its budget"
         )

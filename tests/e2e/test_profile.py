@@ -114,8 +114,8 @@ def test_profile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("does", "says"),
     [
-        ("runs", "a profiler of the training's own is running"),
-        ("warms", "a profiler of the training's own is running"),
+        ("runs", "the training itself runs a profiler"),
+        ("warms", "the training itself runs a profiler"),
         ("starts", "it gave way to a profiler that the training started"),
     ],
 )

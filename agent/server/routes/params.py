@@ -83,7 +83,7 @@ async def sound_parameters(request: Request) -> None:
     known = [parameter["name"] for parameter in route.get("parameters", ()) if parameter["in"] == "query"]
     for name in request.query_params:
         if name not in known:
-            raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
+            raise Problem(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; known: {', '.join(known) or 'none'}")
     # Read only where the route takes a body: reading fails if the client has disconnected, which is no error otherwise.
     body = await request.body() if "requestBody" in route else b""
     for name, text in (*_in_url(request), *_in_body(body)):

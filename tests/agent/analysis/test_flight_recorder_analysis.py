@@ -138,10 +138,10 @@ def test_ranks_by_name(tmp_path: Path) -> None:
     with pytest.raises(BadDump, match="does not end with"):
         take(write(tmp_path / "dump", entry()))
     assert take(tmp_path / "dump", 5).rank == 5
-    with pytest.raises(BadDump, match="no file"):
+    with pytest.raises(BadDump, match="not a file"):
         take(tmp_path)
     os.mkfifo(tmp_path / "pipe_0")
-    with pytest.raises(BadDump, match="no file"):
+    with pytest.raises(BadDump, match="not a file"):
         take(tmp_path / "pipe_0")
 
 
@@ -158,8 +158,8 @@ def test_damaged_files(tmp_path: Path) -> None:
     assert [each.rank for each in dumps] == [0]
     assert list(damaged) == [str(tmp_path / "t1"), str(tmp_path / "t2"), str(twice)]
     said = text(conclude(dumps), dumps, damaged)
-    assert "t1 is passed over: no dump of the Flight Recorder" in said
-    assert "t2 is passed over: No such file or directory" in said
+    assert "t1 is skipped: not a dump of the Flight Recorder" in said
+    assert "t2 is skipped: No such file or directory" in said
     assert "no word of rank 1" in said
 
 
@@ -168,7 +168,7 @@ def test_command(tmp_path: Path) -> None:
     healthy = [write(tmp_path / f"t{rank}", entry(0, 1)) for rank in (0, 1)]
     done = commwatch("diagnose", "--flight-recorder", *healthy)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("nothing stands out in the dumps of 2 ranks\n")
+    assert done.stdout.startswith("nothing wrong in the dumps of 2 ranks\n")
     assert commwatch("diagnose", "--flight-recorder", *healthy, tmp_path / "t2").returncode == 2
     for wrong in (("host", "--flight-recorder", str(healthy[0])), ("--flight-recorder", str(tmp_path / "t2"))):
         done = commwatch("diagnose", *wrong)

@@ -225,7 +225,7 @@ def test_directory_that_is_read_only(public: Path) -> None:
     for state in (mine, mine / "x"):
         said = one_line(commwatch_as_nobody("agent", "--dir", run, "--state", state, "--port", "0"), code=1)
         assert said.startswith(f"commwatch: {state}")
-        assert said.endswith("cannot be made or opened: Permission denied; choose another with --state\n")
+        assert said.endswith("cannot be created or opened: Permission denied; choose another with --state\n")
 
 
 # -- report -------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_runbook(tmp_path: Path) -> None:
         (
             ["--dir", ".", "--namespace", "x"],
             2,
-            "commwatch: dashboards export: --namespace is for --format configmap\n",
+            "commwatch: dashboards export: --namespace needs --format configmap\n",
         ),
     ],
 )

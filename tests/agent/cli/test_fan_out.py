@@ -118,4 +118,4 @@ def test_some_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(seen.silent) == {*dead, *mute, *slow}
     assert all("refused" in seen.silent[url] for url in dead)
     assert {seen.silent[url] for url in mute} == {"timed out"}
-    assert all(seen.silent[url].startswith("has not answered in") for url in slow)
+    assert all(seen.silent[url].startswith("no answer within") for url in slow)

@@ -69,7 +69,7 @@ def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         dripping = threading.Thread(target=drip)
         dripping.start()
         try:
-            with pytest.raises(CannotDiagnose, match="has not sent its answer"):
+            with pytest.raises(CannotDiagnose, match="did not send its whole answer"):
                 ask([f"http://127.0.0.1:{server.getsockname()[1]}"], None)
         finally:
             stop.set()
@@ -102,7 +102,7 @@ def test_addresses_of_something_else() -> None:
     done = commwatch("diagnose", "file:///etc/passwd")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert "file:///etc/passwd: not the address of an agent" in line
+    assert "file:///etc/passwd: not an agent's address" in line
 
 
 def test_words_of_others() -> None:

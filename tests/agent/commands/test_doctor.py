@@ -66,7 +66,7 @@ def test_all_well(tmp_path: Path) -> None:
         assert checks[what].result == "pass", checks[what]
     assert "all 2 ranks" in checks["probe"].says
     assert checks["nccl log"].result == "warn"
-    assert checks["fl. recorder"].says == "job: not known: its processes are not visible from here"
+    assert checks["fl. recorder"].says == "job: unknown: its processes are not visible from here"
     for what in ("inspector", "ras"):
         assert checks[what].result == "pass"
         assert checks[what].says.startswith("job: off: ")
@@ -138,7 +138,7 @@ def test_look_that_is_stuck(tmp_path: Path) -> None:
     """A look at the node that a driver holds up is named."""
     view = {**asdict(Watched("roce", tmp_path).watch.view()), "looked_at": time.time() - 60}
     stuck, *_ = network_checks(view)
-    assert (stuck.result, stuck.says) == ("warn", "not looked at for 60 s")
+    assert (stuck.result, stuck.says) == ("warn", "not read for 60 s")
 
 
 def test_another_network_namespace(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_exit_code_is_the_jobs(tmp_path: Path, code: str, expected: int) -> None
     done = run(tmp_path / "run", *python(code))
     assert done.returncode == expected, done.stderr
     assert done.stdout == ""
-    assert "the probe was loaded in no process of the job (does it import torch" in done.stderr
+    assert "the probe was not loaded in any process of the job (does it import torch" in done.stderr
     assert left(tmp_path / "run") == []
     assert len(list((tmp_path / "run").glob("history-*.sqlite"))) == 1
 
@@ -143,9 +143,7 @@ def test_agent_that_cannot_come_back(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, second = [line for line in done.stderr.splitlines() if "commwatch: the agent " in line]
     assert "was ended by SIGKILL at " in first
-    assert re.search(
-        r"the agent ended with exit code 1 at .*; the report covers what had been taken in by then$", second
-    )
+    assert re.search(r"the agent ended with exit code 1 at .*; the report covers what it had read by then$", second)
     assert ("all_gather" in done.stderr, "broadcast" in done.stderr) == (True, False), done.stderr
     assert left(tmp_path / "run") == []
 

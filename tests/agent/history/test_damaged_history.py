@@ -65,7 +65,7 @@ def test_set_aside_at_the_start(tmp_path: Path) -> None:
                 wait_for(lambda: [r["records"] for r in running.get("/api/v1/ranks")] == [50], "the records again")
     (aside,) = state.glob("history-*.sqlite.damaged-*[0-9]")
     assert aside.read_bytes() == held
-    (said,) = [line for line in log.read_text().splitlines() if "set aside" in line]
+    (said,) = [line for line in log.read_text().splitlines() if "renamed to" in line]
     assert str(aside) in said
     assert str(path) in said
 

@@ -110,7 +110,7 @@ def test_old_form() -> None:
         Run("broadcast", 4, ("node0",), {1048576: 31.5, 134217728: 1400.1}),
         Run("reduce_scatter", 4, ("node0",), {1048576: 33.1, 134217728: 1066.5}),
     ]
-    assert remarks == ["a run of 4 ranks: nothing says which operation it was; name it with --ops"]
+    assert remarks == ["a run of 4 ranks: the operation is unknown; name it with --ops"]
     assert parse(fixture("old-2.0.txt"), "all_gather").runs[-1].op == "all_gather"
 
 

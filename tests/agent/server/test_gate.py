@@ -130,7 +130,7 @@ def test_commands_find_the_token(tmp_path: Path, capfd: pytest.CaptureFixture[st
         where = ("--dir", running.directory)
         assert commwatch("diagnose", *where).stdout == "no running job\n"
         assert commwatch("top", "--once", *where).returncode == 0
-        assert "no job runs here" in commwatch("profile", *where).stderr
+        assert "no job is running here" in commwatch("profile", *where).stderr
         assert json.loads(commwatch("top", "--json", *where).stdout)["url"] == running.url
         # An agent that is named is shown no token of this machine's.
         assert "its token" in commwatch("diagnose", running.url, "--dir", tmp_path).stderr
@@ -203,7 +203,7 @@ def test_stuck_token(
     for _ in range(3):
         assert "cannot read its token" in served.ask("/x", "POST", b"", **shown).detail
     assert [record.getMessage() for record in caplog.records] == [
-        "nobody is let in by a token: its file has not answered for 0.05 s"
+        "no token is accepted: its file has not answered for 0.05 s"
     ]
     assert len([thread for thread in threading.enumerate() if thread.name == "token"]) == 1
     monkeypatch.setattr(gate, "_TOKEN_S", PATIENCE_S)

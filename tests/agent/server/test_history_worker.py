@@ -130,7 +130,7 @@ def test_takes_too_long(watch: Watch) -> None:
     asked._most_s = history_worker.MOST_S
     assert asked.find("summary", **SUMMARY).rows
     asked.close()
-    with pytest.raises(Problem, match="about to end"):
+    with pytest.raises(Problem, match="shutting down"):
         asked.find("summary", **SUMMARY)
 
 
@@ -252,7 +252,7 @@ def test_closed_as_a_question_begins(asked: Worker, monkeypatch: pytest.MonkeyPa
         return poll()
 
     monkeypatch.setattr(process, "poll", killed_by_close)
-    with pytest.raises(Problem, match="about to end"):
+    with pytest.raises(Problem, match="shutting down"):
         asked.find("summary", **SUMMARY)
     assert asked._process is None
 

@@ -138,7 +138,7 @@ def test_renewal(
     with serving(tmp_path / "run", settings=settings_of(pair)) as served:
         assert "first" in _subject(served, ours)
         shutil.copy(second[0], pair[0])  # a certificate whose key has not come yet
-        wait_for(lambda: "stays as it is" in caplog.text, "the agent to have looked")
+        wait_for(lambda: "certificate not changed" in caplog.text, "the agent to have looked")
         assert served.ask(context=believing(ours)).status == 200
         assert "first" in _subject(served, ours)
         shutil.copy(second[1], pair[1])
@@ -257,7 +257,7 @@ def test_beyond_loopback(tmp_path: Path, node: tuple[Path, Path]) -> None:
     for host in ("0.0.0.0", "::"):
         with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host, 0))
-        with pytest.raises(CannotStart, match="tls_cert and tls_key, or say --insecure"):
+        with pytest.raises(CannotStart, match="tls_cert and tls_key, or --insecure"):
             listen(load({}, None, dir=run, host=host, port=0))
     done = commwatch("agent", "--dir", tmp_path / "run", "--host", "0.0.0.0", "--port", "0")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)

@@ -137,11 +137,11 @@ def test_whole_way(node: Node) -> None:
     node.finish(asked.id, 0)
     node.claim(asked.id, 1)
     assert states(node.seen(asked.id)) == ["running", "done", "running"]
-    node.finish(asked.id, 1, error="a profiler of the training's own is running")
+    node.finish(asked.id, 1, error="the training itself runs a profiler")
     found = node.seen(asked.id)
     assert states(found) == ["done", "done", "failed"]
     first, second = found.ranks
-    assert second == RankProfile(1, "failed", "a profiler of the training's own is running")
+    assert second == RankProfile(1, "failed", "the training itself runs a profiler")
     assert (first.steps, first.from_seq, first.until_seq) == (2, 1, 3)
     assert first.step_s == pytest.approx(0.1)
     # The trace: of 200 ms NCCL has 100 to 140 and 250 to 270, compute 120 to 200.
@@ -176,7 +176,7 @@ def test_refusals(node: Node) -> None:
     for trainer in node.trainers:
         trainer.kill()
     node.watch.tick(STEP)
-    with pytest.raises(Refused, match="does not run"):
+    with pytest.raises(Refused, match="is not running"):
         node.ask()
 
 
@@ -229,7 +229,7 @@ def test_result_of_a_rank_that_ended(node: Node) -> None:
     [
         (b"", "the trace cannot be read"),
         (b"not packed", "the trace cannot be read"),
-        (gzip.compress(b'{"traceEvents": []}', mtime=0), "nothing in the trace lies within the steps"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0), "no event of the trace lies within the steps"),
     ],
 )
 def test_damaged_traces(node: Node, trace: bytes, says: str) -> None:
@@ -426,10 +426,10 @@ def test_unknown_profile(running: RunningAgent) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (("--steps", "0"), "--steps 0: 1 to 50"),
-        (("--steps", "51"), "--steps 51: 1 to 50"),
-        (("--ranks", "0,x"), "--ranks 0,x: numbers"),
-        (("--timeout", "0"), "--timeout 0: more than 0"),
+        (("--steps", "0"), "--steps 0: needs 1 to 50"),
+        (("--steps", "51"), "--steps 51: needs 1 to 50"),
+        (("--ranks", "0,x"), "--ranks 0,x: needs comma-separated"),
+        (("--timeout", "0"), "--timeout 0: needs more than 0"),
     ],
 )
 def test_asked_wrongly(tmp_path: Path, flags: tuple[str, ...], named: str) -> None:
@@ -443,7 +443,7 @@ def test_nobody_there(tmp_path: Path, running: RunningAgent) -> None:
     """Where no agent is, it says so in one line, exit code 2, as other commands do; where no job is, exit code 1."""
     for directory, code, says in (
         (tmp_path, 2, f"no agent watches {tmp_path}"),
-        (running.directory, 1, "no job runs here"),
+        (running.directory, 1, "no job is running here"),
     ):
         done = commwatch("profile", "--dir", directory)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)

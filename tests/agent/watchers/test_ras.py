@@ -262,8 +262,8 @@ def test_down() -> None:
     assert polled.ras.readings() == [("ras", [])]
     for answer, says in (
         ("", "Connection refused"),
-        ("SSH-2.0", "no known form"),
-        ("{", "torn"),
+        ("SSH-2.0", "an unknown format"),
+        ("{", "not valid JSON"),
         ("no name", "label too long"),
     ):
         polled.answer = answer

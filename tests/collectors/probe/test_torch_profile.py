@@ -257,7 +257,7 @@ def test_own_profiler_runs(trainer: Trainer) -> None:
         trainer.step(0, 0, 0)
     result = trainer.result(request)
     assert result is not None
-    assert result.error == "a profiler of the training's own is running"
+    assert result.error == "the training itself runs a profiler"
     assert sum(event.name == "aten::mm" for event in own.events() or ()) == 3
 
 
@@ -268,7 +268,7 @@ def test_own_profiler_warms_up(trainer: Trainer) -> None:
         trainer.step(0, 0)
         result = trainer.result(request)
         assert result is not None
-        assert result.error == "a profiler of the training's own is running"
+        assert result.error == "the training itself runs a profiler"
         own.step()
         own.step()
         trainer.step(0)
@@ -355,7 +355,7 @@ def test_limit_of_file_size(trainer: Trainer) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     result = trainer.result(request)
     assert result is not None
-    assert result.error == "the training may write no file of more than 2000 bytes (ulimit -f); lift that limit"
+    assert result.error == "the trainer cannot write files of more than 2000 bytes (ulimit -f); lift that limit"
     assert sent == []
 
 

@@ -270,4 +270,4 @@ def test_directory_of_somebody_else() -> None:
     lines = subprocess.run(
         [sys.executable, "-c", SOMEBODY_ELSE, "/etc"], capture_output=True, check=True, text=True
     ).stdout.splitlines()
-    assert lines == ["/etc belongs to uid 0, not to us; set COMMWATCH_DIR"] * 2
+    assert lines == ["/etc belongs to uid 0, not to this user; set COMMWATCH_DIR"] * 2
