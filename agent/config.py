@@ -289,9 +289,11 @@ def _checked(key: str, value: Any, where: str) -> Any:
 
 def _checked_number(key: str, value: Any, where: str) -> int | float:
     low, high = _RANGES[key]
-    whole = key in ("port", "raw_bytes")
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
-        raise ConfigError(f"{where}: needs a {'whole ' if whole else ''}number from {low:g} to {high:g}, not {value!r}")
+    integral = key in ("port", "raw_bytes")
+    if isinstance(value, bool) or not isinstance(value, int if integral else (int, float)) or not low <= value <= high:
+        raise ConfigError(
+            f"{where}: needs a {'whole ' if integral else ''}number from {low:g} to {high:g}, not {value!r}"
+        )
     return value
 
 

@@ -123,13 +123,13 @@ def _test(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerts.receivers.settings import receivers
     from commwatch.alerts.receivers.trial import trial
 
-    asked = [each for each in config.receivers if arguments.receiver in (None, each.name)]
+    chosen = [each for each in config.receivers if arguments.receiver in (None, each.name)]
     if not config.receivers:
         raise ConfigError("alerts test: no receivers; add one under [[receivers]] in the settings file")
-    if not asked:
+    if not chosen:
         known = ", ".join(each.name for each in config.receivers)
         raise ConfigError(f"alerts test: no receiver '{arguments.receiver}'; choose from {known}")
-    made = receivers(asked, address_of(config, config.port or DEFAULT_PORT))
+    made = receivers(chosen, address_of(config, config.port or DEFAULT_PORT))
     outcomes = [(each.name, trial(each, time.time())) for each in made]
     for name, trouble in outcomes:
         print(line(f"{name}: {trouble or 'ok'}"))

@@ -368,8 +368,8 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         if not jobs:
             raise UsageError(f"report: no job in {config.history} yet")
         job = arguments.job or jobs[0]
-        said = kept(config.state, job)
-        findings = [] if said is None else said.findings
+        topology = kept(config.state, job)
+        findings = [] if topology is None else topology.findings
         again = f"{_again(arguments)}{_other_last(arguments.last)} {job}"
         built = report.build(agent, job, config.history, again, findings, arguments.last)
     except (StoreError, sqlite3.Error) as error:
@@ -380,7 +380,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         )
     if arguments.html is not None:
         try:
-            page = report_page.html(built, charts.gather(agent, job), said)
+            page = report_page.html(built, charts.gather(agent, job), topology)
             arguments.html.write_text(page, encoding="utf-8")
         except (StoreError, sqlite3.Error) as error:
             raise UsageError(f"report: {_whose(error, config)}") from None

@@ -24,9 +24,9 @@ _SIGNS = "/?&=%+:,"
 
 
 class Answer(NamedTuple):
-    """An agent's answer (``said``), or the reason why there is none (``trouble``)."""
+    """An agent's answer (``content``), or the reason why there is none (``trouble``)."""
 
-    said: Any
+    content: Any
     trouble: str | None
 
 
@@ -68,15 +68,15 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
     found = client.together(lambda url: ask(url, path, keys), urls)
     answers = {url: answer or late for url, answer in zip(urls, found, strict=True)}
     silent = {url: answer.trouble for url, answer in answers.items() if answer.trouble is not None}
-    told = {url: answer.said for url, answer in answers.items() if url not in silent}
+    answered = {url: answer.content for url, answer in answers.items() if url not in silent}
     if arguments.json:
-        print(json.dumps({"answers": told, "silent": silent}, indent=2))
+        print(json.dumps({"answers": answered, "silent": silent}, indent=2))
     else:
-        for line in table(told, name_agents=len(urls) > 1):
+        for line in table(answered, name_agents=len(urls) > 1):
             print(line)
         for url, why in silent.items():
             complain(f"query: {url}: {why}")
-    return 0 if not silent else 2 if told else 1
+    return 0 if not silent else 2 if answered else 1
 
 
 def ask(url: str, path: str, keys: Keys) -> Answer:
@@ -84,10 +84,10 @@ def ask(url: str, path: str, keys: Keys) -> Answer:
     from commwatch.commands import client
 
     try:
-        said = client.get(url, path, keys)
-        if not _flat_enough(said):
+        content = client.get(url, path, keys)
+        if not _flat_enough(content):
             raise ValueError("it is nested too deeply")
-        return Answer(said, None)
+        return Answer(content, None)
     except urllib.error.HTTPError as error:
         return Answer(None, client.detail(error) or f"{error.code} {error.reason}")
     except OSError as error:
@@ -96,41 +96,43 @@ def ask(url: str, path: str, keys: Keys) -> Answer:
         return Answer(None, f"does not answer as an agent: {error}")
 
 
-def _flat_enough(said: Any) -> bool:
+def _flat_enough(content: Any) -> bool:
     """Return whether an answer is flat enough to be printed without exceeding the recursion limit."""
-    level = [said]
+    level = [content]
     for _ in range(_DEEPEST):
         level = [inner for each in level for inner in _inside(each)]
     return not level
 
 
-def _inside(said: Any) -> Iterable[Any]:
-    if isinstance(said, dict):
-        return said.values()
-    return said if isinstance(said, list) else ()
+def _inside(content: Any) -> Iterable[Any]:
+    if isinstance(content, dict):
+        return content.values()
+    return content if isinstance(content, list) else ()
 
 
-def table(told: dict[str, Any], name_agents: bool) -> list[str]:
+def table(answered: dict[str, Any], name_agents: bool) -> list[str]:
     """Return the answers as lines of one table: a row for each item of a list, else one for each agent."""
     from commwatch.core.text_table import clean, cut
     from commwatch.report.report import columns
 
     rows = [
-        ({"agent": url} if name_agents else {}) | _flat(thing) for url, said in told.items() for thing in _things(said)
+        ({"agent": url} if name_agents else {}) | _flat(thing)
+        for url, content in answered.items()
+        for thing in _things(content)
     ]
     head = list(dict.fromkeys(name for row in rows for name in row))
     if not head:
-        return ["nothing"] if told else []
+        return ["nothing"] if answered else []
     cells = [tuple(cut(clean(_text(row.get(name))), _MOST_CELLS) for name in head) for row in rows]
     return [line.removeprefix("  ") for line in columns(tuple(map(clean, head)), cells, left=len(head))]
 
 
-def _things(said: Any) -> list[Any]:
-    if isinstance(said, list):
-        return said
-    lists = [value for value in said.values() if isinstance(value, list)] if isinstance(said, dict) else []
+def _things(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    lists = [value for value in content.values() if isinstance(value, list)] if isinstance(content, dict) else []
     things = [value for value in lists if not value or isinstance(value[0], dict)]
-    return things[0] if len(things) == 1 else [said]
+    return things[0] if len(things) == 1 else [content]
 
 
 def _flat(thing: Any) -> dict[str, Any]:

@@ -73,17 +73,17 @@ def settings(config: Config, origins: Mapping[str, str]) -> Iterator[Setting]:
 
 def _entries(value: object) -> Mapping[str, str | float] | None:
     if isinstance(value, tuple):
-        return {asked.name: _without_secrets(asked) for asked in value}
+        return {receiver.name: _without_secrets(receiver) for receiver in value}
     return value if isinstance(value, Mapping) else None
 
 
-def _without_secrets(asked: ReceiverConfig) -> str:
+def _without_secrets(receiver: ReceiverConfig) -> str:
     """Return a receiver as text. Of a URL only the host, of a command only the program: the rest is often secret."""
-    where = [f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in asked.urls]
-    where += [f"{asked.smtp[0]}:{asked.smtp[1]}"] if asked.smtp else []
-    where += [asked.command[0]] if asked.command else []
-    where += [f"{secret.key} {secret.file or secret.variable}" for secret in asked.secrets]
-    return f"{asked.kind}: {', '.join(where)}"
+    where = [f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in receiver.urls]
+    where += [f"{receiver.smtp[0]}:{receiver.smtp[1]}"] if receiver.smtp else []
+    where += [receiver.command[0]] if receiver.command else []
+    where += [f"{secret.key} {secret.file or secret.variable}" for secret in receiver.secrets]
+    return f"{receiver.kind}: {', '.join(where)}"
 
 
 def _show(config: Config, arguments: argparse.Namespace) -> int:

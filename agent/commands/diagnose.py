@@ -37,7 +37,7 @@ class Seen:
     ranks: list[RankView]
     groups: list[GroupView]
     #: Verdicts that need an agent's own records: late ranks, ranks that disagreed in ended operations, other sources.
-    told: list[Verdict]
+    reported: list[Verdict]
     #: Agents that did not answer, by URL, with the reason.
     silent: dict[str, str]
     #: The latest collectives of cross-node groups, by rank.
@@ -87,29 +87,29 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
         CannotDiagnose: no agent answers.
     """
     seen = Seen([], [], [], {})
-    asked: dict[str, tuple[str, ...]] = {}
+    jobs_at: dict[str, tuple[str, ...]] = {}
     for url, answer in _all(urls, lambda url: _views(url, job, keys)):
         if isinstance(answer, str):
             seen.silent[url] = answer
             continue
-        ranks, groups, told = answer
+        ranks, groups, reported = answer
         seen.ranks += ranks
         seen.groups += groups
-        seen.told += told
-        asked[url] = tuple(group.job_id for group in groups)
+        seen.reported += reported
+        jobs_at[url] = tuple(group.job_id for group in groups)
     across = _across(seen.groups)
     columns = sum(group.size for group in across)
     limit = max(_LEAST, min(MOST_PENDING, _MOST_PARTS // max(1, columns)))
     jobs = {group.job_id for group in across}
-    again = {url: sorted(jobs & set(known)) for url, known in asked.items() if jobs & set(known)}
+    again = {url: sorted(jobs & set(known)) for url, known in jobs_at.items() if jobs & set(known)}
     for url, columns_of in _all(list(again), lambda url: _parts(url, again[url], limit, keys)):
         if isinstance(columns_of, str):
             seen.silent[url] = columns_of
         else:
             seen.parts += columns_of
     if len(seen.silent) == len(urls):
-        said = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
-        raise CannotDiagnose(said or "no agent runs here; name one, or give its run directory with --dir")
+        reasons = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
+        raise CannotDiagnose(reasons or "no agent runs here; name one, or give its run directory with --dir")
     return seen
 
 
@@ -136,7 +136,7 @@ def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[
         for each in get(url, "jobs", keys)
         if each["state"] == "running" and job in (None, each["job_id"])
     ]
-    ranks, groups, told = [], [], []
+    ranks, groups, reported = [], [], []
     for each in jobs:
         query = f"?job={urllib.parse.quote(each, safe='')}"
         for answer in get(url, f"ranks{query}", keys):
@@ -145,8 +145,8 @@ def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[
             ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
         groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}", keys)]
         verdicts_of = [_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys)]
-        told += [v for v in verdicts_of if v.source != "probe" or v.kind in ("straggler", "desync")]
-    return ranks, groups, told
+        reported += [v for v in verdicts_of if v.source != "probe" or v.kind in ("straggler", "desync")]
+    return ranks, groups, reported
 
 
 def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> list[RankParts]:
@@ -186,12 +186,12 @@ def conclude(seen: Seen) -> list[Verdict]:
         for late in window.late(0, least_ns=0)
     ]
     known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
-    told: dict[tuple[object, ...], Verdict] = {}
-    for verdict in (*seen.told, *across):  # drop the duplicates of an agent that was asked under two names
+    reported: dict[tuple[object, ...], Verdict] = {}
+    for verdict in (*seen.reported, *across):  # drop the duplicates of an agent that was asked under two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
         if at not in known:
-            told.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
-    return combined(found, told.values())
+            reported.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
+    return combined(found, reported.values())
 
 
 def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:

@@ -274,21 +274,21 @@ def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], 
 
 def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
     """Report how operations on GPUs are timed, and why; ranks with equal timing and reason share a line."""
-    told = {(rank["gpu_timing"], rank["gpu_timing_reason"]) for rank in ranks if rank["gpu_timing"]}
-    for mode, reason in sorted(told):
+    timings = {(rank["gpu_timing"], rank["gpu_timing_reason"]) for rank in ranks if rank["gpu_timing"]}
+    for mode, reason in sorted(timings):
         alike = [rank for rank in ranks if (rank["gpu_timing"], rank["gpu_timing_reason"]) == (mode, reason)]
-        which = "" if len(told) == 1 else f" on rank {spans(rank['rank'] for rank in alike)}"
+        which = "" if len(timings) == 1 else f" on rank {spans(rank['rank'] for rank in alike)}"
         blind = mode == "off" and any(rank["gpu"] is not None or rank["gpu_uuid"] is not None for rank in alike)
         remedy = "operations on GPUs are counted, not measured: COMMWATCH_TIMING=events or poll" if blind else ""
         yield Check(_WARN if blind else _PASS, "gpu timing", f"{name}: {mode}{which}: {reason}", remedy)
 
 
 def _witnesses(name: str, get: Get) -> Iterator[Check]:
-    told = get(f"witnesses?job={urllib.parse.quote(name, safe='')}")
+    witnesses = get(f"witnesses?job={urllib.parse.quote(name, safe='')}")
     for what, states, remedy in (("inspector", ("found", "down"), _INSPECTOR), ("ras", ("down",), _RAS)):
-        state = told[what]["state"]
+        state = witnesses[what]["state"]
         wrong = state in states
-        says = f"{name}: {state}: {told[what]['says']}"
+        says = f"{name}: {state}: {witnesses[what]['says']}"
         yield Check(_WARN if wrong else _PASS, what, says, remedy if wrong else "")
 
 

@@ -44,7 +44,7 @@ _DRAIN_S = 15.0
 _MOST_LOG_BYTES = 32 << 20
 _MOST_FINDINGS = 5
 #: Seconds between two reads of NCCL's files, and between two drawings of the progress line.
-_LOOK_S, _PROGRESS_S = 0.2, 1.0
+_POLL_S, _PROGRESS_S = 0.2, 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 _FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 
@@ -291,7 +291,7 @@ def _run_job(
     shown_at = time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_LOOK_S if passing or progress else None)
+            child.wait(_POLL_S if passing or progress else None)
         if passing is not None:
             passing.tick(final=child.returncode is not None)
         if child.returncode is not None:
@@ -359,17 +359,17 @@ def _explain(nccl: nccl_debug.Plan, since: float) -> None:
         explain.read(sizes, account)
     except explain.CannotRead as error:
         say(f"commwatch: {error}")
-    told = [finding for finding in findings(account) if finding.severity != "info"]
-    for finding in told[:_MOST_FINDINGS]:
+    serious = [finding for finding in findings(account) if finding.severity != "info"]
+    for finding in serious[:_MOST_FINDINGS]:
         say(f"commwatch: NCCL {finding.severity}: {finding.title}: {finding.says}")
-    if told:
+    if serious:
         say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 
 
 def _report(agent: QueryService, job: str, command: str, probe_loaded: bool) -> None:
     try:
-        said = kept(agent.path.parent, job)
-        built = report.build(agent, job, agent.path, command, [] if said is None else said.findings)
+        topology = kept(agent.path.parent, job)
+        built = report.build(agent, job, agent.path, command, [] if topology is None else topology.findings)
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return

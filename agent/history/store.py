@@ -172,8 +172,8 @@ class Writer:
     def end(self, ring: int, state: str, ending: Ending | None = None) -> None:
         """Store that a ring's trainer has ended; no records may follow."""
         self._ended.add(ring)
-        told = None if ending is None else json.dumps(ending)
-        self._names.append(("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, told, ring)))
+        ending_json = None if ending is None else json.dumps(ending)
+        self._names.append(("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, ending_json, ring)))
 
     def exit(self, ended: Exit) -> None:
         """Store the exit code of a job's launcher."""

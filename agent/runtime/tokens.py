@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from commwatch.collectors.wire.identity import write_whole
+from commwatch.collectors.wire.identity import write_atomically
 
 #: In the run directory, which has one agent and does not survive a reboot.
 NAME = "agent.token"
@@ -73,4 +73,4 @@ def make(path: Path) -> None:
     with contextlib.suppress(BadToken):
         read_own(path, os.getuid())
         return
-    write_whole(path, f"{secrets.token_urlsafe(32)}\n", 0o600)
+    write_atomically(path, f"{secrets.token_urlsafe(32)}\n", 0o600)

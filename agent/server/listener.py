@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=2,
-            callback_notify=None if self._certificates is None else self._look_at_certificates,
+            callback_notify=None if self._certificates is None else self._check_certificates,
             timeout_notify=_RENEWAL_S,
         )
         settings.load()
@@ -123,7 +123,7 @@ class Server(uvicorn.Server):
         plain = Connection(**about)
         return plain if self._certificates is None else Handshake(self._certificates.context, plain)
 
-    async def _look_at_certificates(self) -> None:
+    async def _check_certificates(self) -> None:
         with contextlib.suppress(TimeoutError):
             await self._renewing.ask(_PATIENCE_S)
 

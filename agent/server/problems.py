@@ -57,8 +57,8 @@ _BUSY, _SOON = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVA
 
 def answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an error response; for temporary errors with ``Retry-After``."""
-    said = {**(_SOON if status in _BUSY else {}), **(headers or {})}
-    return Response(body_of(status, detail), status, said, "application/problem+json")
+    all_headers = {**(_SOON if status in _BUSY else {}), **(headers or {})}
+    return Response(body_of(status, detail), status, all_headers, "application/problem+json")
 
 
 def body_of(status: int, detail: str) -> bytes:

@@ -141,8 +141,8 @@ def _cpu_ops(events: list[_Event], length: int) -> Overlap:
 def _of_backend(event: _Event) -> str | None:
     """Return the operation that a backend records; ``None``: the event is of no backend."""
     backend, colon, op = event.name.partition(":")
-    said = bool(colon) and event.category == "user_annotation" and backend in _BACKENDS
-    return op if said and not op.startswith(":") else None
+    named = bool(colon) and event.category == "user_annotation" and backend in _BACKENDS
+    return op if named and not op.startswith(":") else None
 
 
 def _computes(event: _Event) -> bool:

@@ -32,11 +32,11 @@ class Memory(NamedTuple):
     available: int | None
 
 
-def cpu(words: str) -> Cpu:
+def cpu(content: str) -> Cpu:
     """Parse ``/proc/stat``; raise ``ValueError`` if it is invalid."""
     seconds: dict[str, float] = {}
     softirq = []
-    for line in words.splitlines():
+    for line in content.splitlines():
         name, *ticks = line.split()
         if not name.startswith("cpu"):
             break
@@ -51,10 +51,10 @@ def cpu(words: str) -> Cpu:
     return Cpu(seconds, softirq)
 
 
-def memory(words: str) -> Memory:
+def memory(content: str) -> Memory:
     """Parse ``/proc/meminfo``."""
-    told = dict(re.findall(r"^(\w+): +(\d+) kB$", words, re.MULTILINE))
-    total, available = (told.get(name) for name in ("MemTotal", "MemAvailable"))
+    kilobytes = dict(re.findall(r"^(\w+): +(\d+) kB$", content, re.MULTILINE))
+    total, available = (kilobytes.get(name) for name in ("MemTotal", "MemAvailable"))
     return Memory(None if total is None else int(total) * 1024, None if available is None else int(available) * 1024)
 
 
@@ -74,8 +74,10 @@ class Host:
 
     def pressure(self) -> dict[str, float]:
         """Return seconds in which some task waited, by resource; empty unless the kernel counts them (boot option ``psi=1``)."""
-        told = {name: _PRESSURE.search(text(f"{self._proc}/pressure/{name}") or "") for name in ("cpu", "memory", "io")}
-        return {name: int(matched[1]) / 1e6 for name, matched in told.items() if matched}
+        matches = {
+            name: _PRESSURE.search(text(f"{self._proc}/pressure/{name}") or "") for name in ("cpu", "memory", "io")
+        }
+        return {name: int(matched[1]) / 1e6 for name, matched in matches.items() if matched}
 
 
 class HostCollector:

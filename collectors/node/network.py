@@ -19,10 +19,10 @@ _ETHERNET, _INFINIBAND = 1, 32
 _BYTES_PER_MBIT = 1_000_000 / 8
 
 
-def parse(words: str) -> dict[str, Counts]:
+def parse(content: str) -> dict[str, Counts]:
     """Parse ``/proc/net/dev``: counters by device, without the loopback; other lines are skipped."""
     found = {}
-    for line in words.splitlines()[2:]:
+    for line in content.splitlines()[2:]:
         device, _, counters = line.partition(":")
         values = counters.split()
         if len(values) < 12 or device.strip() == "lo" or not all(value.isdecimal() for value in values[:12]):

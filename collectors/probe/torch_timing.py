@@ -46,19 +46,19 @@ def choose(env: Mapping[str, str], *, runtime: bool) -> Timing:
     Args:
         runtime: ``has_runtime``: CUDA can be called without disturbing graph captures.
     """
-    asked = env.get("COMMWATCH_TIMING") or AUTO
-    said = f"COMMWATCH_TIMING={asked}"
-    if asked not in TIMINGS:
-        return Timing(OFF, f"{said} is none of {', '.join(TIMINGS)}")
-    if asked == OFF:
-        return Timing(OFF, said)
+    setting = env.get("COMMWATCH_TIMING") or AUTO
+    source = f"COMMWATCH_TIMING={setting}"
+    if setting not in TIMINGS:
+        return Timing(OFF, f"{source} is none of {', '.join(TIMINGS)}")
+    if setting == OFF:
+        return Timing(OFF, source)
     if not runtime:
         return Timing(OFF, "this torch has no CUDA runtime")
-    if asked == AUTO:
+    if setting == AUTO:
         return Timing(OFF, "timing has not been proven on a real GPU yet; COMMWATCH_TIMING=events or poll asks for it")
-    if asked == EVENTS and env.get(_QUEUES) == "1":
-        return Timing(POLL, f"{said}, but with {_QUEUES}=1 timing events would serialise compute and communication")
-    return Timing(asked, said)
+    if setting == EVENTS and env.get(_QUEUES) == "1":
+        return Timing(POLL, f"{source}, but with {_QUEUES}=1 timing events would serialise compute and communication")
+    return Timing(setting, source)
 
 
 # -- CUDA without names in torch --------------------------------------------------------------

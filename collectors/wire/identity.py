@@ -112,7 +112,7 @@ def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
     return 0o640 if group else 0o600
 
 
-def write_whole(path: Path, text: str, mode: int) -> None:
+def write_atomically(path: Path, text: str, mode: int) -> None:
     """Write ``text`` to ``path`` atomically, with exactly these permission bits whatever the umask.
 
     Raises:

@@ -33,7 +33,7 @@ from commwatch.history.history import History
 from commwatch.ingest import optimizer_rounds, rank_totals, step_accounting
 from commwatch.ingest.optimizer_rounds import EachPass, Mark
 from commwatch.ingest.rank_totals import LAST_NS, RankTotals
-from commwatch.ingest.step_accounting import StepBook
+from commwatch.ingest.step_accounting import StepAccounting
 from commwatch.ingest.steps import EXPLICIT, StepTracker
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring
 
@@ -72,7 +72,7 @@ def test_step_of_optimizers_without_end() -> None:
 def test_steps_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many steps are said to lie in a minute, shares look back over so many; all are counted."""
     monkeypatch.setattr(step_accounting, "MOST_RECENT", 16)
-    book = StepBook()
+    book = StepAccounting()
     for n in range(1000):
         book.mark(
             ev.Record._make(
@@ -91,7 +91,7 @@ def test_steps_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_moments_that_no_step_claims() -> None:
     """Moments of the far future cost a step no look at each of them, and those of its own count wherever they come in the order."""
-    book = StepBook()
+    book = StepAccounting()
     for launch in (1 << 60, 3 * S, 1 << 61, 3 * S + 1):
         book.untimed(launch)
     held = vars(book)
@@ -116,7 +116,7 @@ def test_moments_that_no_step_claims() -> None:
 def test_labels_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Communication of more group labels than are measured each for itself is measured together."""
     monkeypatch.setattr(step_accounting, "MOST_LABELS", 4)
-    book = StepBook()
+    book = StepAccounting()
     book.mark(
         ev.Record._make(
             (

@@ -37,7 +37,7 @@ def test_clock_set_under_a_job(tmp_path: Path, step_ns: int) -> None:
             stepped = step_ns if 20 <= second < 40 else 0  # there, and back again
             watch.intake.tick(at + SECOND_NS, EPOCH_NS + at + SECOND_NS + stepped)
         (job,) = watch.aggregate.jobs.values()
-        books = sorted(job.books.values(), key=lambda book: book.rank)
+        books = sorted(job.rank_totals.values(), key=lambda book: book.rank)
         assert [sum(cell.count for _, cell in book.cells()) for book in books] == [60, 60]
         assert [sum(cell.duration_ns for _, cell in book.cells()) for book in books] == [6000 * MS, 4800 * MS]
         assert [sum(cell.joined for _, cell in book.cells()) for book in books] == [60, 60]

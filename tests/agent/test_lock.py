@@ -58,7 +58,7 @@ def test_processes(watch: Watch) -> None:
     Processes(watch.aggregate, lock, state=state).tick()
     assert pids == [view.visible_pid] != [os.getpid()]
     assert [view.process for view in watch.agent.ranks(None)] == ["stopped"]
-    (book,) = watch.aggregate.books()
+    (book,) = watch.aggregate.rank_totals()
     book.pid = os.getpid()
     assert [view.process for view in watch.agent.ranks(None)] == [None]
 

@@ -77,7 +77,7 @@ def test_messages_to_nobody() -> None:
 
 def job_of(*books: RankTotals) -> Job:
     job = Job("job")
-    job.books = {str(n): found for n, found in enumerate(books)}
+    job.rank_totals = {str(n): found for n, found in enumerate(books)}
     return job
 
 

@@ -16,5 +16,5 @@ def test_ranks_tell_their_card(tmp_path: Path) -> None:
     run_job(tmp_path, "gpus.py")
     assert [(len(rank.of("all_reduce")), len(rank.marks)) for rank in read_rings(tmp_path)] == [(4, 4)] * 2
     _, aggregate = digest(tmp_path)
-    places = {book.rank: book.gpu for book in aggregate.books()}
+    places = {book.rank: book.gpu for book in aggregate.rank_totals()}
     assert places == {rank: GpuPlace(f"5a0e1f2c-3b4d-4e6f-8a9b-00000000000{7 - rank}", "", rank) for rank in range(2)}

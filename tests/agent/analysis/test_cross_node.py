@@ -139,7 +139,7 @@ def test_the_dead_and_the_old_are_not_told() -> None:
     here = node((0, 1), late=None)
     assert [len(column.seq) for column in told(here, now_ns=WINDOW_NS + 20 * EVERY)] == [30, 30]
     assert told(here, now_ns=2 * WINDOW_NS) == []
-    next(here.books()).alive = False
+    next(here.rank_totals()).alive = False
     assert [column.rank for column in told(here)] == [1]
 
 
@@ -210,11 +210,11 @@ def test_slow_stage(slow: int) -> None:
 def test_slow_stage_is_not_known() -> None:
     """No rank is named where not all waits of one are known, which would then seem to wait least."""
     shed, back, alone, gpu, across = (pipeline(slow=1) for _ in range(5))
-    next(shed.books()).mode = COUNTERS
-    next(back.books()).mode_since_ns = 110 * EVERY
-    next(alone.books()).alive = False
-    next(gpu.books()).on_device = True
-    next(across.books()).learn([group_entry(1, (0, 1, 2, 3), "world", group_id="all")])
+    next(shed.rank_totals()).mode = COUNTERS
+    next(back.rank_totals()).mode_since_ns = 110 * EVERY
+    next(alone.rank_totals()).alive = False
+    next(gpu.rank_totals()).on_device = True
+    next(across.rank_totals()).learn([group_entry(1, (0, 1, 2, 3), "world", group_id="all")])
     for each in (shed, back, alone, gpu, across):
         assert stragglers(each.jobs.values(), 120 * EVERY) == []
 
@@ -234,7 +234,7 @@ def test_one_way() -> None:
 def test_ended_job() -> None:
     """A job that has ended has no straggler, nor has its next life one of the life before."""
     ended = node(range(4), late=2, seqs=range(80))
-    for book in ended.books():
+    for book in ended.rank_totals():
         book.alive = False
     assert stragglers(ended.jobs.values(), 81 * EVERY) == []
     (job,) = ended.jobs.values()

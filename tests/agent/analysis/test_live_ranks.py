@@ -44,7 +44,7 @@ def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:
 def scraped(aggregate: Aggregate, metric: str, *told: Verdict) -> Found:
     """The series of one metric, by the values of its labels as docs/metrics.md orders them."""
     registry = CollectorRegistry()
-    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list, told=lambda: list(told)))
+    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list, ras_verdicts=lambda: list(told)))
     families = [family for family in registry.collect() if family.name == f"commwatch_{metric}"]
     return {tuple(sample.labels.values()): sample.value for family in families for sample in family.samples}
 

@@ -257,7 +257,7 @@ def test_pages_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
             assert watch.agent._lock.acquire(timeout=60)
             watch.agent._lock.release()
             with watch.agent.live(None) as (jobs, _):
-                assert [book.read for job in jobs for book in job.books.values()] == [9]
+                assert [book.read for job in jobs for book in job.rank_totals.values()] == [9]
             assert not handover.acquire(blocking=False)
         finally:
             may_end.set()
@@ -287,5 +287,7 @@ def test_intake_does_not_wait_for_an_answer(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(History, "rollups", slow)
         assert watch.count() == 9 + 5
         monkeypatch.setattr(History, "rollups", read)
-        assert not [cell for book in watch.aggregate.books() for cell in book.live_cells()], "all is stored by now"
+        assert not [cell for book in watch.aggregate.rank_totals() for cell in book.live_cells()], (
+            "all is stored by now"
+        )
         assert watch.count() == 9 + 5

@@ -26,9 +26,9 @@ from tests.helpers import examples
 ALL_REDUCE, BARRIER = OP_CODE["all_reduce"], OP_CODE["barrier"]
 
 
-def part(rank: int, took: int, *, end: int = 1_000, op: int = ALL_REDUCE, book: object = None) -> Part:
+def part(rank: int, took: int, *, end: int = 1_000, op: int = ALL_REDUCE, totals: object = None) -> Part:
     """A part that was launched when it started and ended at ``end``."""
-    return Part(rank, op, end - took, end, took, book)
+    return Part(rank, op, end - took, end, took, totals)
 
 
 def ranks(joined: Waits) -> list[int]:
@@ -173,12 +173,12 @@ def test_order_does_not_matter(order: list[int], durations: list[int]) -> None:
 
 def test_book_comes_back() -> None:
     """Each rank's own books are handed back untouched."""
-    books = [object(), object()]
+    rank_totals = [object(), object()]
     join = GroupJoin(2)
-    join.add(0, part(0, 10, book=books[0]))
-    joined = join.add(0, part(1, 20, book=books[1]))
+    join.add(0, part(0, 10, totals=rank_totals[0]))
+    joined = join.add(0, part(1, 20, totals=rank_totals[1]))
     assert joined is not None
-    assert [each.book for each, _ in joined.waits] == books
+    assert [each.totals for each, _ in joined.waits] == rank_totals
 
 
 def test_incomplete() -> None:

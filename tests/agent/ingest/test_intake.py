@@ -52,7 +52,7 @@ def test_lost_records_are_counted(tmp_path: Path, bursts: list[int]) -> None:
         (job,) = watch.agent.jobs()
         (view,) = watch.agent.ranks(None)
         assert (job.lost, view.lost, view.records) == (watch.intake.lost, watch.intake.lost, watch.intake.read)
-        assert next(watch.aggregate.books()).lost == watch.intake.lost
+        assert next(watch.aggregate.rank_totals()).lost == watch.intake.lost
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -239,7 +239,7 @@ def test_last_record_behind_the_cursor(tmp_path: Path) -> None:
         watch = Watch(directory)
         watch.tick()
         assert watch.intake.read + watch.intake.lost == written
-        assert next(watch.aggregate.books()).last_seq == {0: written - 1}
+        assert next(watch.aggregate.rank_totals()).last_seq == {0: written - 1}
 
 
 def test_a_reason_for_no_steps_passes(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def test_new_ring_while_the_disk_is_full(tmp_path: Path) -> None:
             for _ in range(3):
                 watch.tick()
             assert watch.intake.bad_rings == 0
-            assert next(watch.aggregate.books()).read == 5
+            assert next(watch.aggregate.rank_totals()).read == 5
             watch.free_disk()
             watch.tick()
             assert {key: row.count for key, row in watch.rows("rank").items()} == {(0,): 5, (1,): 7}

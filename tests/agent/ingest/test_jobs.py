@@ -429,9 +429,9 @@ def test_restarted_job_is_not_retired() -> None:
     again.alive = False
     jobs.retire(6000)
     jobs.retire(6100)
-    assert [book.identity["restart"] for book in jobs.books()] == [0, 1]
+    assert [book.identity["restart"] for book in jobs.rank_totals()] == [0, 1]
     jobs.retire(6101)
-    assert list(jobs.books()) == []
+    assert list(jobs.rank_totals()) == []
 
 
 @pytest.mark.parametrize("missing", ["job", "rank", "wall_offset_ns"])

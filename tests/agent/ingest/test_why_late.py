@@ -118,7 +118,7 @@ def test_verdict() -> None:
     """The verdict on a straggler has the reason, in a field of its own and in its words."""
     aggregate = node(range(4), late=2, seqs=range(80))
     now = 81 * EVERY
-    for book in aggregate.books():
+    for book in aggregate.rank_totals():
         wanted = 0.8 if book.rank == 2 else 0.0
         book.samples.extend(
             Sample(now - n * S, Usage(0, int((10 - n) * wanted * S), 0, None)) for n in range(6, -1, -1)
@@ -131,10 +131,10 @@ def test_verdict() -> None:
 def test_samples() -> None:
     """Each look leaves a sample in the book of a rank that lives, the latest ones only."""
     aggregate, now = Aggregate(), iter(range(1000))
-    (book,) = node([0], late=None).books()
+    (book,) = node([0], late=None).rank_totals()
     book.pid = 42
     aggregate.jobs["job"] = next(iter(node([0], late=None).jobs.values()))
-    aggregate.jobs["job"].books = {"ring-0": book}
+    aggregate.jobs["job"].rank_totals = {"ring-0": book}
     watch = Processes(
         aggregate,
         threading.RLock(),

@@ -59,7 +59,7 @@ def now(
 
 def books(shown: Job) -> list[RankTotals]:
     """Of its ranks."""
-    return list(shown.books.values())
+    return list(shown.rank_totals.values())
 
 
 def test_waiting_for_late_ranks() -> None:

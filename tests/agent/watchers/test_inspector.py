@@ -134,7 +134,7 @@ def test_twins(folder: Path) -> None:
     for name, pid, label in (("nccl-2.28.log", 104, "unknown"), ("nccl-2.30.log", 106, "pair")):
         path = put(folder, name, pid)
         watched = Watched(folder)
-        for book in watched.aggregate.jobs["job"].books.values():
+        for book in watched.aggregate.jobs["job"].rank_totals.values():
             book.learn([group_entry(2, (4, 6), "twin")])
         watched.tick()
         assert {row.group for row in watched.inspector.rows(None)} == {label}

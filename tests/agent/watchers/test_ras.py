@@ -208,7 +208,7 @@ def test_not_while_communicators_are_made() -> None:
     assert polled.ras.readings() == []
     polled.tick(1)
     assert polled.asked == 1
-    books = list(polled.aggregate.jobs["job"].books.values())
+    books = list(polled.aggregate.jobs["job"].rank_totals.values())
     books[0].ingest(packed(operation(start_ns=MS, end_ns=2 * MS, group=2)))
     polled.tick(POLL_S)
     polled.tick(SETTLED_S - 1)

@@ -49,14 +49,14 @@ class Cuda:
 
 def found(cuda: Cuda, **env: str) -> dict[str, Any] | None:
     """What one look finds."""
-    return Finder(env, cuda).look()
+    return Finder(env, cuda).find()
 
 
 def test_cuda_is_left_alone() -> None:
     """While the program has not begun with CUDA, nothing is asked of it and nothing is told; this torch here is such a one."""
     assert found(Cuda(initialized=False)) is None
     if not torch.cuda.is_available():
-        assert Finder({}).look() is None
+        assert Finder({}).find() is None
         assert not torch.cuda.is_initialized()
 
 
@@ -81,7 +81,7 @@ def test_which_device(current: int, used: tuple[int, ...], index: int | None) ->
 def test_patience() -> None:
     """A process that keeps its memory elsewhere is believed its current device after a while."""
     finder = Finder({}, Cuda(5))
-    looks = [finder.look() for _ in range(20)]
+    looks = [finder.find() for _ in range(20)]
     assert looks[:19] == [None] * 19
     assert looks[19] is not None
     assert looks[19]["index"] == 5
