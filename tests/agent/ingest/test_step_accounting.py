@@ -222,7 +222,7 @@ def test_history_of_the_second_version(tmp_path: Path) -> None:
 
 
 def test_operations_without_times(tmp_path: Path) -> None:
-    """Of a step in which collectives ran whose ends nobody saw, as on NCCL by default, the share is not known, and never 0."""
+    """The share of a step is unknown, and never 0, if the ends of its collectives were not seen, as on NCCL by default."""
     watch = Watch(tmp_path)
     with Trainer(watch.rings / "job.r0.0.ring", identity(world_size=1)) as trainer:
         trainer.call("name", [(group_entry(0, (0, 1), "dp"),)])
