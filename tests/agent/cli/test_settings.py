@@ -153,7 +153,7 @@ def test_right(tmp_path: Path) -> None:
 
 
 def test_labels_of_jobs(tmp_path: Path) -> None:
-    """The labels of the settings stand on ``commwatch_job_info``, so that PromQL can join them, and on nothing else."""
+    """The labels of the settings appear on ``commwatch_job_info``, so that PromQL can join them, and on no other metric."""
     config = load({"HOME": "/home/someone", "COMMWATCH_LABEL_CLUSTER": "east", "COMMWATCH_LABEL_USER": "ann"})
     watch = Watch(tmp_path)
     write_ring(watch.rings, [])

@@ -62,7 +62,7 @@ def test_wrapped() -> None:
 
 
 def test_table_gives_up_columns() -> None:
-    """Where there is no room the names get shorter, then the least wanted columns go; what is known of nobody has no column."""
+    """If there is no room, the names get shorter, then the least important columns go; a column without any value is left out."""
     columns = (Column("group", right=False, least=4), Column("op", right=False), Column("p50", drop=1), Column("eff"))
     rows = [
         [Span(text) for text in row]

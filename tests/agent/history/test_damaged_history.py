@@ -20,7 +20,7 @@ FINE = operation(start_ns=0, end_ns=9)
 
 
 def change(path: Path, *statements: str) -> None:
-    """As somebody might who has no idea of checksums."""
+    """Changes a value as a person without knowledge of checksums might."""
     with closing(sqlite3.connect(path)) as db, db:
         for statement in statements:
             db.execute(statement)
@@ -196,7 +196,7 @@ def test_the_ring_of_a_damaged_row(tmp_path: Path) -> None:
 
 
 def test_damaged_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An index that has lost a row is made anew, and said; nothing is lost by it."""
+    """An index that has lost a row is rebuilt, and this is logged; no data is lost."""
     with Trainer(tmp_path / "rings" / "a.ring") as rank:
         watch = Watch(tmp_path)
         rank.write([FINE] * 50)

@@ -181,7 +181,7 @@ def test_refusals(node: Node) -> None:
 
 
 def test_next_one(node: Node) -> None:
-    """When one is over the next can be asked for."""
+    """When one profile is over, the next can be requested."""
     for _ in range(2):
         asked = node.ask(ranks=[0])
         node.finish(asked.id, 0)
@@ -189,7 +189,7 @@ def test_next_one(node: Node) -> None:
 
 
 def test_too_late(node: Node) -> None:
-    """A rank that comes to no step mark in time, to begin or to stop, is said to have failed, and the request is taken back."""
+    """A rank that reaches no step mark in time, to begin or to stop, is reported as failed, and the request is withdrawn."""
     asked = node.ask()
     node.claim(asked.id, 0)
     node.now += 61
@@ -233,7 +233,7 @@ def test_result_of_a_rank_that_ended(node: Node) -> None:
     ],
 )
 def test_damaged_traces(node: Node, trace: bytes, says: str) -> None:
-    """A trace that cannot be read is kept, and is an error; the records' figures stand."""
+    """A trace that cannot be read is kept, and is an error; the figures of the records remain."""
     asked = node.ask(ranks=[0])
     node.finish(asked.id, 0, trace)
     (rank,) = node.seen(asked.id).ranks
@@ -270,7 +270,7 @@ def test_links_are_not_followed(node: Node, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted(what: str, node: Node) -> None:
-    """What somebody has put in the place of a request, a claim, a result and a trace holds nothing up and is not taken over."""
+    """Files that another user has put in the place of a request, a claim, a result and a trace block nothing and are not accepted."""
     asked = node.ask()
     PLANTED[what](files.request_path(node.run_dir, "other"))
     node.profiles = node.born()
@@ -324,7 +324,7 @@ def test_agent_killed(node: Node) -> None:
 
 
 def test_no_room_to_keep(node: Node) -> None:
-    """Where nothing can be kept, the answer is there all the same, and the next can be asked for."""
+    """If nothing can be kept, the answer still comes, and the next profile can be requested."""
     node.kept.parent.mkdir()
     node.kept.write_text("no directory")
     asked = node.ask(ranks=[0])
@@ -358,7 +358,7 @@ def test_tidy(node: Node) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """An agent that watches nobody."""
+    """An agent without jobs."""
     directory = tmp_path_factory.mktemp("profiles") / "run"
     rings_of(directory)
     with agent(directory) as made:
@@ -440,7 +440,7 @@ def test_asked_wrongly(tmp_path: Path, flags: tuple[str, ...], named: str) -> No
 
 
 def test_nobody_there(tmp_path: Path, running: RunningAgent) -> None:
-    """Where no agent is, it says so in one line, exit code 2, as other commands do; where no job is, exit code 1."""
+    """Without an agent, the command prints one line with exit code 2, as other commands do; without a job, exit code 1."""
     for directory, code, says in (
         (tmp_path, 2, f"no agent watches {tmp_path}"),
         (running.directory, 1, "no job is running here"),
