@@ -20,7 +20,7 @@ FINE = operation(start_ns=0, end_ns=9)
 
 
 def change(path: Path, *statements: str) -> None:
-    """Changes a value as a person without knowledge of checksums might."""
+    """Change values as a person without knowledge of checksums might."""
     with closing(sqlite3.connect(path)) as db, db:
         for statement in statements:
             db.execute(statement)

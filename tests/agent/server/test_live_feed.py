@@ -1,4 +1,4 @@
-"""What the live page looks at, asked by several threads at once."""
+"""What the live page reads, requested by several threads at once."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Authority(NamedTuple):
         return self.directory / f"{self.name}.pem"
 
     def signed(self, name: str, *where: str) -> tuple[Path, Path]:
-        """Certificate and key of somebody, at those addresses."""
+        """Certificate and key for these addresses."""
         key, request, cert = (self.directory / f"{name}.{kind}" for kind in ("key", "csr", "crt"))
         subject = ("-subj", f"/CN={name}", "-addext", f"subjectAltName={','.join(where) or 'DNS:nobody.invalid'}")
         _openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", request, *subject)
@@ -271,7 +271,7 @@ def test_beyond_loopback(tmp_path: Path, node: tuple[Path, Path]) -> None:
 
 
 def test_insecure_agent_by_its_addresses(tmp_path: Path) -> None:
-    """An agent on all addresses that was told so answers at any of them, and to its machine's name."""
+    """An agent on all addresses with --insecure answers at any of them, and to its machine's name."""
     with agent(tmp_path / "run", "--host", "0.0.0.0", "--insecure") as running:
         port = running.url.rpartition(":")[2]
         assert fetch(f"http://127.0.0.1:{port}/healthz")[0] == b"ok\n"
@@ -305,7 +305,7 @@ def test_bad_certificates(tmp_path: Path, ours: Authority, node: tuple[Path, Pat
 
 
 def test_addresses(tmp_path: Path, node: tuple[Path, Path]) -> None:
-    """Under TLS an agent on all addresses is asked at the name of its machine, which is what its certificate is of."""
+    """Under TLS an agent on all addresses is queried by the name of its machine, which its certificate is for."""
     file = tmp_path / "some.toml"
     file.write_text(settings_of(node))
     home, name = {"HOME": "/home/someone"}, socket.gethostname()
