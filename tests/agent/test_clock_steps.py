@@ -85,7 +85,7 @@ def test_clock_set_on_after_a_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
 def test_alerts_do_not_look_at_it(tmp_path: Path, step_s: float) -> None:
-    """What is to hold for a minute fires after a minute, whatever the wall clock does meanwhile."""
+    """An alert that must hold for a minute fires after a minute, whatever the wall clock does meanwhile."""
     told: list[str] = []
     clock, wall = [0.0], [1_700_000_000.0]
     plan = Plan(

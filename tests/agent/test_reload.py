@@ -150,7 +150,7 @@ def test_taken_up(tmp_path: Path) -> None:
 
 
 def test_needs_a_restart(tmp_path: Path) -> None:
-    """What a running agent cannot change is named, however often it is asked; the same settings are no change."""
+    """Settings that a running agent cannot change are named each time; equal settings are no change."""
     with scene(tmp_path, "") as here:
         assert here.asked("") == "nothing has changed"
         for _ in range(2):
@@ -253,7 +253,7 @@ def let_in(port: int, context: ssl.SSLContext) -> str:
 
 
 def test_supervisor_hears_of_it(tmp_path: Path) -> None:
-    """The supervisor is told that the agent reads its settings, with the time that systemd wants, and that it is ready again."""
+    """The supervisor is notified that the agent reads its settings, with the time that systemd requires, and that it is ready again."""
     address = str(tmp_path / "notify")
     with supervisor(address) as listening, scene(tmp_path, "", NOTIFY_SOCKET=address) as here:
         heard: list[str] = []
@@ -275,7 +275,7 @@ def test_supervisor_hears_of_it(tmp_path: Path) -> None:
 
 
 def started(directory: Path, *flags: str, before: tuple[str, ...] = (sys.executable,), **streams: Any) -> Any:
-    """An agent that has said where it is, and whose standard error is read line by line."""
+    """An agent that has announced its address, and whose standard error is read line by line."""
     command = [*before, "-m", "commwatch", "agent", "--dir", str(directory / "run"), "--port", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_env(), **streams)
     assert process.stderr is not None

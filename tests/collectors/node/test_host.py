@@ -12,7 +12,7 @@ from tests.trees import say, unpack
 
 
 def test_recorded(tmp_path: Path) -> None:
-    """Seconds by mode (nice is user's), memory in bytes, and what the kernel tells of pressure."""
+    """Seconds by mode (nice counts as user), memory in bytes, and the pressure of the kernel."""
     readings = HostCollector(unpack("infiniband", tmp_path) / "proc").collect()
     assert Reading("host_cpu_seconds_total", ("user",), 2010.0) in readings
     assert Reading("host_cpu_seconds_total", ("softirq",), 40.0) in readings
@@ -24,7 +24,7 @@ def test_recorded(tmp_path: Path) -> None:
 
 
 def test_what_is_not_told(tmp_path: Path) -> None:
-    """An old kernel's short line, no available memory, no pressure: what is not told is absent."""
+    """An old kernel's short line, no available memory, no pressure: missing values are absent."""
     host = Host(unpack("bare", tmp_path) / "proc")
     assert host.cpu().seconds == {"user": 0.1, "system": 0.05, "idle": 0.8}
     assert host.memory() == (1024 * 1024, None)
@@ -32,7 +32,7 @@ def test_what_is_not_told(tmp_path: Path) -> None:
 
 
 def test_core_by_core(tmp_path: Path) -> None:
-    """Softirq is told by core: one that does it all stands out."""
+    """Softirq time is given by core: one core that does it all is visible."""
     assert Host(unpack("infiniband", tmp_path) / "proc").cpu().softirq == [40.0, 0.0]
 
 
