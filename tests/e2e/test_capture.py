@@ -98,7 +98,7 @@ def test_steps_of_a_critic(tmp_path: Path) -> None:
 
 
 def test_steps_in_no_order(tmp_path: Path) -> None:
-    """Optimizers called at random have no steps, and the reason and the remedy are told."""
+    """Optimizers called at random have no steps, and the reason and the remedy are given."""
     run_job(tmp_path, "steps.py", "random", "40")
     agent, _ = digest(tmp_path)
     (job,) = agent.jobs()
@@ -152,7 +152,7 @@ def test_late_rank_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.by_the_clock
 def test_exposed_when_standing(tmp_path: Path) -> None:
-    """A DDP rank that stands still while the other is 300 ms late shows that time as exposed."""
+    """A DDP rank that is idle while the other is 300 ms late shows that time as exposed."""
     run_job(tmp_path, "exposed.py", "stand")
     agent, _ = digest(tmp_path)
     waiting, late = (agent.steps(0, ANY_TIME, None, rank, 100) for rank in (0, 1))
