@@ -240,7 +240,7 @@ def _state_home(env: Mapping[str, str]) -> Path:
     try:
         return Path.home() / ".local" / "state"
     except RuntimeError:
-        raise ConfigError("this user has no home directory to keep history in; choose a place with --state") from None
+        raise ConfigError("this user has no home directory for the history; choose a directory with --state") from None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -290,9 +290,11 @@ def _checked(key: str, value: Any, where: str) -> Any:
 
 def _checked_number(key: str, value: Any, where: str) -> int | float:
     low, high = _RANGES[key]
-    whole = key in ("port", "raw_bytes")
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
-        raise ConfigError(f"{where}: needs a {'whole ' if whole else ''}number from {low:g} to {high:g}, not {value!r}")
+    integral = key in ("port", "raw_bytes")
+    if isinstance(value, bool) or not isinstance(value, int if integral else (int, float)) or not low <= value <= high:
+        raise ConfigError(
+            f"{where}: needs a {'whole ' if integral else ''}number from {low:g} to {high:g}, not {value!r}"
+        )
     return value
 
 
@@ -315,7 +317,7 @@ def _checked_text(key: str, value: Any, where: str) -> str | Path:
     try:
         return text if key in ("host", "ras") else Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{where}: there is no such user: {text}") from None
+        raise ConfigError(f"{where}: no such user: {text}") from None
 
 
 def addresses(text: str) -> list[tuple[str, int]] | None:
@@ -370,11 +372,13 @@ def _checked_labels(value: Any, where: str) -> dict[str, str]:
     taken = ("job", "instance", *METRICS["job_info"].labels)
     for name, text in value.items():
         if not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}", name):
-            raise ConfigError(f"{where}: {name}: needs letters, digits and '_', no digit and no '__' in front")
+            raise ConfigError(
+                f"{where}: {name}: needs letters, digits and '_', and must not begin with a digit or '__'"
+            )
         if name in taken:
-            raise ConfigError(f"{where}: {name}: is a label of ours, or of Prometheus; choose another name")
+            raise ConfigError(f"{where}: {name}: is a label of commwatch or Prometheus; choose another name")
         if not isinstance(text, str) or not text.isprintable() or not 0 < len(text) <= 200:
-            raise ConfigError(f"{where}: {name}: needs a text of one line, at most 200 characters, not {text!r}")
+            raise ConfigError(f"{where}: {name}: needs one line of text, at most 200 characters, not {text!r}")
     return value
 
 

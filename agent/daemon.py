@@ -116,7 +116,7 @@ class Daemon:
             alive=self._alive,
         )
         self._stop = threading.Event()
-        self._last_alive_ns, self._told_ns = time.monotonic_ns(), 0
+        self._last_alive_ns, self._notified_ns = time.monotonic_ns(), 0
         self._trouble: str | None = None
         self._failed = False
         self._socket = listen(config)
@@ -153,7 +153,7 @@ class Daemon:
             ),
             references=references,
             gpu_of=self._gpus.label,
-            told=lambda: self._ras.verdicts(None),
+            ras_verdicts=lambda: self._ras.verdicts(None),
             labels=config.labels,
         )
         registry.register(self._exporter)
@@ -267,7 +267,7 @@ class Daemon:
         try:
             changed, apply = self._changed(self._reread())
         except CommwatchError as error:
-            log.error("the settings stay as they are: %s", error)
+            log.error("settings not changed: %s", error)
         else:
             for each in apply:
                 each()
@@ -275,28 +275,28 @@ class Daemon:
             log.log(logging.WARNING if changed.left else logging.INFO, "settings read again: %s", changed.says)
         tell(READY, os.environ)
 
-    def _changed(self, asked: Config) -> tuple[Change, list[Callable[[], object]]]:
-        """Return what the settings ``asked`` change, and functions that apply it.
+    def _changed(self, wanted: Config) -> tuple[Change, list[Callable[[], object]]]:
+        """Return what the settings ``wanted`` change, and functions that apply it.
 
         Raises:
             ConfigError: the list of alerts is wrong.
             CannotStart: the token cannot be written, or a rule cannot be evaluated.
             BadToken, BadCertificate: token or certificate cannot be used.
         """
-        config = change(self.config, asked).config
+        config = change(self.config, wanted).config
         plan, before = self._plan(config), self._alerting.plan
         differ = (plan.rules, plan.records) != (before.rules, before.records)
         with _evaluable():
             rules = self._alerting.prepared(plan)
-        told = receivers(config.receivers, self._address)
+        new_receivers = receivers(config.receivers, self._address)
 
         def apply() -> None:
             self._references.links = config.links
             self._exporter.relabel(config.labels)
-            self._delivery.change(told, _FAREWELL_S)
+            self._delivery.change(new_receivers, _FAREWELL_S)
 
         access, renewed = self._server.prepared(config)
-        found = change(self.config, asked, rules_differ=differ, certificate_differs=renewed)
+        found = change(self.config, wanted, rules_differ=differ, certificate_differs=renewed)
         return found, [access, rules, apply]
 
     def _plan(self, config: Config) -> Plan:
@@ -364,8 +364,8 @@ class Daemon:
         """Record that the intake makes progress; notify the supervisor once a second."""
         now = time.monotonic_ns()
         self._last_alive_ns = now
-        if now - self._told_ns > _ALIVE_NS:
-            self._told_ns = now
+        if now - self._notified_ns > _ALIVE_NS:
+            self._notified_ns = now
             tell(ALIVE, os.environ)
 
     def _say(self, trouble: str | None) -> None:
@@ -389,4 +389,4 @@ def _evaluable() -> Iterator[None]:
     try:
         yield
     except UnsupportedExpression as error:
-        raise CannotStart(f"alert {error}; take it from the list, or write it otherwise") from None
+        raise CannotStart(f"alert {error}; remove it from the list, or rewrite it") from None

@@ -22,25 +22,25 @@ class Change:
     @property
     def says(self) -> str:
         """The change in one line."""
-        parts = [f"took up {', '.join(self.taken)}"] if self.taken else []
+        parts = [f"applied {', '.join(self.taken)}"] if self.taken else []
         parts += [f"a restart is needed for {', '.join(self.left)}"] if self.left else []
         return "; ".join(parts) or "nothing has changed"
 
 
-def change(now: Config, asked: Config, *, rules_differ: bool = False, certificate_differs: bool = False) -> Change:
+def change(now: Config, wanted: Config, *, rules_differ: bool = False, certificate_differs: bool = False) -> Change:
     """Return which settings take effect now, and which need a restart.
 
     Args:
         now: the settings in effect.
-        asked: the settings that were read.
+        wanted: the settings that were read.
         rules_differ: the list of alerts has changed, possibly under an unchanged path.
         certificate_differs: the certificate has changed, possibly under an unchanged path.
     """
-    differ = [one.name for one in fields(Config) if getattr(now, one.name) != getattr(asked, one.name)]
-    switched = (now.tls_cert is None) != (asked.tls_cert is None)  # from http to https, or back
+    differ = [one.name for one in fields(Config) if getattr(now, one.name) != getattr(wanted, one.name)]
+    switched = (now.tls_cert is None) != (wanted.tls_cert is None)  # from http to https, or back
     taken = [key for key in differ if key in RELOADED and not (switched and key in _TLS)]
     left = [key for key in differ if key not in taken and key not in OF_COMMANDS]
-    config = replace(now, **{key: getattr(asked, key) for key in taken})
+    config = replace(now, **{key: getattr(wanted, key) for key in taken})
     for differs, keys in ((rules_differ, ("rules", "thresholds")), (certificate_differs, _TLS)):
         if differs and not set(keys) & {*taken, *left}:
             taken.append(keys[0])

@@ -1,4 +1,4 @@
-"""Cards made by hand, a vendor's library that says what it is told, and the stand-in for NVIDIA's, built and scripted."""
+"""GPUs made by hand, a vendor's library with set answers, and the stand-in for NVIDIA's, built and scripted."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ToldSource:
         return DRIVER
 
     def read(self) -> Snapshot:
-        """The next look; the last entry stays."""
+        """The next reading; the last entry stays."""
         entry = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(entry, Exception):
             raise DriverTrouble(str(entry))
@@ -96,7 +96,7 @@ def build(directory: Path, *flags: str) -> Path:
 
 
 class Script:
-    """What the stand-in says: a recorded script, and changes to it."""
+    """The content of the stand-in's script: a recorded script, with changes."""
 
     def __init__(self, path: Path, recorded: str = "two_h100.txt") -> None:
         self.path, self._lines = path, (FAKE / recorded).read_text().splitlines()

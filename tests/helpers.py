@@ -1,4 +1,4 @@
-"""What several tests share: records made by hand, free ports, processes that are ended whatever happens."""
+"""Helpers of several tests: records made by hand, free ports, processes that are ended in any case."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def examples(number: int) -> settings:
 
 
 def identity(job: str = "job", rank: int = 0, world_size: int = 2, **more: Any) -> dict[str, Any]:
-    """A ring's identity; monotonic time 0 is Unix time 1,700,000,000 unless told otherwise."""
+    """A ring's identity; monotonic time 0 is Unix time 1,700,000,000 by default."""
     from commwatch.collectors.wire.identity import boot_id
 
     base = {"job": job, "restart": 0, "rank": rank, "world_size": world_size, "local_rank": rank, "host": "host"}
@@ -184,12 +184,12 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
 
 
 def idle_worker(agent: QueryService) -> Worker:
-    """What answers questions about an agent's history once it is asked."""
+    """Answers questions about an agent's history."""
     return Worker(agent, References(Path("none")), Damaged())
 
 
 class Trainer:
-    """A ring with a process of its own behind it, which holds its lock and writes what it is told."""
+    """A ring with a separate process behind it, which holds its lock and writes on request."""
 
     _SCRIPT = """
 import json, sys
@@ -302,7 +302,7 @@ def wait_for(condition: Callable[[], Any], what: str, patience_s: float = PATIEN
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses right now."""
+    """A port of 127.0.0.1 that is free right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

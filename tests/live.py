@@ -1,4 +1,4 @@
-"""A job that looks as if it ran right now: its records are written by hand, at times of this machine's own clock."""
+"""A job that seems to run right now: its records are written by hand, at times of this machine's own clock."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class HandMade:
         wait_for(read, "the agent to read what was written")
 
     def hang(self, *ranks: int, age_ms: int = 20_000) -> None:
-        """These ranks stand in the next all_reduce, for so long already."""
+        """These ranks are in the next all_reduce, and have been for this long."""
         for rank in ranks:
             launch_ns = time.monotonic_ns() - age_ms * MS
             stuck = operation("all_reduce", start_ns=0, end_ns=0, seq=self.steps, launch_ns=launch_ns, size=8_000_000)
@@ -149,7 +149,7 @@ _UNITS = {
 
 
 def hear(visit: Visit, topic: str, times: int = 2) -> None:
-    """Wait until the agent has told its pages of a topic so many times more."""
+    """Wait until the agent has sent its pages a topic this many times more."""
     visit.page.evaluate(
         """([topic, times]) => new Promise((done) => {
             const source = new EventSource(`/api/v1/stream${location.search}`);

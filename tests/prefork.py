@@ -146,7 +146,7 @@ def _client(path: str, ranks: str, *argv: str) -> int:
 
 
 def _serve(path: str) -> dict[str, Any]:
-    """Fork for each job that is asked for; returns in a rank, with what it has to run, and nowhere else."""
+    """Fork for each requested job; return only in a rank, with what it has to run."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(64)

@@ -59,7 +59,7 @@ def prometheus(
     fetch: Fetch = fetch,
     every_s: float = 0.5,
 ) -> Iterator[Prometheus]:
-    """A Prometheus on a free port of 127.0.0.1 that scrapes ``targets``, and looks at ``rules``, by default twice a second.
+    """A Prometheus on a free port of 127.0.0.1 that scrapes ``targets`` and evaluates ``rules``, by default twice a second.
 
     Args:
         tells: Alertmanagers that are told of alerts.

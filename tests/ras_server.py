@@ -12,7 +12,7 @@ Answers = Callable[[str], bytes | None]
 
 
 class RasServer:
-    """Where it listens, and what it was asked."""
+    """The address of the server, and the requests it got."""
 
     def __init__(self, port: int) -> None:
         self.port = port

@@ -75,7 +75,7 @@ OK = status(200, "ok")
 
 
 class Listening:
-    """A server of TCP on a free port of loopback, with a thread of its own, until it is left."""
+    """A TCP server on a free port of loopback, in a separate thread, until the block ends."""
 
     def __init__(self, handler: type[socketserver.BaseRequestHandler], tls: ssl.SSLContext | None = None) -> None:
         class Listener(socketserver.ThreadingTCPServer):
@@ -101,7 +101,7 @@ class Listening:
 
 
 class Server(Listening):
-    """A server of HTTP that gives its answers one after the other, the last for ever, and remembers what it was asked."""
+    """An HTTP server that gives its answers one after the other, the last one repeatedly, and keeps the requests."""
 
     def __init__(self, *answers: Answer, tls: ssl.SSLContext | None = None) -> None:
         self.asked: list[Asked] = []
@@ -196,7 +196,7 @@ class RunningAlertmanager:
 
 @contextmanager
 def alertmanager(directory: Path, webhook: str) -> Iterator[RunningAlertmanager]:
-    """An Alertmanager on a free port of 127.0.0.1 that tells ``webhook`` of all alerts at once, by alert and job."""
+    """An Alertmanager on a free port of 127.0.0.1 that sends ``webhook`` all alerts at once, by alert and job."""
     needs(shutil.which("prometheus-alertmanager"), "prometheus-alertmanager")
     directory.mkdir(exist_ok=True)
     times = {"group_wait": "0s", "group_interval": "1s", "repeat_interval": "4h"}

@@ -73,7 +73,7 @@ class Served(NamedTuple):
             connection.close()
 
     def connect(self) -> socket.socket:
-        """A connection on which nothing has been said."""
+        """A connection without a request."""
         return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
 
 

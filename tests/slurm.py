@@ -1,4 +1,4 @@
-"""A Slurm of two nodes on this machine, with a folder, ports and a key of its own: real daemons, ended by their numbers.
+"""A Slurm of two nodes on this machine, with its own folder, ports and key: real daemons, ended by their process ids.
 
 Each node has a name of its own, memory in ``/dev/shm``, and the folders ``run`` and ``state``, which lie outside under its name. The network
 and all other folders they have in common.

@@ -1,4 +1,4 @@
-"""A program in a terminal of its own: what it shows, keys, sizes, and how it leaves the terminal."""
+"""A program in its own terminal: its output, keys, sizes, and how it leaves the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ground that tests of pages stand on: each way for a page to be wrong is seen, and a page that is right is left alone."""
+"""Tests of the page checks: each way for a page to be wrong is found, and a correct page passes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_good_page(chromium: Chromium, server: HTTPServer, dark: bool) -> None:
 
 
 def test_faults(chromium: Chromium, server: HTTPServer) -> None:
-    """Whatever keeps somebody from reading or using a page is said, and nothing else."""
+    """Anything that makes a page unreadable or unusable is reported, and nothing else."""
     with chromium.visit(serve(server, "<title>Wrong</title><h1>One</h1><h2>Two</h2><main></main>")) as visit:
         for wrong, said in WRONG.items():
             visit.page.evaluate("wrong => { document.querySelector('main').innerHTML = wrong }", wrong)
@@ -139,7 +139,7 @@ def test_errors(chromium: Chromium, server: HTTPServer, body: str, said: str) ->
     ],
 )
 def test_other_hosts(chromium: Chromium, server: HTTPServer, body: str) -> None:
-    """A request to another host finds nobody, and fails the visit even where its error is forgiven."""
+    """A request to another host finds no server, and fails the visit even if its error is forgiven."""
     with (
         pytest.raises(AssertionError, match="the page asked somebody else"),
         chromium.visit(serve(server, body), forgiven="ERR_NAME_NOT_RESOLVED"),
@@ -148,7 +148,7 @@ def test_other_hosts(chromium: Chromium, server: HTTPServer, body: str) -> None:
 
 
 def test_other_ports_and_files(chromium: Chromium, tmp_path: Path) -> None:
-    """A page from disk may ask nobody at all: neither another port of this host, nor another file."""
+    """A page from disk may request nothing: neither from another port of this host, nor another file."""
     (tmp_path / "other.css").write_text("")
     for other in (f"http://127.0.0.1:{free_port()}/", (tmp_path / "other.css").as_uri()):
         (tmp_path / "page.html").write_text(f"<!doctype html><link rel='stylesheet' href='{other}'>")

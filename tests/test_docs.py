@@ -48,7 +48,7 @@ def rows(document: str) -> Iterator[list[str]]:
 
 
 def test_every_metric() -> None:
-    """Every metric stands in docs/metrics.md with its type and labels, and no other does."""
+    """Every metric is in docs/metrics.md with its type and labels, and no other is."""
     documented = {row[0]: (row[1], row[2].strip("`")) for row in rows("metrics.md") if ":" not in row[0]}
     assert documented == {spec.name: (spec.kind, ", ".join(spec.labels)) for spec in METRICS.values()}
     assert f"more than {MOST_GROUPS}" in (DOCS / "metrics.md").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def recorded() -> list[str]:
 
 
 def test_every_rule() -> None:
-    """Every recording rule stands in docs/metrics.md, and no other does."""
+    """Every recording rule is in docs/metrics.md, and no other is."""
     assert [row[0] for row in rows("metrics.md") if ":" in row[0]] == recorded()
 
 
@@ -95,7 +95,7 @@ def test_queries_are_promql(tmp_path: Path) -> None:
 
 
 def test_every_setting() -> None:
-    """Every setting stands in docs/settings.md with its default, flag, variable and what a reload makes of it, and no other does."""
+    """Every setting is in docs/settings.md with its default, flag, variable and the effect of a reload, and no other is."""
     documented = {row[0]: row[1:] for row in rows("settings.md") if not row[0].startswith("COMMWATCH")}
     assert set(documented) == {field.name for field in fields(Config)}
     usage = commwatch("agent", "--help").stdout
@@ -109,7 +109,7 @@ def test_every_setting() -> None:
 
 
 def test_every_variable() -> None:
-    """Every environment variable of ours that the code reads stands in docs/settings.md, and no other does."""
+    """Every environment variable of ours that the code reads is in docs/settings.md, and no other is."""
     code = [file for folder in ("agent", "collectors") for file in (TREE / folder).rglob("*.py")]
     read = {
         name
@@ -127,7 +127,7 @@ def openapi() -> dict[str, Any]:
 
 
 def test_every_route() -> None:
-    """Every route stands in docs/api.md, and no other does."""
+    """Every route is in docs/api.md, and no other is."""
     routes = {f"{method.upper()} {path}" for path, methods in openapi()["paths"].items() for method in methods}
     routes |= {f"GET {path}" for path in ("/", "/docs", "/openapi.json")}
     assert {row[0] for row in rows("api.md")} == routes
@@ -145,7 +145,7 @@ def test_runbook_has_every_alert() -> None:
 
 
 def test_runbook_asks_what_there_is() -> None:
-    """Every request of the runbook is to a route, with parameters that it has; every query is PromQL over series that there are."""
+    """Every request of the runbook is to an existing route with existing parameters; every query is PromQL over existing series."""
     text, routes = RUNBOOK.read_text(encoding="utf-8"), openapi()["paths"]
     asked = re.findall(r"localhost:9477(/[^'?\s]*)(?:\?([^'\s]*))?'", text)
     asked += re.findall(r"`(/(?:api|healthz)[^`?]*)(?:\?([^`]*))?`", text)
@@ -164,14 +164,14 @@ def test_runbook_asks_what_there_is() -> None:
 
 
 def test_every_finding_and_class() -> None:
-    """Every finding of the NCCL logs with its severity and title, and every class of warnings, stands in docs/nccl.md."""
+    """Every finding of the NCCL logs with its severity and title, and every class of warnings, is in docs/nccl.md."""
     documented = list(rows("nccl.md"))
     assert [row for row in documented if len(row) == 3] == [[rule.name, rule.severity, rule.title] for rule in RULES]
     assert [row[0] for row in documented if len(row) == 2 and row[0].isidentifier()] == [*CLASSES, OTHER]
 
 
 def test_every_reason_and_xid() -> None:
-    """Every reason of throttling, and every Xid in words with what to do, stands in docs/gpus.md, and no other does."""
+    """Every reason of throttling, and every Xid with its meaning and remedy, is in docs/gpus.md, and no other is."""
     documented = list(rows("gpus.md"))
     assert [row[0] for row in documented if row[0] in THROTTLE_REASONS] == [*THROTTLE_REASONS]
     assert [row for row in documented if row[0].isdecimal()] == [
@@ -187,7 +187,7 @@ def test_every_reason_and_xid() -> None:
 
 
 def test_every_advice() -> None:
-    """Every rule of advice stands in docs/advice.md with what it is about and what to do, and no other does."""
+    """Every rule of advice is in docs/advice.md with its subject and remedy, and no other is."""
     assert list(rows("advice.md")) == [[rule.name, rule.title, rule.do] for rule in advice.RULES]
 
 
@@ -208,7 +208,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_alert() -> None:
-    """Every alert with its severity, ``for`` and who evaluates it, and every threshold, stands in docs/alerts.md, and no other does."""
+    """Every alert with its severity, ``for`` and evaluator, and every threshold, is in docs/alerts.md, and no other is."""
     documented = list(rows("alerts.md"))
     assert [row[:4] for row in documented if row[1] in SEVERITIES] == [
         [
@@ -226,7 +226,7 @@ def test_every_alert() -> None:
 
 
 def test_every_event() -> None:
-    """Every event of RDMA ports stands in docs/host.md with what it counts, and no other does."""
+    """Every event of RDMA ports is in docs/host.md with its meaning, and no other is."""
     events = {**EVENTS, **HW_EVENTS}
     del events[LINK_DOWNED]  # a metric of its own
     section = (DOCS / "host.md").read_text(encoding="utf-8").partition("### Events")[2].partition("## GPUs")[0]
@@ -234,7 +234,7 @@ def test_every_event() -> None:
 
 
 def test_every_panel() -> None:
-    """Every panel of the dashboards stands in docs/dashboards.md with its row, in order, and no other does."""
+    """Every panel of the dashboards is in docs/dashboards.md with its row, in order, and no other is."""
     made = []
     for name in ("cluster", "job", "node"):
         for panel in json.loads((TREE / "dashboards" / f"{name}.json").read_text(encoding="utf-8"))["panels"]:

@@ -122,7 +122,7 @@ def test_trainer_needs_only_torch(room: str, may: tuple[str, ...]) -> None:
 
 
 def test_rooms_are_small() -> None:
-    """No folder has more files than a reader can look over, and the agent's root has the fewest."""
+    """No folder has too many files for a reader, and the agent's root has the fewest."""
     files = chain.from_iterable((TREE / folder).rglob("*.py") for folder in FOLDERS.values())
     counted = Counter(file.parent.relative_to(TREE) for file in files if file.name != "__init__.py")
     assert counted.pop(Path("agent")) <= MOST_AT_THE_ROOT

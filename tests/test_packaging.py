@@ -20,7 +20,7 @@ FOLDERS = {"agent": "commwatch", **{name: f"commwatch/{name}" for name in ("coll
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """A command's standard output; fails with all that it said if it failed."""
+    """A command's standard output; fails with all of its output if the command fails."""
     env = clean_env(PIP_DISABLE_PIP_VERSION_CHECK="1")
     env.pop("PYTHONPATH", None)
     done = subprocess.run(
@@ -31,7 +31,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def listed() -> list[str]:
-    """The files of the tree that git knows."""
+    """The files that are tracked by git."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=TREE, capture_output=True, text=True, check=True).stdout
     return [name for name in names.split("\0") if name and (TREE / name).is_file()]
 

@@ -60,7 +60,7 @@ def text_of(file: Path) -> str:
     except OSError as error:
         raise CatalogueError(error.strerror or str(error)) from None
     except UnicodeDecodeError:
-        raise CatalogueError("not a text in UTF-8") from None
+        raise CatalogueError("not UTF-8 text") from None
 
 
 def labels_by_series() -> dict[str, tuple[str, ...]]:

@@ -119,9 +119,9 @@ class Alerting(Collector):
         past = with_past(self._shown[1], (alert for alert in alerts if alert.state == RESOLVED), wall_s)
         # Saved before delivery, because a crash must not lose an alert that was delivered.
         self._book.save(Kept(self._evaluator.state(), past), now_s)
-        told = [alert for alert in alerts if alert.state != PENDING]
-        if told:
-            self.plan.deliver(told)
+        due = [alert for alert in alerts if alert.state != PENDING]
+        if due:
+            self.plan.deliver(due)
         # After delivery, which requests the evidence, so that each alert in the API has the URL of its bundle.
         self._shown = (tuple(alert for alert in alerts if alert.state != RESOLVED), past)
 

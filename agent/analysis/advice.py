@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from commwatch.analysis import framework_settings
-from commwatch.analysis.network_advice import Network, Said, complaints, far_from_nic
+from commwatch.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
 from commwatch.core.alpha_beta import Curve, messages
@@ -390,12 +390,12 @@ def _bubble(facts: Facts) -> Iterator[Found]:
     yield Found([f"ranks spend {percent(bubble)} of a step in waits for sends and receives"], gain, saves)
 
 
-def _network(check: Callable[[Network], Iterable[Said]]) -> Callable[[Facts], Iterator[Found]]:
+def _network(check: Callable[[Network], Iterable[NetworkFinding]]) -> Callable[[Facts], Iterator[Found]]:
     def rule(facts: Facts) -> Iterator[Found]:
         share = sum(kind.seconds for kind in facts.kinds if kind.spans_nodes) / facts.step_s
-        for said in check(facts.network) if share >= WORTH else ():
-            because = [f"groups across nodes take {percent(share)} of a step", *said.because]
-            yield Found(because, "not known: see `/api/v1/host`", None, said.do, said.title)
+        for finding in check(facts.network) if share >= WORTH else ():
+            because = [f"groups across nodes take {percent(share)} of a step", *finding.because]
+            yield Found(because, "not known: see `/api/v1/host`", None, finding.do, finding.title)
 
     return rule
 

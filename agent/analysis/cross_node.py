@@ -74,58 +74,58 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
     """Return (job, ``group_id``, straggler) for groups whose ranks are all on this node; each rank of a job once."""
     found: dict[tuple[str, int], tuple[str, str, Late]] = {}
     for job in jobs:
-        books = {book.rank: book for book in job.books.values() if book.alive}
-        if not books:
+        rank_totals = {totals.rank: totals for totals in job.rank_totals.values() if totals.alive}
+        if not rank_totals:
             continue
         late = [
             (group_id, each)
             for group_id, join in job.joins.items()
-            for each in join.window.late(now_ns, _steps(books, join.window.ranks))
+            for each in join.window.late(now_ns, _steps(rank_totals, join.window.ranks))
         ]
-        for group_id, each in (*late, *_late_senders(books, now_ns)):
+        for group_id, each in (*late, *_late_senders(rank_totals, now_ns)):
             found.setdefault((job.id, each.rank), (job.id, group_id, each))
     return list(found.values())
 
 
-def _late_senders(books: Mapping[int, RankTotals], now_ns: int) -> Iterator[tuple[str, Late]]:
+def _late_senders(rank_totals: Mapping[int, RankTotals], now_ns: int) -> Iterator[tuple[str, Late]]:
     """Yield (``group_id``, straggler) for groups in which every rank both sends and receives."""
-    for group_id, ranks in _senders(books).items():
-        of_group = [books[rank] for rank in ranks]
-        if all(_waits_are_known(book, books, now_ns) for book in of_group):
+    for group_id, ranks in _senders(rank_totals).items():
+        of_group = [rank_totals[rank] for rank in ranks]
+        if all(_waits_are_known(totals, rank_totals, now_ns) for totals in of_group):
             bins: dict[int, dict[int, int]] = {}
-            for book in of_group:
-                for at, waited_ns in book.stood_ns.items():
-                    bins.setdefault(at, {})[book.rank] = waited_ns
-            yield from ((group_id, late) for late in waiting_least(bins, ranks, now_ns, _steps(books, ranks)))
+            for totals in of_group:
+                for at, waited_ns in totals.stood_ns.items():
+                    bins.setdefault(at, {})[totals.rank] = waited_ns
+            yield from ((group_id, late) for late in waiting_least(bins, ranks, now_ns, _steps(rank_totals, ranks)))
 
 
-def _senders(books: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]]:
+def _senders(rank_totals: Mapping[int, RankTotals]) -> dict[str, tuple[int, ...]]:
     """Return the ranks of groups in which every rank sends and receives, by ``group_id``.
 
     Other groups are left out, because a rank that only sends waits for none, and would seem to be the straggler.
     """
     both: dict[GroupInfo, set[int]] = {}
-    for rank, book in books.items():
-        ops = {(group, book.op_name(op)) for group, op, _ in book.messages}
+    for rank, totals in rank_totals.items():
+        ops = {(group, totals.op_name(op)) for group, op, _ in totals.messages}
         for group in {group for group, _ in ops}:
             if {(group, "send"), (group, "recv")} <= ops:
-                both.setdefault(book.group(group), set()).add(rank)
+                both.setdefault(totals.group(group), set()).add(rank)
     return {info.group_id: info.ranks for info, ranks in both.items() if info.ranks and set(info.ranks) == ranks}
 
 
-def _waits_are_known(book: RankTotals, books: Mapping[int, RankTotals], now_ns: int) -> bool:
+def _waits_are_known(totals: RankTotals, rank_totals: Mapping[int, RankTotals], now_ns: int) -> bool:
     """Return whether all recent waits of a rank are known. Otherwise it would seem to wait least.
 
     They are not known on a GPU, while the rank records only some operations, and if it has groups with ranks on other nodes.
     """
-    shed = book.mode != FULL or (book.mode_since_ns and book.mode_since_ns > now_ns - WINDOWS_NS[-1])
-    here = all(info.ranks is not None and books.keys() >= set(info.ranks) for info in book.groups.values())
-    return not shed and not book.on_device and here
+    shed = totals.mode != FULL or (totals.mode_since_ns and totals.mode_since_ns > now_ns - WINDOWS_NS[-1])
+    here = all(info.ranks is not None and rank_totals.keys() >= set(info.ranks) for info in totals.groups.values())
+    return not shed and not totals.on_device and here
 
 
-def _steps(books: Mapping[int, RankTotals], ranks: Collection[int]) -> list[int]:
+def _steps(rank_totals: Mapping[int, RankTotals], ranks: Collection[int]) -> list[int]:
     """Return the ends of the latest steps of one of these ranks, in ns on the clock of this node."""
-    steps = (books[rank].steps.totals.recent for rank in ranks if rank in books)
+    steps = (rank_totals[rank].steps.totals.recent for rank in ranks if rank in rank_totals)
     return [step.end_ns for step in max(steps, key=len, default=())]
 
 
@@ -161,10 +161,10 @@ def parts(jobs: Iterable[Job], now_ns: int, limit: int = MOST_PENDING) -> tuple[
 def _across(job: Job) -> dict[str, list[int]]:
     """Return this node's ranks of each group that also has ranks on other nodes, by ``group_id``."""
     here: dict[str, set[int]] = {}
-    for book in job.books.values():
-        if book.alive:
-            for info in book.groups.values():
-                here.setdefault(info.group_id, set()).add(book.rank)
+    for totals in job.rank_totals.values():
+        if totals.alive:
+            for info in totals.groups.values():
+                here.setdefault(info.group_id, set()).add(totals.rank)
     return {at: sorted(ranks) for at, ranks in here.items() if at in job.joins and len(ranks) < job.joins[at].size}
 
 
@@ -172,7 +172,7 @@ def _fill(columns: dict[int, RankParts], waiting: Iterable[tuple[int, list[Part]
     for seq, collective in waiting:
         for part in collective:
             column = columns.get(part.rank)
-            if column is not None and part.book.owner.alive and now_ns - part.end_ns < WINDOW_NS:
+            if column is not None and part.totals.owner.alive and now_ns - part.end_ns < WINDOW_NS:
                 column.seq.append(seq)
                 column.op.append(op_of(part)[0])
                 column.duration_s.append(round(part.duration_ns / 1e9, 7))

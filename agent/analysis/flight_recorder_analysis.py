@@ -65,14 +65,14 @@ def take(path: Path, rank: int | None = None) -> RankDump:
     try:
         fd = others.open_plain(path, links=True)
     except others.Refused:
-        raise BadDump("it is no file") from None
+        raise BadDump("not a file") from None
     with open(fd, "rb") as file:
         about = os.fstat(fd)
         dump = load(file.read(MOST_BYTES + 1))
     if rank is None:
         number = re.search(r"(\d{1,9})(\.[A-Za-z]+)?$", path.name)
         if number is None:
-            raise BadDump("its name does not end with the number of its rank")
+            raise BadDump("its name does not end with the rank's number")
         rank = int(number[1])
     newest = max((max(each.created_ns, each.completed_ns or 0) for each in dump.entries), default=0)
     return RankDump(str(path), rank, max(about.st_mtime_ns, newest), dump)
@@ -211,9 +211,9 @@ def positions(taken: RankDump) -> list[str]:
 
 def text(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -> str:
     """Return the verdicts and positions as text for a terminal."""
-    lines = [f"{file} is passed over: {why}" for file, why in damaged.items()]
+    lines = [f"{file} is skipped: {why}" for file, why in damaged.items()]
     if not found:
-        lines.append(f"nothing stands out in the dumps of {len(dumps)} rank{'s' * (len(dumps) != 1)}")
+        lines.append(f"nothing wrong in the dumps of {len(dumps)} rank{'s' * (len(dumps) != 1)}")
     for verdict in found:
         lines += [f"{verdict.kind.upper()} in {verdict.job_id}: rank {spans(verdict.ranks)}", f"  {verdict.says}"]
     for taken in sorted(dumps, key=lambda taken: taken.rank):

@@ -59,8 +59,8 @@ def places(gpus: Mapping[int, str], host: HostView) -> list[GpuNicPair]:
     """
     by_address = {gpu.pci.address: gpu for gpu in host.gpus}
     found = []
-    for rank, told in sorted(gpus.items()):
-        gpu = by_address.get(address(told) or "")
+    for rank, pci_address in sorted(gpus.items()):
+        gpu = by_address.get(address(pci_address) or "")
         place = _place(rank, gpu, host.traffic.carriers) if gpu is not None else None
         found += [place] if place is not None else []
     return found

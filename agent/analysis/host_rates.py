@@ -42,30 +42,30 @@ class SlowSample(NamedTuple):
 
 
 class Node(NamedTuple):
-    """The samples of a node: ``looks`` of the last minute, ``seldom`` of the last ten minutes; at least one of each."""
+    """The samples of a node: ``samples`` of the last minute, ``slow_samples`` of the last ten minutes; at least one of each."""
 
     looked_at: float
     #: Monotonic time of the first sample.
     began_ns: int
-    looks: tuple[NodeSample, ...]
-    seldom: tuple[SlowSample, ...]
+    samples: tuple[NodeSample, ...]
+    slow_samples: tuple[SlowSample, ...]
     #: Sources that cannot be read, with the reason.
     down: dict[str, str]
 
     @property
     def counts(self) -> dict[str, Counts]:
         """The latest counters."""
-        return self.looks[-1].counts
+        return self.samples[-1].counts
 
     @property
     def nics(self) -> list[Nic]:
         """The devices that still exist: a device that vanished since the last list has no counters."""
-        return [nic for nic in self.seldom[-1].nics if nic.name in self.counts]
+        return [nic for nic in self.slow_samples[-1].nics if nic.name in self.counts]
 
     @property
     def events(self) -> dict[str, dict[str, int]]:
         """The latest events, by device."""
-        return self.seldom[-1].events
+        return self.slow_samples[-1].events
 
 
 def answer(node: Node | None, job: str | None) -> HostView:
@@ -73,16 +73,16 @@ def answer(node: Node | None, job: str | None) -> HostView:
     if node is None:
         return HostView(None, 0.0, None, None, {}, [], [], 1, [], traffic.traffic([], 0, job, ()))
     nics = [_nic(nic, node) for nic in node.nics]
-    last = node.looks[-1]
+    last = node.samples[-1]
     return HostView(
         looked_at=node.looked_at,
-        lately_s=(node.seldom[-1].at_ns - node.seldom[0].at_ns) / 1e9,
-        cpu=_cpu(node.looks),
+        lately_s=(node.slow_samples[-1].at_ns - node.slow_samples[0].at_ns) / 1e9,
+        cpu=_cpu(node.samples),
         memory=MemoryView(last.memory.total, last.memory.available),
-        pressure=_pressure(node.looks),
+        pressure=_pressure(node.samples),
         nics=nics,
-        gpus=[_gpu(gpu, node, for_traffic(nics)) for gpu in node.seldom[-1].gpus],
-        numa_nodes=node.seldom[-1].numa_nodes,
+        gpus=[_gpu(gpu, node, for_traffic(nics)) for gpu in node.slow_samples[-1].gpus],
+        numa_nodes=node.slow_samples[-1].numa_nodes,
         complaints=complaints(nics),
         traffic=_traffic(node, nics, job),
     )
@@ -90,9 +90,9 @@ def answer(node: Node | None, job: str | None) -> HostView:
 
 def _traffic(node: Node, nics: Sequence[NicView], job: str | None) -> TrafficView:
     samples = []
-    for look in node.looks:
-        sent = {name: counts.sent.bytes for name, counts in look.counts.items() if counts.sent.bytes is not None}
-        samples.append(traffic.Sample(look.at_ns, sent, look.parts))
+    for reading in node.samples:
+        sent = {name: counts.sent.bytes for name, counts in reading.counts.items() if counts.sent.bytes is not None}
+        samples.append(traffic.Sample(reading.at_ns, sent, reading.parts))
     named = {nic.device for nic in nics}
     ports = {nic.netdev: nic.device for nic in nics if nic.netdev is not None}
     # A device on top of others counts their traffic again, and IPoIB goes through its port; for RoCE see docs/host.md.
@@ -108,7 +108,9 @@ def _traffic(node: Node, nics: Sequence[NicView], job: str | None) -> TrafficVie
 
 def _nic(nic: Nic, node: Node) -> NicView:
     counts = node.counts[nic.name]
-    received, sent = (_rate([(look.at_ns, _bytes(look, nic.name, way)) for look in node.looks]) for way in (0, 1))
+    received, sent = (
+        _rate([(reading.at_ns, _bytes(reading, nic.name, way)) for reading in node.samples]) for way in (0, 1)
+    )
     rates = [rate for rate in (received, sent) if rate is not None]
     return NicView(
         device=nic.name,
@@ -128,13 +130,13 @@ def _nic(nic: Nic, node: Node) -> NicView:
         received_packets=counts.received.packets,
         sent_packets=counts.sent.packets,
         errors=_errors(counts, node.events.get(nic.name, {})),
-        errors_lately={name: more for name, more in _grown(nic.name, node.seldom).items() if more},
-        packets_lately=_packets_lately(nic.name, node.seldom),
+        errors_lately={name: more for name, more in _grown(nic.name, node.slow_samples).items() if more},
+        packets_lately=_packets_lately(nic.name, node.slow_samples),
     )
 
 
-def _bytes(look: NodeSample, name: str, way: int) -> float | None:
-    return look.counts[name][way].bytes if name in look.counts else None
+def _bytes(reading: NodeSample, name: str, way: int) -> float | None:
+    return reading.counts[name][way].bytes if name in reading.counts else None
 
 
 def _errors(counts: Counts, events: Mapping[str, int]) -> dict[str, int]:
@@ -147,20 +149,20 @@ def _errors(counts: Counts, events: Mapping[str, int]) -> dict[str, int]:
     return {**{name: value for name, value in own.items() if value is not None}, **events}
 
 
-def _grown(name: str, seldom: Sequence[SlowSample]) -> dict[str, int]:
+def _grown(name: str, slow_samples: Sequence[SlowSample]) -> dict[str, int]:
     """Return the growth of a device's error counters; a counter that was reset has grown by its value."""
-    told = [_errors(one.counts[name], one.events.get(name, {})) for one in seldom if name in one.counts]
+    error_counts = [_errors(one.counts[name], one.events.get(name, {})) for one in slow_samples if name in one.counts]
     sums: dict[str, int] = {}
-    for before, after in pairwise(told):
+    for before, after in pairwise(error_counts):
         for event, value in after.items():
             more = value - before.get(event, value)
             sums[event] = sums.get(event, 0) + (more if more >= 0 else value)
     return sums
 
 
-def _packets_lately(name: str, seldom: Sequence[SlowSample]) -> int | None:
-    told = [_packets(one.counts[name]) for one in seldom if name in one.counts]
-    known = [packets for packets in told if packets is not None]
+def _packets_lately(name: str, slow_samples: Sequence[SlowSample]) -> int | None:
+    packet_counts = [_packets(one.counts[name]) for one in slow_samples if name in one.counts]
+    known = [packets for packets in packet_counts if packets is not None]
     return known[-1] - known[0] if len(known) > 1 and known[-1] >= known[0] else None
 
 
@@ -196,23 +198,27 @@ def _pci(function: Function) -> PciView:
 
 
 def _gpu(gpu: Function, node: Node, able: Sequence[str]) -> GpuView:
-    far = distances(gpu, {nic.name: nic.function for nic in node.nics}, node.seldom[-1].numa_nodes)
+    far = distances(gpu, {nic.name: nic.function for nic in node.nics}, node.slow_samples[-1].numa_nodes)
     return GpuView(GPU_VENDORS.get(gpu.vendor or 0, "unknown"), _pci(gpu), far, nearest(far, able))
 
 
 # -- CPU ----------------------------------------------------------------------------------------
 
 
-def _cpu(looks: Sequence[NodeSample]) -> CpuView | None:
-    last = looks[-1].cpu
+def _cpu(samples: Sequence[NodeSample]) -> CpuView | None:
+    last = samples[-1].cpu
     if last is None:
         return None
     modes = {
-        mode: _rate([(look.at_ns, None if look.cpu is None else look.cpu.seconds.get(mode)) for look in looks])
+        mode: _rate(
+            [(reading.at_ns, None if reading.cpu is None else reading.cpu.seconds.get(mode)) for reading in samples]
+        )
         for mode in last.seconds
     }
     total = sum(rate for rate in modes.values() if rate is not None)
-    cores = [_rate([(look.at_ns, _core(look.cpu, core)) for look in looks]) for core in range(len(last.softirq))]
+    cores = [
+        _rate([(reading.at_ns, _core(reading.cpu, core)) for reading in samples]) for core in range(len(last.softirq))
+    ]
     known = [rate for rate in cores if rate is not None]
     return CpuView(
         cores=len(last.softirq),
@@ -225,6 +231,9 @@ def _core(cpu: Cpu | None, core: int) -> float | None:
     return cpu.softirq[core] if cpu is not None and core < len(cpu.softirq) else None
 
 
-def _pressure(looks: Sequence[NodeSample]) -> dict[str, float]:
-    rates = {name: _rate([(look.at_ns, look.pressure.get(name)) for look in looks]) for name in looks[-1].pressure}
+def _pressure(samples: Sequence[NodeSample]) -> dict[str, float]:
+    rates = {
+        name: _rate([(reading.at_ns, reading.pressure.get(name)) for reading in samples])
+        for name in samples[-1].pressure
+    }
     return {name: min(1.0, rate) for name, rate in rates.items() if rate is not None}

@@ -24,61 +24,63 @@ def ranks(jobs: Iterable[Job], now_ns: int) -> list[RankView]:
         jobs: locked by the caller.
         now_ns: the monotonic clock in ns.
     """
-    return [rank(job.id, book, now_ns) for job in jobs for book in of_this_run(job)]
+    return [rank(job.id, totals, now_ns) for job in jobs for totals in of_this_run(job)]
 
 
 def of_this_run(job: Job) -> Iterator[RankTotals]:
     """Yield the totals of the job's latest life, one per rank."""
-    began = max((int(book.identity.get("started_ns", 0)) for book in job.books.values() if book.alive), default=0)
-    life = max((int(book.identity["restart"]) for book in job.books.values()), default=0)
-    last = {book.rank: book for book in job.books.values() if int(book.identity["restart"]) == life}
+    began = max(
+        (int(totals.identity.get("started_ns", 0)) for totals in job.rank_totals.values() if totals.alive), default=0
+    )
+    life = max((int(totals.identity["restart"]) for totals in job.rank_totals.values()), default=0)
+    last = {totals.rank: totals for totals in job.rank_totals.values() if int(totals.identity["restart"]) == life}
     # A rank that ended before a live rank began is of an earlier run of that name.
-    yield from (book for book in last.values() if book.alive or book.gone_ns is None or book.gone_ns >= began)
+    yield from (totals for totals in last.values() if totals.alive or totals.gone_ns is None or totals.gone_ns >= began)
 
 
-def rank(job_id: str, book: RankTotals, now_ns: int) -> RankView:
+def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:
     """Return the view of a rank from its totals alone: records are those that this agent has read; the GPU's index is missing."""
-    identity, place = book.identity, book.gpu
+    identity, place = totals.identity, totals.gpu
     mode, reason = gpu_timing(identity)
     return RankView(
         job_id=job_id,
-        rank=book.rank,
+        rank=totals.rank,
         restart=int(identity["restart"]),
-        state="running" if book.alive else "ended" if book.closed_properly else "gone",
+        state="running" if totals.alive else "ended" if totals.closed_properly else "gone",
         host=str(identity.get("host", "")),
         local_rank=identity.get("local_rank"),
         pid=int(identity.get("pid", 0)),
         hook=str(identity.get("hook", "")),
-        process=book.process[1] if book.process is not None and book.process[0] == book.pid else None,
-        heartbeat_age_s=max(0, now_ns - book.heartbeat_ns) / 1e9 if book.alive else None,
-        last_seq={book.group(small_id).group_id: seq for small_id, seq in book.last_seq.items()},
+        process=totals.process[1] if totals.process is not None and totals.process[0] == totals.pid else None,
+        heartbeat_age_s=max(0, now_ns - totals.heartbeat_ns) / 1e9 if totals.alive else None,
+        last_seq={totals.group(small_id).group_id: seq for small_id, seq in totals.last_seq.items()},
         launched_s={
-            book.group(group).group_id: max(0, now_ns - book.launched_ns.get(group, now_ns)) / 1e9
-            for group, seq in book.unseen.items()
-            if book.mode != FULL or book.last_seq.get(group) == seq
+            totals.group(group).group_id: max(0, now_ns - totals.launched_ns.get(group, now_ns)) / 1e9
+            for group, seq in totals.unseen.items()
+            if totals.mode != FULL or totals.last_seq.get(group) == seq
         },
-        in_flight=[_in_flight(book, record, now_ns) for record in book.in_flight],
-        failed=[_failed(book, record, now_ns) for record in book.failures],
-        records=book.read,
-        lost=book.lost + book.dropped,
-        overflow_s=max(0, now_ns - book.overflow_ns) / 1e9 if book.overflow_ns is not None else None,
-        visible_pid=book.pid,
+        in_flight=[_in_flight(totals, record, now_ns) for record in totals.in_flight],
+        failed=[_failed(totals, record, now_ns) for record in totals.failures],
+        records=totals.read,
+        lost=totals.lost + totals.dropped,
+        overflow_s=max(0, now_ns - totals.overflow_ns) / 1e9 if totals.overflow_ns is not None else None,
+        visible_pid=totals.pid,
         gpu_timing=mode,
         gpu_timing_reason=reason,
         gpu_uuid=place.uuid if place is not None else None,
         gpu_bus_id=place.bus_id or None if place is not None else None,
-        probe_mode=MODES[book.mode],
-        probe_mode_s=max(0, now_ns - book.mode_since_ns) / 1e9 if book.mode_since_ns and book.alive else None,
-        probe_s=book.probe_ns / 1e9,
+        probe_mode=MODES[totals.mode],
+        probe_mode_s=max(0, now_ns - totals.mode_since_ns) / 1e9 if totals.mode_since_ns and totals.alive else None,
+        probe_s=totals.probe_ns / 1e9,
         probe_budget=budget(identity),
-        ended_at=None if book.ending is None else book.ending.until_ns / 1e9,
-        raised=(book.ending and book.ending.raised) or None,
+        ended_at=None if totals.ending is None else totals.ending.until_ns / 1e9,
+        raised=(totals.ending and totals.ending.raised) or None,
     )
 
 
 def endings(job: Job) -> dict[int, Ending]:
     """Return by rank how the ranks of the job's latest life ended, for those that have ended."""
-    return {book.rank: book.ending for book in of_this_run(job) if book.ending is not None}
+    return {totals.rank: totals.ending for totals in of_this_run(job) if totals.ending is not None}
 
 
 def gpu_timing(identity: Mapping[str, Any]) -> tuple[str, str]:
@@ -89,8 +91,8 @@ def gpu_timing(identity: Mapping[str, Any]) -> tuple[str, str]:
 
 def budget(identity: Mapping[str, Any]) -> float | None:
     """Return the share of time (0 to 1) that a rank's probe may take, from its ring's header; ``None`` if it is not there."""
-    told = identity.get("budget")
-    return float(told) if isinstance(told, int | float) and 0 <= told <= 1 else None
+    given = identity.get("budget")
+    return float(given) if isinstance(given, int | float) and 0 <= given <= 1 else None
 
 
 def groups(jobs: Iterable[Job]) -> list[GroupView]:
@@ -98,13 +100,15 @@ def groups(jobs: Iterable[Job]) -> list[GroupView]:
     return [
         group(job.id, members)
         for job in jobs
-        for members in _members((book.rank, info) for book in job.books.values() for info in book.groups.values())
+        for members in _members(
+            (totals.rank, info) for totals in job.rank_totals.values() for info in totals.groups.values()
+        )
     ]
 
 
-def _members(told: Iterable[tuple[int, GroupInfo]]) -> Iterable[list[tuple[int, GroupInfo]]]:
+def _members(infos: Iterable[tuple[int, GroupInfo]]) -> Iterable[list[tuple[int, GroupInfo]]]:
     by_id: dict[str, list[tuple[int, GroupInfo]]] = {}
-    for member in told:
+    for member in infos:
         by_id.setdefault(member[1].group_id, []).append(member)
     return by_id.values()
 
@@ -146,7 +150,9 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
         for what in cross_node.disagreements(jobs, now_ns)
         if (what.job_id, what.group_id) in by_id
     ]
-    samples = {job.id: {book.rank: book.samples for book in job.books.values() if book.alive} for job in jobs}
+    samples = {
+        job.id: {totals.rank: totals.samples for totals in job.rank_totals.values() if totals.alive} for job in jobs
+    }
     late = [
         lateness(
             who,
@@ -159,9 +165,9 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
     return [verdict for verdict in odd if verdict is not None] + late
 
 
-def _in_flight(book: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
-    group, op = book.group(record.group), book.op_name(record.op)
-    blocked, usual_ns = bool(record.flags & ev.BLOCKED), book.usual_ns(record.group, record.op)
+def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
+    group, op = totals.group(record.group), totals.op_name(record.op)
+    blocked, usual_ns = bool(record.flags & ev.BLOCKED), totals.usual_ns(record.group, record.op)
     return InFlight(
         op=op,
         group=group.label,
@@ -169,7 +175,7 @@ def _in_flight(book: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
         seq=record.seq,
         peer=record.peer if record.peer >= 0 else None,
         tag=record.tag if op in ev.P2P else None,
-        dtype=book.dtypes.get(record.dtype),
+        dtype=totals.dtypes.get(record.dtype),
         size_bytes=None if record.flags & ev.NO_SIZE else record.size_bytes,
         age_s=max(0, now_ns - record.launch_ns) / 1e9,
         blocked=blocked,
@@ -178,7 +184,7 @@ def _in_flight(book: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
     )
 
 
-def _failed(book: RankTotals, record: ev.Record, now_ns: int) -> Failed:
+def _failed(totals: RankTotals, record: ev.Record, now_ns: int) -> Failed:
     size = None if record.flags & ev.NO_SIZE else record.size_bytes
-    dtype, ago = book.dtypes.get(record.dtype), max(0, now_ns - record.end_ns) / 1e9
-    return Failed(book.op_name(record.op), book.group(record.group).group_id, record.seq, dtype, size, ago)
+    dtype, ago = totals.dtypes.get(record.dtype), max(0, now_ns - record.end_ns) / 1e9
+    return Failed(totals.op_name(record.op), totals.group(record.group).group_id, record.seq, dtype, size, ago)

@@ -18,7 +18,7 @@ class Network(NamedTuple):
     complaints: Sequence[Complaint] = ()
 
 
-class Said(NamedTuple):
+class NetworkFinding(NamedTuple):
     """One piece of advice: its reasons, and a text and a title in place of the rule's own."""
 
     because: list[str]
@@ -26,7 +26,7 @@ class Said(NamedTuple):
     title: str = ""
 
 
-def far_from_nic(network: Network) -> Iterator[Said]:
+def far_from_nic(network: Network) -> Iterator[NetworkFinding]:
     """Yield advice on ranks whose GPU is in another NUMA node than the device that carries their traffic."""
     far = [place for place in network.places if place.distance == SYS]
     if not far:
@@ -39,20 +39,20 @@ def far_from_nic(network: Network) -> Iterator[Said]:
     nearer = sorted({place.nearest for place in far if place.nearest_distance != SYS})
     let = "let the job use it: `NCCL_IB_HCA`, `NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME` not set, or naming it too."
     who = ", ".join(str(place.rank) for place in far)
-    yield Said(
+    yield NetworkFinding(
         because,
         f"Nearer: {', '.join(nearer)}; {let}" if nearer else "",
         f"rank {who} crosses NUMA to its NIC" if len(far) == 1 else f"ranks {who} cross NUMA to their NICs",
     )
 
 
-def complaints(*kinds: str) -> Callable[[Network], Iterator[Said]]:
+def complaints(*kinds: str) -> Callable[[Network], Iterator[NetworkFinding]]:
     """Return a function that yields advice from the complaints of these kinds."""
 
-    def check(network: Network) -> Iterator[Said]:
+    def check(network: Network) -> Iterator[NetworkFinding]:
         for complaint in network.complaints:
             if complaint.kind in kinds:
                 remedy = complaint.remedy[0].upper() + complaint.remedy[1:]
-                yield Said([f"{complaint.device}: {complaint.says}"], f"{remedy}.")
+                yield NetworkFinding([f"{complaint.device}: {complaint.says}"], f"{remedy}.")
 
     return check

@@ -54,7 +54,7 @@ def _down(nic: NicView) -> Iterator[Complaint]:
 def _errors(nic: NicView) -> Iterator[Complaint]:
     lately = {name: nic.errors_lately[name] for name, least in _LINK_EVENTS.items() if _grown(nic, name) >= least}
     if lately:
-        yield Complaint("errors", nic.device, f"{_told(lately)} within ten minutes", _CABLE)
+        yield Complaint("errors", nic.device, f"{_events_text(lately)} within ten minutes", _CABLE)
 
 
 def _lost(nic: NicView) -> Iterator[Complaint]:
@@ -62,14 +62,16 @@ def _lost(nic: NicView) -> Iterator[Complaint]:
     if not lately or not nic.packets_lately or max(lately.values()) < _TOO_MANY_LOST * nic.packets_lately:
         return
     remedy = "packets are lost under way: on RoCE check PFC and ECN on every switch, MTU, and other traffic; on Ethernet the queues"
-    yield Complaint("errors", nic.device, f"{_told(lately)} of {nic.packets_lately} packets within ten minutes", remedy)
+    yield Complaint(
+        "errors", nic.device, f"{_events_text(lately)} of {nic.packets_lately} packets within ten minutes", remedy
+    )
 
 
 def _congestion(nic: NicView) -> Iterator[Complaint]:
     cnps = {name: nic.errors_lately[name] for name in ("np_cnp_sent", "rp_cnp_handled") if _grown(nic, name)}
     if cnps and nic.packets_lately and max(cnps.values()) > _TOO_MANY_CNPS * nic.packets_lately:
         remedy = "many send to one: check ECN thresholds and routing (ECMP collisions), rails, and who else is on this network"
-        says = f"{_told(cnps)} of {nic.packets_lately} packets within ten minutes: senders are slowed down"
+        says = f"{_events_text(cnps)} of {nic.packets_lately} packets within ten minutes: senders are slowed down"
         yield Complaint("congestion", nic.device, says, remedy)
 
 
@@ -102,7 +104,7 @@ def _grown(nic: NicView, name: str) -> int:
     return nic.errors_lately.get(name, 0)
 
 
-def _told(events: dict[str, int]) -> str:
+def _events_text(events: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in events.items())
 
 

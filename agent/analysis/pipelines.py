@@ -62,15 +62,17 @@ def is_forward(op: str, me: int, peer: int, size: int) -> bool:
     return to_next == (op == "send")
 
 
-def directions(book: RankTotals) -> dict[tuple[str, str], Messages]:
+def directions(totals: RankTotals) -> dict[tuple[str, str], Messages]:
     """Return the messages of a rank by group label and direction."""
     sums: dict[tuple[str, str], Messages] = {}
-    places = {small_id: _places(book.group(small_id), book.rank) for small_id in {key[0] for key in book.messages}}
-    for (small_id, code, peer), messages in book.messages.items():
-        group = book.group(small_id)
+    places = {
+        small_id: _places(totals.group(small_id), totals.rank) for small_id in {key[0] for key in totals.messages}
+    }
+    for (small_id, code, peer), messages in totals.messages.items():
+        group = totals.group(small_id)
         me, other, size = places[small_id](peer)
         if other is not None:
-            forward = is_forward(book.op_name(code), me, other, size)
+            forward = is_forward(totals.op_name(code), me, other, size)
             into = sums.setdefault((group.label, DIRECTIONS[0 if forward else 1]), Messages())
             into.count, into.bytes = into.count + messages.count, into.bytes + messages.bytes
             into.waited_us += messages.waited_us
@@ -82,9 +84,9 @@ def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
     found = []
     for job in jobs:
         by_group: dict[str, list[tuple[RankTotals, int]]] = {}
-        for book in job.books.values():
-            for small_id in {small_id for small_id, _, _ in book.messages}:
-                by_group.setdefault(book.group(small_id).group_id, []).append((book, small_id))
+        for totals in job.rank_totals.values():
+            for small_id in {small_id for small_id, _, _ in totals.messages}:
+                by_group.setdefault(totals.group(small_id).group_id, []).append((totals, small_id))
         for members in by_group.values():
             found += [_pipeline(job.id, part) for part in _connected(members)]
     return found
@@ -102,9 +104,9 @@ def _places(group: GroupInfo, rank: int) -> Callable[[int], tuple[int, int | Non
 def _connected(members: list[tuple[RankTotals, int]]) -> list[list[tuple[RankTotals, int]]]:
     """Split the ranks of a group into sets that exchange messages."""
     parts: list[tuple[set[int], list[tuple[RankTotals, int]]]] = []
-    for book, small_id in members:
-        ranks = {book.rank} | _peers(book, small_id)
-        joined = [(book, small_id)]
+    for totals, small_id in members:
+        ranks = {totals.rank} | _peers(totals, small_id)
+        joined = [(totals, small_id)]
         for part in [part for part in parts if part[0] & ranks]:
             parts.remove(part)
             ranks, joined = ranks | part[0], part[1] + joined
@@ -112,18 +114,18 @@ def _connected(members: list[tuple[RankTotals, int]]) -> list[list[tuple[RankTot
     return [part for _, part in parts]
 
 
-def _peers(book: RankTotals, small_id: int) -> set[int]:
-    return {peer for group, _, peer in book.messages if group == small_id and peer >= 0}
+def _peers(totals: RankTotals, small_id: int) -> set[int]:
+    return {peer for group, _, peer in totals.messages if group == small_id and peer >= 0}
 
 
 def _pipeline(job_id: str, members: list[tuple[RankTotals, int]]) -> Pipeline:
     members = sorted(members, key=lambda member: member[0].rank)
     group = members[0][0].group(members[0][1])
-    here = {book.rank for book, _ in members}
-    ranks = here.union(*(_peers(book, small_id) for book, small_id in members))
-    stages = [_stage(book, small_id) for book, small_id in members]
-    received = [_received(book, small_id) / (book.steps.totals.count + 1) for book, small_id in members]
-    batches = round(max(received)) if any(book.steps.totals.count for book, _ in members) else 0
+    here = {totals.rank for totals, _ in members}
+    ranks = here.union(*(_peers(totals, small_id) for totals, small_id in members))
+    stages = [_stage(totals, small_id) for totals, small_id in members]
+    received = [_received(totals, small_id) / (totals.steps.totals.count + 1) for totals, small_id in members]
+    batches = round(max(received)) if any(totals.steps.totals.count for totals, _ in members) else 0
     shares = [stage.bubble_share for stage in stages if stage.bubble_share is not None]
     complete = here == ranks
     return Pipeline(
@@ -138,25 +140,25 @@ def _pipeline(job_id: str, members: list[tuple[RankTotals, int]]) -> Pipeline:
     )
 
 
-def _stage(book: RankTotals, small_id: int) -> Stage:
-    sums = directions(book)
-    label = book.group(small_id).label
+def _stage(totals: RankTotals, small_id: int) -> Stage:
+    sums = directions(totals)
+    label = totals.group(small_id).label
     forward, backward = (sums.get((label, direction), Messages()) for direction in DIRECTIONS)
     return Stage(
-        rank=book.rank,
+        rank=totals.rank,
         forward=forward.count,
         forward_wait_s=forward.waited_us / 1e6,
         backward=backward.count,
         backward_wait_s=backward.waited_us / 1e6,
-        bubble_share=book.steps.totals.p2p_wait_share(),
+        bubble_share=totals.steps.totals.p2p_wait_share(),
     )
 
 
-def _received(book: RankTotals, small_id: int) -> int:
+def _received(totals: RankTotals, small_id: int) -> int:
     """Return the number of messages received from the stage before."""
-    recv, group, count = ev.OP_CODE["recv"], book.group(small_id), 0
-    places = _places(group, book.rank)
-    for (of, code, peer), messages in book.messages.items():
+    recv, group, count = ev.OP_CODE["recv"], totals.group(small_id), 0
+    places = _places(group, totals.rank)
+    for (of, code, peer), messages in totals.messages.items():
         me, other, size = places(peer)
         if of == small_id and code == recv and other is not None and is_forward("recv", me, other, size):
             count += messages.count

@@ -252,9 +252,9 @@ class QueryService:
         with self._lock:
             jobs, now_ns = self._aggregate.jobs.values() if self._aggregate is not None else (), self._now_ns()
             found = [
-                (uid, book.gpu, live_ranks.rank(job.id, book, now_ns))
+                (uid, totals.gpu, live_ranks.rank(job.id, totals, now_ns))
                 for job in jobs
-                for uid, book in job.books.items()
+                for uid, totals in job.rank_totals.items()
             ]
         gpus = ((uid, self._gpu_at(place), view) for uid, place, view in found)
         return {uid: replace(view, gpu=None if gpu is None else gpu.card.index) for uid, gpu, view in gpus}
@@ -290,21 +290,21 @@ def _recount(history: History, rings: Iterable[RingRow]) -> Aggregate:
     ids = [ring.id for ring in open_ended]
     groups, ops = history.groups(ids), history.names("op", ids)
     for ring in open_ended:
-        book = aggregate.open(ring.uid, ring.identity)
-        book.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
-        book.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
+        totals = aggregate.open(ring.uid, ring.identity)
+        totals.groups.update({small_id: group for (at, small_id), group in groups.items() if at == ring.id})
+        totals.ops.update({code: name for (at, code), name in ops.items() if at == ring.id})
         for records, until_n in history.raw_since(ring):
-            book.ingest(records, until_n)
+            totals.ingest(records, until_n)
     return aggregate
 
 
 def _live(aggregate: Aggregate, from_ns: int, until_ns: int, job: str | None) -> list[tuple[int, Counted]]:
     return [
-        (slot, book.counted(each.id, key, cell.copy()))
+        (slot, totals.counted(each.id, key, cell.copy()))
         for each in aggregate.jobs.values()
         if job in (None, each.id)
-        for book in each.books.values()
-        for slot, key, cell in book.live_cells()
+        for totals in each.rank_totals.values()
+        for slot, key, cell in totals.live_cells()
         if from_ns <= slot < until_ns
     ]
 

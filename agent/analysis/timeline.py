@@ -102,17 +102,17 @@ class _Names:
         return self.groups[group.group_id]
 
 
-def timeline(books: Iterable[RankTotals], now_ns: int) -> Timeline | None:
+def timeline(rank_totals: Iterable[RankTotals], now_ns: int) -> Timeline | None:
     """Return the latest operations of ranks; ``None`` if none has a known end and none is in flight.
 
     Args:
-        books: totals of one job, one per rank, locked by the caller.
+        rank_totals: totals of one job, one per rank, locked by the caller.
         now_ns: the monotonic clock in ns.
     """
-    ranks, names = list(books), _Names()
+    ranks, names = list(rank_totals), _Names()
     most = max(LEAST_OF_RANK, min(MOST_OF_RANK, MOST_BARS // max(1, len(ranks))))
-    ended = [_ended(book, most, names) for book in ranks]
-    pending = [list(book.pending()) for book in ranks]
+    ended = [_ended(totals, most, names) for totals in ranks]
+    pending = [list(totals.pending()) for totals in ranks]
     span = _span(ended, [record for of_rank in pending for record in of_rank], most)
     if span is None:
         return None
@@ -120,26 +120,26 @@ def timeline(books: Iterable[RankTotals], now_ns: int) -> Timeline | None:
     transfers = _transfers(ended, names.sizes)
     tracks = [
         Track(
-            book.rank,
+            totals.rank,
             [_bar(each, begin_ns, transfers) for each in done if each.end_ns > begin_ns],
-            [_open(book, record, names, begin_ns, now_ns) for record in waiting],
+            [_open(totals, record, names, begin_ns, now_ns) for record in waiting],
         )
-        for book, done, waiting in zip(ranks, ended, pending, strict=True)
+        for totals, done, waiting in zip(ranks, ended, pending, strict=True)
     ]
     return Timeline((end_ns - begin_ns) / 1e9, max(0, now_ns - end_ns) / 1e9, list(names.ops), names.labels, tracks)
 
 
-def _ended(book: RankTotals, most: int, names: _Names) -> list[_Ended]:
+def _ended(totals: RankTotals, most: int, names: _Names) -> list[_Ended]:
     """Return the latest operations of a rank. It unpacks plain tuples, because there are thousands each second."""
     found = []
     known: dict[tuple[int, int], tuple[int, int, bool]] = {}
     for _, op, _, group, _, _, size, _, seq, _, start, end, flags, timing, _, _ in RECORD.iter_unpack(
-        book.tail[-most * RECORD_SIZE :]
+        totals.tail[-most * RECORD_SIZE :]
     ):
         if op == STEP_MARK or flags & _UNMEASURED or not start <= end < ev.MAX_PLAUSIBLE:
             continue
         if (op, group) not in known:
-            name, info = book.op_name(op), book.group(group)
+            name, info = totals.op_name(op), totals.group(group)
             symmetric = name in ev.SYMMETRIC and info.aligned and info.size > 1
             known[op, group] = names.op(name), names.group(info), symmetric
         op_at, group_at, compares = known[op, group]
@@ -178,7 +178,7 @@ def _bar(each: _Ended, begin_ns: int, transfers: dict[tuple[int, int], int]) -> 
     return Bar((start_ns - begin_ns) // 1000, (end_ns - start_ns) // 1000, waited, op, group, seq, size)
 
 
-def _open(book: RankTotals, record: Record, names: _Names, begin_ns: int, now_ns: int) -> Pending:
-    op, group = names.op(book.op_name(record.op)), names.group(book.group(record.group))
+def _open(totals: RankTotals, record: Record, names: _Names, begin_ns: int, now_ns: int) -> Pending:
+    op, group = names.op(totals.op_name(record.op)), names.group(totals.group(record.group))
     age_ns = max(0, now_ns - record.launch_ns)
     return Pending((record.launch_ns - begin_ns) // 1000, age_ns // 1000, op, group, record.seq)

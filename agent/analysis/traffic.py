@@ -71,19 +71,19 @@ def parts(jobs: Iterable[Job]) -> dict[Key, Part]:
     """Return the part of every rank in every group that has ranks on other nodes."""
     found = {}
     for job in jobs:
-        life = max(int(book.identity.get("restart", 0)) for book in job.books.values())
-        here = {book.rank for book in job.books.values() if int(book.identity.get("restart", 0)) == life}
-        for uid, book in job.books.items():
-            for group_id, part in _of_rank(book, here).items():
+        life = max(int(totals.identity.get("restart", 0)) for totals in job.rank_totals.values())
+        here = {totals.rank for totals in job.rank_totals.values() if int(totals.identity.get("restart", 0)) == life}
+        for uid, totals in job.rank_totals.items():
+            for group_id, part in _of_rank(totals, here).items():
                 found[Key(job.id, group_id, uid)] = part
     return found
 
 
-def _of_rank(book: RankTotals, here: set[int]) -> dict[str, Part]:
+def _of_rank(totals: RankTotals, here: set[int]) -> dict[str, Part]:
     sums: dict[int, list[float]] = {}
     left_out: dict[int, set[str]] = {}
-    for key, cell in book.cells():
-        info, op = book.group(key.group), book.op_name(key.op)
+    for key, cell in totals.cells():
+        info, op = totals.group(key.group), totals.op_name(key.op)
         if not _spans(info, here):
             continue
         of = sums.setdefault(key.group, [0.0, 0.0, 0.0])
@@ -96,16 +96,16 @@ def _of_rank(book: RankTotals, here: set[int]) -> dict[str, Part]:
             of[1] += size
         elif op not in ev.P2P and cell.bytes:
             left_out.setdefault(key.group, set()).add(op)
-    for (group, code, peer), messages in book.messages.items():
-        if book.op_name(code) == "send" and group in sums:
+    for (group, code, peer), messages in totals.messages.items():
+        if totals.op_name(code) == "send" and group in sums:
             if peer >= 0 and peer not in here:
                 sums[group][2] += messages.bytes
             elif peer < 0:
                 left_out.setdefault(group, set()).add("send")
-    began = int(book.identity.get("started_ns", 0))
+    began = int(totals.identity.get("started_ns", 0))
     found = {}
     for group, (ring, exchange, sent) in sums.items():
-        info = book.group(group)
+        info = totals.group(group)
         of_ring, of_exchange = _shares(info, here)
         unknown = frozenset(left_out.get(group, ()))
         found[info.group_id] = Part(info, ring, exchange, sent, of_ring, of_exchange, unknown, began)

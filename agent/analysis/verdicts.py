@@ -248,9 +248,9 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
     kind, cause, culprits, says = _blame({view.rank: view for view in here if view.rank in late})
     ahead = [rank for rank in members if rank not in late]
     since = min(idle[rank] for rank in ahead)
-    said = f"{says} (rank {spans(ahead)} launched number {top} of group {group.group} {since:.0f} s ago, rank {spans(late)} number {max(at[r] for r in late)})"
+    text = f"{says} (rank {spans(ahead)} launched number {top} of group {group.group} {since:.0f} s ago, rank {spans(late)} number {max(at[r] for r in late)})"
     about = (group.job_id, group.group_id, group.group, top, "")
-    return Verdict(kind, cause, *about, culprits, ahead, since, said)
+    return Verdict(kind, cause, *about, culprits, ahead, since, text)
 
 
 # -- what a wait means --------------------------------------------------------------------------

@@ -19,8 +19,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command and its verbs."""
     alerts = commands.add_parser(
         "alerts",
-        help="the one list of alerts: for Prometheus, for Kubernetes, checked; and the receivers, tried",
-        description="The one list of alerts (docs/alerts.md), with the thresholds that your settings say.",
+        help="export or check the list of alerts, or test the receivers",
+        description="The list of alerts (docs/alerts.md), with the thresholds of your settings.",
     )
     verbs = alerts.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     _add_export(verbs, common)
@@ -32,22 +32,22 @@ def _add_export(verbs: Any, common: argparse.ArgumentParser) -> None:
     export = verbs.add_parser(
         "export",
         parents=[common],
-        help="a rule file for Prometheus, or a PrometheusRule for Kubernetes",
+        help="write a rule file for Prometheus, or a PrometheusRule for Kubernetes",
         description="Write the list as a rule file for Prometheus (2.42 or later), or as a PrometheusRule.",
     )
     export.add_argument("--format", choices=("prometheus", "k8s"), default="prometheus", help="default: prometheus")
     export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     export.add_argument(
-        "--runbook-url", metavar="URL", help="where the runbook is read (default: at an agent on this host)"
+        "--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)"
     )
     export.add_argument("--name", default="commwatch", help="k8s: name of the resource (default: commwatch)")
-    export.add_argument("--namespace", help="k8s: its namespace")
+    export.add_argument("--namespace", help="k8s: namespace of the resource")
     export.add_argument(
         "--label",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="k8s: a label by which the operator finds it, such as release=prometheus; may be repeated",
+        help="k8s: a label that the operator selects, such as release=prometheus; may be repeated",
     )
     export.set_defaults(command=_export)
 
@@ -56,8 +56,8 @@ def _add_check(verbs: Any, common: argparse.ArgumentParser) -> None:
     check = verbs.add_parser(
         "check",
         parents=[common],
-        help="is a list right: keys, thresholds, PromQL, metrics, texts",
-        description="Check a list of alerts that you have changed. Exit code 1, and one line, if something is wrong.",
+        help="check a list: keys, thresholds, PromQL, metrics, texts",
+        description="Check a list of alerts that you have changed. If something is wrong, print one line and exit with code 1.",
     )
     check.add_argument("file", type=Path, metavar="FILE", help="a list such as rules.yaml")
     check.set_defaults(command=_check)
@@ -67,11 +67,11 @@ def _add_test(verbs: Any, common: argparse.ArgumentParser) -> None:
     test = verbs.add_parser(
         "test",
         parents=[common],
-        help="send a test alert, and its end, through every receiver",
-        description="Send a test alert, and its end, through every receiver of the settings, and say what came of it. "
-        "Exit code 1 if one of them did not take it.",
+        help="send a test alert, and then its end, to every receiver",
+        description="Send a test alert, and then its end, to every receiver of the settings, and print the results. "
+        "Exit code 1 if a receiver failed.",
     )
-    test.add_argument("--receiver", metavar="NAME", help="only this one")
+    test.add_argument("--receiver", metavar="NAME", help="only this receiver")
     test.set_defaults(command=_test)
 
 
@@ -123,13 +123,13 @@ def _test(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerts.receivers.settings import receivers
     from commwatch.alerts.receivers.trial import trial
 
-    asked = [each for each in config.receivers if arguments.receiver in (None, each.name)]
+    chosen = [each for each in config.receivers if arguments.receiver in (None, each.name)]
     if not config.receivers:
-        raise UsageError("no receivers; the settings file has none under [[receivers]]")
-    if not asked:
+        raise UsageError("no receivers; add one under [[receivers]] in the settings file")
+    if not chosen:
         known = ", ".join(each.name for each in config.receivers)
-        raise UsageError(f"no receiver '{arguments.receiver}'; there are {known}")
-    made = receivers(asked, address_of(config, config.port or DEFAULT_PORT))
+        raise UsageError(f"no receiver '{arguments.receiver}'; choose from {known}")
+    made = receivers(chosen, address_of(config, config.port or DEFAULT_PORT))
     outcomes = [(each.name, trial(each, time.time())) for each in made]
     for name, trouble in outcomes:
         print(line(f"{name}: {trouble or 'ok'}"))

@@ -18,25 +18,29 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     bench = commands.add_parser(
         "bench",
         parents=[common],
-        help="measure what the links give: commwatch bench -- torchrun ...",
-        description="Sweep collectives over sizes with your launch command, print what nccl-tests would, and keep it as a reference "
-        "that jobs are held against.",
+        help="measure the links: commwatch bench -- torchrun ...",
+        description="Sweep collectives over sizes with your launch command, print a table like that of nccl-tests, and keep it as a "
+        "reference to compare jobs with.",
     )
-    bench.add_argument("--backends", help="with commas between them: compared (default: the one torch would take)")
+    bench.add_argument("--backends", help="comma-separated backends to compare (default: the one torch would choose)")
     bench.add_argument(
         "--ops",
-        help="with commas between them (default: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all)",
+        help="comma-separated operations (default: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all)",
     )
     bench.add_argument("--min-bytes", default="1K", help="smallest size (default: 1K)")
     bench.add_argument("--max-bytes", default="64M", help="largest size (default: 64M)")
-    bench.add_argument("--factor", type=float, default=4.0, help="from one size to the next (default: 4)")
-    bench.add_argument("--seconds", type=float, default=20.0, help="how long it takes in all, about (default: 20)")
+    bench.add_argument("--factor", type=float, default=4.0, help="factor from one size to the next (default: 4)")
     bench.add_argument(
-        "--import", type=Path, dest="file", metavar="FILE", help="take in what nccl-tests printed, or its -J file"
+        "--seconds", type=float, default=20.0, help="approximate duration of the whole sweep (default: 20)"
     )
-    bench.add_argument("--list", action="store_true", help="say which references there are")
-    bench.add_argument("--json", action="store_true", help="for programs")
-    bench.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the ranks")
+    bench.add_argument(
+        "--import", type=Path, dest="file", metavar="FILE", help="import the output of nccl-tests, or its -J file"
+    )
+    bench.add_argument("--list", action="store_true", help="list the references")
+    bench.add_argument("--json", action="store_true", help="print JSON")
+    bench.add_argument(
+        "job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="launch command that starts the ranks"
+    )
     bench.set_defaults(command=_bench)
 
 
@@ -45,13 +49,13 @@ def _bench(config: Config, arguments: argparse.Namespace) -> int:
 
     command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
     if bool(command) + (arguments.file is not None) + arguments.list != 1:
-        raise UsageError("one of: a launch command (commwatch bench -- torchrun ...), --import FILE, --list")
+        raise UsageError("give one of: a launch command (commwatch bench -- torchrun ...), --import FILE, --list")
     if arguments.list:
         return _list_references(config, arguments.json)
     if arguments.file is not None:
         ops = bench.operations(arguments.ops)
         if len(ops) > 1:
-            raise UsageError("--import takes one of --ops, for output that does not name its operation")
+            raise UsageError("--import needs a single operation in --ops, for output that does not name its own")
         kept, left_out = bench.take_in(arguments.file, config.state, ops[0] if ops else None)
     else:
         wanted = bench.wanted(

@@ -109,17 +109,17 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--dir",
-        help="run directory, where trainers and agent meet; holds the history too unless --state is given",
+        help="run directory shared by trainers and agent; also holds the history unless --state is given",
     )
     common.add_argument("--state", help="directory of the history (default: $XDG_STATE_HOME/commwatch)")
-    common.add_argument("--config", type=Path, help="settings file (default: ./commwatch.toml if there is one)")
+    common.add_argument("--config", type=Path, help="settings file (default: ./commwatch.toml if it exists)")
     common.add_argument("--host", help="address the agent listens on (default: 127.0.0.1)")
     common.add_argument(
-        "--port", type=int, help="port of the agent (default: 9477, or a free one if it is taken; 0: any free one)"
+        "--port", type=int, help="port of the agent (default: 9477, or any free port if it is taken; 0: any free port)"
     )
     _add_access(common)
 
-    parser = _Parser(prog="commwatch", description="See the communication of distributed training.")
+    parser = _Parser(prog="commwatch", description="Watch the communication of distributed training.")
     parser.add_argument("--version", action="version", version=f"commwatch {__version__}")
     commands: Any = parser.add_subparsers(dest="command_name", metavar="COMMAND", required=True, parser_class=_Command)
 
@@ -127,13 +127,13 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         parents=[common],
         help="run a job and watch it: commwatch run -- torchrun ...",
-        description="Run a job, watch it, report at the end.",
+        description="Run a job, watch it, and print a report at the end.",
     )
     run.add_argument(
         "--nccl-debug",
         choices=LEVELS,
         default="warn",
-        help="NCCL_DEBUG of the job where it is not set (default: warn); info tells topology and choices, too",
+        help="NCCL_DEBUG of the job if it is not set (default: warn); info also shows topology and NCCL's choices",
     )
     run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job")
     run.set_defaults(command=_run)
@@ -144,9 +144,9 @@ def _parser() -> argparse.ArgumentParser:
         help="watch the jobs of this node (the sidecar)",
         description="Watch the jobs of this node until SIGTERM.",
     )
-    agent.add_argument("--quiet", action="store_true", help="say nothing but warnings")
+    agent.add_argument("--quiet", action="store_true", help="log only warnings and errors")
     agent.add_argument(
-        "--until-stdin-closes", action="store_true", help="end when standard input does (with its parent)"
+        "--until-stdin-closes", action="store_true", help="exit when standard input closes (with the parent)"
     )
     agent.set_defaults(command=_agent)
 
@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         "report",
         parents=[common],
         help="report on a finished or running job",
-        description="Report on a job out of the history.",
+        description="Print the report on a job from the history.",
     )
     report.add_argument("job", nargs="?", help="job id (default: the latest)")
     report.add_argument(
@@ -162,44 +162,44 @@ def _parser() -> argparse.ArgumentParser:
         type=_last,
         default=LAST,
         metavar="AGE",
-        help="how much of the job's end the advice is about, such as 90s or 2h; all: the whole job (default: %(default)s)",
+        help="how much of the job's end the advice covers, such as 90s or 2h; all: the whole job (default: %(default)s)",
     )
     form = report.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="for programs")
-    form.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
     report.set_defaults(command=_report)
 
     explain = commands.add_parser(
         "explain",
-        help="say what NCCL_DEBUG output means",
-        description="Say what NCCL's and RCCL's debug output means: topology, choices, and what is wrong. "
-        "Exit code 1 if there are errors in it.",
+        help="explain NCCL_DEBUG output",
+        description="Explain the debug output of NCCL and RCCL: topology, choices, and problems. "
+        "Exit code 1 if it has errors.",
     )
-    explain.add_argument("logs", nargs="+", metavar="LOG", help="files, globs, - for standard input; gzip as well")
-    explain.add_argument("--json", action="store_true", help="for programs: all of it")
+    explain.add_argument("logs", nargs="+", metavar="LOG", help="log files (also gzip), globs, or - for standard input")
+    explain.add_argument("--json", action="store_true", help="print everything as JSON")
     explain.set_defaults(command=_explain, dir=None, state=None, config=None, host=None, port=None)
 
     doctor = commands.add_parser(
         "doctor",
         parents=[common],
-        help="does everything work that has to, and what to do where it does not",
-        description="Look at this node: agent, port, probes, records, hooks, NCCL's logs, Prometheus. Exit code 1 if something fails.",
+        help="check that everything works; each fault comes with its remedy",
+        description="Check this node: agent, port, probes, records, hooks, NCCL's logs, Prometheus. Exit code 1 if a check fails.",
     )
-    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(command=_doctor)
 
     diagnose = commands.add_parser(
         "diagnose",
         parents=[common],
-        help="what is wrong right now: hangs, stalls, stragglers",
-        description="Say what is wrong right now with the jobs of this node, or of all nodes whose agents are named. "
-        "Exit code 0: healthy, 1: a verdict, 2: none, but some agents did not answer.",
+        help="show what is wrong now: hangs, stalls, stragglers",
+        description="Show what is wrong now with the jobs of this node, or of all nodes whose agents are named. "
+        "Exit code 0: healthy, 1: at least one verdict, 2: no verdict, but some agents did not answer.",
     )
     diagnose.add_argument(
         "agents",
         nargs="*",
         metavar="ADDRESS",
-        help="agents (host, host:port, URL), or a file of targets (file_sd, .json)",
+        help="agents (host, host:port, URL), or a Prometheus file_sd target file (.json)",
     )
     diagnose.add_argument("--job", help="only this job")
     diagnose.add_argument(
@@ -207,9 +207,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="ask nobody: read these dumps of PyTorch's Flight Recorder, one of each rank, pickled or JSON",
+        help="ask no agent: read these dumps of PyTorch's Flight Recorder, one for each rank, pickled or JSON",
     )
-    diagnose.add_argument("--json", action="store_true", help="for programs")
+    diagnose.add_argument("--json", action="store_true", help="print JSON")
     diagnose.set_defaults(command=_diagnose)
 
     for part in (bench, query, profile, alerts, top, settings, deploy):
@@ -218,32 +218,32 @@ def _parser() -> argparse.ArgumentParser:
 
     native = commands.add_parser(
         "native",
-        help="the native hook: build it, see what there is, remove it",
-        description="The hook in C++, which costs the training next to nothing. It is built once for a version of torch, "
-        "in an image with `build`, else by the first `run`. Without it the hook is Python's.",
+        help="build the native hook, show its status, or remove it",
+        description="The hook in C++ costs the training almost nothing. It is built once for each version of torch, "
+        "in an image with `build`, otherwise by the first `run`. Without it, the Python hook is used.",
     )
     native.add_argument("verb", choices=("build", "status", "clean"))
     native.add_argument("--python", default=sys.executable, help="the trainer's Python, if not this one")
-    native.add_argument("--force", action="store_true", help="build: also where it has been built")
-    native.add_argument("--json", action="store_true", help="status: for programs")
+    native.add_argument("--force", action="store_true", help="build: even if it is built already")
+    native.add_argument("--json", action="store_true", help="status: print JSON")
     native.set_defaults(command=_native, dir=None, state=None, config=None, host=None, port=None)
     return parser
 
 
 def _add_access(common: argparse.ArgumentParser) -> None:
     common.add_argument(
-        "--token-file", metavar="FILE", help="the agent's token (default: agent.token in its run directory)"
+        "--token-file", metavar="FILE", help="file with the agent's token (default: agent.token in its run directory)"
     )
     common.add_argument(
-        "--require-token", action="store_true", default=None, help="the agent asks for it of reading, too"
+        "--require-token", action="store_true", default=None, help="the agent requires its token for reading, too"
     )
     common.add_argument(
-        "--insecure", action="store_true", default=None, help="the agent listens beyond this machine without TLS"
+        "--insecure", action="store_true", default=None, help="let the agent listen beyond this machine without TLS"
     )
     common.add_argument(
-        "--ca-file", metavar="FILE", help="who signs the agents' certificates (default: whom the system trusts)"
+        "--ca-file", metavar="FILE", help="CA certificates that agents are verified with (default: the system's)"
     )
-    common.add_argument("--client-cert", metavar="FILE", help="a certificate with its key, for agents that want one")
+    common.add_argument("--client-cert", metavar="FILE", help="certificate with its key, for agents that require one")
 
 
 def _run(config: Config, arguments: argparse.Namespace) -> int:
@@ -251,7 +251,7 @@ def _run(config: Config, arguments: argparse.Namespace) -> int:
 
     command = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
     if not command:
-        raise UsageError("which job? commwatch run -- torchrun ...")
+        raise UsageError("no job given; use commwatch run -- torchrun ...")
     file = settings_file(arguments.config)
     return run(config, file, command, os.environ, report_command=_again(arguments), nccl_level=arguments.nccl_debug)
 
@@ -304,7 +304,7 @@ def _flight_recorder(arguments: argparse.Namespace) -> int:
     from commwatch.analysis import flight_recorder_analysis
 
     if arguments.agents or arguments.job:
-        raise UsageError("--flight-recorder asks no agent: without ADDRESS and --job")
+        raise UsageError("--flight-recorder asks no agent; leave out ADDRESS and --job")
     dumps, damaged = flight_recorder_analysis.take_all(arguments.flight_recorder)
     if not dumps:
         raise UsageError("; ".join(f"{file}: {why}" for file, why in damaged.items()))
@@ -358,14 +358,14 @@ def _report(config: Config, arguments: argparse.Namespace) -> int:
         if not jobs:
             raise UsageError(f"no job in {config.history} yet")
         job = arguments.job or jobs[0]
-        said = kept(config.state, job)
-        findings = [] if said is None else said.findings
+        topology = kept(config.state, job)
+        findings = [] if topology is None else topology.findings
         again = f"{_again(arguments)}{_other_last(arguments.last)} {job}"
         built = report.build(agent, job, config.history, again, findings, last_s=arguments.last)
         if built is None:
             known = f"{', '.join(jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
-            raise UsageError(f"no job '{job}' in {config.history}; it knows {known}")
-        page = None if arguments.html is None else report_page.html(built, charts.gather(agent, job), said)
+            raise UsageError(f"no job '{job}' in {config.history}; it has {known}")
+        page = None if arguments.html is None else report_page.html(built, charts.gather(agent, job), topology)
     except sqlite3.Error as error:
         raise UsageError(f"{config.history}: {error}") from None
     if page is None:

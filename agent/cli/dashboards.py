@@ -16,26 +16,26 @@ def add_parser(commands: Any) -> None:
     """Add the command and its verb."""
     dashboards = commands.add_parser(
         "dashboards",
-        help="the Grafana dashboards, as files",
+        help="export the Grafana dashboards as files",
         description="The Grafana dashboards (docs/dashboards.md): Cluster, Job, Node.",
     )
     verbs = dashboards.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     export = verbs.add_parser(
         "export",
-        help="write them into a folder: JSON, ConfigMaps for Kubernetes, or a folder for Grafana's provisioning",
-        description="Write the dashboards into a folder, which is made if it is not there.",
+        help="write them to a folder: JSON, ConfigMaps for Kubernetes, or a folder for Grafana's provisioning",
+        description="Write the dashboards to a folder, which is created if it does not exist.",
     )
-    export.add_argument("--dir", type=Path, required=True, dest="to", metavar="DIR", help="where to")
+    export.add_argument("--dir", type=Path, required=True, dest="to", metavar="DIR", help="folder to write to")
     export.add_argument(
         "--format",
         choices=FORMATS,
         default="json",
-        help="json: to import (default); configmap: for the sidecar of Grafana's Helm chart; "
-        "provisioning: with a provider, DIR being Grafana's provisioning/dashboards",
+        help="json: for import by hand (default); configmap: for the sidecar of Grafana's Helm chart; "
+        "provisioning: with a provider; DIR is Grafana's provisioning/dashboards",
     )
-    export.add_argument("--namespace", help="configmap: where they are to be")
+    export.add_argument("--namespace", help="configmap: namespace of the ConfigMaps")
     export.add_argument(
-        "--runbook-url", metavar="URL", help="where the runbook is read (default: at an agent on this host)"
+        "--runbook-url", metavar="URL", help="URL of the runbook (default: that of an agent on this host)"
     )
     export.set_defaults(command=_export, dir=None, state=None, config=None, host=None, port=None)
 
@@ -46,7 +46,7 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
 
     to, url = arguments.to, arguments.runbook_url or RUNBOOK_URL
     if arguments.namespace and arguments.format != "configmap":
-        raise UsageError("--namespace is for --format configmap")
+        raise UsageError("--namespace needs --format configmap")
     if arguments.format == "configmap":
         files = configmaps(url, arguments.namespace)
     else:

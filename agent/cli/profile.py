@@ -15,21 +15,21 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     profile = commands.add_parser(
         "profile",
         parents=[common],
-        help="torch.profiler in a running job for a few steps, beside the continuous figures",
-        description="Have the trainers of a job on this node run torch.profiler for a few steps, compute overlap from "
-        "the traces, and show it beside what the probe recorded of the same steps. Exit code 1 if a rank has no result, 2 if no agent is there.",
+        help="run torch.profiler in a running job for a few steps, and compare it with the continuous measurements",
+        description="Run torch.profiler for a few steps in the trainers of a job on this node, compute the overlap from "
+        "the traces, and compare it with the probe's records of the same steps. Exit code 1 if a rank has no result, 2 if there is no agent.",
     )
-    profile.add_argument("job", nargs="?", help="job id (default: the one that runs)")
+    profile.add_argument("job", nargs="?", help="job id (default: the running job)")
     profile.add_argument("--steps", type=int, default=3, help=f"steps to profile, 1 to {MOST_STEPS} (default: 3)")
-    profile.add_argument("--ranks", help="only these ranks: 0,1 (default: all of this node)")
+    profile.add_argument("--ranks", help="comma-separated ranks, such as 0,1 (default: all of this node)")
     profile.add_argument(
         "--timeout",
         type=float,
         default=120.0,
         metavar="S",
-        help="seconds within which the steps must be over (default: 120)",
+        help="seconds within which the steps must finish (default: 120)",
     )
-    profile.add_argument("--json", action="store_true", help="for programs")
+    profile.add_argument("--json", action="store_true", help="print JSON")
     profile.set_defaults(command=_profile)
 
 
@@ -37,12 +37,12 @@ def _profile(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.commands import client, profile
 
     if not 1 <= arguments.steps <= MOST_STEPS:
-        raise UsageError(f"--steps {arguments.steps}: 1 to {MOST_STEPS}")
+        raise UsageError(f"--steps {arguments.steps}: needs 1 to {MOST_STEPS}")
     if not 0 < arguments.timeout <= MOST_SECONDS:
-        raise UsageError(f"--timeout {arguments.timeout:g}: more than 0, at most {MOST_SECONDS} seconds")
+        raise UsageError(f"--timeout {arguments.timeout:g}: needs more than 0 and at most {MOST_SECONDS} seconds")
     parts = None if arguments.ranks is None else arguments.ranks.split(",")
     if parts is not None and not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--ranks {arguments.ranks}: numbers with commas between, such as 0,1")
+        raise UsageError(f"--ranks {arguments.ranks}: needs comma-separated numbers, such as 0,1")
     ranks = None if parts is None else [int(part) for part in parts]
     urls, keys = client.local_agents(config.dir), client.keys_of(config)
     if not urls:

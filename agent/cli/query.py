@@ -47,7 +47,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "agents",
         nargs="*",
         metavar="ADDRESS",
-        help="agents (host, host:port, URL), or a file of targets (file_sd, .json)",
+        help="agents (host, host:port, URL), or a Prometheus file_sd target file (.json)",
     )
     query.add_argument("--json", action="store_true", help="print JSON for programs")
     query.set_defaults(command=_query)
@@ -61,7 +61,7 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
         raise UsageError(f"no agent watches {config.dir}; name one, or give its run directory with --dir")
     path = urllib.parse.quote(arguments.question.removeprefix("/").removeprefix("api/v1/"), _SIGNS)
     keys = client.keys_of(config)
-    late = Answer(None, f"has not answered in {client.TOGETHER_S:.0f} s")
+    late = Answer(None, f"no answer within {client.TOGETHER_S:.0f} s")
     found = client.together(lambda url: ask(url, path, keys), urls)
     answers = {url: answer or late for url, answer in zip(urls, found, strict=True)}
     silent = {url: answer.trouble for url, answer in answers.items() if answer.trouble is not None}

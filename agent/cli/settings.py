@@ -32,24 +32,24 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command and its verbs."""
     config = commands.add_parser(
         "config",
-        help="the settings: what they are and where from, and whether they are right",
+        help="show the settings and their origins, or check them",
         description="The settings (docs/settings.md) that a command started here, with these flags, would have.",
     )
     verbs = config.add_subparsers(dest="command_verb", metavar="VERB", required=True)
     show = verbs.add_parser(
         "show",
         parents=[common],
-        help="each setting, its value, and where it is from; no secrets",
-        description="Show each setting, its value, and the flag, variable or file that it is from. Secrets are not shown.",
+        help="show each setting with its value and origin, without secrets",
+        description="Show each setting with its value, and the flag, variable or file that sets it. Secrets are not shown.",
     )
-    show.add_argument("--json", action="store_true", help="for programs")
+    show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(command=_show)
     check = verbs.add_parser(
         "check",
         parents=[common],
-        help="are file, environment and list of alerts right",
+        help="check the settings file, the environment and the list of alerts",
         description="Check the settings file, the environment and the list of alerts. "
-        "Exit code 2, and one line, if something is wrong.",
+        "If something is wrong, print one line and exit with code 2.",
     )
     check.set_defaults(command=_check)
 
@@ -75,17 +75,17 @@ def settings(config: Config, origins: Mapping[str, str]) -> Iterator[Setting]:
 
 def _entries(value: object) -> Mapping[str, str | float] | None:
     if isinstance(value, tuple):
-        return {asked.name: _without_secrets(asked) for asked in value}
+        return {receiver.name: _without_secrets(receiver) for receiver in value}
     return value if isinstance(value, Mapping) else None
 
 
-def _without_secrets(asked: ReceiverConfig) -> str:
+def _without_secrets(receiver: ReceiverConfig) -> str:
     """Return a receiver as text. Of a URL only the host, of a command only the program: the rest is often secret."""
-    where = [f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in asked.urls]
-    where += [f"{asked.smtp[0]}:{asked.smtp[1]}"] if asked.smtp else []
-    where += [asked.command[0]] if asked.command else []
-    where += [f"{secret.key} {secret.file or secret.variable}" for secret in asked.secrets]
-    return f"{asked.kind}: {', '.join(where)}"
+    where = [f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in receiver.urls]
+    where += [f"{receiver.smtp[0]}:{receiver.smtp[1]}"] if receiver.smtp else []
+    where += [receiver.command[0]] if receiver.command else []
+    where += [f"{secret.key} {secret.file or secret.variable}" for secret in receiver.secrets]
+    return f"{receiver.kind}: {', '.join(where)}"
 
 
 def _show(config: Config, arguments: argparse.Namespace) -> int:
@@ -105,5 +105,5 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
 
     check_variables(os.environ)
     catalogue(config)
-    print("the settings are right")
+    print("the settings are valid")
     return 0

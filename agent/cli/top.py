@@ -32,11 +32,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Show a running job of this node: shares, ranks, operations, and what is wrong. q quits. "
         "With --once or --json, exit code 1 if the agent does not answer, 2 if there is no agent.",
     )
-    top.add_argument("--address", metavar="URL", help="an agent: host, host:port, URL (default: that of --dir)")
-    top.add_argument("--job", help="job id (default: the latest that runs)")
-    top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between queries (default: 1)")
-    top.add_argument("--once", action="store_true", help="print one frame and exit; needs no terminal")
-    top.add_argument("--json", action="store_true", help="print one frame for programs and exit")
+    top.add_argument("--address", metavar="URL", help="agent (host, host:port, URL; default: that of --dir)")
+    top.add_argument("--job", help="job id (default: the latest running job)")
+    top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)")
+    top.add_argument("--once", action="store_true", help="print one frame without terminal control codes, and exit")
+    top.add_argument("--json", action="store_true", help="print one frame as JSON, and exit")
     top.set_defaults(command=_top)
 
 
@@ -45,12 +45,10 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.commands.top_answers import Asker, as_json
 
     if not _LEAST_S <= arguments.interval <= _MOST_S:
-        raise UsageError(f"--interval {arguments.interval:g}: {_LEAST_S:g} to {_MOST_S:g} seconds")
+        raise UsageError(f"--interval {arguments.interval:g}: needs {_LEAST_S:g} to {_MOST_S:g} seconds")
     live = not (arguments.once or arguments.json)
     if live and (not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"):
-        raise UsageError(
-            "standard output is not a terminal, or TERM is dumb; --once prints one frame, --json is for programs"
-        )
+        raise UsageError("standard output is not a terminal, or TERM is dumb; use --once or --json for one frame")
     no_agent = f"no agent watches {config.dir}; start a job with commwatch run, or name an agent with --address"
     urls = _urls(config, arguments.address)
     ask = Asker(urls, no_agent, arguments.job, keys=keys_of(config))

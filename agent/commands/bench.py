@@ -99,12 +99,12 @@ def wanted(
     low, high = _bytes("--min-bytes", min_bytes), _bytes("--max-bytes", max_bytes)
     if not 4 <= low <= high:
         raise CannotBench(
-            f"--min-bytes {min_bytes} to --max-bytes {max_bytes}: needs at least 4, and the second not smaller"
+            f"--min-bytes {min_bytes} and --max-bytes {max_bytes}: need at least 4, and the second not smaller"
         )
     if not factor >= 1.1:
         raise CannotBench(f"--factor {factor:g}: needs 1.1 or more")
     if not 0 < seconds <= 86400:
-        raise CannotBench(f"--seconds {seconds:g}: needs more than 0, and a day at most")
+        raise CannotBench(f"--seconds {seconds:g}: needs more than 0 and at most 86400")
     sizes: list[int] = []
     size = float(low)
     while size <= high * (1 + 1e-9) and len(sizes) < _MOST_SIZES:
@@ -122,7 +122,7 @@ def operations(text: str | None) -> tuple[str, ...]:
     chosen = _names("--ops", text)
     for op in chosen:
         if op not in SWEPT:
-            raise CannotBench(f"--ops: no operation '{op}'; there are {', '.join(SWEPT)}")
+            raise CannotBench(f"--ops: no operation '{op}'; choose from {', '.join(SWEPT)}")
     return chosen
 
 
@@ -131,7 +131,7 @@ def _names(flag: str, text: str | None) -> tuple[str, ...]:
         return ()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(re.fullmatch(r"\w+", name) for name in names):
-        raise CannotBench(f"{flag} {text}: needs names with commas between them")
+        raise CannotBench(f"{flag} {text}: needs comma-separated names")
     return names
 
 
@@ -208,10 +208,10 @@ def _read(results: Path, code: int, command: list[str]) -> Swept:
     # Complete results count even if the interpreter crashes at exit (torch 2.13 on Gloo sometimes does).
     if not any("done" in line for line in lines):
         if code:
-            raise CannotBench(f"{shlex.join(command)} failed with exit code {code}; what it said stands above", code)
+            raise CannotBench(f"{shlex.join(command)} failed with exit code {code}; see its output above", code)
         raise CannotBench(
-            f"{shlex.join(command)} ended without a result: it has to start Python with what is appended to it (torchrun ..., "
-            f"srun python, mpirun -np 2 python), and its rank 0 to see {results.parent}", 1
+            f"{shlex.join(command)} ended without a result: it must start Python with the arguments appended to it (torchrun ..., "
+            f"srun python, mpirun -np 2 python), and its rank 0 must be able to write to {results.parent}", 1
         )  # fmt: skip
     (head,) = (line for line in lines if "ranks" in line)
     outcomes: dict[str, Outcome] = {}

@@ -31,7 +31,7 @@ _AT_ONCE = 256
 _MOST_DETAIL = 1 << 16
 #: Most bytes of an answer, and most JSON values in it; agents send less.
 _MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 23
-_Asked = TypeVar("_Asked")
+_Target = TypeVar("_Target")
 _Answer = TypeVar("_Answer")
 
 
@@ -77,13 +77,13 @@ def post(url: str, path: str, body: Any, keys: Keys = NO_KEYS) -> Any:
     return _ask(url, path, json.dumps(body).encode(), {"Content-Type": "application/json"}, keys)
 
 
-def together(question: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> list[_Answer | None]:
-    """Call ``question`` for each of ``asked`` in parallel, for at most ``TOGETHER_S`` seconds.
+def together(question: Callable[[_Target], _Answer], targets: Sequence[_Target]) -> list[_Answer | None]:
+    """Call ``question`` for each of ``targets`` in parallel, for at most ``TOGETHER_S`` seconds.
 
     Returns:
         The answers in order; ``None``: none in time. Its thread goes on, but does not keep the process alive.
     """
-    futures = at_once(question, asked, _AT_ONCE)
+    futures = at_once(question, targets, _AT_ONCE)
     over, late = wait(futures, TOGETHER_S)
     for future in late:
         future.cancel()
@@ -180,5 +180,5 @@ def _load(response: http.client.HTTPResponse) -> Any:
         if len(body) > _MOST_BYTES:
             raise ValueError(f"its answer is longer than {_MOST_BYTES >> 20} MiB")
         if time.monotonic() > end:
-            raise TimeoutError(f"has not sent its answer in {_TIMEOUT_S:.0f} s")
+            raise TimeoutError(f"did not send its whole answer within {_TIMEOUT_S:.0f} s")
     return bounded.load(body, _MOST_VALUES)

@@ -40,7 +40,7 @@ class Seen:
     ranks: list[RankView]
     groups: list[GroupView]
     #: Verdicts that need an agent's own records: late ranks, ranks that disagreed in ended operations, other sources.
-    told: list[Verdict]
+    reported: list[Verdict]
     #: Agents that did not answer, by URL, with the reason.
     silent: dict[str, str]
     #: The latest collectives of cross-node groups, by rank.
@@ -67,7 +67,7 @@ def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
                 target for entry in json.loads(Path(name).read_text(encoding="utf-8")) for target in entry["targets"]
             ]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CannotDiagnose(f"{name}: not a file of targets (file_sd): {error}") from None
+            raise CannotDiagnose(f"{name}: not a Prometheus file_sd target file: {error}") from None
         found.update({_url(str(target), secure): None for target in targets})
     return list(found)
 
@@ -76,7 +76,7 @@ def _url(name: str, secure: bool) -> str:
     scheme, separator, _ = name.partition("://")
     if separator:
         if scheme.lower() not in ("http", "https"):  # urllib would also read files
-            raise CannotDiagnose(f"{name}: not the address of an agent: HOST, HOST:PORT, or a URL of http or https")
+            raise CannotDiagnose(f"{name}: not an agent's address; give HOST, HOST:PORT, or an http or https URL")
         return name.rstrip("/")
     host, colon, port = name.rpartition(":")
     is_port = bool(colon) and port.isdecimal() and (host.endswith("]") or ":" not in host)
@@ -90,36 +90,36 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
         CannotDiagnose: no agent answers.
     """
     seen = Seen([], [], [], {})
-    asked: dict[str, tuple[str, ...]] = {}
+    jobs_at: dict[str, tuple[str, ...]] = {}
     for url, answer in _all(urls, lambda url: _views(url, job, keys)):
         if isinstance(answer, str):
             seen.silent[url] = answer
             continue
-        ranks, groups, told = answer
+        ranks, groups, reported = answer
         seen.ranks += ranks
         seen.groups += groups
-        seen.told += told
-        asked[url] = tuple(group.job_id for group in groups)
+        seen.reported += reported
+        jobs_at[url] = tuple(group.job_id for group in groups)
     across = _across(seen.groups)
     columns = sum(group.size for group in across)
     limit = max(_LEAST, min(MOST_PENDING, _MOST_PARTS // max(1, columns)))
     jobs = {group.job_id for group in across}
-    again = {url: sorted(jobs & set(known)) for url, known in asked.items() if jobs & set(known)}
+    again = {url: sorted(jobs & set(known)) for url, known in jobs_at.items() if jobs & set(known)}
     for url, columns_of in _all(list(again), lambda url: _parts(url, again[url], limit, keys)):
         if isinstance(columns_of, str):
             seen.silent[url] = columns_of
         else:
             seen.parts += columns_of
     if len(seen.silent) == len(urls):
-        said = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
-        raise CannotDiagnose(said or "no agent watches here; name one, or give its run directory with --dir")
+        reasons = "; ".join(f"{url}: {why}" for url, why in seen.silent.items())
+        raise CannotDiagnose(reasons or "no agent runs here; name one, or give its run directory with --dir")
     return seen
 
 
 def _all(urls: list[str], question: Callable[[str], _T]) -> Iterator[tuple[str, _T | str]]:
     """Yield each URL with the agent's answer, or with the reason why there is none."""
     for url, answer in zip(urls, together(lambda url: _answer(question, url), urls), strict=True):
-        yield url, f"has not answered in {TOGETHER_S:.0f} s" if answer is None else answer
+        yield url, f"no answer within {TOGETHER_S:.0f} s" if answer is None else answer
 
 
 def _answer(question: Callable[[str], _T], url: str) -> _T | str:
@@ -139,7 +139,7 @@ def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[
         for each in get(url, "jobs", keys)
         if each["state"] == "running" and job in (None, each["job_id"])
     ]
-    ranks, groups, told = [], [], []
+    ranks, groups, reported = [], [], []
     for each in jobs:
         query = f"?job={urllib.parse.quote(each, safe='')}"
         for answer in get(url, f"ranks{query}", keys):
@@ -148,8 +148,8 @@ def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[
             ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
         groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}", keys)]
         verdicts_of = [_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys)]
-        told += [v for v in verdicts_of if v.source != "probe" or v.kind in ("straggler", "desync")]
-    return ranks, groups, told
+        reported += [v for v in verdicts_of if v.source != "probe" or v.kind in ("straggler", "desync")]
+    return ranks, groups, reported
 
 
 def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> list[RankParts]:
@@ -189,12 +189,12 @@ def conclude(seen: Seen) -> list[Verdict]:
         for late in window.late(0, least_ns=0)
     ]
     known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
-    told: dict[tuple[object, ...], Verdict] = {}
-    for verdict in (*seen.told, *across):  # drop the duplicates of an agent that was asked under two names
+    reported: dict[tuple[object, ...], Verdict] = {}
+    for verdict in (*seen.reported, *across):  # drop the duplicates of an agent that was asked under two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
         if at not in known:
-            told.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
-    return combined(found, told.values())
+            reported.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
+    return combined(found, reported.values())
 
 
 def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
@@ -208,13 +208,13 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
         well = "nothing wrong in what is recorded" if in_part else "healthy"
         seen_of = f"{well}: {len(jobs)} running job{'s' * (len(jobs) != 1)}, {len(running)} ranks"
         lines.append(seen_of if jobs else "no running job")
-    lines += [f"{job} is {part}; of a hang only who has not come is seen" for job, part in in_part.items()]
+    lines += [f"{job} is {part}; of a hang, only the missing ranks are seen" for job, part in in_part.items()]
     for verdict in found:
         whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
         lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")
         lines.append(f"  {verdict.says}")
     for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
-        what = {"python_stack": "where its Python stands", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
+        what = {"python_stack": "Python stack", "flight_recorder": "PyTorch's Flight Recorder, dumped to"}
         lines += ["", f"rank {each.rank} of {each.job_id}, {what[each.kind]}:"]
         lines += [f"  {line}" for line in each.text.splitlines()]
     return terminal_text.lines(lines)

@@ -82,7 +82,7 @@ def _run_directory(directory: Path) -> Check:
         remedy = (
             "set COMMWATCH_DIR for trainer and agent to a directory of your own, or COMMWATCH_GROUP to a common group"
         )
-        return Check(_FAIL, "run directory", f"{there} is no directory we can write to", remedy)
+        return Check(_FAIL, "run directory", f"{there} is not a writable directory", remedy)
     free = shutil.disk_usage(there).free
     if free < _ROOM_BYTES:
         remedy = "make it larger (docker --shm-size, an emptyDir with medium Memory), or set COMMWATCH_DIR"
@@ -93,8 +93,8 @@ def _run_directory(directory: Path) -> Check:
 
 def _native() -> Iterator[Check]:
     if shutil.which(os.environ.get("CXX", "c++")) is None and shutil.which("g++") is None:
-        remedy = "put a compiler into the image, or build there: commwatch native build; until then Python's hook records, dearer"
-        yield Check(_WARN, "compiler", "there is none for the native hook", remedy)
+        remedy = "add a compiler to the image, or build there: commwatch native build; until then the Python hook records, at a higher cost"
+        yield Check(_WARN, "compiler", "none found for the native hook", remedy)
 
 
 def _no_agent(config: Config) -> Check:
@@ -128,7 +128,7 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
             _FAIL,
             "history",
             about["trouble"],
-            "make room; where it is gone, start the agent again; or choose another place with --state",
+            "free disk space; if the directory is gone, start the agent again; or choose another place with --state",
         )
     else:
         yield Check(_PASS, "history", about["history"])
@@ -137,7 +137,7 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
     yield from network_checks(get("host"))
     jobs = [job for job in get("jobs") if job["state"] == "running"]
     if not jobs:
-        remedy = "COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; it shows after its first collective"
+        remedy = "set COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; a job appears after its first collective"
         yield Check(_WARN, "jobs", "none is running here", remedy)
         return
     before = {job["job_id"]: _ranks(get, job["job_id"]) for job in jobs}
@@ -149,10 +149,12 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
 def _scraping(about: dict[str, Any]) -> Check:
     age = None if about["scraped_at"] is None else time.time() - about["scraped_at"]
     if age is None or age > _SCRAPED_S:
-        since = "never" if age is None else f"not for {age / 60:.0f} min"
+        since = "never fetched" if age is None else f"last fetched {age / 60:.0f} min ago"
         remedy = "add this address to a scrape_config; from another host the agent needs --host, and TLS or --insecure (docs/security.md)"
-        return Check(_WARN, "prometheus", f"/metrics was {since} fetched", remedy)
-    return Check(_PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'somebody'}")
+        return Check(_WARN, "prometheus", f"/metrics was {since}", remedy)
+    return Check(
+        _PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'an unknown client'}"
+    )
 
 
 def _gpus(view: dict[str, Any]) -> Iterator[Check]:
@@ -165,9 +167,7 @@ def _gpus(view: dict[str, Any]) -> Iterator[Check]:
             _PASS, "gpus", f"{len(cards)}, {version}; {placed} of {placed + len(view['elsewhere'])} ranks placed"
         )
     elif view["state"] == "down":
-        remedy = (
-            "nvidia-smi (amd-smi) says whether the driver works; after an update of the driver start the agent again"
-        )
+        remedy = "check the driver with nvidia-smi (amd-smi); after an update of the driver start the agent again"
         yield Check(_WARN, "gpus", f"cannot be read: {view['says']}", remedy)
     else:
         yield Check(_PASS, "gpus", f"none are read: {view['says']}")
@@ -191,7 +191,7 @@ def _gpu(card: dict[str, Any]) -> Iterator[Check]:
             yield Check(_WARN, "gpus", f"{name}: Xid {number} {age / 60:.0f} min ago: {xid['title']}", xid["do"])
     reasons = [reason for reason in ALARMING if gpu["measured"]["throttled"].get(reason)]
     if reasons:
-        remedy = "see to cooling and power supply of the node"
+        remedy = "check cooling and power supply of the node"
         yield Check(_WARN, "gpus", f"{name} is held back: {', '.join(reasons)}", remedy)
 
 
@@ -200,19 +200,21 @@ def network_checks(host: dict[str, Any]) -> Iterator[Check]:
     age = time.time() - host["looked_at"] if host["looked_at"] is not None else 0.0
     if age > _STUCK_S:
         remedy = (
-            "a driver holds it up: look at dmesg; commwatch_network_bytes_total and its neighbours are absent meanwhile"
+            "a driver may block: check dmesg; commwatch_network_bytes_total and related metrics are absent until then"
         )
-        yield Check(_WARN, "network", f"not looked at for {age:.0f} s", remedy)
+        yield Check(_WARN, "network", f"not read for {age:.0f} s", remedy)
     for complaint in host["complaints"]:
         yield Check(_WARN, "network", f"{complaint['device']}: {complaint['says']}", complaint["remedy"])
     used = [nic for nic in host["nics"] if nic["received_bytes"] or nic["sent_bytes"]]
     if not used:
         remedy = "the agent sees the devices of its own network namespace: run it in the trainer's (same pod, or host network)"
-        yield Check(_WARN, "network", "no device has moved a byte", remedy)
+        yield Check(_WARN, "network", "no device has sent or received a byte", remedy)
     elif not host["complaints"]:
         yield Check(_PASS, "network", ", ".join(_named(nic) for nic in used))
     if host["traffic"]["says"] == NOT_COUNTED:
-        remedy = "run it in the trainer's network namespace, so that what is sent can be told from what was to be sent"
+        remedy = (
+            "run the agent in the trainer's network namespace, so that it can compare sent bytes with expected bytes"
+        )
         yield Check(_WARN, "traffic", f"collectives across nodes: {NOT_COUNTED}", remedy)
 
 
@@ -229,9 +231,7 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
     name, ranks = job["job_id"], _ranks(get, job["job_id"])
     missing = rest((rank["rank"] for rank in ranks), job["world_size"])
     if missing:
-        remedy = (
-            "fine if they run on other nodes; else see that COMMWATCH=1 reaches them and commwatch is in their Python"
-        )
+        remedy = "fine if they run on other nodes; else check that they have COMMWATCH=1, and commwatch in their Python"
         yield Check(_WARN, "probe", f"{name}: no word of rank {missing}", remedy)
     else:
         yield Check(_PASS, "probe", f"{name}: on all {len(ranks)} ranks")
@@ -239,7 +239,7 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
     if arrived:
         yield Check(_PASS, "records", f"{name}: {arrived / wait_s:.0f} a second")
     else:
-        yield Check(_WARN, "records", f"{name}: none in {wait_s:.0f} s", "commwatch diagnose says whether it hangs")
+        yield Check(_WARN, "records", f"{name}: none in {wait_s:.0f} s", "commwatch diagnose shows whether it hangs")
     hooks = sorted({rank["hook"] for rank in ranks})
     dear = "python" in hooks
     remedy = f"the native one is cheaper: {_NATIVE}, with the trainer's Python" if dear else ""
@@ -247,11 +247,11 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
     yield _cost(name, before, ranks, wait_s)
     yield from _gpu_timing(name, ranks)
     if job["lost"]:
-        remedy = "a larger ring (COMMWATCH_SLOTS), or an agent with more CPU"
+        remedy = "use a larger ring (COMMWATCH_SLOTS), or give the agent more CPU"
         yield Check(_WARN, "losses", f"{name}: {job['lost']} records were lost", remedy)
     if job["steps_unavailable"]:
         yield Check(
-            _WARN, "steps", f"{name}: none: {job['steps_unavailable']}", "commwatch.step() at the end of each step"
+            _WARN, "steps", f"{name}: none: {job['steps_unavailable']}", "call commwatch.step() at the end of each step"
         )
     yield _nccl(name, get)
     yield from _witnesses(name, get)
@@ -263,8 +263,8 @@ def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], 
     then = {rank["rank"]: rank["probe_s"] or 0.0 for rank in before}
     most = max(((rank["probe_s"] or 0.0) - then.get(rank["rank"], 0.0) for rank in ranks), default=0.0) / wait_s
     budgets = {rank["probe_budget"] for rank in ranks if rank["probe_budget"]}
-    allowed = f" of {min(budgets):.2%} that it may take" if budgets else ""
-    says = f"{name}: {max(0.0, most):.2%} of the time{allowed}, on the rank where it is most"
+    allowed = f" (budget {min(budgets):.2%})" if budgets else ""
+    says = f"{name}: {max(0.0, most):.2%} of the time{allowed}, on the rank with the highest cost"
     part = shedding((rank["rank"], rank["probe_mode"]) for rank in ranks if rank["state"] == "running")
     if part is None:
         return Check(_PASS, "probe cost", says)
@@ -274,21 +274,21 @@ def _cost(name: str, before: list[dict[str, Any]], ranks: list[dict[str, Any]], 
 
 def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
     """Report how operations on GPUs are timed, and why; ranks with equal timing and reason share a line."""
-    told = {(rank["gpu_timing"], rank["gpu_timing_reason"]) for rank in ranks if rank["gpu_timing"]}
-    for mode, reason in sorted(told):
+    timings = {(rank["gpu_timing"], rank["gpu_timing_reason"]) for rank in ranks if rank["gpu_timing"]}
+    for mode, reason in sorted(timings):
         alike = [rank for rank in ranks if (rank["gpu_timing"], rank["gpu_timing_reason"]) == (mode, reason)]
-        which = "" if len(told) == 1 else f" on rank {spans(rank['rank'] for rank in alike)}"
+        which = "" if len(timings) == 1 else f" on rank {spans(rank['rank'] for rank in alike)}"
         blind = mode == "off" and any(rank["gpu"] is not None or rank["gpu_uuid"] is not None for rank in alike)
         remedy = "operations on GPUs are counted, not measured: COMMWATCH_TIMING=events or poll" if blind else ""
         yield Check(_WARN if blind else _PASS, "gpu timing", f"{name}: {mode}{which}: {reason}", remedy)
 
 
 def _witnesses(name: str, get: Get) -> Iterator[Check]:
-    told = get(f"witnesses?job={urllib.parse.quote(name, safe='')}")
+    witnesses = get(f"witnesses?job={urllib.parse.quote(name, safe='')}")
     for what, states, remedy in (("inspector", ("found", "down"), _INSPECTOR), ("ras", ("down",), _RAS)):
-        state = told[what]["state"]
+        state = witnesses[what]["state"]
         wrong = state in states
-        says = f"{name}: {state}: {told[what]['says']}"
+        says = f"{name}: {state}: {witnesses[what]['says']}"
         yield Check(_WARN if wrong else _PASS, what, says, remedy if wrong else "")
 
 
@@ -297,11 +297,11 @@ def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
     what, here = "fl. recorder", socket.gethostname()
     near = [rank for rank in ranks if rank["host"] == here and rank["visible_pid"] and rank["state"] == "running"]
     if not near:
-        return Check(_PASS, what, f"{name}: not known: its processes are not visible from here")
+        return Check(_PASS, what, f"{name}: unknown: its processes are not visible from here")
     states = {rank["rank"]: stack_capture.recorder(rank["rank"], rank["visible_pid"]) for rank in near}
     down = [rank for rank, state in states.items() if state == "down"]
     if down:
-        remedy = "ProcessGroupNCCL makes it, with TORCH_FR_BUFFER_SIZE=2000; no other backend does"
+        remedy = "only ProcessGroupNCCL creates it; set TORCH_FR_BUFFER_SIZE=2000"
         return Check(_WARN, what, f"{name}: down: rank {spans(down)} has no pipe", remedy)
     if "works" in states.values():
         return Check(_PASS, what, f"{name}: works: commwatch diagnose can have it dumped")
@@ -313,8 +313,8 @@ def _nccl(name: str, get: Get) -> Check:
     if files:
         return Check(_PASS, "nccl log", f"{name}: {len(files)} files")
     level = debug.in_force(os.environ).get("NCCL_DEBUG")
-    says = f"{name}: none is read{f' (NCCL_DEBUG={level} here)' if level else ''}"
-    remedy = "NCCL_DEBUG=WARN and NCCL_DEBUG_FILE=/path/%h.%p where the agent can read it; not needed on Gloo"
+    says = f"{name}: none read{f' (NCCL_DEBUG={level} here)' if level else ''}"
+    remedy = "set NCCL_DEBUG=WARN and NCCL_DEBUG_FILE=/path/%h.%p where the agent can read it; not needed on Gloo"
     return Check(_WARN, "nccl log", says, remedy)
 
 

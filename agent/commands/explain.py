@@ -53,7 +53,7 @@ def expand(patterns: Iterable[str]) -> list[str]:
 
 
 def _nothing(found: Iterable[str]) -> list[str]:
-    raise UnreadableLog(f"{', '.join(found)}: a directory; name the files in it: {next(iter(found))}/*")
+    raise UnreadableLog(f"{', '.join(found)}: is a directory; name the files in it: {next(iter(found))}/*")
 
 
 def matching(patterns: Iterable[str]) -> dict[str, os.stat_result]:
@@ -113,17 +113,17 @@ def text(account: Account, names: list[str], found: list[Finding]) -> str:
 
 
 def _lines(account: Account, names: list[str], found: list[Finding], width: int) -> Iterator[str]:
-    said = labels(account)
+    label_values = labels(account)
     yield f"{names[0] if len(names) == 1 else f'{len(names)} files'}: {_amount(account)}"
     yield ""
-    yield from _row("Library", _library(said, account), width)
+    yield from _row("Library", _library(label_values, account), width)
     where = hosts(account)
     if where:
         yield from _row("Hosts", _hosts(where), width)
-    if "network" in said or "transports" in said:
-        yield from _row("Network", _network(said), width)
-    if "env" in said:
-        yield from _row("Settings", _settings(said["env"]), width)
+    if "network" in label_values or "transports" in label_values:
+        yield from _row("Network", _network(label_values), width)
+    if "env" in label_values:
+        yield from _row("Settings", _settings(label_values["env"]), width)
     yield from _communicators(views(account), width)
     chosen = choices(account)
     if chosen:
@@ -132,7 +132,7 @@ def _lines(account: Account, names: list[str], found: list[Finding], width: int)
             "; ".join(_choice(choice) for choice in chosen[:_MOST_CHOICES]) + _more(chosen, _MOST_CHOICES),
             width,
         )
-    if not account.levels["INFO"] and not said["library"].startswith("none"):
+    if not account.levels["INFO"] and not label_values["library"].startswith("none"):
         yield from _row("", "No topology: that takes NCCL_DEBUG=INFO.", width)
     yield ""
     yield from _findings(found, width)
@@ -148,14 +148,16 @@ def _amount(account: Account) -> str:
     return ", ".join(parts)
 
 
-def _library(said: dict[str, Any], account: Account) -> str:
-    parts = [f"{said['library']} {', '.join(said.get('nccl_version', ['of unknown version']))}"]
+def _library(label_values: dict[str, Any], account: Account) -> str:
+    parts = [f"{label_values['library']} {', '.join(label_values.get('nccl_version', ['of unknown version']))}"]
     for key, name in (("cuda_version", "CUDA"), ("hip_version", "HIP"), ("rocm_version", "ROCm")):
-        if key in said:
-            parts.append(f"{name} {', '.join(said[key])}")
-    if "cuda_driver_version" in said:
-        parts.append("driver " + ", ".join(f"{v // 1000}.{v % 1000 // 10}" for v in said["cuda_driver_version"]))
-    if said["library"].startswith("none"):
+        if key in label_values:
+            parts.append(f"{name} {', '.join(label_values[key])}")
+    if "cuda_driver_version" in label_values:
+        parts.append(
+            "driver " + ", ".join(f"{v // 1000}.{v % 1000 // 10}" for v in label_values["cuda_driver_version"])
+        )
+    if label_values["library"].startswith("none"):
         return "none: only PyTorch's lines" if account.loose else "none: no line of NCCL's or of PyTorch's about it"
     return ", ".join(parts)
 
@@ -173,17 +175,19 @@ def _hosts(where: list[HostView]) -> str:
     return "; ".join(parts) + _more(list(alike), _MOST_HOSTS)
 
 
-def _network(said: dict[str, Any]) -> str:
-    parts = [", ".join(said["network"])] if "network" in said else []
-    if "gdrdma" in said:
-        with_gdr, without = said["gdrdma"]["lines_with"], said["gdrdma"]["lines_without"]
+def _network(label_values: dict[str, Any]) -> str:
+    parts = [", ".join(label_values["network"])] if "network" in label_values else []
+    if "gdrdma" in label_values:
+        with_gdr, without = label_values["gdrdma"]["lines_with"], label_values["gdrdma"]["lines_without"]
         some = f"on {with_gdr} of {with_gdr + without} connections"
         parts.append(f"GPUDirect RDMA {'on all connections' if not without else some if with_gdr else 'not used'}")
-    if "bootstrap_interfaces" in said:
-        parts.append(f"bootstrap on {', '.join(said['bootstrap_interfaces'])}")
-    if "transports" in said:
-        parts.append("transports " + ", ".join(f"{kind} ({lines})" for kind, lines in said["transports"].items()))
-    if said.get("collnet_lines"):
+    if "bootstrap_interfaces" in label_values:
+        parts.append(f"bootstrap on {', '.join(label_values['bootstrap_interfaces'])}")
+    if "transports" in label_values:
+        parts.append(
+            "transports " + ", ".join(f"{kind} ({lines})" for kind, lines in label_values["transports"].items())
+        )
+    if label_values.get("collnet_lines"):
         parts.append("CollNet")
     return "; ".join(parts)
 

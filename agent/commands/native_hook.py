@@ -40,15 +40,15 @@ def prepare(job: list[str], env: Mapping[str, str]) -> dict[str, str]:
             _command(python, ["ensure"]), env=_quiet(env), cwd="/", stderr=subprocess.PIPE, text=True, errors="replace"
         ) as builder:
             assert builder.stderr is not None
-            said = False
+            printed = False
             for line in builder.stderr:
                 if line.startswith("commwatch: "):
-                    said = True
+                    printed = True
                     print(line, end="", file=sys.stderr, flush=True)
     except OSError:
         return {}
     wanted = env.get("COMMWATCH_HOOK") == "native"
-    return {"COMMWATCH_HOOK": "python"} if said and builder.returncode != 0 and not wanted else {}
+    return {"COMMWATCH_HOOK": "python"} if printed and builder.returncode != 0 and not wanted else {}
 
 
 def trainer_python(job: list[str], env: Mapping[str, str]) -> str | None:

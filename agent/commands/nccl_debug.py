@@ -73,8 +73,8 @@ def plan(env: Mapping[str, str], level: str, directory: Path) -> Plan:
 
 def _pattern(name: str) -> str:
     """Return the pattern that matches the debug files of all processes on this host."""
-    whole = os.path.abspath(debug.expanded(name, "%p"))  # noqa: PTH100 - does not resolve links
-    return glob.escape(whole).replace("%p", "[0-9]*")
+    full_path = os.path.abspath(debug.expanded(name, "%p"))  # noqa: PTH100 - does not resolve links
+    return glob.escape(full_path).replace("%p", "[0-9]*")
 
 
 def in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
@@ -83,9 +83,9 @@ def in_memory(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
         table = [line.split()[1:3] for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
     except (OSError, IndexError):
         return False
-    whole = path.resolve()
+    resolved = path.resolve()
     kind = ""
     for point, mounted in sorted(table, key=lambda row: len(row[0])):
-        if whole.is_relative_to(point.replace("\\040", " ")):
+        if resolved.is_relative_to(point.replace("\\040", " ")):
             kind = mounted
     return kind in _MEMORY

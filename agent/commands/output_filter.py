@@ -89,12 +89,12 @@ class Passing:
     def _copy(self, fd: int, offset: int, end: int, final: bool) -> int:
         """Write the whole lines from ``offset`` on to the target; return the offset after them."""
         while offset < end and (data := os.pread(fd, min(_BLOCK, end - offset), offset)):
-            whole = data if final else data[: data.rfind(b"\n") + 1]
-            if not whole and len(data) < _BLOCK:
+            complete = data if final else data[: data.rfind(b"\n") + 1]
+            if not complete and len(data) < _BLOCK:
                 break
-            whole = whole or data  # a line longer than a block
-            offset += len(whole)
-            if self._target is not None and not _write(self._target, whole.replace(b"\0", b"")):
+            complete = complete or data  # a line longer than a block
+            offset += len(complete)
+            if self._target is not None and not _write(self._target, complete.replace(b"\0", b"")):
                 self._target = None
         return offset
 

@@ -18,7 +18,7 @@ from commwatch.report.report import columns
 
 #: Seconds added to the time limit for the steps, for writing and reading the traces.
 _MORE_S = 90.0
-_LOOK_S = 0.3
+_POLL_S = 0.3
 _HEAD = ("rank", "marks", "step", "comm", "exposed", "| recorded: comm", "exposed")
 
 
@@ -49,29 +49,29 @@ def places(urls: list[str], job: str | None, ranks: list[int] | None, keys: Keys
     running: dict[str, list[str]] = {}
     known: set[str] = set()
     for url in urls:
-        for each in _asked(keys, url, "jobs"):
+        for each in _request(keys, url, "jobs"):
             known.add(each["job_id"])
             if each["state"] == "running":
                 running.setdefault(each["job_id"], []).append(url)
     if job is None and len(running) > 1:
-        raise UsageError(f"which job? there run {', '.join(sorted(running))}")
+        raise UsageError(f"several jobs are running; name one of {', '.join(sorted(running))}")
     if job is not None and known and job not in known:
-        raise UsageError(f"no job '{job}' here; there run {', '.join(sorted(running)) or 'none'}")
+        raise UsageError(f"job '{job}' is not running here; running: {', '.join(sorted(running)) or 'none'}")
     job = next(iter(running), "") if job is None else job
     if job not in running:
         raise CannotProfile(
-            f"job '{job}' does not run" if job else "no job runs here; is commwatch run or an agent there?"
+            f"job '{job}' is not running" if job else "no job is running here; start one with commwatch run"
         )
     found = []
     for url in running[job]:
-        views = _asked(keys, url, f"ranks?job={urllib.parse.quote(job, safe='')}")
+        views = _request(keys, url, f"ranks?job={urllib.parse.quote(job, safe='')}")
         here = {view["rank"] for view in views if view["state"] == "running"}
         chosen = here if ranks is None else here & set(ranks)
         if chosen:
             found.append(Target(url, job, sorted(chosen)))
     missing = set(ranks or ()) - {rank for place in found for rank in place.ranks}
     if missing:
-        raise UsageError(f"rank {spans(missing)} of job '{job}' does not run here")
+        raise UsageError(f"rank {spans(missing)} of job '{job}' is not running here")
     return found
 
 
@@ -81,10 +81,10 @@ def take(where: list[Target], steps: int, timeout_s: float, keys: Keys = NO_KEYS
     Raises:
         CannotProfile: an agent refuses, stops answering, or takes too long.
     """
-    asked = [
+    started = [
         (
             place.url,
-            _asked(
+            _request(
                 keys,
                 place.url,
                 "profiles",
@@ -95,17 +95,19 @@ def take(where: list[Target], steps: int, timeout_s: float, keys: Keys = NO_KEYS
     ]
     until = time.monotonic() + timeout_s + _MORE_S
     answers = []
-    for url, profile in asked:
+    for url, profile in started:
         while profile["state"] in ("waiting", "running"):
             if time.monotonic() > until:
-                raise CannotProfile(f"profile {profile['id']} is not over yet: {url}/api/v1/profiles/{profile['id']}")
-            time.sleep(_LOOK_S)
-            profile = _asked(keys, url, f"profiles/{profile['id']}")  # noqa: PLW2901 - its next state
+                raise CannotProfile(
+                    f"profile {profile['id']} is still in progress: {url}/api/v1/profiles/{profile['id']}"
+                )
+            time.sleep(_POLL_S)
+            profile = _request(keys, url, f"profiles/{profile['id']}")  # noqa: PLW2901 - its next state
         answers.append(profile)
     return answers
 
 
-def _asked(keys: Keys, url: str, path: str, body: Any = None) -> Any:
+def _request(keys: Keys, url: str, path: str, body: Any = None) -> Any:
     try:
         return get(url, path, keys) if body is None else post(url, path, body, keys)
     except urllib.error.HTTPError as error:

@@ -45,7 +45,7 @@ _DRAIN_S = 15.0
 _MOST_LOG_BYTES = 32 << 20
 _MOST_FINDINGS = 5
 #: Seconds between two reads of NCCL's files, and between two drawings of the progress line.
-_LOOK_S, _PROGRESS_S = 0.2, 1.0
+_POLL_S, _PROGRESS_S = 0.2, 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 _FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 
@@ -119,12 +119,12 @@ def _take_all(agent: _JobAgent, job: str) -> None:
     wait_until(partial(agent.has_all_of, job), _DRAIN_S)
     if not agent.ended:
         return
-    say(f"commwatch: the agent {agent.ended}; it is started again for what the rings still hold")
+    say(f"commwatch: the agent {agent.ended}; it is started again to read the remaining records")
     with contextlib.suppress(OSError):
         agent.start()
     wait_until(partial(agent.has_all_of, job), _DRAIN_S)
     if agent.ended:
-        say(f"commwatch: the agent {agent.ended}; the report covers what had been taken in by then")
+        say(f"commwatch: the agent {agent.ended}; the report covers what it had read by then")
 
 
 def _await_probe(agent: _JobAgent, job: str) -> Path | None:
@@ -156,7 +156,7 @@ def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
     try:
         agent.exit = job_exit.leave(agent.directory, job, code)
     except OSError as error:
-        say(f"commwatch: the exit code is not kept: {error.strerror or error} ({error.filename})")
+        say(f"commwatch: cannot store the exit code: {error.strerror or error} ({error.filename})")
 
 
 def _follow_nccl(agent: _JobAgent, job: str, env: Mapping[str, str], level: str) -> nccl_debug.Plan:
@@ -296,7 +296,7 @@ def _run_job(
     shown_at = time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_LOOK_S if passing or progress else None)
+            child.wait(_POLL_S if passing or progress else None)
         if passing is not None:
             passing.tick(final=child.returncode is not None)
         if child.returncode is not None:
@@ -357,33 +357,33 @@ def _explain(nccl: nccl_debug.Plan, since: float) -> None:
         path: about.st_size for path, about in explain.matching(nccl.patterns).items() if about.st_mtime >= since - 1
     }
     if sum(sizes.values()) > _MOST_LOG_BYTES:
-        say(f"commwatch: long NCCL logs: commwatch explain {shlex.join(nccl.patterns)}")
+        say(f"commwatch: the NCCL logs are long; read them with commwatch explain {shlex.join(nccl.patterns)}")
         return
     account = Account()
     try:
         explain.read(sizes, account)
     except explain.UnreadableLog as error:
         say(f"commwatch: {error}")
-    told = [finding for finding in findings(account) if finding.severity != "info"]
-    for finding in told[:_MOST_FINDINGS]:
+    serious = [finding for finding in findings(account) if finding.severity != "info"]
+    for finding in serious[:_MOST_FINDINGS]:
         say(f"commwatch: NCCL {finding.severity}: {finding.title}: {finding.says}")
-    if told:
+    if serious:
         say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 
 
 def _report(agent: QueryService, job: str, command: str, probe_loaded: bool) -> None:
     try:
-        said = kept(agent.path.parent, job)
-        built = report.build(agent, job, agent.path, command, [] if said is None else said.findings)
+        topology = kept(agent.path.parent, job)
+        built = report.build(agent, job, agent.path, command, [] if topology is None else topology.findings)
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return
     if built is not None:
         say(report.text(built))
     elif probe_loaded:
-        say("commwatch: the probe was loaded in the job, and saw no collective of torch.distributed")
+        say("commwatch: the probe was loaded in the job but saw no collective of torch.distributed")
     else:
         say(
-            "commwatch: the probe was loaded in no process of the job"
+            "commwatch: the probe was not loaded in any process of the job"
             " (does it import torch, and is commwatch installed in its Python?)"
         )

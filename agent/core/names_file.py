@@ -46,7 +46,7 @@ class Names:
         self.groups: dict[int, GroupInfo] = {}
         #: The groups in it beyond ``MOST_APART``, oldest first; and the number of groups ever announced.
         self._rest: deque[int] = deque()
-        self.groups_told = 0
+        self.groups_announced = 0
         self.ops: dict[int, str] = dict(enumerate(ev.OPS, start=1))
         self.dtypes: dict[int, str] = {}
         #: Where this rank's NCCL writes its debug output, if into a file.
@@ -86,7 +86,7 @@ class Names:
         """Store a group, and drop the oldest of the rest if there are too many; yield the groups that are new."""
         yield small_id, info
         is_new = small_id not in self.groups
-        self.groups_told += is_new
+        self.groups_announced += is_new
         self.groups[small_id] = info
         if small_id < MOST_APART or not is_new:
             return

@@ -122,10 +122,10 @@ class RasView:
     answers: list[RasAnswer]
 
 
-def means(told: list[Mean], jobs: set[str], at: float) -> list[InspectorMean]:
+def means(parsed: list[Mean], jobs: set[str], at: float) -> list[InspectorMean]:
     """Return the means of one file; lines with equal labels become one entry."""
     together: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-    for mean in told:
+    for mean in parsed:
         together.setdefault(tuple(sorted(mean.labels.items())), {})[mean.metric] = mean.value
     job, found = next(iter(jobs)) if len(jobs) == 1 else None, []
     for key, values in list(together.items())[:MOST_MEANS]:

@@ -18,7 +18,7 @@ log = logging.getLogger("commwatch")
 #: A kind of damage, and a key that identifies the piece in every process.
 Piece = tuple[str, int]
 #: Pieces of one kind that are named in the log.
-_MOST_SAID = 10
+_MOST_LOGGED = 10
 Statement = tuple[str, tuple[Any, ...]]
 
 #: Records of a full chunk; a chunk that is not full is rewritten when it grows.
@@ -45,10 +45,12 @@ class Damaged:
 
     def log_lost(self, path: Path, transactions: int) -> None:
         """Count a damaged end of the write-ahead log, which lost ``transactions`` transactions."""
-        lost = f"the last {transactions} transactions in it are lost; what the rings still hold is read again"
+        lost = (
+            f"the last {transactions} transactions in it are lost; records that are still in the rings are read again"
+        )
         self.note(("log", transactions), f"{path}: the write-ahead log is damaged: {lost}")
 
-    def whole(self, path: Path, why: str) -> None:
+    def note_file(self, path: Path, why: str) -> None:
         """Count damage of the file itself."""
         self.note(("file", zlib.crc32(why.encode())), f"{path}: {why}")
 
@@ -60,8 +62,8 @@ class Damaged:
             self._known.add(piece)
             self._of_kind[piece[0]] += 1
             number = self._of_kind[piece[0]]
-        if number <= _MOST_SAID:
-            log.warning("%s%s", says, "; more of these are only counted" if number == _MOST_SAID else "")
+        if number <= _MOST_LOGGED:
+            log.warning("%s%s", says, "; further damage of this kind is only counted" if number == _MOST_LOGGED else "")
 
     def unpacked(self, path: Path, chunk: int, data: bytes) -> bytes | None:
         """Return the decompressed records of a chunk; ``None``, and count it, if it is damaged."""
@@ -83,7 +85,7 @@ class Damaged:
 class OpenChunk:
     """The newest records of a ring, until they fill a chunk."""
 
-    _LOOK = struct.Struct("<4xBxH24xI12xQ8x")
+    _PARTS = struct.Struct("<4xBxH24xI12xQ8x")
 
     def __init__(self, ring: int, offset_ns: int) -> None:
         self.ring, self._offset_ns = ring, offset_ns
@@ -95,7 +97,7 @@ class OpenChunk:
 
     def append(self, records: bytes, until_n: int) -> None:
         """Add whole records; the last one has number ``until_n - 1``."""
-        ops, groups, seqs, ends = zip(*self._LOOK.iter_unpack(records), strict=True)
+        ops, groups, seqs, ends = zip(*self._PARTS.iter_unpack(records), strict=True)
         if max(ends) + self._offset_ns >= MAX_PLAUSIBLE:
             ends = tuple(end for end in ends if end + self._offset_ns < MAX_PLAUSIBLE) or (
                 self.until_ns - self._offset_ns,

@@ -53,7 +53,7 @@ class Examination:
             if isinstance(error, sqlite3.Error) and is_malformed(error):
                 self._found(str(error))
             else:
-                log.warning("%s: cannot be looked through for damage: %s", self._path, error)
+                log.warning("%s: cannot check it for damage: %s", self._path, error)
 
     def close(self) -> None:
         """Close the history, also before the check is complete."""
@@ -74,7 +74,7 @@ class Examination:
         with contextlib.suppress(sqlite3.Error), closing(connect(self._path, True, self._damaged)) as writing:
             writing.execute("REINDEX")
         if _wrong(db) is None:
-            self._damaged.whole(self._path, f"an index was damaged ({why}), and has been made anew")
+            self._damaged.note_file(self._path, f"an index was damaged ({why}), and has been made anew")
         else:
             self._found(why)
 
@@ -91,7 +91,9 @@ class Examination:
             found = db.execute(f"{select} WHERE ({keys}) > ({', '.join('?' * len(last))}) {order}", last).fetchall()
 
     def _found(self, why: str) -> None:
-        self._damaged.whole(self._path, f"{why}; the next start of the agent sets it aside and begins a new history")
+        self._damaged.note_file(
+            self._path, f"{why}; the next start of the agent sets it aside and begins a new history"
+        )
         with contextlib.suppress(OSError):
             mark(self._path).touch(mode=0o600)
 

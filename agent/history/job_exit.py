@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commwatch.collectors.wire import others
-from commwatch.collectors.wire.identity import make_private_dir, write_whole
+from commwatch.collectors.wire.identity import make_private_dir, write_atomically
 
 _FOLDER = "exits"
 _MOST_BYTES = 4096
@@ -30,7 +30,7 @@ def leave(run_dir: Path, job: str, code: int) -> Path:
     """Write the exit code of a job that ended now; return the file, which the agent will remove. Raises ``OSError``."""
     mode = make_private_dir(run_dir / _FOLDER, os.environ)
     path = run_dir / _FOLDER / f"{os.getpid()}.json"
-    write_whole(path, json.dumps(Exit(job, code, time.time())), mode)
+    write_atomically(path, json.dumps(Exit(job, code, time.time())), mode)
     return path
 
 

@@ -91,7 +91,9 @@ def connect(path: Path, write: bool, damaged: Damaged | None = None) -> sqlite3.
             if lost := written.lost(valid):
                 damaged.log_lost(path, lost)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be made or opened: {error.strerror}; choose another with --state") from None
+        raise StoreError(
+            f"{path}: cannot be created or opened: {error.strerror}; choose another with --state"
+        ) from None
     except sqlite3.Error as error:
         kind = DamagedHistory if write and is_malformed(error) and _is_sqlite(path) else StoreError
         raise kind(f"{path}: {error}; move it away, or choose another place with --state") from None

@@ -84,15 +84,15 @@ def begin(path: Path, damaged: Damaged) -> Writer:
     try:
         if not mark(path).exists():
             return Writer(path, damaged)
-        why = "an agent has found it damaged"
+        why = "an agent found it damaged"
     except DamagedHistory as error:
         why = str(error).removeprefix(f"{path}: ").partition(";")[0]
     try:
         aside = set_aside(path)
     except OSError as error:
-        raise StoreError(f"{path}: {why}, and it cannot be set aside: {error.strerror}; move it away") from None
+        raise StoreError(f"{path}: {why}, and it cannot be renamed: {error.strerror}; move it away") from None
     log.error(
-        "%s: %s: it is set aside as %s, and a new history begun; what the rings still hold is read again",
+        "%s: %s: renamed to %s, and a new history started; records that are still in the rings are read again",
         path,
         why,
         aside,
@@ -172,8 +172,8 @@ class Writer:
     def end(self, ring: int, state: str, ending: Ending | None = None) -> None:
         """Store that a ring's trainer has ended; no records may follow."""
         self._ended.add(ring)
-        told = None if ending is None else json.dumps(ending)
-        self._names.append(("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, told, ring)))
+        ending_json = None if ending is None else json.dumps(ending)
+        self._names.append(("UPDATE ring SET state = ?, ending = ? WHERE id = ?", (state, ending_json, ring)))
 
     def exit(self, ended: Exit) -> None:
         """Store the exit code of a job's launcher."""

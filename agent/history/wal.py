@@ -17,12 +17,12 @@ class Frames(NamedTuple):
     """Contents of a log; ``commits``: number (from 1) of the last frame of each transaction since its latest reset."""
 
     #: Its header is undamaged, so SQLite reads the frames.
-    whole: bool
+    head_valid: bool
     commits: tuple[int, ...]
 
     def lost(self, valid: int) -> int:
         """Return how many transactions are committed beyond the first ``valid`` frames, which SQLite accepts."""
-        return sum(number > (valid if self.whole else 0) for number in self.commits)
+        return sum(number > (valid if self.head_valid else 0) for number in self.commits)
 
 
 def frames(path: Path) -> Frames:
@@ -40,17 +40,17 @@ def frames(path: Path) -> Frames:
         if len(head) < _HEADER.size:
             return Frames(True, ())
         magic, _, page, _, *salts, _, _ = _HEADER.unpack(head)
-        whole = _head_is_whole(head, magic)
+        head_valid = _head_is_valid(head, magic)
         found, number = [], 0
-        step = page if whole else _page_of(path)
+        step = page if head_valid else _page_of(path)
         while number < _MOST_FRAMES and len(about := file.read(_FRAME.size)) == _FRAME.size:
             number += 1
             _, size, *of_frame, _, _ = _FRAME.unpack(about)
             # Frames from before a reset of the log have other salts. If the header is damaged, any frame may have been valid.
-            if size and (not whole or of_frame == salts):
+            if size and (not head_valid or of_frame == salts):
                 found.append(number)
             file.seek(step, 1)
-    return Frames(whole, tuple(found))
+    return Frames(head_valid, tuple(found))
 
 
 def _page_of(path: Path) -> int:
@@ -61,7 +61,7 @@ def _page_of(path: Path) -> int:
     return 1 << 16 if page == 1 else max(page, 512)
 
 
-def _head_is_whole(head: bytes, magic: int) -> bool:
+def _head_is_valid(head: bytes, magic: int) -> bool:
     if magic & ~1 != _MAGIC:
         return False
     order = ">" if magic & 1 else "<"

@@ -30,7 +30,7 @@ class Part(NamedTuple):
     end_ns: int
     duration_ns: int
     #: The rank's own totals; returned unchanged.
-    book: Any
+    totals: Any
     size: int = 0
     dtype: str | None = None
     #: The rank's own time: from the end of the previous symmetric operation that blocked it, of any group, to this launch, without
@@ -139,15 +139,15 @@ class GroupJoin:
     """Collects the parts of one group's collectives by sequence number.
 
     Args:
-        told: returns what must be equal on all ranks of a collective.
+        compared: returns what must be equal on all ranks of a collective.
     """
 
     def __init__(
-        self, size: int, told: Callable[[Part], object] = lambda part: (part.op, part.size, part.dtype)
+        self, size: int, compared: Callable[[Part], object] = lambda part: (part.op, part.size, part.dtype)
     ) -> None:
         #: Ranks of the group.
         self.size = size
-        self._told = told
+        self._compared = compared
         self._pending: dict[int, _Pending] = {}
         #: Dropped collectives: a rank is missing, or was in another operation.
         self.unjoined = 0
@@ -209,7 +209,7 @@ class GroupJoin:
             return None
         del self._pending[seq]
         parts = list(pending.parts.values())
-        if not (pending.same_op and pending.same_data) and len({self._told(part) for part in parts}) > 1:
+        if not (pending.same_op and pending.same_data) and len({self._compared(part) for part in parts}) > 1:
             self.odd.append((seq, parts))
         if not pending.same_op:
             self.unjoined += 1

@@ -43,15 +43,15 @@ def room_for_rings(files: int) -> int:
 class _Source:
     """One ring and its totals; they are kept after its end, because other ranks' records still add waits to them."""
 
-    def __init__(self, reader: ring.RingReader, row: RingRow, book: RankTotals) -> None:
-        self.row, self.book = row, book
+    def __init__(self, reader: ring.RingReader, row: RingRow, totals: RankTotals) -> None:
+        self.row, self.totals = row, totals
         #: ``None`` once everything has been read and the file is gone.
         self.reader: ring.RingReader | None = reader
         self.next_n = row.next_n
         self.lost = row.lost
         #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps.
-        self.told: tuple[int, int, int] | None = None
-        self.told_cells = 0
+        self.stored_progress: tuple[int, int, int] | None = None
+        self.stored_cells = 0
         self.unavailable = row.steps_unavailable
         #: The trainer has ended, and all its records are drained.
         self.final = False
@@ -108,9 +108,9 @@ class Intake:
             with self._lock:
                 for source in self._sources.values():
                     if source.final:
-                        source.book.finish()
+                        source.totals.finish()
                     else:
-                        source.book.tick(now_ns + source.book.offset_ns)  # not the wall clock, which may be set
+                        source.totals.tick(now_ns + source.totals.offset_ns)  # not the wall clock, which may be set
                     self._tell(source, wall_ns)
             given_up = self._store.given_up
             # Stored, or dropped by the store: in both cases the cells are no longer needed in memory.
@@ -119,8 +119,8 @@ class Intake:
                 self._exits.remove()
             with self._lock:
                 for source in self._sources.values() if taken else ():
-                    source.book.take_closed(source.told_cells)
-                    source.told_cells = 0
+                    source.totals.take_closed(source.stored_cells)
+                    source.stored_cells = 0
                 self._aggregate.retire(now_ns)
         self._remove_finished()
         return self.read - before
@@ -169,7 +169,7 @@ class Intake:
                 counted = list(self._store.raw_since(row))
                 reader.next_n = row.next_n
                 with self._lock:
-                    book = self._aggregate.open(row.uid, reader.identity)
+                    totals = self._aggregate.open(row.uid, reader.identity)
             except FileNotFoundError:
                 return True
             except sqlite3.Error as error:  # such as a full disk: the ring keeps its records meanwhile
@@ -184,25 +184,25 @@ class Intake:
                 log.warning("cannot read ring %s: %s", entry.name, error)
                 return True
             undo.pop_all()
-        source = self._sources[entry.name] = _Source(reader, row, book)
-        book.lost = row.lost
+        source = self._sources[entry.name] = _Source(reader, row, totals)
+        totals.lost = row.lost
         self._learn(source, reader)
         for records, until_n in counted:
             with self._lock:
-                book.ingest(records, until_n)
+                totals.ingest(records, until_n)
         return True
 
     def _learn(self, source: _Source, reader: ring.RingReader) -> None:
         entries = reader.names()
         if not entries:
             return
-        book, row = source.book, source.row
-        names = {("dtype", k): v for k, v in book.dtypes.items()} | {("op", k): v for k, v in book.ops.items()}
+        totals, row = source.totals, source.row
+        names = {("dtype", k): v for k, v in totals.dtypes.items()} | {("op", k): v for k, v in totals.ops.items()}
         with self._lock:
-            fresh = book.learn(entries)
+            fresh = totals.learn(entries)
         for small_id, group in fresh:
             self._store.group(row.id, small_id, group)
-        for kind, known in (("dtype", book.dtypes), ("op", book.ops)):
+        for kind, known in (("dtype", totals.dtypes), ("op", totals.ops)):
             for code, name in known.items():
                 if names.get((kind, code)) != name:
                     self._store.name(row.id, kind, code, name)
@@ -212,7 +212,7 @@ class Intake:
     def _drain(self, source: _Source, now_ns: int) -> int:
         """Drain one batch of a ring; return the number of records read and lost."""
         self._alive()
-        reader, book = source.reader, source.book
+        reader, totals = source.reader, source.totals
         if reader is None:
             return 0
         owner = reader.owner()
@@ -224,60 +224,63 @@ class Intake:
         if drained.records:
             self._learn(source, reader)
             with self._lock:
-                book.ingest(drained.records, reader.next_n)
+                totals.ingest(drained.records, reader.next_n)
             self._store.append(source.row, drained.records, reader.next_n)
         source.next_n, source.final = reader.next_n, not alive and drained.read + drained.lost < _BATCH
         with self._lock:
-            book.lost = source.lost
-            if not alive and book.alive and not book.closed_properly:
+            totals.lost = source.lost
+            if not alive and totals.alive and not totals.closed_properly:
                 for record in reader.in_flight():
-                    book.note_failure(record._replace(end_ns=max(record.launch_ns, reader.counter(ring.HEARTBEAT))))
-            book.in_flight = reader.in_flight() if alive else []
-            book.heartbeat_ns = reader.counter(ring.HEARTBEAT)
+                    totals.note_failure(record._replace(end_ns=max(record.launch_ns, reader.counter(ring.HEARTBEAT))))
+            totals.in_flight = reader.in_flight() if alive else []
+            totals.heartbeat_ns = reader.counter(ring.HEARTBEAT)
             overflow = reader.counter(ring.IN_FLIGHT_OVERFLOW)
-            if overflow != book.overflow:
-                book.overflow, book.overflow_ns = overflow, now_ns
-            book.dropped, book.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
-            book.mode, book.mode_since_ns = min(reader.counter(ring.MODE), COUNTERS), reader.counter(ring.MODE_SINCE_NS)
-            book.closed_properly = reader.counter(ring.CLOSED) > 0
-            if book.alive and (book.closed_properly or not alive):
-                book.gone_ns = now_ns
-            book.alive = alive and not book.closed_properly
+            if overflow != totals.overflow:
+                totals.overflow, totals.overflow_ns = overflow, now_ns
+            totals.dropped, totals.probe_ns = reader.counter(ring.DROPPED), reader.counter(ring.PROBE_NS)
+            totals.mode, totals.mode_since_ns = (
+                min(reader.counter(ring.MODE), COUNTERS),
+                reader.counter(ring.MODE_SINCE_NS),
+            )
+            totals.closed_properly = reader.counter(ring.CLOSED) > 0
+            if totals.alive and (totals.closed_properly or not alive):
+                totals.gone_ns = now_ns
+            totals.alive = alive and not totals.closed_properly
             # A killed process loses its connections before its lock, so that other ranks raise meanwhile.
             source.alive_ns = now_ns if alive and not (owner and is_exiting(owner)) else source.alive_ns
-            book.ending = None
-            if not book.alive:
+            totals.ending = None
+            if not totals.alive:
                 self._learn(source, reader)  # the last names, such as its exception
-                book.ending = _ending(source, reader.counter(ring.CLOSED))
-            book.pid = (owner or None) if book.alive else None
+                totals.ending = _ending(source, reader.counter(ring.CLOSED))
+            totals.pid = (owner or None) if totals.alive else None
         return drained.read + drained.lost
 
     def _tell(self, source: _Source, wall_ns: int) -> None:
         """Hand all changes since the last tick to the store."""
-        book, row = source.book, source.row
-        fresh = book.closed[source.told_cells :]
+        totals, row = source.totals, source.row
+        fresh = totals.closed[source.stored_cells :]
         if fresh:
-            self._store.rollups(row.id, fresh, source.next_n if book.live_from is None else book.live_from)
-            source.told_cells = len(book.closed)
-        steps, unavailable = book.steps.take(), book.steps.unavailable
+            self._store.rollups(row.id, fresh, source.next_n if totals.live_from is None else totals.live_from)
+            source.stored_cells = len(totals.closed)
+        steps, unavailable = totals.steps.take(), totals.steps.unavailable
         if steps or unavailable != source.unavailable:
             source.unavailable = unavailable
             self._store.steps(row, steps, unavailable)
-        told = (source.next_n, source.lost, book.dropped)
-        if told != source.told:
-            source.told = told
-            self._store.progress(row.id, *told, wall_ns)
+        progress = (source.next_n, source.lost, totals.dropped)
+        if progress != source.stored_progress:
+            source.stored_progress = progress
+            self._store.progress(row.id, *progress, wall_ns)
 
     def _remove_finished(self) -> None:
         """Remove the ring files of ended trainers whose records are all in the history."""
-        kept = set(self._aggregate.books())
+        kept = set(self._aggregate.rank_totals())
         for name, source in list(self._sources.items()):
             if source.reader is None:
-                if source.book not in kept:
+                if source.totals not in kept:
                     del self._sources[name]
             elif source.final and self._store.trouble is None:
-                state = "ended" if source.book.closed_properly else "gone"
-                self._store.end(source.row.id, state, source.book.ending)
+                state = "ended" if source.totals.closed_properly else "gone"
+                self._store.end(source.row.id, state, source.totals.ending)
                 if self._store.commit():
                     self._remove(name, source.reader)
                     source.reader = None
@@ -298,13 +301,13 @@ def _ending(source: _Source, closed_ns: int) -> Ending:
     Args:
         closed_ns: when the rank recorded its end, on its clock; 0: it did not.
     """
-    book = source.book
+    totals = source.totals
     if closed_ns:
-        latest = book.failures[-1] if book.failures else None
+        latest = totals.failures[-1] if totals.failures else None
         in_operation = latest is not None and closed_ns - latest.end_ns < _SHORTLY_NS
-        return Ending(closed_ns + book.offset_ns, closed_ns + book.offset_ns, True, book.raised, in_operation)
+        return Ending(closed_ns + totals.offset_ns, closed_ns + totals.offset_ns, True, totals.raised, in_operation)
     # An agent that started later has only the last heartbeat, which comes once a second.
-    late = source.alive_ns is None or book.gone_ns is None
-    until_ns = book.heartbeat_ns + _SIGN_NS if late else book.gone_ns or 0
-    since_ns = min(until_ns, max(book.heartbeat_ns, source.alive_ns or 0))
-    return Ending(since_ns + book.offset_ns, until_ns + book.offset_ns, clean=False)
+    late = source.alive_ns is None or totals.gone_ns is None
+    until_ns = totals.heartbeat_ns + _SIGN_NS if late else totals.gone_ns or 0
+    since_ns = min(until_ns, max(totals.heartbeat_ns, source.alive_ns or 0))
+    return Ending(since_ns + totals.offset_ns, until_ns + totals.offset_ns, clean=False)

@@ -15,7 +15,7 @@ class Job:
     def __init__(self, job_id: str) -> None:
         self.id = job_id
         self.joins: dict[str, GroupJoin] = {}
-        self.books: dict[str, RankTotals] = {}
+        self.rank_totals: dict[str, RankTotals] = {}
         #: Monotonic time when its last rank was found ended; ``None`` while one runs.
         self.ended_ns: int | None = None
 
@@ -35,26 +35,26 @@ class Aggregate:
         """Create the totals of a new ring and return them; raises ``KeyError`` or ``TypeError`` for a damaged identity."""
         job_id = str(identity["job"])
         job = self.jobs.get(job_id) or Job(job_id)
-        book = RankTotals(identity, job.joins)
-        if any(other.rank == book.rank for other in job.books.values()):
+        totals = RankTotals(identity, job.joins)
+        if any(other.rank == totals.rank for other in job.rank_totals.values()):
             for join in job.joins.values():
                 join.restart()
         self.jobs[job_id] = job
-        job.books[uid] = book
+        job.rank_totals[uid] = totals
         job.ended_ns = None
-        return book
+        return totals
 
     def retire(self, now_ns: int) -> None:
         """Drop the jobs that ended more than ``keep_ended_ns`` ago."""
         for job in list(self.jobs.values()):
-            if any(book.alive for book in job.books.values()):
+            if any(totals.alive for totals in job.rank_totals.values()):
                 job.ended_ns = None
             elif job.ended_ns is None:
                 job.ended_ns = now_ns
             elif now_ns - job.ended_ns > self._keep_ended_ns:
                 del self.jobs[job.id]
 
-    def books(self) -> Iterator[RankTotals]:
+    def rank_totals(self) -> Iterator[RankTotals]:
         """Yield the totals of every rank of every job."""
         for job in self.jobs.values():
-            yield from job.books.values()
+            yield from job.rank_totals.values()

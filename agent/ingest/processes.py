@@ -38,12 +38,14 @@ class Processes:
     def tick(self) -> None:
         """Take one sample of each process."""
         with self._lock:
-            alive = [(book, book.pid, book.gpu) for book in self._aggregate.books() if book.pid is not None]
+            alive = [
+                (totals, totals.pid, totals.gpu) for totals in self._aggregate.rank_totals() if totals.pid is not None
+            ]
         looks = [
-            (book, (pid, self._state(pid)), Sample(self._now_ns(), self._usage(pid), tuple(self._held_back(place))))
-            for book, pid, place in alive
+            (totals, (pid, self._state(pid)), Sample(self._now_ns(), self._usage(pid), tuple(self._held_back(place))))
+            for totals, pid, place in alive
         ]
         with self._lock:
-            for book, state, sample in looks:
-                book.process = state
-                book.samples.append(sample)
+            for totals, state, sample in looks:
+                totals.process = state
+                totals.samples.append(sample)

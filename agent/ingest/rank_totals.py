@@ -37,7 +37,7 @@ from commwatch.core.intervals import Intervals
 from commwatch.core.names_file import Names
 from commwatch.core.sketch import BINS_PER_E, merge, quantile
 from commwatch.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part, Waits, own_lateness_at_root, waits_at_root
-from commwatch.ingest.step_accounting import StepBook
+from commwatch.ingest.step_accounting import StepAccounting
 from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
 from commwatch.ingest.why_late import MOST_SAMPLES, Sample
 
@@ -102,7 +102,7 @@ class RankTotals(Names):
         self.last_seq: dict[int, int] = {}
         #: By group: sums over the operations that were passed to the group's join.
         self.compared: dict[int, Compared] = {}
-        self.steps = StepBook()
+        self.steps = StepAccounting()
         #: By (group, op, peer): sums over its messages and the waits for them.
         self.messages: dict[tuple[int, int, int], Messages] = {}
         self.lost = 0
@@ -180,16 +180,16 @@ class RankTotals(Names):
                 continue
             if end + offset >= self._slot_end:
                 self.roll(end + offset)
-            books = live.get(
+            sums = live.get(
                 op
                 | (at := OTHER_ID if MOST_APART <= group < NO_GROUP else group) << 8
                 | ((size - 1).bit_length() + 1 if size else 0) << 24
             )
-            if books is None:
-                books = self._open(at, op, size)
+            if sums is None:
+                sums = self._open(at, op, size)
             if self.live_from is None:
                 self.live_from = _number(stamp, until_n)
-            p2p, cell = books.p2p, books.cell
+            p2p, cell = sums.p2p, sums.cell
             if p2p is None and not flags & ev.FAILED:
                 last_seq[group], launched[group] = seq, launch
             if flags & _UNMEASURED:
@@ -201,26 +201,26 @@ class RankTotals(Names):
             cell.bytes += size
             cell.duration_ns += duration
             cell.timed_bytes += size
-            cell.bus_bytes += size * books.factor
-            bins, number = books.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
+            cell.bus_bytes += size * sums.factor
+            bins, number = sums.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
             bins[number] = bins.get(number, 0) + 1
             cell.durations[bisect_left(bounds, duration)] += 1
             came_out = self._came_out_ns
             if waited_us or not (p2p is not None or flags & _NOT_STOOD_IN):
                 # Waits in operations that are not symmetric are no part of the rank's own time, so its start moves by them.
-                self._came_out_ns = end if books.symmetric else came_out and came_out + (waited_us * 1000 or duration)
+                self._came_out_ns = end if sums.symmetric else came_out and came_out + (waited_us * 1000 or duration)
             if p2p is not None:
                 cell.busy_ns += p2p.add(start, end)
                 cell.p2p_wait_ns += waited_us * 1000
-                self._message(books, peer, size, waited_us, start_ns=start, end_ns=end, flags=flags)
+                self._message(sums, peer, size, waited_us, start_ns=start, end_ns=end, flags=flags)
                 continue
             cell.busy_ns += duration
-            books.busy.add(start, end)
+            sums.busy.add(start, end)
             # An end seen only when the caller waits is not the time when the ranks finished.
-            if books.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
+            if sums.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
                 own = self._own(launch, end, came_out, flags)
-                part = Part(rank, op, launch, end, duration, books, size, dtypes.get(dtype), *own)
-                _compare(books, books.join, seq, part, peer)
+                part = Part(rank, op, launch, end, duration, sums, size, dtypes.get(dtype), *own)
+                _compare(sums, sums.join, seq, part, peer)
         self.steps.trim(self._p2p_busy.values())
 
     def _own(self, launch_ns: int, end_ns: int, came_out_ns: int, flags: int) -> tuple[int, int | None]:
@@ -267,7 +267,7 @@ class RankTotals(Names):
             self.unseen[group] = record.seq
 
     def _message(
-        self, books: _CellTotals, peer: int, size: int, waited_us: int, *, start_ns: int, end_ns: int, flags: int
+        self, sums: _CellTotals, peer: int, size: int, waited_us: int, *, start_ns: int, end_ns: int, flags: int
     ) -> None:
         """Count what only messages have: a peer, and a wait for them.
 
@@ -276,13 +276,13 @@ class RankTotals(Names):
         """
         if flags & ev.ON_DEVICE:
             self.on_device = True
-            books.busy.add(start_ns, end_ns)
+            sums.busy.add(start_ns, end_ns)
         else:
             waited_ns = max(start_ns, end_ns - waited_us * 1000)
-            books.busy.add(waited_ns, end_ns)
+            sums.busy.add(waited_ns, end_ns)
             self.steps.messages().add(waited_ns, end_ns)
             self.stood(end_ns, end_ns - waited_ns)
-        self._messages_with(books.key.group, books.key.op, peer).add(size, waited_us)
+        self._messages_with(sums.key.group, sums.key.op, peer).add(size, waited_us)
 
     def stood(self, end_ns: int, waited_ns: int) -> None:
         """Add a wait of ``waited_ns`` that ended at ``end_ns``."""
@@ -324,14 +324,14 @@ class RankTotals(Names):
         joinable = name in _JOINABLE and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, _same)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
-        books = _CellTotals(self, key, name, bus_factor(name, info.size) or 0.0, join=join, p2p=p2p)
-        self._live[key.place] = books
-        return books
+        sums = _CellTotals(self, key, name, bus_factor(name, info.size) or 0.0, join=join, p2p=p2p)
+        self._live[key.place] = sums
+        return sums
 
     def cell(self, key: CellKey) -> Cell:
         """Return the live cell of ``key``; open one if there is none."""
-        books = self._live.get(key.place)
-        return (books or self._open(key.group, key.op, 0 if key.size_log2 < 0 else 1 << key.size_log2)).cell
+        sums = self._live.get(key.place)
+        return (sums or self._open(key.group, key.op, 0 if key.size_log2 < 0 else 1 << key.size_log2)).cell
 
     def tick(self, wall_ns: int) -> None:
         """Close the cells if their slot has ended, or is in the future because of a wrong end; measure seconds without steps."""
@@ -359,11 +359,11 @@ class RankTotals(Names):
         slot = self._slot_end - SLOT_NS
         while self._lately and self._lately[0][0] <= slot - LAST_NS:
             self._lately.popleft()
-        for books in self._live.values():
-            books.close()
-            self.closed.append((slot, books.key, books.cell))
-            self._lately.append((slot, books.key, books.cell))
-            self.totals.setdefault(books.key, Cell()).add(books.cell)
+        for sums in self._live.values():
+            sums.close()
+            self.closed.append((slot, sums.key, sums.cell))
+            self._lately.append((slot, sums.key, sums.cell))
+            self.totals.setdefault(sums.key, Cell()).add(sums.cell)
         self._live.clear()
         self.live_from = None
         for numbers in (self.last_seq, self.launched_ns, self.unseen):
@@ -382,7 +382,7 @@ class RankTotals(Names):
     def cells(self) -> Iterator[tuple[CellKey, Cell]]:
         """Yield all that was counted since the agent opened this ring: sums of closed cells, and live cells."""
         yield from self.totals.items()
-        yield from ((books.key, books.cell) for books in self._live.values())
+        yield from ((sums.key, sums.cell) for sums in self._live.values())
 
     def counted(self, job: str, key: CellKey, cell: Cell) -> Counted:
         """Return a cell with its names."""
@@ -393,12 +393,12 @@ class RankTotals(Names):
         since = now_ns + self.offset_ns - LAST_NS
         yield from (counted for counted in self._lately if counted[0] >= since)
         if self._slot_end > since:
-            yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())
+            yield from ((self._slot_end - SLOT_NS, sums.key, sums.cell) for sums in self._live.values())
 
     def live_cells(self) -> Iterator[tuple[int, CellKey, Cell]]:
         """Yield the cells that are not in the store yet, as (slot, key, cell)."""
         yield from self.closed
-        yield from ((self._slot_end - SLOT_NS, books.key, books.cell) for books in self._live.values())
+        yield from ((self._slot_end - SLOT_NS, sums.key, sums.cell) for sums in self._live.values())
 
     def take_closed(self, count: int | None = None) -> list[tuple[int, CellKey, Cell]]:
         """Remove and return the oldest ``count`` closed cells (default: all)."""
@@ -421,16 +421,16 @@ def _number(stamp: int, until_n: int | None) -> int:
     return number_of(stamp, until_n if until_n is not None else stamp + 1)
 
 
-def _compare(books: _CellTotals, join: GroupJoin, seq: int, part: Part, root: int) -> None:
+def _compare(sums: _CellTotals, join: GroupJoin, seq: int, part: Part, root: int) -> None:
     """Join a rank's part with those of the other ranks."""
-    if not books.symmetric:
-        parts, to_root = join.add_rooted(seq, part, root), books.op in ev.TO_ROOT
+    if not sums.symmetric:
+        parts, to_root = join.add_rooted(seq, part, root), sums.op in ev.TO_ROOT
         if parts is not None:
             _write(zip(parts.values(), waits_at_root(parts, root, to_root).values(), strict=True))
             join.window.add(part.end_ns, own_lateness_at_root(parts, root, to_root))
         return
-    books.compared.count += 1
-    books.compared.duration_ns += part.duration_ns
+    sums.compared.count += 1
+    sums.compared.duration_ns += part.duration_ns
     joined = join.add(seq, part)
     if joined is not None:
         _settle(joined, join)
@@ -439,7 +439,7 @@ def _compare(books: _CellTotals, join: GroupJoin, seq: int, part: Part, root: in
 def _settle(joined: Waits, join: GroupJoin) -> None:
     """Add a complete collective to the totals of its ranks."""
     _write(joined.waits)
-    late: _CellTotals = joined.late.book
+    late: _CellTotals = joined.late.totals
     lateness = late.owner.lateness_ns
     lateness[late.key.group] = lateness.get(late.key.group, 0) + joined.lateness_ns
     join.window.add(joined.late.end_ns, join.own_lateness.of(joined))
@@ -447,18 +447,18 @@ def _settle(joined: Waits, join: GroupJoin) -> None:
 
 def _write(waits: Iterable[tuple[Part, int]]) -> None:
     for part, wait in waits:
-        books: _CellTotals = part.book
-        cell = books.cell if books.live else books.owner.cell(books.key)
+        sums: _CellTotals = part.totals
+        cell = sums.cell if sums.live else sums.owner.cell(sums.key)
         cell.wait_ns += wait
         cell.joined += 1
-        if books.owner.messages and part.run is None:
-            books.owner.stood(part.end_ns, wait)
+        if sums.owner.messages and part.run is None:
+            sums.owner.stood(part.end_ns, wait)
 
 
 def op_of(part: Part) -> tuple[str, int, str | None]:
     """Return op name, size in bytes and dtype name of a part."""
-    books: _CellTotals = part.book
-    return books.owner.op_name(part.op), part.size, part.dtype
+    sums: _CellTotals = part.totals
+    return sums.owner.op_name(part.op), part.size, part.dtype
 
 
 def _same(part: Part) -> tuple[str, int | None, str | None]:

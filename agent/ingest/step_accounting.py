@@ -171,7 +171,7 @@ def _any_in(moments: list[int], start_ns: int, end_ns: int) -> bool:
     return at < len(moments) and moments[at] < end_ns
 
 
-class StepBook:
+class StepAccounting:
     """The steps of one rank, from its marks and the intervals of its communication."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ class StepTracker:
         self._rule: EachPass | Cycle | None = None
         #: Without a rule: the marks held for the next rule, and those of them whose step has been returned.
         self._held: list[Mark] = []
-        self._told: frozenset[Mark] = frozenset()
+        self._returned: frozenset[Mark] = frozenset()
         #: With a rule: the calls of its latest step, and how many marks it has taken.
         self._latest: list[Mark] = []
         self._placed = 0
@@ -107,11 +107,11 @@ class StepTracker:
             return []
         before, self._rule = found
         held, self._held = self._held, []
-        if not self._told.issuperset(held[:before]):
+        if not self._returned.issuperset(held[:before]):
             self._last_end = None  # the marks before the rule are no step
         self._placed, self._changed, self._unclear = 0, True, False
         steps = [step for mark in held[before:] for step in self._place(self._rule, mark)]
-        self._told = frozenset()
+        self._returned = frozenset()
         return steps
 
     def _place(self, rule: EachPass | Cycle, mark: Mark) -> list[Step]:
@@ -119,14 +119,14 @@ class StepTracker:
         closed = rule.feed(mark)
         if rule.broken:
             self._least = min(2 * self._least, _MOST_LEAST) if self._placed < 4 * self._least else _LEAST
-            self._rule, self._told = None, frozenset(self._latest)
+            self._rule, self._returned = None, frozenset(self._latest)
             self._held, self._latest = [*self._latest, *rule.open, mark], []
             return []
         self._placed += 1
         steps = []
         for calls in closed:
             self._latest = calls
-            if calls[0] in self._told:
+            if calls[0] in self._returned:
                 self._last_end = calls[-1].ended_ns
             else:
                 steps += self._close(calls)

@@ -53,7 +53,7 @@ class Exporter(Collector):
         readings: returns the node's collectors as (name, readings or ``None`` if it failed).
         references: expected durations of operations.
         gpu_of: returns the index of the GPU that a rank computes on, as a label.
-        told: returns verdicts that do not come from the totals in memory, but from NCCL's RAS.
+        ras_verdicts: returns verdicts that do not come from the totals in memory, but from NCCL's RAS.
         labels: additional labels of every ``job_info``.
     """
 
@@ -66,11 +66,11 @@ class Exporter(Collector):
         *,
         references: References | None = None,
         gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
-        told: Callable[[], list[Verdict]] = list,
+        ras_verdicts: Callable[[], list[Verdict]] = list,
         labels: Mapping[str, str] | None = None,
     ) -> None:
         self._of_jobs = labels or {}
-        self._gpu_of, self._told = gpu_of, told
+        self._gpu_of, self._ras_verdicts = gpu_of, ras_verdicts
         self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
         self._references = references
         self._efficiency: dict[tuple[str, str, str, str], float] = {}
@@ -102,7 +102,7 @@ class Exporter(Collector):
             verdicts = live_ranks.conclude(self._aggregate.jobs.values(), self._now_ns())
             self._labels = {job: labels for job, labels in self._labels.items() if job in self._aggregate.jobs}
             self._beyond = {job: ranks for job, ranks in self._beyond.items() if job in self._aggregate.jobs}
-        _verdicts(families, [*verdicts, *self._told()])
+        _verdicts(families, [*verdicts, *self._ras_verdicts()])
         for name, readings in self._readings():
             families.add("collector_up", (name,), float(readings is not None))
             for reading in readings or ():
@@ -127,13 +127,15 @@ class Exporter(Collector):
         """Add the efficiency of the last minute; compute it only with ``find``, because that costs more than the rest of a scrape."""
         if find is not None:
             self._efficiency_at = now = self._now_ns()
-            books = [(job.id, book) for job in self._aggregate.jobs.values() for book in job.books.values()]
-            known = (book.counted(job, key, cell) for job, book in books for key, cell in book.cells())
+            rank_totals = [
+                (job.id, totals) for job in self._aggregate.jobs.values() for totals in job.rank_totals.values()
+            ]
+            known = (totals.counted(job, key, cell) for job, totals in rank_totals for key, cell in totals.cells())
             yardstick = Yardstick(known, find)
             kinds: dict[tuple[str, str, str], list[Counted]] = {}
-            for job, book in books:
-                for _, key, cell in book.lately(now):
-                    one = book.counted(job, key, cell)
+            for job, totals in rank_totals:
+                for _, key, cell in totals.lately(now):
+                    one = totals.counted(job, key, cell)
                     kinds.setdefault((job, one.group, one.op), []).append(one)
             self._efficiency = {
                 (*kind, reference): value
@@ -150,25 +152,25 @@ class Exporter(Collector):
     def _job(self, families: Families, job: Job) -> None:
         sums = self._sum(job)
         _operations(families, job.id, sums)
-        latest = max(job.books.values(), key=lambda book: int(book.identity["restart"]))
+        latest = max(job.rank_totals.values(), key=lambda totals: int(totals.identity["restart"]))
         size, restart = (str(latest.identity[name]) for name in ("world_size", "restart"))
         families.add("job_info", (job.id, size, restart, *self._of_jobs.values()), 1)
-        for book in job.books.values():
-            families.count("events_total", (job.id,), book.read)
-            families.count("events_dropped_total", (job.id,), book.lost + book.dropped + book.nonsense)
-            families.count("probe_seconds_total", (job.id, str(book.rank)), book.probe_ns / 1e9)
-            for (group, direction), messages in directions(book).items():
-                labels = (job.id, str(book.rank), self._group_label(job.id, group), direction)
+        for totals in job.rank_totals.values():
+            families.count("events_total", (job.id,), totals.read)
+            families.count("events_dropped_total", (job.id,), totals.lost + totals.dropped + totals.nonsense)
+            families.count("probe_seconds_total", (job.id, str(totals.rank)), totals.probe_ns / 1e9)
+            for (group, direction), messages in directions(totals).items():
+                labels = (job.id, str(totals.rank), self._group_label(job.id, group), direction)
                 families.count("pipeline_wait_seconds_total", labels, messages.waited_us / 1e6)
-            _steps(families, job.id, book, partial(self._group_label, job.id), self._now_ns())
+            _steps(families, job.id, totals, partial(self._group_label, job.id), self._now_ns())
         self._present(families, job)
 
     def _sum(self, job: Job) -> _Sums:
         sums = _Sums({}, {}, {}, defaultdict(int))
-        for book in job.books.values():
-            rank = str(book.rank)
-            for key, cell in book.cells():
-                group, op = self._group_label(job.id, book.group(key.group).label), book.op_name(key.op)
+        for totals in job.rank_totals.values():
+            rank = str(totals.rank)
+            for key, cell in totals.cells():
+                group, op = self._group_label(job.id, totals.group(key.group).label), totals.op_name(key.op)
                 sums.by_rank.setdefault((rank, group, op), Cell()).add(cell)
                 sums.by_op.setdefault((group, op), Cell()).add(cell)
                 if key.size_log2 >= 0:
@@ -176,25 +178,25 @@ class Exporter(Collector):
                         (i for i, bound in enumerate(SIZE_BOUNDS_LOG2) if key.size_log2 <= bound), len(SIZE_BOUNDS_LOG2)
                     )
                     sums.sizes.setdefault((group, op), [0] * (len(SIZE_BOUNDS_LOG2) + 1))[at] += cell.count
-            for small_id, late_ns in book.lateness_ns.items():
-                sums.lateness_ns[rank, self._group_label(job.id, book.group(small_id).label)] += late_ns
+            for small_id, late_ns in totals.lateness_ns.items():
+                sums.lateness_ns[rank, self._group_label(job.id, totals.group(small_id).label)] += late_ns
         return sums
 
     def _present(self, families: Families, job: Job) -> None:
         """Add what only live ranks have: infos, operations in flight, durations to compare within one group."""
         now = self._now_ns()
-        for book in job.books.values():
-            if not book.alive:
+        for totals in job.rank_totals.values():
+            if not totals.alive:
                 continue
-            rank, local_rank = str(book.rank), book.identity.get("local_rank")
-            place = (self._gpu_of(book.gpu), "" if local_rank is None else str(local_rank))
-            families.add("rank_info", (job.id, rank, *place, str(book.identity.get("hook", ""))), 1)
-            families.add("probe_recorded_ratio", (job.id, rank), RECORDED[book.mode])
+            rank, local_rank = str(totals.rank), totals.identity.get("local_rank")
+            place = (self._gpu_of(totals.gpu), "" if local_rank is None else str(local_rank))
+            families.add("rank_info", (job.id, rank, *place, str(totals.identity.get("hook", ""))), 1)
+            families.add("probe_recorded_ratio", (job.id, rank), RECORDED[totals.mode])
             oldest: dict[int, int] = {}
-            for record in book.pending():
+            for record in totals.pending():
                 oldest.setdefault(record.group, record.start_ns or record.launch_ns)
-            self._count_beyond(job.id, rank, book.groups_told - MOST_GROUP_IDS)
-            for small_id, group in islice(book.groups.items(), MOST_GROUP_IDS):
+            self._count_beyond(job.id, rank, totals.groups_announced - MOST_GROUP_IDS)
+            for small_id, group in islice(totals.groups.items(), MOST_GROUP_IDS):
                 label = self._group_label(job.id, group.label)
                 if label == OTHER:
                     continue
@@ -202,14 +204,14 @@ class Exporter(Collector):
                 families.add("group_info", (*labels, str(group.size)), 1)
                 if small_id in oldest:
                     families.add("collective_in_flight_seconds", labels, max(0, now - oldest[small_id]) / 1e9)
-                elif book.mode == FULL:  # otherwise an operation that is only counted may be in flight
+                elif totals.mode == FULL:  # otherwise an operation that is only counted may be in flight
                     families.add("collective_in_flight_seconds", labels, 0.0)
-                compared = book.compared.get(small_id)
+                compared = totals.compared.get(small_id)
                 if compared is not None and compared.count:
                     families.count("symmetric_collectives_total", labels, compared.count)
                     families.count("symmetric_collective_seconds_total", labels, compared.duration_ns / 1e9)
-                if small_id in book.last_seq:
-                    families.add("collective_last_seq", labels, book.last_seq[small_id])
+                if small_id in totals.last_seq:
+                    families.add("collective_last_seq", labels, totals.last_seq[small_id])
 
 
 def _operations(families: Families, job: str, sums: _Sums) -> None:
@@ -243,8 +245,8 @@ def _operations(families: Families, job: str, sums: _Sums) -> None:
         families.histogram("collective_size_bytes", (job, group, op), bounds, counts, sums.by_op[group, op].bytes)
 
 
-def _steps(families: Families, job: str, book: RankTotals, label: Callable[[str], str], now_ns: int) -> None:
-    steps, periods, labels = book.steps.totals, book.steps.periods, (job, str(book.rank))
+def _steps(families: Families, job: str, totals: RankTotals, label: Callable[[str], str], now_ns: int) -> None:
+    steps, periods, labels = totals.steps.totals, totals.steps.periods, (job, str(totals.rank))
     if periods.count:
         families.count("periods_total", labels, periods.count)
         families.count("period_seconds_total", labels, periods.duration_ns / 1e9)
@@ -263,7 +265,7 @@ def _steps(families: Families, job: str, book: RankTotals, label: Callable[[str]
             families.count("step_group_comm_seconds_total", (*labels, label(group)), comm_ns / 1e9)
     if steps.p2p_wait_ns is not None:
         families.count("step_p2p_wait_seconds_total", labels, steps.p2p_wait_ns / 1e9)
-    shares = steps.shares(now_ns) if book.alive else None
+    shares = steps.shares(now_ns) if totals.alive else None
     if shares is not None:
         families.add("comm_share_ratio", labels, shares[0])
         if shares[1] is not None:
@@ -272,9 +274,9 @@ def _steps(families: Families, job: str, book: RankTotals, label: Callable[[str]
 
 def _ups(families: Families, jobs: Iterable[Job]) -> None:
     for job in jobs:
-        for book in live_ranks.of_this_run(job):
-            if book.alive or not book.closed_properly:
-                families.add("rank_up", (job.id, str(book.rank)), float(book.alive))
+        for totals in live_ranks.of_this_run(job):
+            if totals.alive or not totals.closed_properly:
+                families.add("rank_up", (job.id, str(totals.rank)), float(totals.alive))
 
 
 def _verdicts(families: Families, found: list[Verdict]) -> None:

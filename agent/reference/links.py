@@ -68,7 +68,7 @@ def find(text: str) -> Link:
     number, key = (int(matched[1] or 1), matched[2]) if matched else (1, text)
     link = links().get(key)
     if link is None or number < 1:
-        raise UnknownLink(f"no link '{text}'; there are {', '.join(links())}, or several of one: '8 x ib-ndr'")
+        raise UnknownLink(f"no link '{text}'; choose from {', '.join(links())}, or several of one: '8 x ib-ndr'")
     if number == 1:
         return link
     return replace(link, key=f"{number} x {key}", name=f"{number} x {link.name}", bandwidth=number * link.bandwidth)

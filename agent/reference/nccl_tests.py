@@ -122,14 +122,14 @@ def _conclude(run: _Run, parsed: Parsed, otherwise: str | None) -> None:
             parsed.remarks.append(f"{name}: no results")
         return
     if len(hosts) < 2:
-        why = "one rank has nobody to talk to" if hosts else "the lines that name its ranks are missing"
+        why = "one rank cannot communicate" if hosts else "the lines that name its ranks are missing"
         parsed.remarks.append(f"{name}: {why}")
         return
     ops = PROGRAMS[run.program] if run.program else _guess(run, len(hosts))
     if not ops and otherwise is not None:
         ops = (otherwise,)
     if not ops:
-        parsed.remarks.append(f"{name}: nothing says which operation it was; name it with --ops")
+        parsed.remarks.append(f"{name}: the operation is unknown; name it with --ops")
         return
     rows = [row for row in run.rows if _holds(ops[0], len(hosts), row)]
     if len(rows) < len(run.rows):

@@ -237,7 +237,7 @@ class References:
                 measured[path] = load(path)
             except BadReference as error:
                 damaged[path] = str(error)
-                logger.warning("reference passed over: %s", error)
+                logger.warning("reference skipped: %s", error)
         self._seen, self.measured, self.damaged = seen, measured, damaged
 
     def best(

@@ -139,9 +139,9 @@ def _bandwidths(material: Material) -> str:
         return ""
     most_time = sorted(by_op.items(), key=lambda item: -sum(row.seconds for row in item[1]))
     plots = [_bandwidth(i, op, rows, material.curves) for i, (op, rows) in enumerate(most_time[:_MOST_PLOTS])]
-    words = "Dots: bus bandwidth as measured, waits for late ranks included. Dashes: what it should be, by a reference or by the job's own best."
+    caption = "Dots: bus bandwidth as measured, waits for late ranks included. Dashes: what it should be, by a reference or by the job's own best."
     together = "".join(f"<section>{each}</section>" for each in plots)
-    return f'<h2>Bandwidth against size</h2><p>{words}</p><div class="plots">{together}</div>'
+    return f'<h2>Bandwidth against size</h2><p>{caption}</p><div class="plots">{together}</div>'
 
 
 def _bandwidth(number: int, op: str, rows: Sequence[Row], curves: Mapping[tuple[str, str], Curve]) -> str:

@@ -25,11 +25,11 @@ from commwatch.report.report import (
 from commwatch.report.svg import STYLE
 
 
-def html(report: Report, material: Material, said: Topology | None = None) -> str:
+def html(report: Report, material: Material, topology: Topology | None = None) -> str:
     """Return one HTML file without external resources, so that it can be attached to a ticket.
 
     Args:
-        said: the job's topology from NCCL's logs.
+        topology: the job's topology from NCCL's logs.
     """
     body = [html_frame.table((), headlines(report))]
     if report.advice:
@@ -37,8 +37,12 @@ def html(report: Report, material: Material, said: Topology | None = None) -> st
         body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
     body += ["<h2>What NCCL's logs say</h2>", *map(_finding, report.findings)] if report.findings else []
     body.append(figures(material))
-    if said is not None and said.communicators:
-        body += [f"<h2>{html_frame.text(said.library)}</h2>", _library(said), _communicators(said, material.groups)]
+    if topology is not None and topology.communicators:
+        body += [
+            f"<h2>{html_frame.text(topology.library)}</h2>",
+            _library(topology),
+            _communicators(topology, material.groups),
+        ]
     if report.ranks and report.steps:
         ranks = [rank_cells(line) for line in report.ranks]
         body += ["<h2>Ranks</h2>", html_frame.table(RANK_HEAD, ranks, "numbers")]
@@ -69,17 +73,17 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def _library(said: Topology) -> str:
-    chosen = Counter(f"{choice.algo}/{choice.proto}" for choice in said.choices)
+def _library(topology: Topology) -> str:
+    chosen = Counter(f"{choice.algo}/{choice.proto}" for choice in topology.choices)
     rows = [
-        ("version", ", ".join(said.versions)),
-        ("hosts", ", ".join(host.host for host in said.hosts)),
+        ("version", ", ".join(topology.versions)),
+        ("hosts", ", ".join(host.host for host in topology.hosts)),
         ("algorithm and protocol, by how often chosen", ", ".join(name for name, _ in chosen.most_common())),
     ]
     return html_frame.table((), [(name, value) for name, value in rows if value])
 
 
-def _communicators(said: Topology, groups: list[GroupView]) -> str:
+def _communicators(topology: Topology, groups: list[GroupView]) -> str:
     """Return a table of the connections between ranks, from NCCL's logs."""
     labels = {group.group_id: group.group for group in groups}
     rows = [
@@ -90,6 +94,6 @@ def _communicators(said: Topology, groups: list[GroupView]) -> str:
             "–" if comm.coll_channels is None else str(comm.coll_channels),
             ", ".join(f"{transport} {count}" for transport, count in comm.transports.items()) or "–",
         )
-        for comm in said.communicators
+        for comm in topology.communicators
     ]
     return html_frame.table(("group or communicator", "ranks", "where", "channels", "connections by transport"), rows)

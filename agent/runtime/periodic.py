@@ -40,17 +40,17 @@ class Beside:
 
     def _loop(self) -> None:
         while True:
-            self._look()
+            self._call()
             if self._end.wait(self._every_s):
                 break
         self._close()
 
-    def _look(self) -> None:
+    def _call(self) -> None:
         try:
             self._tick()
         except Exception:  # any: the next call may succeed, but only if this thread goes on
             if not self.failing:
-                log.exception("%s: this should not happen; trying again every %g s", self.name, self._every_s)
+                log.exception("%s: unexpected error; trying again every %g s", self.name, self._every_s)
             self.failing = True
         else:
             if self.failing:

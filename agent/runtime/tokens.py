@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from commwatch.collectors.wire.identity import write_whole
+from commwatch.collectors.wire.identity import write_atomically
 from commwatch.core.errors import CommwatchError
 
 #: In the run directory, which has one agent and does not survive a reboot.
@@ -63,7 +63,7 @@ def _read(path: Path, uid: int | None) -> str:
         os.close(fd)
     token = content.decode("latin-1").strip()
     if not _TOKEN.fullmatch(token):
-        raise BadToken(f"token file {path}: needs one token of 16 letters or more in ASCII, without spaces")
+        raise BadToken(f"token file {path}: needs one token of at least 16 ASCII characters, without spaces")
     return token
 
 
@@ -76,4 +76,4 @@ def make(path: Path) -> None:
     with contextlib.suppress(BadToken):
         read_own(path, os.getuid())
         return
-    write_whole(path, f"{secrets.token_urlsafe(32)}\n", 0o600)
+    write_atomically(path, f"{secrets.token_urlsafe(32)}\n", 0o600)

@@ -95,14 +95,14 @@ def session(token: str) -> str:
     return hmac.new(token.encode(), b"commwatch session", hashlib.sha256).hexdigest()
 
 
-def safe_redirect(asked: str) -> str:
-    """Return ``asked`` if it is a path of this agent, else ``/``; never another host for a browser, and never the login.
+def safe_redirect(path: str) -> str:
+    """Return ``path`` if it is a path of this agent, else ``/``; never another host for a browser, and never the login.
 
     >>> safe_redirect("/api/v1/jobs?a=b"), safe_redirect("//evil.example"), safe_redirect("/login")
     ('/api/v1/jobs?a=b', '/', '/')
     """
     # Browsers read \ as / and drop tabs and line ends.
-    return asked if re.fullmatch(r"/(?!/)[!-\[\]-~]*", asked) and asked.partition("?")[0] != LOGIN else "/"
+    return path if re.fullmatch(r"/(?!/)[!-\[\]-~]*", path) and path.partition("?")[0] != LOGIN else "/"
 
 
 def beyond_loopback(address: str) -> bool:
@@ -180,5 +180,5 @@ def _unauthorized(headers: Mapping[str, str], token: str | None) -> Refusal:
     elif "authorization" in headers:
         detail = "authorization: not the token of this agent"
     else:
-        detail = "authorization: none; send Authorization: Bearer TOKEN, with what stands in the agent's token file"
+        detail = "authorization: none; send Authorization: Bearer TOKEN, with the token from the agent's token file"
     return Refusal(HTTPStatus.UNAUTHORIZED, detail)

@@ -19,11 +19,11 @@ class Topic(NamedTuple):
 
     name: str
     #: Returns its data as JSON on one line, for a job (``None``: the latest).
-    look: Callable[[str | None], bytes]
-    #: Seconds between two calls of ``look``.
+    read: Callable[[str | None], bytes]
+    #: Seconds between two calls of ``read``.
     every_s: float
-    #: What ``look`` reads: only one call per source runs at a time.
-    source: str = "books"
+    #: What ``read`` reads: only one call per source runs at a time.
+    source: str = "live"
 
 
 @dataclass
@@ -40,20 +40,20 @@ class _Channel:
 
 
 class Feed:
-    """Produces events while there are listeners, on the web server's event loop; only ``look`` runs in threads.
+    """Produces events while there are listeners, on the web server's event loop; only ``read`` runs in threads.
 
     A slow listener misses events and delays no other: there is one latest event of each topic, and no queue.
 
     Args:
         first: topic that a listener gets once, at its start.
         topics: topics that it gets again and again.
-        ending: returns whether the agent is about to end.
+        ending: returns whether the agent is shutting down.
     """
 
     def __init__(self, first: Topic, topics: list[Topic], ending: Callable[[], bool]) -> None:
         self._first, self._topics, self._ending = first, topics, ending
         self._channels: dict[str | None, _Channel] = {}
-        # Threads of its own, so that a slow ``look`` takes none from other requests. One per source, however many jobs are
+        # Threads of its own, so that a slow ``read`` takes none from other requests. One per source, however many jobs are
         # watched, because each further thread would take interpreter time from the intake.
         self._threads = {topic.source: CapacityLimiter(1) for topic in (first, *topics)}
 
@@ -72,7 +72,7 @@ class Feed:
             if not channel.producers:
                 channel.producers = [asyncio.create_task(self._produce(channel, job, topic)) for topic in self._topics]
             yield b"retry: 1000\n\n"
-            past = await self._look(self._first, job)
+            past = await self._read(self._first, job)
             if past is not None:
                 yield _event(self._first.name, past)
             seen: dict[str, int] = {}
@@ -88,16 +88,16 @@ class Feed:
         finally:
             channel.listeners -= 1
 
-    async def _look(self, topic: Topic, job: str | None) -> bytes | None:
+    async def _read(self, topic: Topic, job: str | None) -> bytes | None:
         return await to_thread.run_sync(_looked, topic, job, limiter=self._threads[topic.source])
 
     async def _produce(self, channel: _Channel, job: str | None, topic: Topic) -> None:
-        """Produce events while there are listeners; one that joins before the last ``look`` has ended keeps it going."""
+        """Produce events while there are listeners; one that joins before the last ``read`` has ended keeps it going."""
         number = 0
         try:
             while channel.listeners and not self._ending():
                 began = time.monotonic()
-                text = await self._look(topic, job)
+                text = await self._read(topic, job)
                 if text is not None:
                     number += 1
                     channel.latest[topic.name] = (number, text)
@@ -123,7 +123,7 @@ class Feed:
 def _looked(topic: Topic, job: str | None) -> bytes | None:
     """Return the data of a topic; ``None`` where it cannot be read at the moment."""
     try:
-        return topic.look(job)
+        return topic.read(job)
     except (CommwatchError, sqlite3.Error, OSError):
         return None
 

@@ -151,7 +151,7 @@ class Gate:
         except TimeoutError:
             trouble = f"its file has not answered for {_TOKEN_S:g} s"
         if trouble and trouble != self._trouble:
-            log.error("nobody is let in by a token: %s", trouble)
+            log.error("no token is accepted: %s", trouble)
         self._trouble = trouble
         return token
 
@@ -241,7 +241,7 @@ def _login_page(trouble: str, on: str) -> Response:
     """Return the login form; ``on``: path to go to afterwards."""
     form = (
         (f"<p>{trouble}</p>" if trouble else "")
-        + """<p>This agent wants its token: what stands in the file <code>agent.token</code> of its run directory, or in the one that
+        + """<p>This agent requires its token: the content of the file <code>agent.token</code> in its run directory, or of the one that
 its setting <code>token_file</code> names.</p>
 <form method="post" action="/login">"""
         + f'<input name="next" type="hidden" value="{escape(on)}">'

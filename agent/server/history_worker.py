@@ -47,7 +47,7 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._asked_s, self._closed = 0.0, False
+        self._last_request_s, self._closed = 0.0, False
 
     def text(self, name: str, **arguments: Any) -> Text:
         """Return the answer to a question of ``QUESTIONS``, serialised as it is sent.
@@ -70,7 +70,7 @@ class Worker:
         """End the process if there was no question for a while, to free its memory."""
         if self._lock.acquire(blocking=False):
             try:
-                if self._process is not None and time.monotonic() - self._asked_s > _IDLE_S:
+                if self._process is not None and time.monotonic() - self._last_request_s > _IDLE_S:
                     self._end()
             finally:
                 self._lock.release()
@@ -99,7 +99,7 @@ class Worker:
                     why = "the process that works on answers has ended; ask again"
                 raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, why) from None
             finally:
-                self._asked_s = time.monotonic()
+                self._last_request_s = time.monotonic()
         if isinstance(reply, Wrong):
             raise ApiError(reply.status, reply.detail)
         for piece, says in reply.damaged:
@@ -109,20 +109,20 @@ class Worker:
     def _replied(self, connection: Connection, process: subprocess.Popen[bytes]) -> Found | Wrong:
         """Return the reply of the process; until then serve its requests for totals in memory."""
         while True:
-            said = connection.recv()
-            if isinstance(said, Cells):
+            message = connection.recv()
+            if isinstance(message, Cells):
 
                 def freeze() -> None:
                     with _killed_after(_FREEZE_S, process):
                         connection.send(True)
                         connection.recv()
 
-                connection.send(self._agent.live_cells(said.from_ns, said.until_ns, said.job, freeze))
-            elif isinstance(said, Ranks):
+                connection.send(self._agent.live_cells(message.from_ns, message.until_ns, message.job, freeze))
+            elif isinstance(message, Ranks):
                 connection.send(self._agent.live_ranks())
             else:
-                assert isinstance(said, (Found, Wrong))
-                return said
+                assert isinstance(message, (Found, Wrong))
+                return message
 
     def _started(self) -> tuple[Connection, subprocess.Popen[bytes]]:
         """Return the process and its connection, ready for a question; start it if there is none."""
@@ -130,9 +130,9 @@ class Worker:
         # Checked after the poll: `close` sets `_closed` before it kills the process.
         if self._closed:
             self._end()
-            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is about to end")
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is shutting down")
         if ended is not None:
-            log.warning("the process that works on answers has ended (%s); another is started", ended)
+            log.warning("the history worker process ended (%s); another is started", ended)
             self._end()
         if self._process is None or self._connection is None:
             ours, theirs = Pipe()

@@ -98,11 +98,11 @@ class Connection(H11Protocol):
 
     def _watch(self) -> None:
         """Start the timer while a request is incomplete; stop it once the request is complete."""
-        whole = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
-        if whole and self._coming is not None:
+        complete = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
+        if complete and self._coming is not None:
             self._coming.cancel()
             self._coming = None
-        elif not whole and self._coming is None:
+        elif not complete and self._coming is None:
             self._coming = self.loop.call_later(REQUEST_S, self._too_slow)
 
     def _too_slow(self) -> None:

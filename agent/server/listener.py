@@ -41,8 +41,8 @@ def listen(config: Config) -> socket.socket:
     if access.beyond_loopback(address) and config.tls_cert is None and not config.insecure:
         listener.close()
         raise CannotStart(
-            f"host {config.host} is reached from other machines, and what they send can be read on the way: "
-            "set tls_cert and tls_key, or say --insecure (insecure = true) where the network keeps others out"
+            f"host {config.host} can be reached from other machines, and connections are not encrypted: "
+            "set tls_cert and tls_key, or --insecure (insecure = true) if the network is private"
         )
     listener.listen(128)
     return listener
@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=2,
-            callback_notify=None if self._certificates is None else self._look_at_certificates,
+            callback_notify=None if self._certificates is None else self._check_certificates,
             timeout_notify=_RENEWAL_S,
         )
         settings.load()
@@ -125,7 +125,7 @@ class Server(uvicorn.Server):
         plain = Connection(**about)
         return plain if self._certificates is None else Handshake(self._certificates.context, plain)
 
-    async def _look_at_certificates(self) -> None:
+    async def _check_certificates(self) -> None:
         with contextlib.suppress(TimeoutError):
             await self._renewing.ask(_PATIENCE_S)
 

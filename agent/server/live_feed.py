@@ -30,8 +30,8 @@ from commwatch.server.services import Services
 #: Seconds of history in the page's plots.
 PAST_S = 3600.0
 #: ``Insights`` are cached for so many seconds, or for so many times the time they took, whichever is longer.
-_TOLD_S, _SELDOM = 60.0, 200
-_TOLD_NS, _FORGET_NS = 5_000_000_000, 60_000_000_000
+_INSIGHTS_S, _SELDOM = 60.0, 200
+_VERDICTS_NS, _FORGET_NS = 5_000_000_000, 60_000_000_000
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class LiveFeed:
         """Return a ``Moment`` of the job named ``wanted``, by default of the latest. Reads nothing from the history."""
         with self._held(wanted) as (job, jobs, now_ns):
             names = [JobName(each.id, running(each)) for each in jobs]
-            shown = None if job is None else job_now(job, self._cards(job), self._told(job, now_ns), now_ns)
+            shown = None if job is None else job_now(job, self._cards(job), self._more_verdicts(job, now_ns), now_ns)
         here = (None, None if shown is None else shown.job_id)
         active = [alert for alert in self._services.alerts.alerts()[0] if alert.labels.get("job_id") in here]
         alerts = [view_of(alert) for alert in self._services.evidence.linked(active)]
@@ -107,8 +107,8 @@ class LiveFeed:
     def timeline(self, wanted: str | None) -> bytes:
         """Return a ``Timeline``; ``null``: there is none."""
         with self._held(wanted) as (job, _, now_ns):
-            books = [] if job is None else sorted(live_ranks.of_this_run(job), key=lambda book: book.rank)
-            found = timeline(books, now_ns)
+            rank_totals = [] if job is None else sorted(live_ranks.of_this_run(job), key=lambda totals: totals.rank)
+            found = timeline(rank_totals, now_ns)
         return _json(Timeline | None, found)
 
     def operations(self, wanted: str | None) -> bytes:
@@ -124,7 +124,7 @@ class LiveFeed:
         slots = [] if job_id is None else self._agent.slots(int((until - PAST_S) * 1e9), int(until * 1e9), job_id)
         return _json(Past, Past(job_id, slots))
 
-    def told(self, wanted: str | None) -> bytes:
+    def insights(self, wanted: str | None) -> bytes:
         """Return an ``Insights``; cached, because advice reads much of the job's history."""
         job_id = self._job_id(wanted)
         if job_id is None:
@@ -134,7 +134,7 @@ class LiveFeed:
             until, text = self._slow.get(job_id, (began, b""))
         if until <= began:
             text = self._tell(job_id)
-            again = self._clock() + max(_TOLD_S, _SELDOM * (self._clock() - began))
+            again = self._clock() + max(_INSIGHTS_S, _SELDOM * (self._clock() - began))
             with self._slow_lock:
                 self._slow = {each: kept for each, kept in self._slow.items() if kept[0] > began}
                 self._slow[job_id] = again, text
@@ -148,11 +148,11 @@ class LiveFeed:
         advice = self._worker.find("advice", job=job_id, findings=findings, host=host, late=late, last_s=LAST_S)
         return _json(Insights, Insights(job_id, findings, advice))
 
-    def _told(self, job: Job, now_ns: int) -> list[Verdict]:
+    def _more_verdicts(self, job: Job, now_ns: int) -> list[Verdict]:
         """Return stragglers, ranks that disagree and RAS verdicts; cached for 5 s, because they cover half a minute."""
         at_ns, found = self._verdicts.get(job.id, (None, []))
-        if at_ns is None or now_ns - at_ns > _TOLD_NS:
-            self._verdicts = {each: told for each, told in self._verdicts.items() if now_ns - told[0] < _FORGET_NS}
+        if at_ns is None or now_ns - at_ns > _VERDICTS_NS:
+            self._verdicts = {each: kept for each, kept in self._verdicts.items() if now_ns - kept[0] < _FORGET_NS}
             found = [
                 *live_ranks.ended_verdicts([job], live_ranks.groups([job]), now_ns),
                 *self._services.ras.verdicts(job.id),
@@ -171,7 +171,7 @@ class LiveFeed:
             return None if job is None else job.id
 
     def _cards(self, job: Job) -> dict[int, Card]:
-        placed = ((book.rank, self._services.gpus.place(book.gpu)) for book in live_ranks.of_this_run(job))
+        placed = ((totals.rank, self._services.gpus.place(totals.gpu)) for totals in live_ranks.of_this_run(job))
         return {rank: Card(gpu.card.index, gpu.measured.utilization) for rank, gpu in placed if gpu is not None}
 
 

@@ -118,52 +118,52 @@ class Card:
 
 def pick(jobs: Iterable[Job], wanted: str | None) -> Job | None:
     """Return the job named ``wanted``; without a name the latest that runs, else the latest; ``None``: none."""
-    known = [job for job in jobs if wanted in (None, job.id) and job.books]
-    return max(known, key=lambda job: (running(job), min(map(_started_ns, job.books.values()))), default=None)
+    known = [job for job in jobs if wanted in (None, job.id) and job.rank_totals]
+    return max(known, key=lambda job: (running(job), min(map(_started_ns, job.rank_totals.values()))), default=None)
 
 
 def running(job: Job) -> bool:
     """Return True if at least one of its ranks is alive."""
-    return any(book.alive for book in job.books.values())
+    return any(totals.alive for totals in job.rank_totals.values())
 
 
-def _started_ns(book: RankTotals) -> int:
-    return int(book.identity.get("started_ns", 0))
+def _started_ns(totals: RankTotals) -> int:
+    return int(totals.identity.get("started_ns", 0))
 
 
-def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns: int) -> JobNow:
+def job_now(job: Job, cards: Mapping[int, Card], more_verdicts: Iterable[Verdict], now_ns: int) -> JobNow:
     """Return the state of a job at this moment.
 
     Args:
         job: has at least one rank; the caller holds the lock that guards it.
         cards: GPUs by rank, where they are known.
-        told: further verdicts, which do not follow from operations in flight.
+        more_verdicts: further verdicts, which do not follow from operations in flight.
         now_ns: the monotonic clock.
     """
-    books = sorted(live_ranks.of_this_run(job), key=lambda book: book.rank)
-    views = [live_ranks.rank(job.id, book, now_ns) for book in books]
-    found = combined(verdicts(views, live_ranks.groups([job])), told)
-    measured, messages = _waiting(books, now_ns)
-    recent = {book.rank: _recent(book, now_ns) for book in books}
+    rank_totals = sorted(live_ranks.of_this_run(job), key=lambda totals: totals.rank)
+    views = [live_ranks.rank(job.id, totals, now_ns) for totals in rank_totals]
+    found = combined(verdicts(views, live_ranks.groups([job])), more_verdicts)
+    measured, messages = _waiting(rank_totals, now_ns)
+    recent = {totals.rank: _recent(totals, now_ns) for totals in rank_totals}
     of_ranks = [of_rank for of_rank in recent.values() if of_rank]
     steps = [step for of_rank in of_ranks for step in of_rank]
     comm, comm_ranks = of_known(of_ranks, lambda steps: (shares_of(steps) or (None, None))[0])
     exposed, exposed_ranks = of_known(of_ranks, lambda steps: (shares_of(steps) or (None, None))[1])
-    waiting = waited_for(found, measured, len(books))
+    waiting = waited_for(found, measured, len(rank_totals))
     messages = for_others(messages, waiting, measured)
     paces = [pace for of_rank in recent.values() if (pace := _pace(of_rank, now_ns)) is not None]
     late = late_ranks(found, waiting)
     in_flight = _in_flight(views)
-    latest = max(books, key=lambda book: int(book.identity["restart"]))
+    latest = max(rank_totals, key=lambda totals: int(totals.identity["restart"]))
     return JobNow(
         job_id=job.id,
         state="running" if running(job) else "ended",
         world_size=int(latest.identity["world_size"]),
         restarts=int(latest.identity["restart"]),
-        started_at=min(_started_ns(book) + book.offset_ns for book in books) / 1e9,
+        started_at=min(_started_ns(totals) + totals.offset_ns for totals in rank_totals) / 1e9,
         steps_per_s=median(paces) if paces else None,
         step_s=median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else None,
-        steps_unavailable=next((book.steps.unavailable for book in books if book.steps.unavailable), None),
+        steps_unavailable=next((totals.steps.unavailable for totals in rank_totals if totals.steps.unavailable), None),
         sheds=shedding((view.rank, view.probe_mode) for view in views if view.state == "running"),
         comm=comm,
         exposed=exposed,
@@ -172,17 +172,17 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
         split=split(comm, waiting, messages, late),
         says=bottleneck(comm, exposed, waiting, messages, late),
         ending="" if running(job) else endings.says(live_ranks.endings(job)),
-        slots=_slots(books, now_ns),
+        slots=_slots(rank_totals, now_ns),
         ranks=[
             _line(
-                book,
+                totals,
                 view,
-                recent[book.rank],
-                blamed=culprits(found).get(book.rank),
-                card=cards.get(book.rank),
+                recent[totals.rank],
+                blamed=culprits(found).get(totals.rank),
+                card=cards.get(totals.rank),
                 now_ns=now_ns,
             )
-            for book, view in zip(books, views, strict=True)
+            for totals, view in zip(rank_totals, views, strict=True)
         ],
         in_flight=in_flight[:_MOST_IN_FLIGHT],
         in_flight_more=max(0, len(in_flight) - _MOST_IN_FLIGHT),
@@ -193,8 +193,8 @@ def job_now(job: Job, cards: Mapping[int, Card], told: Iterable[Verdict], now_ns
 # -- steps ------------------------------------------------------------------------------------
 
 
-def _recent(book: RankTotals, now_ns: int) -> list[StepRecord]:
-    steps = book.steps.totals.usual(now_ns)
+def _recent(totals: RankTotals, now_ns: int) -> list[StepRecord]:
+    steps = totals.steps.totals.usual(now_ns)
     lately = [step for step in steps if step.end_ns > now_ns - LATELY_NS]
     return lately if len(lately) >= LEAST_STEPS else steps[-LEAST_STEPS:]
 
@@ -209,20 +209,20 @@ def _pace(steps: list[StepRecord], now_ns: int) -> float | None:
 
 
 def _line(
-    book: RankTotals, view: RankView, steps: list[StepRecord], *, blamed: str | None, card: Card | None, now_ns: int
+    totals: RankTotals, view: RankView, steps: list[StepRecord], *, blamed: str | None, card: Card | None, now_ns: int
 ) -> RankLine:
     comm, exposed = shares_of(steps) or (None, None)
-    totals = book.steps.totals
+    step_totals = totals.steps.totals
     return RankLine(
-        rank=book.rank,
+        rank=totals.rank,
         host=view.host,
         state=state(view),
         verdict=blamed,
-        step=totals.recent[-1].seq if totals.recent else None,
+        step=step_totals.recent[-1].seq if step_totals.recent else None,
         step_s=median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else None,
         comm=comm,
         exposed=exposed,
-        wait=_waited(book, now_ns),
+        wait=_waited(totals, now_ns),
         gpu=None if card is None else card.index,
         gpu_utilization=None if card is None else card.utilization,
     )
@@ -231,43 +231,45 @@ def _line(
 # -- operations -------------------------------------------------------------------------------
 
 
-def _covered_s(books: list[RankTotals], now_ns: int) -> float:
+def _covered_s(rank_totals: list[RankTotals], now_ns: int) -> float:
     """Return the seconds that the last minute's cells cover, empty or not: complete slots and the one in progress."""
-    begin_ns = min(-(-(now_ns + book.offset_ns - LAST_NS) // SLOT_NS) * SLOT_NS - book.offset_ns for book in books)
-    return max(1e-3, (now_ns - max(begin_ns, min(map(_started_ns, books)))) / 1e9)
+    begin_ns = min(
+        -(-(now_ns + totals.offset_ns - LAST_NS) // SLOT_NS) * SLOT_NS - totals.offset_ns for totals in rank_totals
+    )
+    return max(1e-3, (now_ns - max(begin_ns, min(map(_started_ns, rank_totals)))) / 1e9)
 
 
-def _waiting(books: list[RankTotals], now_ns: int) -> tuple[float | None, float | None]:
+def _waiting(rank_totals: list[RankTotals], now_ns: int) -> tuple[float | None, float | None]:
     """Return two shares of the latest 10 to 20 s, 0 to 1, means over ranks: waiting for late ranks, and for messages.
 
     ``None``: not known, or no waits.
     """
     late, messages = [], []
-    for book in books:
-        if book.mode != FULL:  # operations that are only counted have no known waits
+    for totals in rank_totals:
+        if totals.mode != FULL:  # operations that are only counted have no known waits
             continue
-        begun_ns = (now_ns + book.offset_ns) // SLOT_NS * SLOT_NS - SLOT_NS
-        cells = [cell for slot_ns, _, cell in book.lately(now_ns) if slot_ns >= begun_ns]
-        covered_ns = max(1, now_ns - max(begun_ns - book.offset_ns, _started_ns(book)))
+        begun_ns = (now_ns + totals.offset_ns) // SLOT_NS * SLOT_NS - SLOT_NS
+        cells = [cell for slot_ns, _, cell in totals.lately(now_ns) if slot_ns >= begun_ns]
+        covered_ns = max(1, now_ns - max(begun_ns - totals.offset_ns, _started_ns(totals)))
         if any(cell.joined for cell in cells):
             late.append(sum(cell.wait_ns for cell in cells) / covered_ns)
         messages.append(sum(cell.p2p_wait_ns for cell in cells) / covered_ns)
     return mean(late) if late else None, mean(messages) if any(messages) else None
 
 
-def _waited(book: RankTotals, now_ns: int) -> float | None:
-    if book.mode != FULL:  # operations that are only counted have no known waits
+def _waited(totals: RankTotals, now_ns: int) -> float | None:
+    if totals.mode != FULL:  # operations that are only counted have no known waits
         return None
-    cells = [cell for _, _, cell in book.lately(now_ns)]
+    cells = [cell for _, _, cell in totals.lately(now_ns)]
     waited = [cell.wait_ns + cell.p2p_wait_ns for cell in cells if cell.joined or cell.p2p_wait_ns]
-    return sum(waited) / 1e9 / _covered_s([book], now_ns) if waited else None
+    return sum(waited) / 1e9 / _covered_s([totals], now_ns) if waited else None
 
 
 def operations(job: Job, now_ns: int) -> Operations:
     """Return a job's operations of the last minute; parameters as for ``job_now``."""
-    books = list(live_ranks.of_this_run(job))
-    counted = [book.counted(job.id, key, cell) for book in books for _, key, cell in book.lately(now_ns)]
-    return Operations(job.id, _covered_s(books, now_ns), summarise(counted, ["group", "op"]))
+    rank_totals = list(live_ranks.of_this_run(job))
+    counted = [totals.counted(job.id, key, cell) for totals in rank_totals for _, key, cell in totals.lately(now_ns)]
+    return Operations(job.id, _covered_s(rank_totals, now_ns), summarise(counted, ["group", "op"]))
 
 
 def _in_flight(views: list[RankView]) -> list[InFlightLine]:
@@ -278,20 +280,20 @@ def _in_flight(views: list[RankView]) -> list[InFlightLine]:
     return [InFlightLine(rank, op.op, op.group, op.seq, op.size_bytes, age(op), op.usual_s) for rank, op in ops]
 
 
-def _slots(books: list[RankTotals], now_ns: int) -> list[Slot]:
+def _slots(rank_totals: list[RankTotals], now_ns: int) -> list[Slot]:
     """Return the last complete slot and the one in progress, where they hold data."""
     steps: dict[int, list[StepRecord]] = {}
     sums: dict[int, dict[str, tuple[float, int]]] = {}
-    begun = {book.rank: (now_ns + book.offset_ns) // SLOT_NS * SLOT_NS for book in books}
-    for book in books:
-        since = begun[book.rank] - SLOT_NS
-        for step in book.steps.totals.recent:
-            slot = (step.end_ns + book.offset_ns) // SLOT_NS * SLOT_NS
+    begun = {totals.rank: (now_ns + totals.offset_ns) // SLOT_NS * SLOT_NS for totals in rank_totals}
+    for totals in rank_totals:
+        since = begun[totals.rank] - SLOT_NS
+        for step in totals.steps.totals.recent:
+            slot = (step.end_ns + totals.offset_ns) // SLOT_NS * SLOT_NS
             if slot >= since and not step.long:
                 steps.setdefault(slot, []).append(step)
-        for slot, key, cell in book.lately(now_ns):
+        for slot, key, cell in totals.lately(now_ns):
             if slot >= since:
-                by_op, op = sums.setdefault(slot, {}), book.op_name(key.op)
+                by_op, op = sums.setdefault(slot, {}), totals.op_name(key.op)
                 bus_bytes, busy_ns = by_op.get(op, (0.0, 0))
                 by_op[op] = bus_bytes + cell.bus_bytes, busy_ns + cell.busy_ns
     return [slot_of(at, shares_of(steps.get(at, ())), sums.get(at, {})) for at in sorted(steps.keys() | sums.keys())]

@@ -47,7 +47,7 @@ def _uid(peer: Address, here: Address) -> int | None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
             kernel.settimeout(_PATIENCE_S)
             kernel.send(_HEADER.pack(_HEADER.size + len(about), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + about)
-            said = kernel.recv(4096)
-        if _HEADER.unpack_from(said)[1] == _SOCK_DIAG_BY_FAMILY:
-            return int(struct.unpack_from("=I", said, _UID_AT)[0])
+            data = kernel.recv(4096)
+        if _HEADER.unpack_from(data)[1] == _SOCK_DIAG_BY_FAMILY:
+            return int(struct.unpack_from("=I", data, _UID_AT)[0])
     return None

@@ -39,13 +39,13 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong; the detail names it.", **PROBLEM},
     401: {"description": "The token is missing, or another.", **PROBLEM},
     403: {"description": "A page of another origin asks.", **PROBLEM},
-    404: {"description": "There is no such thing; the detail names it.", **PROBLEM},
+    404: {"description": "There is no such resource; the detail names it.", **PROBLEM},
     413: {"description": "The body is too large.", **PROBLEM},
-    421: {"description": "The host header is no name of this agent.", **PROBLEM},
+    421: {"description": "The host header is not a name of this agent.", **PROBLEM},
     422: {"description": "A parameter is not of its type; the detail names it.", **PROBLEM},
     429: {"description": "Too many requests of this client are being worked on.", **PROBLEM},
     503: {
-        "description": "The history cannot be read, a request not be written, or too much is asked at once.",
+        "description": "The history cannot be read, a request cannot be written, or there are too many requests at once.",
         **PROBLEM,
     },
 }
@@ -57,8 +57,8 @@ _BUSY, _SOON = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVA
 
 def answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an error response; for temporary errors with ``Retry-After``."""
-    said = {**(_SOON if status in _BUSY else {}), **(headers or {})}
-    return Response(body_of(status, detail), status, said, "application/problem+json")
+    all_headers = {**(_SOON if status in _BUSY else {}), **(headers or {})}
+    return Response(body_of(status, detail), status, all_headers, "application/problem+json")
 
 
 def body_of(status: int, detail: str) -> bytes:

@@ -64,9 +64,9 @@ class Certificates:
         try:
             self.context = listening(self._cert, self._key, self._client_ca)
         except BadCertificate as error:
-            log.warning("the certificate stays as it is: %s", error)
+            log.warning("certificate not changed: %s", error)
         else:
-            log.info("took up the certificate in %s", self._cert)
+            log.info("using the new certificate in %s", self._cert)
 
     def _state(self) -> object:
         try:

@@ -36,14 +36,14 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
         description="The communication of the training jobs on this node.",
     )
     app.state.services = services
-    look = LiveFeed(services)
+    live = LiveFeed(services)
     topics = [
-        Topic("moment", look.moment, 1.0),
-        Topic("timeline", look.timeline, 2.0),
-        Topic("operations", look.operations, 5.0),
-        Topic("told", look.told, 10.0, "worker"),
+        Topic("moment", live.moment, 1.0),
+        Topic("timeline", live.timeline, 2.0),
+        Topic("operations", live.operations, 5.0),
+        Topic("told", live.insights, 10.0, "worker"),
     ]
-    feed = Feed(Topic("past", look.past, 0.0, "history"), topics, services.ending)
+    feed = Feed(Topic("past", live.past, 0.0, "history"), topics, services.ending)
     for part in (jobs, alerts, diagnosis, gpus, profiles, witnesses):
         app.include_router(part.router)
     app.include_router(stream.router(feed))

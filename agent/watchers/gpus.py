@@ -271,24 +271,29 @@ class Gpus:
             jobs: whose ranks are included; the caller holds the lock that guards them.
             now_ns: the monotonic clock.
         """
-        ranks = [(job.id, book) for job in jobs for book in job.books.values() if book.alive and book.gpu is not None]
+        ranks = [
+            (job.id, totals)
+            for job in jobs
+            for totals in job.rank_totals.values()
+            if totals.alive and totals.gpu is not None
+        ]
         with self._lock:
             state, read_at = self._state(), self._read_wall or None
             gpus = self._snapshot.gpus if self._snapshot is not None and state.state == "up" else ()
             known, recent = self._known, list(self._recent)
-        placed = [(job, book, find(book.gpu, known)) for job, book in ranks if book.gpu is not None]
+        placed = [(job, totals, find(totals.gpu, known)) for job, totals in ranks if totals.gpu is not None]
         elsewhere = [
-            StrangeRank(job, book.rank, book.gpu.uuid, book.gpu.bus_id)
-            for job, book, gpu in placed
-            if gpu is None and book.gpu is not None
+            StrangeRank(job, totals.rank, totals.gpu.uuid, totals.gpu.bus_id)
+            for job, totals, gpu in placed
+            if gpu is None and totals.gpu is not None
         ]
         views = [
             GpuView(
                 gpu,
                 [_xid(at, xid) for at, xid in reversed(recent) if xid.uuid == gpu.card.uuid],
                 [
-                    _rank_on(job, book, gpu, now_ns)
-                    for job, book, on in placed
+                    _rank_on(job, totals, gpu, now_ns)
+                    for job, totals, on in placed
                     if on is not None and on.card.index == gpu.card.index
                 ],
             )
@@ -298,11 +303,11 @@ class Gpus:
 
 
 def _xid(at: float, xid: Xid) -> XidView:
-    said = meaning(xid.number)
-    return XidView(at, xid.number, said.title, said.do)
+    explained = meaning(xid.number)
+    return XidView(at, xid.number, explained.title, explained.do)
 
 
-def _rank_on(job: str, book: RankTotals, gpu: Gpu, now_ns: int) -> RankOnGpu:
-    shares = book.steps.totals.shares(now_ns)
+def _rank_on(job: str, totals: RankTotals, gpu: Gpu, now_ns: int) -> RankOnGpu:
+    shares = totals.steps.totals.shares(now_ns)
     comm, exposed = (None, None) if shares is None else shares
-    return RankOnGpu(job, book.rank, comm, exposed, None if book.gpu is None else instance_at(book.gpu, gpu))
+    return RankOnGpu(job, totals.rank, comm, exposed, None if totals.gpu is None else instance_at(totals.gpu, gpu))

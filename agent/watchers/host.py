@@ -55,8 +55,8 @@ class HostWatch:
     ) -> None:
         self._aggregate, self._lock, self._now_ns, self._sys = aggregate, lock, now_ns, sys
         self._readers: tuple[Network | Infiniband, ...] = (Infiniband(sys), Network(sys))
-        self._looks: deque[NodeSample] = deque()
-        self._seldom: deque[SlowSample] = deque()
+        self._samples: deque[NodeSample] = deque()
+        self._slow_samples: deque[SlowSample] = deque()
         #: What the answers are made from; replaced as a whole, so that readers need no lock.
         self._node: Node | None = None
         self._down: dict[str, str] = {}
@@ -67,18 +67,18 @@ class HostWatch:
     def tick(self) -> None:
         """Take one sample."""
         now = self._now_ns()
-        if not self._seldom or now - self._seldom[-1].at_ns >= _SELDOM_NS:
-            self._seldom.append(self._look_around(now))
-        look = self._look()
-        self._began_ns = look.at_ns if self._began_ns is None else self._began_ns
-        self._looks.append(look)
-        while self._looks[0].at_ns < look.at_ns - WINDOW_NS:
-            self._looks.popleft()
-        while self._seldom[0].at_ns < look.at_ns - LATELY_NS:
-            self._seldom.popleft()
-        self._node = Node(time(), self._began_ns, tuple(self._looks), tuple(self._seldom), dict(self._down))
+        if not self._slow_samples or now - self._slow_samples[-1].at_ns >= _SELDOM_NS:
+            self._slow_samples.append(self._take_slow_sample(now))
+        sample = self._take_sample()
+        self._began_ns = sample.at_ns if self._began_ns is None else self._began_ns
+        self._samples.append(sample)
+        while self._samples[0].at_ns < sample.at_ns - WINDOW_NS:
+            self._samples.popleft()
+        while self._slow_samples[0].at_ns < sample.at_ns - LATELY_NS:
+            self._slow_samples.popleft()
+        self._node = Node(time(), self._began_ns, tuple(self._samples), tuple(self._slow_samples), dict(self._down))
 
-    def _look(self) -> NodeSample:
+    def _take_sample(self) -> NodeSample:
         counts: dict[str, Counts] = {}
         for reader in self._readers:
             try:
@@ -96,7 +96,7 @@ class HostWatch:
             moved = parts(self._aggregate.jobs.values())
         return NodeSample(at, counts, cpu, memory, host.pressure(), moved)
 
-    def _look_around(self, now_ns: int) -> SlowSample:
+    def _take_slow_sample(self, now_ns: int) -> SlowSample:
         nics: list[Nic] = []
         events: dict[str, dict[str, int]] = {}
         for reader in self._readers:
@@ -129,7 +129,7 @@ class HostWatch:
         node = self._node
         if node is None:
             return []
-        if self._now_ns() - node.looks[-1].at_ns > _STUCK_NS:
+        if self._now_ns() - node.samples[-1].at_ns > _STUCK_NS:
             return [(name, None) for name in (Network.name, Infiniband.name)]
         ports = [nic for nic in node.nics if nic.kind in _RDMA]
         others = [nic for nic in node.nics if nic.kind not in _RDMA]

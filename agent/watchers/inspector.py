@@ -133,7 +133,7 @@ class Inspector:
         lock: threading.RLock,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._directory, self._aggregate, self._books_lock, self._clock = directory, aggregate, lock, clock
+        self._directory, self._aggregate, self._jobs_lock, self._clock = directory, aggregate, lock, clock
         self._lock = threading.RLock()
         self._jobs: dict[str, _JobFiles] = {}
         #: By folder: the jobs that dump into it, and the Unix time before which its files are of earlier jobs.
@@ -141,12 +141,12 @@ class Inspector:
         self._means: dict[str, tuple[int, list[InspectorMean]]] = {}
         self._looked_at = clock()
         self._means_at = 0.0
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def tick(self) -> int:
         """Find new files and read what was added; return the bytes read."""
         folders: dict[str, tuple[set[str], float]] = {}
-        with self._books_lock:
+        with self._jobs_lock:
             wanted = {job.id: self._wanted(job, folders) for job in self._aggregate.jobs.values()}
         read = 0
         for job, (patterns, since, ranks) in wanted.items():
@@ -178,8 +178,8 @@ class Inspector:
 
     def _say(self, troubles: dict[str, str]) -> None:
         for path, why in troubles.items():
-            if path not in self._said:
-                self._said.add(path)
+            if path not in self._warned:
+                self._warned.add(path)
                 log.warning("cannot read NCCL Inspector's %s: %s", path, why)
 
     def _wanted(
@@ -190,11 +190,11 @@ class Inspector:
         Adds the job's folders to ``folders``.
         """
         patterns, since = [], float("inf")
-        for book in job.books.values():
-            identity = book.identity
+        for totals in job.rank_totals.values():
+            identity = totals.identity
             began = (int(identity.get("started_ns", 0)) + int(identity["wall_offset_ns"])) / 1e9 - _SLACK_S
             name = f"{identity.get('host', '')}-pid{identity.get('pid', 0)}.log"
-            for folder in {book.inspector, None if self._directory is None else str(self._directory)} - {None}:
+            for folder in {totals.inspector, None if self._directory is None else str(self._directory)} - {None}:
                 patterns.append(glob.escape(os.path.join(str(folder), name)))  # noqa: PTH118 - a pattern
                 jobs, first = folders.setdefault(str(folder), (set(), began))
                 folders[str(folder)] = ({*jobs, job.id}, min(first, began))
@@ -217,8 +217,8 @@ class Inspector:
                         with open(
                             others.open_plain(Path(path), links=True), encoding="utf-8", errors="replace"
                         ) as file:
-                            told = list(parse_prom(file.read(_MOST_PROM_BYTES)))
-                        found[path] = (changed, means(told, jobs, changed / 1e9))
+                            parsed = list(parse_prom(file.read(_MOST_PROM_BYTES)))
+                        found[path] = (changed, means(parsed, jobs, changed / 1e9))
                 except OSError as error:
                     self._say({path: error.strerror or str(error)})
         with self._lock:
@@ -252,7 +252,7 @@ class Inspector:
 
     def rows(self, job: str | None) -> list[InspectorRow]:
         """Return what was timed, the most time first."""
-        with self._books_lock:
+        with self._jobs_lock:
             groups = {each.id: list(groups_of(each).values()) for each in self._aggregate.jobs.values()}
         found = []
         with self._lock:
@@ -272,12 +272,12 @@ class Inspector:
         with self._lock:
             files = [each for name, each in self._jobs.items() if job in (None, name)]
             folders = [folder for folder, (jobs, _) in self._folders.items() if job is None or job in jobs]
-            told = [
+            averages = [
                 mean for _, each in self._means.values() for mean in each if job is None or mean.job_id in (None, job)
             ]
             paths = [os.fsencode(path).decode("utf-8", "replace") for each in files for path in each.follower.paths]
             troubles = [f"{path}: {why}" for each in files for path, why in list(each.follower.troubles.items())]
-            state, says = self._state(folders, bool(paths or told), troubles)
+            state, says = self._state(folders, bool(paths or averages), troubles)
             return InspectorView(
                 state,
                 says,
@@ -288,12 +288,12 @@ class Inspector:
                 skipped_bytes=sum(each.follower.skipped_bytes for each in files),
                 left_out=sum(each.left_out for each in files),
                 rows=rows,
-                means=told,
+                means=averages,
             )
 
     def _state(self, folders: list[str], found: bool, troubles: list[str]) -> tuple[str, str]:
         if self._clock() - self._looked_at > _STUCK_S:
-            return "down", "its files cannot be looked at: the file system does not answer"
+            return "down", "its files cannot be read: the file system does not answer"
         if found:
             return "works", f"reads {', '.join(sorted(folders)[:3])}"
         if troubles:

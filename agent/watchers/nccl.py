@@ -24,7 +24,7 @@ from commwatch.collectors.nccl.labels import labels
 from commwatch.collectors.nccl.topology import choices, hosts, view
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import others
-from commwatch.collectors.wire.identity import make_private_dir, write_whole
+from commwatch.collectors.wire.identity import make_private_dir, write_atomically
 from commwatch.core.cells import GroupInfo
 from commwatch.core.nccl_views import NcclMessage, Topology
 from commwatch.ingest.jobs import Aggregate, Job
@@ -59,7 +59,7 @@ class LogRequest:
         directory = run_dir / "logs"
         mode = make_private_dir(directory, os.environ)
         path = directory / f"{self.pid}.json"
-        write_whole(path, json.dumps(asdict(self)), mode)
+        write_atomically(path, json.dumps(asdict(self)), mode)
         return path
 
 
@@ -133,9 +133,9 @@ class NcclLogs:
         aggregate: Aggregate,
         lock: threading.RLock,
         clock: Callable[[], float] = time.time,
-        keep: Callable[[Topology], None] = lambda said: None,
+        keep: Callable[[Topology], None] = lambda topology: None,
     ) -> None:
-        self._run_dir, self._aggregate, self._books_lock, self._clock, self._keep = (
+        self._run_dir, self._aggregate, self._jobs_lock, self._clock, self._keep = (
             run_dir,
             aggregate,
             lock,
@@ -146,7 +146,7 @@ class NcclLogs:
         self._jobs: dict[str, _JobLogs] = {}
         self._messages: deque[NcclMessage] = deque(maxlen=_MOST_MESSAGES)
         self._looked_at = clock()
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def tick(self) -> int:
         """Find new logs and read what was added; return the bytes read."""
@@ -160,8 +160,8 @@ class NcclLogs:
             logs.follower.patterns.update(dict.fromkeys(patterns))
             read += logs.follower.tick()  # without the lock: a file server may hang, answers must not
             for path, why in logs.follower.troubles.items():
-                if path not in self._said:
-                    self._said.add(path)
+                if path not in self._warned:
+                    self._warned.add(path)
                     log.warning("cannot read NCCL's log %s: %s", path, why)
         now = self._clock()
         self._keep_fresh(lambda job, logs: job not in wanted or now - logs.kept_at > _KEEP_S)
@@ -186,23 +186,25 @@ class NcclLogs:
             ]
             for logs, _ in new:
                 logs.fresh, logs.kept_at = False, self._clock()
-        for logs, said in new:
+        for logs, topology in new:
             try:
-                self._keep(said)
+                self._keep(topology)
             except OSError as error:
                 logs.fresh = True  # to try again
-                if str(error) not in self._said:
-                    self._said.add(str(error))
-                    log.warning("cannot keep what NCCL's logs say for later: %s", error)
+                if str(error) not in self._warned:
+                    self._warned.add(str(error))
+                    log.warning("cannot store the findings of NCCL's logs: %s", error)
 
     def _wanted(self) -> dict[str, tuple[list[str], float]]:
         """Return file patterns by job, with the Unix time before which files are of earlier jobs."""
         found: dict[str, tuple[list[str], float]] = {}
         for request in requests(self._run_dir):
             found[request.job] = (list(request.patterns), request.since)
-        with self._books_lock:
+        with self._jobs_lock:
             for job in self._aggregate.jobs.values():
-                paths = [glob.escape(book.nccl_log) for book in job.books.values() if book.nccl_log is not None]
+                paths = [
+                    glob.escape(totals.nccl_log) for totals in job.rank_totals.values() if totals.nccl_log is not None
+                ]
                 if paths or job.id in self._jobs:
                     patterns, since = found.get(job.id, ([], 0.0))
                     found[job.id] = (patterns + paths, since)
@@ -225,7 +227,7 @@ class NcclLogs:
         )
 
     def _ranks(self, job: str) -> dict[tuple[str, int], int]:
-        with self._books_lock:
+        with self._jobs_lock:
             known = self._aggregate.jobs.get(job)
             return {} if known is None else ranks_of(known)
 
@@ -257,12 +259,12 @@ class NcclLogs:
 
     def _topology(self, job: str, logs: _JobLogs) -> Topology:
         account = logs.account
-        said: dict[str, Any] = labels(account)
+        label_values: dict[str, Any] = labels(account)
         return Topology(
             job_id=job,
-            library=said["library"],
-            versions=said.get("nccl_version", []),
-            env=said.get("env", {}),
+            library=label_values["library"],
+            versions=label_values.get("nccl_version", []),
+            env=label_values.get("env", {}),
             hosts=hosts(account),
             communicators=[
                 replace(view(comm), group_ids=[group.group_id for group in groups])
@@ -296,7 +298,7 @@ class NcclLogs:
             return job in self._jobs
 
     def _joined(self, job: str, account: Account) -> list[tuple[Communicator, list[GroupInfo]]]:
-        with self._books_lock:
+        with self._jobs_lock:
             known = self._aggregate.jobs.get(job)
             ranks = {} if known is None else ranks_of(known)
             groups = {} if known is None else groups_of(known)
@@ -323,14 +325,14 @@ def remove_old(logs: Path, before_s: float) -> None:
 def ranks_of(job: Job) -> dict[tuple[str, int], int]:
     """Return the global rank by host (as NCCL writes it) and pid."""
     return {
-        (str(book.identity.get("host", "")).partition(".")[0], int(book.identity.get("pid", 0))): book.rank
-        for book in job.books.values()
+        (str(totals.identity.get("host", "")).partition(".")[0], int(totals.identity.get("pid", 0))): totals.rank
+        for totals in job.rank_totals.values()
     }
 
 
 def groups_of(job: Job) -> dict[str, GroupInfo]:
     """Return the job's process groups by their id."""
-    return {group.group_id: group for book in job.books.values() for group in book.groups.values()}
+    return {group.group_id: group for totals in job.rank_totals.values() for group in totals.groups.values()}
 
 
 def matching(comm: Communicator, ranks: dict[tuple[str, int], int], groups: Iterable[GroupInfo]) -> list[GroupInfo]:

@@ -14,13 +14,13 @@ from commwatch.watchers.nccl import logs_of
 _ADAPTER = TypeAdapter(Topology)
 
 
-def keep(state: Path, said: Topology) -> None:
+def keep(state: Path, topology: Topology) -> None:
     """Write a job's topology to the state directory; raise ``OSError`` if that fails."""
-    path = _path(state, said.job_id)
+    path = _path(state, topology.job_id)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     hidden = path.with_suffix(".new")
     hidden.touch(mode=0o600)
-    hidden.write_bytes(_ADAPTER.dump_json(said))
+    hidden.write_bytes(_ADAPTER.dump_json(topology))
     hidden.replace(path)
 
 

@@ -160,10 +160,10 @@ class Profiles:
             raise UnknownTarget(f"no job '{job}' in the history; /api/v1/jobs lists them")
         running = [view.rank for view in self._agent.ranks(job) if view.state == "running"]
         if not running:
-            raise ProfileError(f"job '{job}' does not run")
+            raise ProfileError(f"job '{job}' is not running")
         missing = sorted(set(ranks or ()) - set(running))
         if missing:
-            raise UnknownTarget(f"rank {missing[0]} of job '{job}' does not run on this node")
+            raise UnknownTarget(f"rank {missing[0]} of job '{job}' is not running on this node")
         path = files.request_path(self._run_dir, job)
         with self._lock:
             for other in self._active.values():
@@ -202,7 +202,7 @@ class Profiles:
         for active in list(self._active.values()):
             views = {view.rank: view for view in self._agent.ranks(active.request.job)}
             for rank in active.request.ranks:
-                self._look(active, rank, views.get(rank), _READING_S, _RECORDS_S)
+                self._update(active, rank, views.get(rank), _READING_S, _RECORDS_S)
             self._end_if_over(active)
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class Profiles:
         for active in list(self._active.values()):
             _remove(active.request_path)
             for rank in active.request.ranks:
-                self._look(active, rank, None, max(0.1, until - time.monotonic()), 0)
+                self._update(active, rank, None, max(0.1, until - time.monotonic()), 0)
                 if active.ranks[rank].state in ("waiting", "running"):
                     self._set(active, replace(active.ranks[rank], state="failed", error="the agent ended"))
             self._end_if_over(active)
@@ -226,7 +226,7 @@ class Profiles:
             if path not in standing and path.lstat().st_mtime < self._clock() - files.MOST_SECONDS - _WRITING_S:
                 _remove(path)
 
-    def _look(self, active: _Active, rank: int, view: RankView | None, reading_s: float, records_s: float) -> None:
+    def _update(self, active: _Active, rank: int, view: RankView | None, reading_s: float, records_s: float) -> None:
         """Update one rank, unless it has ended."""
         known = active.ranks[rank]
         if known.state in ("done", "failed"):

@@ -62,8 +62,8 @@ def join(comm: Communicator, jobs: Iterable[Known]) -> Joined | None:
             if group.ranks is None or len(group.ranks) != group.size or comm.size != group.size:
                 continue
             here = [(at, job.pids[rank]) for at, rank in enumerate(group.ranks) if rank in job.pids]
-            told = [pids[at] == pid for at, pid in here if at in pids]
-            if told and all(told):
+            matches = [pids[at] == pid for at, pid in here if at in pids]
+            if matches and all(matches):
                 found.append((job.job_id, group))
     members = {(job_id, group.ranks) for job_id, group in found}
     if len(members) != 1:
@@ -100,18 +100,18 @@ def judge(comm: Communicator, where: Joined, unchanged_s: float) -> Verdict | No
 
 def _counts(members: Sequence[Member], where: Joined, unchanged_s: float) -> Verdict | None:
     """Return the verdict on ranks that have launched different numbers of collectives, and launch no more."""
-    told = [m for m in members if m.counts is not None]
-    ops = sorted({op for m in told for op in m.counts or {}})
-    vectors = {m.rank: tuple((m.counts or {}).get(op, 0) for op in ops) for m in told}
+    counted = [m for m in members if m.counts is not None]
+    ops = sorted({op for m in counted for op in m.counts or {}})
+    vectors = {m.rank: tuple((m.counts or {}).get(op, 0) for op in ops) for m in counted}
     if len(set(vectors.values())) < 2:
         return None
     top = tuple(max(vector[at] for vector in vectors.values()) for at in range(len(ops)))
     differing = [op for at, op in enumerate(ops) if len({vector[at] for vector in vectors.values()}) > 1]
-    says = "; ".join(_lots(op, [(m, (m.counts or {}).get(op, 0)) for m in told], where) for op in differing)
+    says = "; ".join(_lots(op, [(m, (m.counts or {}).get(op, 0)) for m in counted], where) for op in differing)
     says = f"{says}; none has launched anything for {unchanged_s:.0f} s"
-    ahead = [m for m in told if vectors[m.rank] == top]
+    ahead = [m for m in counted if vectors[m.rank] == top]
     if ahead:
-        behind = [m for m in told if vectors[m.rank] != top]
+        behind = [m for m in counted if vectors[m.rank] != top]
         return _verdict(
             "stalled",
             "not_joined",
@@ -124,8 +124,8 @@ def _counts(members: Sequence[Member], where: Joined, unchanged_s: float) -> Ver
         )
     counts = Counter(vectors.values()).most_common()
     tie = counts[0][1] == counts[1][1]
-    odd = [m for m in told if tie or vectors[m.rank] != counts[0][0]]
-    rest = [m for m in told if not tie and vectors[m.rank] == counts[0][0]]
+    odd = [m for m in counted if tie or vectors[m.rank] != counts[0][0]]
+    rest = [m for m in counted if not tie and vectors[m.rank] == counts[0][0]]
     return _verdict("desync", "ops", where, culprits=odd, waiting=rest, since_s=unchanged_s, op=differing[0], says=says)
 
 
@@ -177,13 +177,13 @@ def _verdict(
 
 
 @dataclass
-class _Asked:
+class _Endpoint:
     """One RAS and its latest answer."""
 
     host: str
     port: int
     due: float = 0.0
-    asked_at: float | None = None
+    polled_at: float | None = None
     status: Status | None = None
     trouble: str | None = None
     #: By communicator: its ranks as reported, and the Unix time since which they have not changed.
@@ -220,8 +220,8 @@ class Ras:
         clock: Callable[[], float] = time.time,
         ask: Callable[[str, int], str] = ras.ask,
     ) -> None:
-        self._asked = [_Asked(host, port) for host, port in addresses]
-        self._aggregate, self._books_lock, self._clock, self._ask = aggregate, lock, clock, ask
+        self._endpoints = [_Endpoint(host, port) for host, port in addresses]
+        self._aggregate, self._jobs_lock, self._clock, self._ask = aggregate, lock, clock, ask
         self._lock = threading.RLock()
         #: Groups that live ranks have used, and the Unix time when the latest one was new.
         self._used: set[tuple[str, int]] = set()
@@ -229,45 +229,45 @@ class Ras:
 
     def tick(self) -> None:
         """Poll each RAS that is due."""
-        if not self._asked:
+        if not self._endpoints:
             return
         if not self._settled():
             with self._lock:  # earlier answers may be of earlier jobs
-                self._asked = [_Asked(asked.host, asked.port) for asked in self._asked]
+                self._endpoints = [_Endpoint(endpoint.host, endpoint.port) for endpoint in self._endpoints]
             return
-        for asked in self._asked:
-            if self._clock() < asked.due:
+        for endpoint in self._endpoints:
+            if self._clock() < endpoint.due:
                 continue
             try:
-                status = ras.parse(self._ask(asked.host, asked.port))
+                status = ras.parse(self._ask(endpoint.host, endpoint.port))
             except (OSError, ValueError) as error:
-                self._fail(asked, f"{asked.address}: {getattr(error, 'strerror', None) or error}")
+                self._fail(endpoint, f"{endpoint.address}: {getattr(error, 'strerror', None) or error}")
             else:
                 with self._lock:
-                    asked.take(status, self._clock())
+                    endpoint.take(status, self._clock())
             with self._lock:
-                asked.asked_at = self._clock()
-                asked.due = asked.asked_at + POLL_S
+                endpoint.polled_at = self._clock()
+                endpoint.due = endpoint.polled_at + POLL_S
 
-    def _fail(self, asked: _Asked, trouble: str) -> None:
+    def _fail(self, endpoint: _Endpoint, trouble: str) -> None:
         with self._lock:
-            if asked.trouble is None:
+            if endpoint.trouble is None:
                 log.warning("NCCL's RAS does not answer: %s", trouble)
-            asked.trouble, asked.status = trouble, None
-            asked.since.clear()
+            endpoint.trouble, endpoint.status = trouble, None
+            endpoint.since.clear()
 
     def _settled(self) -> bool:
         """Return True if live ranks use groups, none of them new: then no communicator is under construction."""
-        with self._books_lock:
+        with self._jobs_lock:
             jobs = self._aggregate.jobs.values()
-            books = {uid: book for job in jobs for uid, book in job.books.items() if book.alive}
-            used = {(uid, group) for uid, book in books.items() for group in book.last_seq}
-            used |= {(uid, record.group) for uid, book in books.items() for record in book.in_flight}
+            rank_totals = {uid: totals for job in jobs for uid, totals in job.rank_totals.items() if totals.alive}
+            used = {(uid, group) for uid, totals in rank_totals.items() for group in totals.last_seq}
+            used |= {(uid, record.group) for uid, totals in rank_totals.items() for record in totals.in_flight}
         with self._lock:
             if used - self._used:
                 self._new_at = self._clock()
             self._used |= used
-            if not books:
+            if not rank_totals:
                 self._used.clear()
             return bool(used) and self._clock() - self._new_at >= SETTLED_S
 
@@ -276,22 +276,22 @@ class Ras:
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
         """Return readings for ``/metrics``: whether each RAS answers; none where it is off or was not polled yet."""
         with self._lock:
-            tried = [asked for asked in self._asked if asked.asked_at is not None]
+            tried = [endpoint for endpoint in self._endpoints if endpoint.polled_at is not None]
             if not tried:
                 return []
-            return [(COLLECTOR, [] if all(asked.trouble is None for asked in tried) else None)]
+            return [(COLLECTOR, [] if all(endpoint.trouble is None for endpoint in tried) else None)]
 
     def verdicts(self, job: str | None) -> list[Verdict]:
         """Return the verdicts on the latest answers, the longest first."""
         jobs, now, found = self._jobs(), self._clock(), []
         with self._lock:
-            for asked in self._asked:
-                if asked.status is None or asked.asked_at is None or now - asked.asked_at > _STALE_S:
+            for endpoint in self._endpoints:
+                if endpoint.status is None or endpoint.polled_at is None or now - endpoint.polled_at > _STALE_S:
                     continue
-                for comm in asked.status.communicators:
+                for comm in endpoint.status.communicators:
                     where = join(comm, jobs)
                     if where is not None and job in (None, where.job_id):
-                        verdict = judge(comm, where, asked.asked_at - asked.since[comm.comm][1])
+                        verdict = judge(comm, where, endpoint.polled_at - endpoint.since[comm.comm][1])
                         found += [verdict] if verdict is not None else []
         return sorted(found, key=lambda verdict: -verdict.since_s)
 
@@ -299,7 +299,7 @@ class Ras:
         """Return the state and the latest answer of each RAS."""
         jobs = self._jobs()
         with self._lock:
-            answers = [_answer(asked, jobs, job) for asked in self._asked]
+            answers = [_answer(endpoint, jobs, job) for endpoint in self._endpoints]
         if not answers:
             return RasView("off", "the setting ras is not set", [])
         states = [answer.state for answer in answers]
@@ -307,40 +307,49 @@ class Ras:
         return RasView(state, "; ".join(answer.says for answer in answers), answers)
 
     def _jobs(self) -> list[Known]:
-        with self._books_lock:
-            return [_known(job) for job in self._aggregate.jobs.values() if any(b.alive for b in job.books.values())]
+        with self._jobs_lock:
+            return [
+                _known(job) for job in self._aggregate.jobs.values() if any(b.alive for b in job.rank_totals.values())
+            ]
 
 
 def _known(job: Job) -> Known:
-    latest = max(int(book.identity.get("restart", 0)) for book in job.books.values())
-    books = [book for book in job.books.values() if int(book.identity.get("restart", 0)) == latest]
-    return Known(job.id, {book.rank: int(book.identity.get("pid", 0)) for book in books}, list(groups_of(job).values()))
+    latest = max(int(totals.identity.get("restart", 0)) for totals in job.rank_totals.values())
+    rank_totals = [totals for totals in job.rank_totals.values() if int(totals.identity.get("restart", 0)) == latest]
+    return Known(
+        job.id,
+        {totals.rank: int(totals.identity.get("pid", 0)) for totals in rank_totals},
+        list(groups_of(job).values()),
+    )
 
 
-def _answer(asked: _Asked, jobs: list[Known], job: str | None) -> RasAnswer:
-    status = asked.status
-    comms = [] if status is None else [_communicator(asked, comm, jobs) for comm in status.communicators]
-    if asked.trouble is not None:
-        state, says = "down", asked.trouble
+def _answer(endpoint: _Endpoint, jobs: list[Known], job: str | None) -> RasAnswer:
+    status = endpoint.status
+    comms = [] if status is None else [_communicator(endpoint, comm, jobs) for comm in status.communicators]
+    if endpoint.trouble is not None:
+        state, says = "down", endpoint.trouble
     elif status is None:
         state, says = (
             "found",
-            f"{asked.address}: not asked yet: a job has to run for {SETTLED_S:.0f} s without new groups",
+            f"{endpoint.address}: not queried yet: a job must run for {SETTLED_S:.0f} s without new groups",
         )
     else:
-        state, says = "works", f"{asked.address}: NCCL {status.nccl_version or 'of unknown version'}, in {status.form}"
+        state, says = (
+            "works",
+            f"{endpoint.address}: NCCL {status.nccl_version or 'of unknown version'}, in {status.form}",
+        )
     return RasAnswer(
-        asked.address,
+        endpoint.address,
         state,
         says,
-        asked.asked_at,
+        endpoint.polled_at,
         None if status is None else status.nccl_version,
         None if status is None else status.form,
         [comm for comm in comms if job in (None, comm.job_id)],
     )
 
 
-def _communicator(asked: _Asked, comm: Communicator, jobs: list[Known]) -> RasCommunicator:
+def _communicator(endpoint: _Endpoint, comm: Communicator, jobs: list[Known]) -> RasCommunicator:
     where = join(comm, jobs)
     states: dict[str, list[int]] = {}
     lots: dict[str, dict[str, list[int]]] = {}
@@ -356,5 +365,5 @@ def _communicator(asked: _Asked, comm: Communicator, jobs: list[Known]) -> RasCo
         ranks={state: spans(ranks) for state, ranks in states.items()},
         counts={op: {count: spans(ranks) for count, ranks in each.items()} for op, each in lots.items()},
         differ=any(len(each) > 1 for each in lots.values()),
-        unchanged_s=max(0.0, (asked.asked_at or 0.0) - asked.since[comm.comm][1]),
+        unchanged_s=max(0.0, (endpoint.polled_at or 0.0) - endpoint.since[comm.comm][1]),
     )

@@ -74,7 +74,7 @@ def overlap(trace: Any, from_ns: int, until_ns: int) -> Overlap:
     """
     events = sorted(_events(trace, from_ns, until_ns - from_ns), key=lambda event: event.start)
     if not events:
-        raise BadTrace("nothing in the trace lies within the steps; do its clock and the system's disagree?")
+        raise BadTrace("no event of the trace lies within the steps; its clock may differ from the system's")
     length = until_ns - from_ns
     measure = _kernels if any(event.category == "kernel" for event in events) else _cpu_ops
     return measure(events, length)
@@ -83,10 +83,10 @@ def overlap(trace: Any, from_ns: int, until_ns: int) -> Overlap:
 def _events(trace: Any, from_ns: int, length: int) -> Iterable[_Event]:
     """Yield the complete events that overlap the window, cut to it; raise ``BadTrace`` if it is not a trace."""
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
-        raise BadTrace("no list of trace events in it")
+        raise BadTrace("it has no list of trace events")
     base = trace.get("baseTimeNanoseconds", 0)
     if not isinstance(base, int):
-        raise BadTrace("its base time is no number")
+        raise BadTrace("its base time is not a number")
     for event in trace["traceEvents"]:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
@@ -141,8 +141,8 @@ def _cpu_ops(events: list[_Event], length: int) -> Overlap:
 def _of_backend(event: _Event) -> str | None:
     """Return the operation that a backend records; ``None``: the event is of no backend."""
     backend, colon, op = event.name.partition(":")
-    said = bool(colon) and event.category == "user_annotation" and backend in _BACKENDS
-    return op if said and not op.startswith(":") else None
+    named = bool(colon) and event.category == "user_annotation" and backend in _BACKENDS
+    return op if named and not op.startswith(":") else None
 
 
 def _computes(event: _Event) -> bool:

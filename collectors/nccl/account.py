@@ -297,12 +297,12 @@ class Account:
         for process in self.lives:
             alike = process.pid, process.host[-2:]
             most[alike] = max(most[alike], hosts[process.host])
-        whole = {
+        complete_hosts = {
             process.host
             for process in self.lives
             if hosts[process.host] > _MOST_TORN or most[process.pid, process.host[-2:]] < 10 * hosts[process.host]
         }
-        return [process for process in self.lives if process.host in whole]
+        return [process for process in self.lives if process.host in complete_hosts]
 
     @property
     def members(self) -> list[Member]:

@@ -43,27 +43,27 @@ def _lacking(log: Log, name: str, values: dict[str, dict[Process | None, Seen]])
     account = log.account
     if name not in _READ_BY_ALL or account.torn or account.overflow:
         return {}  # the line may be lost
-    told = {process for _, by in values.items() for process in by}
+    reported = {process for _, by in values.items() for process in by}
     talkative = {process for by_value in log.env.values() for by in by_value.values() for process in by}
     past = {process: seen for process, _, seen in account.of(_READ_BY_ALL[name])}
-    return {process: seen for process, seen in past.items() if process in talkative - told}
+    return {process: seen for process, seen in past.items() if process in talkative - reported}
 
 
 def networks_differ(log: Log) -> Iterator[Hit]:
     """Ranks chose different networks."""
     for users in log.disagreements(log.networks):
-        said = "; ".join(f"{name} ({who(by)})" for name, by in sorted(users.items()))
-        yield Hit(said, [next(iter(by.values())) for by in users.values()])
+        text = "; ".join(f"{name} ({who(by)})" for name, by in sorted(users.items()))
+        yield Hit(text, [next(iter(by.values())) for by in users.values()])
 
 
 def devices_differ(log: Log) -> Iterator[Hit]:
     """Ranks see different HCAs, or bootstrap on interfaces of different networks."""
-    said: dict[tuple[str, ...], dict[Process | None, Seen]] = {}
+    by_devices: dict[tuple[str, ...], dict[Process | None, Seen]] = {}
     for process, hcas, seen in log.account.of(f.Hcas):
         # Names differ between nodes; how many there are and of what kind should not.
-        said.setdefault(tuple(sorted(hca.link for hca in hcas.devices)), {})[process] = seen
+        by_devices.setdefault(tuple(sorted(hca.link for hca in hcas.devices)), {})[process] = seen
     none = {process: seen for process, _, seen in log.account.of(f.NoHca)}
-    for users in log.disagreements({**said, **({(): none} if said and none else {})}):
+    for users in log.disagreements({**by_devices, **({(): none} if by_devices and none else {})}):
         parts = (f"{_counted(links)} ({who(by)})" for links, by in sorted(users.items()))
         yield Hit("; ".join(parts), [next(iter(by.values())) for by in users.values()])
     yield from _bootstraps(log, same_network=False)
@@ -79,11 +79,11 @@ def _counted(links: tuple[str, ...]) -> str:
 
 
 def _bootstraps(log: Log, same_network: bool) -> Iterator[Hit]:
-    said: dict[str, dict[Process | None, Seen]] = {}
+    by_interface: dict[str, dict[Process | None, Seen]] = {}
     for process, interfaces, seen in log.account.of(f.Interfaces):
         if interfaces.use == "Bootstrap":
-            said.setdefault(interfaces.names[0], {}).setdefault(process, seen)
-    for users in log.disagreements(said):
+            by_interface.setdefault(interfaces.names[0], {}).setdefault(process, seen)
+    for users in log.disagreements(by_interface):
         networks = {_network(name, seen) for name, by in users.items() for seen in by.values()}
         if (len(networks) == 1 and None not in networks) is same_network:
             parts = (f"{name} ({who(by)})" for name, by in sorted(users.items()))

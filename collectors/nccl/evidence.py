@@ -89,14 +89,14 @@ class Log:
         return jobs
 
     def disagreements(
-        self, said: Mapping[_T, Mapping[Process | None, Seen]]
+        self, reports: Mapping[_T, Mapping[Process | None, Seen]]
     ) -> Iterator[dict[_T, dict[Process, Seen]]]:
         """For each job with processes that have no value in common, yield the processes by value.
 
         A process may print several values (a changed setting, two plug-ins tried): that alone is no disagreement.
         """
         by_job: dict[int | None, dict[Process, dict[_T, Seen]]] = {}
-        for value, by in said.items():
+        for value, by in reports.items():
             for process, seen in by.items():
                 if process is not None:
                     by_job.setdefault(self.jobs.get(process), {}).setdefault(process, {})[value] = seen

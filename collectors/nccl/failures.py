@@ -70,7 +70,7 @@ _HARMLESS = re.compile(
     r"(?i)port active|client reregist|(?:LID|SM|GID table|P_?Key(?: table)?) change|communication established|last WQE|send queue drained"
 )
 #: Warnings that other checks report, whatever their class.
-_TOLD = (_TEARDOWN, _PEER_CLOSED, _SHARP, _DEVICE, _HINT, _NO_VERBS)
+_EXPLAINED = (_TEARDOWN, _PEER_CLOSED, _SHARP, _DEVICE, _HINT, _NO_VERBS)
 #: Parts that vary between repeated lines: addresses with their ports, pointers, numbers.
 _VARIES = re.compile(r"\S*<\d+>|(?:[0-9a-f]*:){2,}[0-9a-f:.]+|0x[0-9a-f]+|\d+")
 
@@ -85,7 +85,7 @@ def of_class(kind: str) -> Check:
 
 
 def _hits(log: Log, kind: str) -> list[Warned]:
-    return [w for w in log.warned(kind) if not any(told.search(w.text) for told in _TOLD)]
+    return [w for w in log.warned(kind) if not any(pattern.search(w.text) for pattern in _EXPLAINED)]
 
 
 def _by_text(warned: list[Warned]) -> Iterator[Hit]:
@@ -166,15 +166,15 @@ def devices_closed(log: Log) -> Iterator[Hit]:
 def versions_differ(log: Log) -> Iterator[Hit]:
     """Ranks with different versions of the library."""
     yield from _by_text(_hits(log, "version_mismatch"))
-    said: dict[str, dict[Process | None, Seen]] = {}
+    by_version: dict[str, dict[Process | None, Seen]] = {}
     for process, version, seen in log.account.of(f.Version):
         if version.own:
-            said.setdefault(version.version, {})[process] = seen
-    for versions in log.disagreements(said):
+            by_version.setdefault(version.version, {})[process] = seen
+    for versions in log.disagreements(by_version):
         parts = (f"{version} ({who(by)})" for version, by in sorted(versions.items()))
         yield Hit("; ".join(parts), [next(iter(by.values())) for by in versions.values()])
     # Before 2.22 the line is bare, and only rank 0 of each communicator prints it.
-    bare = {version: by[None] for version, by in said.items() if None in by}
+    bare = {version: by[None] for version, by in by_version.items() if None in by}
     if len(bare) > 1:
         yield Hit(f"versions {', '.join(sorted(bare))} in one log (or several jobs are)", list(bare.values()))
 
@@ -240,8 +240,8 @@ def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
     for process, dead, seen in log.account.of(f.RasDead):
         if ("timeout warning" in dead.text) is late:
             alike.setdefault(_SECONDS.sub("# s", dead.text), []).append((process, seen))
-    for text, said in alike.items():
-        yield Hit(f"{text} (said by {who(process for process, _ in said)})", [seen for _, seen in said])
+    for text, printed in alike.items():
+        yield Hit(f"{text} (said by {who(process for process, _ in printed)})", [seen for _, seen in printed])
 
 
 def torch_errors(log: Log) -> Iterator[Hit]:
@@ -263,7 +263,7 @@ def silent_failures(log: Log) -> Iterator[Hit]:
     if None in warned:
         return  # the process of a warning is not known
     first: dict[tuple[str, int], list[Seen]] = {}
-    told: set[Process | None] = set()
+    reported: set[Process | None] = set()
     recovered: dict[Process | None, int] = {}
     for process, init, seen in log.account.of(f.Init):
         if not init.start:
@@ -271,8 +271,8 @@ def silent_failures(log: Log) -> Iterator[Hit]:
     for process, trail, seen in log.account.of(f.Trail):
         if seen.number < recovered.get(process, 0):
             continue  # an init was completed after it, so NCCL found another way
-        if process not in warned and process not in told and trail.code not in (0, _IN_PROGRESS):
-            told.add(process)
+        if process not in warned and process not in reported and trail.code not in (0, _IN_PROGRESS):
+            reported.add(process)
             if not _ABORTED.match(f"{trail.place} {trail.code}"):
                 first.setdefault((trail.place.partition(":")[0], trail.code), []).append(seen)
     for (place, code), places in first.items():

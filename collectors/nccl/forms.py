@@ -88,14 +88,14 @@ _MERGED = re.compile(r"(?<![\w.-])([\w.-]+):(\d+)/(IB|RoCE)\b", re.ASCII)
 
 
 def _hcas(match: re.Match[str]) -> f.Fact | None:
-    listed, whole, _ = match[1].partition("; OOB")
+    listed, complete, _ = match[1].partition("; OOB")
     devices = []
     for index, merged, device, port, link in _HCA.findall(listed):
         parts = [(device, port, link)] if device else _MERGED.findall(merged)
         devices += [f.Hca(_int(index), part[0], _int(part[1]), part[2]) for part in parts]
     if devices:
         return f.Hcas(tuple(devices))
-    return f.NoHca("NET/IB : Using no device") if whole else None
+    return f.NoHca("NET/IB : Using no device") if complete else None
 
 
 def _env(match: re.Match[str]) -> f.Fact:

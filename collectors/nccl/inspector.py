@@ -80,20 +80,20 @@ class Mean(NamedTuple):
 def parse_line(line: str) -> Timed | None:
     """Parse a line of the JSON; ``None`` if it is incomplete or something else."""
     try:
-        said = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(record, dict):
         return None
-    header, about = said.get("header"), said.get("metadata")
-    kind = next((kind for kind in ("coll", "p2p") if isinstance(said.get(f"{kind}_perf"), dict)), None)
+    header, about = record.get("header"), record.get("metadata")
+    kind = next((kind for kind in ("coll", "p2p") if isinstance(record.get(f"{kind}_perf"), dict)), None)
     if not isinstance(header, dict) or not isinstance(about, dict) or kind is None:
         return None
-    return _timed(said, header, about, said[f"{kind}_perf"], kind)
+    return _timed(record, header, about, record[f"{kind}_perf"], kind)
 
 
 def _timed(
-    said: dict[str, Any], header: dict[str, Any], about: dict[str, Any], perf: dict[str, Any], kind: str
+    record: dict[str, Any], header: dict[str, Any], about: dict[str, Any], perf: dict[str, Any], kind: str
 ) -> Timed | None:
     rank, size, pid = (_number(value) for value in (header.get("rank"), header.get("n_ranks"), about.get("pid")))
     seq, took_us = _number(perf.get(f"{kind}_sn")), _number(perf.get(f"{kind}_exec_time_us"))
@@ -119,15 +119,15 @@ def _timed(
         size_bytes=(bytes_of_rank or 0) * (size if by_ranks else 1) if known else None,
         duration_s=took_us / 1e6,
         timing=source if source in TIMINGS else UNKNOWN_TIMING,
-        unknown_fields=_unknown(said, header, about, perf, kind),
+        unknown_fields=_unknown(record, header, about, perf, kind),
     )
 
 
 def _unknown(
-    said: dict[str, Any], header: dict[str, Any], about: dict[str, Any], perf: dict[str, Any], kind: str
+    record: dict[str, Any], header: dict[str, Any], about: dict[str, Any], perf: dict[str, Any], kind: str
 ) -> int:
     return (
-        len(said.keys() - {"header", "metadata", f"{kind}_perf"})
+        len(record.keys() - {"header", "metadata", f"{kind}_perf"})
         + len(header.keys() - _HEADER)
         + len(about.keys() - _METADATA)
         + len(perf.keys() - _KNOWN[kind])

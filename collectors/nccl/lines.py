@@ -22,9 +22,9 @@ class Lines:
         """Yield number (from 1) and text, without newline, of each line that ``data`` completes."""
         if b"\0" in data:  # zeros replace the truncated part of a file that is still written
             data = data.replace(b"\0", b"")
-        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        complete, newline, self._rest = (self._rest + data).rpartition(b"\n")
         if newline:
-            for line in whole.split(b"\n"):
+            for line in complete.split(b"\n"):
                 yield from self._pieces(line)
                 self._number += 1
         while len(self._rest) > MOST_BYTES:

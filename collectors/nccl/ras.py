@@ -85,7 +85,7 @@ def ask(host: str, port: int, most_s: float = _MOST_S) -> str:
     with socket.create_connection((host, port), timeout=min(_FIRST_S, most_s)) as connection:
         hello = _command(connection, "CLIENT PROTOCOL 2", min(end, time.monotonic() + _FIRST_S))
         if not hello.upper().startswith("SERVER PROTOCOL "):
-            raise RasError(f"what answers there is not NCCL's RAS: {hello[:80]!r}")
+            raise RasError(f"the answer is not from NCCL's RAS: {hello[:80]!r}")
         _command(connection, "SET FORMAT json", end)  # before 2.28.7 an error, and then the answer is text
         connection.sendall(b"VERBOSE STATUS\n")
         answer = bytearray()
@@ -106,7 +106,7 @@ def _command(connection: socket.socket, command: str, end: float) -> str:
             return line.split(b"\n")[0].decode("utf-8", "replace")
         if len(line) > _MOST_LINE:
             break
-    raise RasError(f"what answers there is not NCCL's RAS: no line in answer to {command}")
+    raise RasError(f"the answer is not from NCCL's RAS: no line in answer to {command}")
 
 
 def _pieces(connection: socket.socket, end: float) -> Iterator[bytes]:
@@ -114,7 +114,7 @@ def _pieces(connection: socket.socket, end: float) -> Iterator[bytes]:
     while True:
         rest = end - time.monotonic()
         if rest <= 0:
-            raise TimeoutError("it has not sent its answer in time")
+            raise TimeoutError("it did not send its answer in time")
         connection.settimeout(rest)
         piece = connection.recv(1 << 16)
         if not piece:
@@ -132,43 +132,43 @@ def parse(answer: str) -> Status:
 
 def _parse_json(answer: str) -> Status:
     try:
-        said = bounded.load(answer, _MOST_VALUES)
+        parsed = bounded.load(answer, _MOST_VALUES)
     except (ValueError, RecursionError) as error:
-        raise RasError(f"its answer is torn: {str(error)[:100]}") from None
-    raw = said.get("communicators")
+        raise RasError(f"its answer is not valid JSON: {str(error)[:100]}") from None
+    raw = parsed.get("communicators")
     if not isinstance(raw, list):
         raise RasError("its answer has no communicators")
     found = [each for each in map(_communicator, raw) if each is not None]
     dead = {m.pid for comm in found for m in comm.members if m.state == DEAD and m.pid is not None}
-    version = said.get("nccl_version")
+    version = parsed.get("nccl_version")
     return Status(version[:40] if isinstance(version, str) else None, "json", tuple(found), tuple(sorted(dead)))
 
 
-def _communicator(said: Any) -> Communicator | None:
-    if not isinstance(said, dict) or not isinstance(said.get("hash"), str):
+def _communicator(parsed: Any) -> Communicator | None:
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("hash"), str):
         return None
-    second = said.get("secondary_hash")
-    members = [_member(each) for each in _listed(said.get("ranks"))]
-    members += [_missing(each) for each in _listed(said.get("missing_ranks"))]
+    second = parsed.get("secondary_hash")
+    members = [_member(each) for each in _listed(parsed.get("ranks"))]
+    members += [_missing(each) for each in _listed(parsed.get("missing_ranks"))]
     known = {member.rank: member for member in members if member is not None}
-    name = f"{said['hash'][:40]}{f' {second[:80]}' if isinstance(second, str) else ''}"
-    return Communicator(name, _number(said.get("size")), tuple(known[rank] for rank in sorted(known)))
+    name = f"{parsed['hash'][:40]}{f' {second[:80]}' if isinstance(second, str) else ''}"
+    return Communicator(name, _number(parsed.get("size")), tuple(known[rank] for rank in sorted(known)))
 
 
 def _listed(value: Any) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _member(said: dict[str, Any]) -> Member | None:
-    rank, status, counts = _number(said.get("rank")), said.get("status"), said.get("collective_counts")
+def _member(parsed: dict[str, Any]) -> Member | None:
+    rank, status, counts = _number(parsed.get("rank")), parsed.get("status"), parsed.get("collective_counts")
     if rank is None or not isinstance(status, dict):
         return None
-    told = {}
+    by_op = {}
     for name, count in counts.items() if isinstance(counts, dict) else ():
         number = _number(count)
         if number is not None:
-            told[_OPS.get(name, name[:40])] = number
-    return Member(rank, _number(said.get("pid")), _state(status), told if isinstance(counts, dict) else None)
+            by_op[_OPS.get(name, name[:40])] = number
+    return Member(rank, _number(parsed.get("pid")), _state(status), by_op if isinstance(counts, dict) else None)
 
 
 def _state(status: dict[str, Any]) -> str:
@@ -181,12 +181,12 @@ def _state(status: dict[str, Any]) -> str:
     return RUNNING if init == _SUCCESS else INIT
 
 
-def _missing(said: dict[str, Any]) -> Member | None:
-    rank, status = _number(said.get("rank")), said.get("status")
+def _missing(parsed: dict[str, Any]) -> Member | None:
+    rank, status = _number(parsed.get("rank")), parsed.get("status")
     if rank is None or not isinstance(status, dict):
         return None
     dead, silent = status.get("considered_dead") is True, status.get("unresponsive") is True
-    return Member(rank, _number(said.get("pid")), DEAD if dead else SILENT if silent else ABSENT, None)
+    return Member(rank, _number(parsed.get("pid")), DEAD if dead else SILENT if silent else ABSENT, None)
 
 
 def _number(value: Any) -> int | None:
@@ -221,7 +221,7 @@ class _Block:
 
     def communicator(self, dead: set[int]) -> Communicator:
         """Return what is known of its ranks; a single count without named ranks belongs to all other ranks."""
-        told: dict[int, dict[str, int]] = {}
+        by_rank: dict[int, dict[str, int]] = {}
         for op, lots in self.counts.items():
             named = {rank: count for count, _, ranks in lots for rank in ranks}
             unnamed = [(count, many) for count, many, ranks in lots if not ranks]
@@ -230,8 +230,8 @@ class _Block:
                 if sum(map(len, others)) == unnamed[0][1]:
                     named.update(dict.fromkeys(chain.from_iterable(others), unnamed[0][0]))
             for rank, count in named.items():
-                told.setdefault(rank, {})[op] = count
-        members = [Member(rank, self.pids.get(rank), RUNNING, counts) for rank, counts in told.items()]
+                by_rank.setdefault(rank, {})[op] = count
+        members = [Member(rank, self.pids.get(rank), RUNNING, counts) for rank, counts in by_rank.items()]
         members += [Member(rank, pid, DEAD if pid in dead else SILENT, None) for rank, pid in self.silent.items()]
         return Communicator(self.comm, self.size, tuple(sorted(members, key=lambda member: member.rank)))
 
@@ -239,7 +239,7 @@ class _Block:
 def _parse_text(answer: str) -> Status:
     version = _VERSION.search(answer[:2000])
     if version is None and "Job summary" not in answer:
-        raise RasError("its answer is of no known form")
+        raise RasError("its answer has an unknown format")
     sizes: dict[str, int] = {}
     blocks: dict[str, _Block] = {}
     dead: set[int] = set()
@@ -263,8 +263,8 @@ def _parse_text(answer: str) -> Status:
     lots = chain.from_iterable(lots for each in blocks.values() for lots in each.counts.values())
     if sum(many for _, many, ranks in lots if not ranks) > MOST_UNNAMED:
         raise RasError(f"its answer counts more than {MOST_UNNAMED} ranks without their names")
-    told = tuple(each.communicator(dead) for each in blocks.values())
-    return Status(version[1] if version else None, "text", told, tuple(sorted(dead)))
+    communicators = tuple(each.communicator(dead) for each in blocks.values())
+    return Status(version[1] if version else None, "text", communicators, tuple(sorted(dead)))
 
 
 def _read(block: _Block, section: str, op: str, line: str) -> None:

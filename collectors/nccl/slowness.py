@@ -179,14 +179,14 @@ def hcas_unused(log: Log) -> Iterator[Hit]:
         if not numbers <= {str(number) for number in listed}:
             continue  # merged cards, or those of a second plug-in, have numbers of their own
         idle = [listed[number] for number in sorted(listed) if str(number) not in numbers]
-        if idle and _all_in_sight(log, host):
+        if idle and _all_logged(log, host):
             alike.setdefault(tuple(device for device, _ in idle), {})[host] = [seen for _, seen in idle[:1]]
     for devices, hosts in alike.items():
         where = next(iter(hosts)) if len(hosts) == 1 else f"{len(hosts)} hosts"
         yield Hit(f"{some(devices, 8)} on {where}", [seen for found in hosts.values() for seen in found])
 
 
-def _all_in_sight(log: Log, host: str) -> bool:
+def _all_logged(log: Log, host: str) -> bool:
     """Return whether the log has all ranks of a node, in some communicator that spans nodes."""
     for comm in log.communicators:
         here = comm.hosts.get(host, [])
@@ -199,26 +199,28 @@ def _all_in_sight(log: Log, host: str) -> bool:
 
 def nvls_unused(log: Log) -> Iterator[Hit]:
     """NVLink SHARP was asked for and is not used."""
-    asked = log.setting("NCCL_NVLS_ENABLE", "1") + [
+    requested = log.setting("NCCL_NVLS_ENABLE", "1") + [
         seen for value, by in log.env.get("NCCL_ALGO", {}).items() if "nvls" in value.lower() for seen in by.values()
     ]
-    if not asked or any(True for _ in log.account.of(f.NvlsUsed)):
+    if not requested or any(True for _ in log.account.of(f.NvlsUsed)):
         return
-    said = [(nvls, seen) for _, nvls, seen in log.account.of(f.Nvls)]
-    unable = [seen for nvls, seen in said if not nvls.available]
+    reports = [(nvls, seen) for _, nvls, seen in log.account.of(f.Nvls)]
+    unable = [seen for nvls, seen in reports if not nvls.available]
     # At INIT only the number of channels shows its use. Two ranks do not use it.
     without = [
         (counts.nvls, seen) for comm in log.communicators if comm.nranks > 2 for _, counts, seen in comm.of(f.Channels)
     ]
-    if unable and len(unable) == len(said):
-        yield Hit(f"not available on {who(process for process, _, _ in log.account.of(f.Nvls))}", asked[:1] + unable)
+    if unable and len(unable) == len(reports):
+        yield Hit(
+            f"not available on {who(process for process, _, _ in log.account.of(f.Nvls))}", requested[:1] + unable
+        )
     elif without and all(nvls == 0 for nvls, _ in without):
-        yield Hit("no communicator has NVLS channels", asked[:1] + [seen for _, seen in without])
+        yield Hit("no communicator has NVLS channels", requested[:1] + [seen for _, seen in without])
 
 
 def sharp_unused(log: Log) -> Iterator[Hit]:
     """CollNet (SHARP) was asked for or tried, and is not used."""
-    asked = log.setting("NCCL_COLLNET_ENABLE", "1")
+    requested = log.setting("NCCL_COLLNET_ENABLE", "1")
     failed = [
         w
         for w in log.account.warnings.values()
@@ -232,9 +234,9 @@ def sharp_unused(log: Log) -> Iterator[Hit]:
         fact.what == "CollNet" for _, fact, _ in log.account.of(f.Connected)
     )
     if failed:
-        yield Hit(failed[0].text, [warned.seen for warned in failed] + asked[:1])
-    elif asked and between and not connected:
-        yield Hit("NCCL_COLLNET_ENABLE=1, but no rank is connected to the CollNet", asked)
+        yield Hit(failed[0].text, [warned.seen for warned in failed] + requested[:1])
+    elif requested and between and not connected:
+        yield Hit("NCCL_COLLNET_ENABLE=1, but no rank is connected to the CollNet", requested)
 
 
 def slow_inits(log: Log) -> Iterator[Hit]:

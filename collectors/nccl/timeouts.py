@@ -42,13 +42,13 @@ def watchdogs(log: Log) -> Iterator[Hit]:
         works: dict[tuple[int, str], set[int]] = {}
         for rank, dog, _ in late:
             works.setdefault((-1 if dog.seq is None else dog.seq, dog.op), set()).add(rank)
-        said = [
+        operations = [
             f"{op}{f' with SeqNum {seq}' if seq >= 0 else ''} on rank {spans(ranks)}"
             for (seq, op), ranks in sorted(works.items())
         ]
         where = f" in process group {group}" if len(by_group) > 1 and group else ""
         suspicion, evidence = _suspicion(log, group, late)
-        says = f"no end{where} after {late[0].dog.ran_ms / 1000:.0f} s: {some(said)}{suspicion}"
+        says = f"no end{where} after {late[0].dog.ran_ms / 1000:.0f} s: {some(operations)}{suspicion}"
         yield Hit(says, [report.seen for report in late[:3]] + evidence + [report.seen for report in late[3:]])
 
 
@@ -73,7 +73,7 @@ def _suspicion(log: Log, group: str, late: list[_Late]) -> tuple[str, list[Seen]
     reported = {report.rank for report in late}
     heard = {fact.rank for _, fact, _ in log.account.of(f.Speaks)}
     heard |= {fact.rank for _, fact, _ in log.account.of(f.Raised)}
-    known = reported | heard | _in_sight(log)
+    known = reported | heard | _logged_ranks(log)
     behind, silent = _behind(log, group, late), known - reported
     parts = []
     if behind:
@@ -100,7 +100,7 @@ def _first(fact: f.Raised) -> bool:
     return "DistBackendError" not in fact.error
 
 
-def _in_sight(log: Log) -> set[int]:
+def _logged_ranks(log: Log) -> set[int]:
     """Return the ranks of the largest communicator, which are numbered as in the job."""
     largest = max(log.communicators, key=lambda comm: comm.nranks, default=None)
     return set() if largest is None or largest.pooled else largest.ranks

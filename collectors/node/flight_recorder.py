@@ -96,12 +96,12 @@ def load(data: bytes) -> Dump:
     if len(data) > MOST_BYTES:
         raise BadDump(f"larger than {MOST_BYTES >> 20} MiB")
     try:
-        said = bounded.load(data, MOST_STEPS) if data[:1] in (b"{", b" ", b"\n") else unpickled(data)
+        parsed = bounded.load(data, MOST_STEPS) if data[:1] in (b"{", b" ", b"\n") else unpickled(data)
     except (ValueError, IndexError, OverflowError, RecursionError) as error:
-        raise BadDump(f"no dump of the Flight Recorder: {str(error)[:200]}") from None
-    if not isinstance(said, dict) or "version" not in said:
-        raise BadDump("no dump of the Flight Recorder: it has no version")
-    raw = said.get("entries")
+        raise BadDump(f"not a dump of the Flight Recorder: {str(error)[:200]}") from None
+    if not isinstance(parsed, dict) or "version" not in parsed:
+        raise BadDump("not a dump of the Flight Recorder: it has no version")
+    raw = parsed.get("entries")
     raw = raw[-MOST_ENTRIES:] if isinstance(raw, list) else []
     read = [_entry(each) for each in raw]
     known = [entry for entry in read if entry is not None]
@@ -109,15 +109,15 @@ def load(data: bytes) -> Dump:
     entries = [entry for entry in known if entry.group in groups]
     first = raw[0].get("record_id") if raw and isinstance(raw[0], dict) else None
     cut = isinstance(first, int) and first > 0
-    return Dump(_text(said["version"]) or "unknown", entries, _members(said), cut, len(read) - len(entries))
+    return Dump(_text(parsed["version"]) or "unknown", entries, _members(parsed), cut, len(read) - len(entries))
 
 
 # -- entries --------------------------------------------------------------------------------------
 
 
-def _members(said: dict[Any, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
+def _members(parsed: dict[Any, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the ranks by group, where they are known: ``pg_config`` has them as text, such as ``[0, 1]``."""
-    config = said.get("pg_config")
+    config = parsed.get("pg_config")
     found = {}
     for each in config.values() if isinstance(config, dict) else ():
         if isinstance(each, dict):
@@ -128,23 +128,23 @@ def _members(said: dict[Any, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
     return found
 
 
-def _entry(said: Any) -> Entry | None:
-    if not isinstance(said, dict):
+def _entry(parsed: Any) -> Entry | None:
+    if not isinstance(parsed, dict):
         return None
-    group = said.get("process_group")
-    name = _text(said.get("profiling_name"))
-    created = _number(said.get("time_created_ns"))
-    is_p2p = said.get("is_p2p") is True
-    seq = _number(said.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
+    group = parsed.get("process_group")
+    name = _text(parsed.get("profiling_name"))
+    created = _number(parsed.get("time_created_ns"))
+    is_p2p = parsed.get("is_p2p") is True
+    seq = _number(parsed.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
     if not isinstance(group, (list, tuple)) or len(group) != 2 or name is None or created is None or seq is None:
         return None
     backend, _, op = name.rpartition(":")
     op = op.split(" ")[0]
-    state = said.get("state")
-    completed = _number(said.get("time_discovered_completed_ns")) or None
+    state = parsed.get("state")
+    completed = _number(parsed.get("time_discovered_completed_ns")) or None
     # Retired operations have ended, except on NCCL, which also retires failed ones.
-    done = state == "completed" or (said.get("retired") is True and backend != "nccl")
-    inputs, outputs = (_data(said.get(f"{way}_sizes"), said.get(f"{way}_dtypes")) for way in ("input", "output"))
+    done = state == "completed" or (parsed.get("retired") is True and backend != "nccl")
+    inputs, outputs = (_data(parsed.get(f"{way}_sizes"), parsed.get(f"{way}_dtypes")) for way in ("input", "output"))
     sizes = [size for size, _ in (inputs, outputs) if size is not None]
     return Entry(
         group=(_text(group[0]) or "", _text(group[1]) or ""),
@@ -157,7 +157,7 @@ def _entry(said: Any) -> Entry | None:
         done=done,
         created_ns=created,
         completed_ns=completed,
-        frame=_frame(said.get("frames")),
+        frame=_frame(parsed.get("frames")),
     )
 
 
@@ -181,9 +181,11 @@ def _data(shapes: Any, dtypes: Any) -> tuple[int | None, str | None]:
 
 def _frame(frames: Any) -> str | None:
     """Return the innermost frame that is neither in torch nor in our hook, else the innermost frame."""
-    told = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
-    others = (frame for frame in told if not any(part in (_text(frame.get("filename")) or "") for part in _NOT_THEIRS))
-    frame = next(others, told[0] if told else None)
+    valid_frames = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
+    others = (
+        frame for frame in valid_frames if not any(part in (_text(frame.get("filename")) or "") for part in _NOT_THEIRS)
+    )
+    frame = next(others, valid_frames[0] if valid_frames else None)
     if frame is None:
         return None
     file, line, name = _text(frame.get("filename")), _number(frame.get("line")), _text(frame.get("name"))
@@ -222,7 +224,7 @@ def unpickled(data: bytes) -> Any:
         elif opcode.name in _STEPS:
             _STEPS[opcode.name](machine, argument)
         elif opcode.name not in _IGNORED:
-            raise ValueError(f"{opcode.name} in its pickle")
+            raise ValueError(f"its pickle uses {opcode.name}")
     return machine.stack.pop()
 
 
@@ -245,7 +247,7 @@ class _Machine:
 
     def get(self, number: int) -> None:
         if number not in self._memo:
-            raise ValueError(f"its pickle refers to {number}, which is not there")
+            raise ValueError(f"its pickle refers to {number}, which it does not define")
         self.stack.append(self._memo[number])
 
     def append(self, _: Any) -> None:
@@ -277,13 +279,13 @@ class _Machine:
 
     def _extend(self, values: list[Any]) -> None:
         if not isinstance(self.stack[-1], list):
-            raise ValueError("its pickle appends to what is no list")
+            raise ValueError("its pickle appends to something that is not a list")
         self.stack[-1].extend(values)
 
     def _update(self, values: list[Any]) -> None:
         target, keys = self.stack[-1], values[::2]
         if not isinstance(target, dict) or len(values) % 2 or not all(type(key) in (str, int) for key in keys):
-            raise ValueError("its pickle has a dict that is none")
+            raise ValueError("its pickle sets an item of something that is not a dict")
         target.update(zip(keys, values[1::2], strict=True))
 
 

@@ -53,7 +53,7 @@ class AmdSource:
             raise DriverTrouble(_error_text(error)) from None
         if not self._cards:
             self.close()
-            raise NoGpus("the AMD driver gives us no card")
+            raise NoGpus("the AMD driver shows no card")
         return Driver("amd", version)
 
     def _load(self) -> Any:
@@ -124,8 +124,8 @@ class AmdSource:
         return Measured(
             utilization=_product(activity.get("gfx_activity"), 0.01),
             memory_utilization=_product(activity.get("umc_activity"), 0.01),
-            memory_used_bytes=_whole(memory.get("vram_used"), _MIB),
-            memory_total_bytes=_whole(memory.get("vram_total"), _MIB),
+            memory_used_bytes=_integer(memory.get("vram_used"), _MIB),
+            memory_total_bytes=_integer(memory.get("vram_total"), _MIB),
             power_watts=_first(power.get("current_socket_power"), power.get("average_socket_power")),
             power_limit_watts=cap if cap is None or cap < _LEAST_MICROWATTS else cap / 1e6,
             temperature_celsius=_number(temperature),
@@ -134,12 +134,12 @@ class AmdSource:
             nvlink_bytes=_sums(
                 {"receive": links.get("xgmi_read_data_acc"), "transmit": links.get("xgmi_write_data_acc")}
             ),
-            pcie_replays=_whole(ask("amdsmi_get_pcie_info").get("pcie_metric", {}).get("pcie_replay_count")),
+            pcie_replays=_integer(ask("amdsmi_get_pcie_info").get("pcie_metric", {}).get("pcie_replay_count")),
             ecc_errors={
                 name: value
                 for name, value in (
-                    ("corrected", _whole(ecc.get("correctable_count"))),
-                    ("uncorrected", _whole(ecc.get("uncorrectable_count"))),
+                    ("corrected", _integer(ecc.get("correctable_count"))),
+                    ("uncorrected", _integer(ecc.get("uncorrectable_count"))),
                 )
                 if value is not None
             },
@@ -167,8 +167,8 @@ def _throttled(status: dict[str, Any]) -> dict[str, bool]:
 def _sums(lists: dict[str, Any]) -> dict[str, int]:
     """Sum KiB by link to bytes over all links; unknown values are left out."""
     links = {name: [_number(value) for value in values] for name, values in lists.items() if isinstance(values, list)}
-    told = {name: [value for value in values if value is not None] for name, values in links.items()}
-    return {name: int(sum(values)) * 1024 for name, values in told.items() if values}
+    present = {name: [value for value in values if value is not None] for name, values in links.items()}
+    return {name: int(sum(values)) * 1024 for name, values in present.items() if values}
 
 
 def _number(value: Any) -> float | None:
@@ -189,7 +189,7 @@ def _product(*factors: Any) -> float | None:
     return product
 
 
-def _whole(value: Any, factor: int = 1) -> int | None:
+def _integer(value: Any, factor: int = 1) -> int | None:
     number = _number(value)
     return None if number is None else int(number) * factor
 

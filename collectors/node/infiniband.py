@@ -101,9 +101,9 @@ class Infiniband:
 
     def _netdev(self, device: str, port: str, folder: str) -> str | None:
         """Return its network device: that of its first GID (RoCE), or the one of its function and port (IPoIB)."""
-        told = text(f"{folder}/gid_attrs/ndevs/0")
-        if told:
-            return told
+        netdev = text(f"{folder}/gid_attrs/ndevs/0")
+        if netdev:
+            return netdev
         for name in names(f"{self._devices}/{device}/device/net"):
             if (number(f"{self._net}/{name}/dev_port") or 0) == int(port) - 1:
                 return name
@@ -132,9 +132,9 @@ def _words(path: str) -> int | None:
     return None if words is None or words == _FULL else words * _WORD
 
 
-def rate(words: str, kind: str) -> float | None:
+def rate(content: str, kind: str) -> float | None:
     """Return bytes per second of a port's ``rate``, such as ``400 Gb/sec (4X NDR)``; ``None`` for other text."""
-    matched = _RATE.match(words)
+    matched = _RATE.match(content)
     if matched is None:
         return None
     code = _LINE_CODES.get(matched[2] or "", 1.0) if kind == "infiniband" else 1.0

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from commwatch.collectors.wire.files import names, number, text
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_TOLD = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+_ANY_ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 #: VGA, 3D, other display, processing accelerator (MI300X).
 _GPU_CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 GPU_VENDORS = {0x10DE: "nvidia", 0x1002: "amd"}
@@ -128,9 +128,9 @@ def distance(one: Function, other: Function, nodes: int) -> str | None:
     return PIX if max(len(one.path), len(other.path)) - common <= 2 else PXB
 
 
-def address(told: str) -> str | None:
+def address(written: str) -> str | None:
     """Return a PCI address as the kernel spells it, from any spelling (NVML: ``00000000:17:00.0``), or ``None``."""
-    matched = _TOLD.fullmatch(told.strip().lower())
+    matched = _ANY_ADDRESS.fullmatch(written.strip().lower())
     if matched is None:
         return None
     return f"{int(matched[1] or '0', 16):04x}:{matched[2]}:{matched[3]}.{matched[4]}"

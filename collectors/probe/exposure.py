@@ -37,7 +37,7 @@ class Exposure:
     def begin(self, what: object, now_ns: int) -> None:
         """Note that ``what`` is in flight, or that a thread waits for it."""
         if not self._in_flight:
-            self._wall_ns, self._cpu_ns = now_ns, self._look()
+            self._wall_ns, self._cpu_ns = now_ns, self._cpu_time()
         self._in_flight.add(what)
 
     def end(self, what: object, now_ns: int) -> None:
@@ -60,14 +60,14 @@ class Exposure:
         return exposed if self.known else None
 
     def _count(self, now_ns: int) -> None:
-        cpu_ns = self._look()
+        cpu_ns = self._cpu_time()
         if cpu_ns >= 0 <= self._cpu_ns:
             stood_still = (now_ns - self._wall_ns) - (cpu_ns - self._cpu_ns)
             if stood_still > 0:
                 self._exposed_ns += stood_still
         self._wall_ns, self._cpu_ns = now_ns, cpu_ns
 
-    def _look(self) -> int:
+    def _cpu_time(self) -> int:
         try:
             return time.clock_gettime_ns(self._clock)
         except OSError as error:  # the thread has ended

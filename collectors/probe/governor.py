@@ -49,8 +49,8 @@ def is_sampled(seq: int) -> bool:
 
 def budget_of(env: Mapping[str, str], hook: str) -> float:
     """Return the budget in force for this hook, a share of the time, 0 to 1; 0: no limit, everything is recorded."""
-    asked = part(env.get("COMMWATCH_BUDGET", ""))
-    return DEFAULT_BUDGET[hook] if asked is None else asked
+    given = part(env.get("COMMWATCH_BUDGET", ""))
+    return DEFAULT_BUDGET[hook] if given is None else given
 
 
 class CostTurns:

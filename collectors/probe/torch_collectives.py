@@ -76,15 +76,15 @@ def _making(groups: Groups, default: tuple[int, int] | None) -> Groups:
 
 def _make(env: Mapping[str, str]) -> Probe | None:
     """Make the probe with the hook of ``COMMWATCH_HOOK``, by default native if built; ``None`` if it is missing."""
-    asked = env.get("COMMWATCH_HOOK", "auto")
-    if asked == "python":
+    hook = env.get("COMMWATCH_HOOK", "auto")
+    if hook == "python":
         return PythonProbe(env)
     try:
         return NativeProbe(env, library.load(env))
     except library.NotAvailable as missing:
         if missing.__context__ is not None and raised_by_handler(missing.__context__):
             raise missing.__context__ from None
-        if asked == "native":  # the user does not accept the cost of the other
+        if hook == "native":  # the user does not accept the cost of the other
             if env.get("RANK", "0") == "0":
                 print(f"commwatch: probe not loaded: no native hook: {missing}", file=sys.stderr, flush=True)
             return None

@@ -24,7 +24,7 @@ from commwatch.collectors.wire.handlers import raised_by_handler
 #: ``finish(flight, end_ns, timing, flag, began_ns, measured)``.
 Finish = Callable[[Flight, int, int, int, int, bool], None]
 #: Seconds between two polls while something is pending.
-LOOK_S = 0.005
+POLL_S = 0.005
 _SPARE = 64
 
 
@@ -63,7 +63,7 @@ class Devices:
         self._spare: deque[torch.Event] = deque(maxlen=_SPARE)
         self._batches = threading.local()
         #: Process groups whose timing is enabled, by id; not a WeakSet, for the reason in torch_steps.py.
-        self._asked: dict[int, ref[Any]] = {}
+        self._timed: dict[int, ref[Any]] = {}
         self._on: torch.device | None = None
 
     def __bool__(self) -> bool:
@@ -91,11 +91,11 @@ class Devices:
             return None
 
     def _have_times(self, pg: Any) -> None:
-        asked = self._asked.get(id(pg))
-        if asked is not None and asked() is pg:
+        known = self._timed.get(id(pg))
+        if known is not None and known() is pg:
             return
-        self._asked = {key: asked for key, asked in self._asked.items() if asked() is not None}
-        self._asked[id(pg)] = ref(pg)
+        self._timed = {key: known for key, known in self._timed.items() if known() is not None}
+        self._timed[id(pg)] = ref(pg)
         try:
             pg._enable_collectives_timing()
         except RuntimeError as error:  # a backend without
@@ -108,7 +108,7 @@ class Devices:
         watch.pg = None
         if batch is None:
             watch.flights.append(flight)
-            self._look_after(watch, work)
+            self._watch(watch, work)
         else:
             batch[0] = watch
             batch[1].append(flight)
@@ -125,7 +125,7 @@ class Devices:
         watch, flights = getattr(self._batches, "open", {}).pop(id(pg), (None, []))
         if watch is not None:
             watch.flights = flights
-            self._look_after(watch, work)
+            self._watch(watch, work)
 
     def drop_batch(self, pg: Any) -> None:
         """Drop a batch: its operations have no observable end."""
@@ -133,7 +133,7 @@ class Devices:
         for flight in flights:
             self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED, 0, False)
 
-    def _look_after(self, watch: Watch, work: Any) -> None:
+    def _watch(self, watch: Watch, work: Any) -> None:
         watch.work = work
         if work is None:
             try:

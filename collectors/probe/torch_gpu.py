@@ -13,7 +13,7 @@ import torch
 
 from commwatch.collectors.wire.handlers import raised_by_handler
 
-#: Calls of ``look`` that find no memory of torch on any device, before the current device is accepted.
+#: Calls of ``find`` that find no memory of torch on any device, before the current device is accepted.
 _PATIENCE = 20
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -35,7 +35,7 @@ class Finder:
         """Whether nothing can ever be found: this torch has no CUDA."""
         return not self._cuda._is_compiled()
 
-    def look(self, current: int | None = None) -> dict[str, Any] | None:
+    def find(self, current: int | None = None) -> dict[str, Any] | None:
         """Return the entry for the names file; ``None`` if the device is not known, or not yet.
 
         Args:

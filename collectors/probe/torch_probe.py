@@ -58,7 +58,7 @@ class Probe(ABC):
         self._dtypes: dict[str, int] = {}
         self._ops: dict[str, int] = dict(ev.OP_CODE)
         self._marks = 0
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._installed = False
         #: Values of the ring's header, once there is a ring.
         self._job, self._rank, self._size = "", -1, 0
@@ -164,8 +164,8 @@ class Probe(ABC):
 
     def say(self, text: str, about: str = "records") -> None:
         """Print one line to standard error, once per topic ``about``."""
-        if about not in self._said:
-            self._said.add(about)
+        if about not in self._warned:
+            self._warned.add(about)
             print(f"commwatch: {text}", file=sys.stderr, flush=True)
 
     # -- ring ---------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Probe(ABC):
         if self._gpu is None or self.ring is None:
             return
         try:
-            found = self._gpu.look(current)
+            found = self._gpu.find(current)
             if found is not None:
                 self.ring.name({"gpu": found})
             if found is not None or self._gpu.over:

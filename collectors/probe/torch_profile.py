@@ -79,7 +79,7 @@ class Profiling:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return  # starting and stopping a profiler waits for the device, which would break the capture
         if self._session is None:
-            self._look(optimizer)
+            self._poll(optimizer)
         elif self._session.thread == threading.get_ident():
             self._count(self._session, optimizer, number, ended_ns)
 
@@ -102,7 +102,7 @@ class Profiling:
 
     # -- begin --------------------------------------------------------------------------------
 
-    def _look(self, optimizer: int) -> None:
+    def _poll(self, optimizer: int) -> None:
         try:
             about = os.stat(self._path)  # noqa: PTH116 - half the time of Path's, once a step
         except OSError as error:
@@ -147,7 +147,7 @@ class Profiling:
             self._close_doors()
             self._session = session
         except BaseException as error:
-            self._finish(session, _words(error))
+            self._finish(session, _message(error))
             if raised_by_handler(error):
                 raise
 
@@ -218,7 +218,7 @@ class Profiling:
             if error is None:
                 self._export(session)
         except BaseException as failure:
-            error = error or _words(failure)
+            error = error or _message(failure)
             if raised_by_handler(failure):
                 _stop_for_certain()
                 self._tell(session.request, session, error)
@@ -261,7 +261,7 @@ class Profiling:
 def _wall_offset_ns() -> int:
     """Return Unix time minus monotonic time, in ns; best of 10 tries, as the thread may be preempted meanwhile."""
     looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(10)]
-    before, wall, after = min(looks, key=lambda look: look[2] - look[0])
+    before, wall, after = min(looks, key=lambda reading: reading[2] - reading[0])
     return wall - (before + after) // 2
 
 
@@ -269,20 +269,20 @@ def _refuse_limit() -> None:
     """Raise ``CannotProfile`` if file size is limited: past the limit the kernel sends SIGXFSZ, and a trace's size is unknown."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if most != resource.RLIM_INFINITY:
-        raise CannotProfile(f"the training may write no file of more than {most} bytes (ulimit -f); lift that limit")
+        raise CannotProfile(f"the trainer cannot write files of more than {most} bytes (ulimit -f); lift that limit")
 
 
 def _refuse_second() -> None:
     """Raise ``CannotProfile`` while another profiler runs or warms up, which shows only in its own object."""
     missing = [name for name in _DOORS if not hasattr(backend, name)]
     if missing:
-        raise CannotProfile(f"torch {torch.__version__} has no {' and no '.join(missing)} to watch for other profilers")
+        raise CannotProfile(f"torch {torch.__version__} lacks {' and '.join(missing)} to detect other profilers")
     busy = torch._C._autograd._profiler_enabled() or any(
         issubclass(type(thing), backend.profile) and thing.entered and thing.kineto_results is None
         for thing in gc.get_objects()
     )
     if busy:
-        raise CannotProfile("a profiler of the training's own is running")
+        raise CannotProfile("the training itself runs a profiler")
 
 
 def _stop_for_certain() -> None:
@@ -305,7 +305,7 @@ def _refuse_broken(plain: Path) -> None:
     )
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, CannotProfile):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from commwatch.collectors.probe.exposure import Exposure
 from commwatch.collectors.probe.governor import COUNTERS, LOOK_NS, CostTurns, Counts, Governor, UsualCost, is_sampled
-from commwatch.collectors.probe.torch_device import LOOK_S, Devices
+from commwatch.collectors.probe.torch_device import POLL_S, Devices
 from commwatch.collectors.probe.torch_groups import Group
 from commwatch.collectors.probe.torch_ops import MEASURES, C10dOp, c10d_ops
 from commwatch.collectors.probe.torch_pending import HEARTBEAT_S, Flight, Pending
@@ -160,10 +160,10 @@ class PythonProbe(Probe):
         """Run the probe's thread: heartbeat, governor, and operations whose end is not reported."""
         while self._watcher.goes_on() and (self.ring is not None or not self.off):
             if self.ring is not None:
-                self._look(self.ring)
-            self._watcher.sleep(self.pending.pause(LOOK_S if self.devices else HEARTBEAT_S))
+                self._poll(self.ring)
+            self._watcher.sleep(self.pending.pause(POLL_S if self.devices else HEARTBEAT_S))
 
-    def _look(self, writer: RingWriter) -> None:
+    def _poll(self, writer: RingWriter) -> None:
         now = writer.counters[ring.HEARTBEAT] = _now()
         try:
             if now - self._looked >= LOOK_NS:

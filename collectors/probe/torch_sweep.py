@@ -197,7 +197,7 @@ def device_of(backend: str) -> torch.device:
         return torch.device("cpu")
     accelerator = getattr(torch, kinds[0])
     if not accelerator.is_available():
-        raise ValueError(f"there is no {kinds[0]} device")
+        raise ValueError(f"no {kinds[0]} device")
     device = torch.device(kinds[0], int(os.environ.get("LOCAL_RANK", "0")) % accelerator.device_count())
     accelerator.set_device(device)
     return device
@@ -220,13 +220,11 @@ def environment(env: dict[str, str], port: int) -> dict[str, str]:
     found = {name: _either(env, name) for name in LAUNCHERS}
     given = {name: value for name, value in found.items() if value is not None}
     if "RANK" not in given or "WORLD_SIZE" not in given:
-        raise CannotSweep(
-            "no launcher has said which rank this is (RANK and WORLD_SIZE, as torchrun, srun and mpirun do)"
-        )
+        raise CannotSweep("RANK and WORLD_SIZE are not set; use a launcher that sets them (torchrun, srun, mpirun)")
     address = env.get("MASTER_ADDR") or _first_node(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST"))
     if address is None:
         if given.get("LOCAL_WORLD_SIZE") != given["WORLD_SIZE"]:
-            raise CannotSweep("MASTER_ADDR is not set: the host of rank 0")
+            raise CannotSweep("MASTER_ADDR is not set; set it to the host of rank 0")
         address = "127.0.0.1"
     return {**given, "MASTER_ADDR": address, "MASTER_PORT": env.get("MASTER_PORT") or str(port)}
 
@@ -284,7 +282,7 @@ def main() -> None:
     known = [backend for backend in backends if backend in dist.Backend.backend_list and _can(backend)]
     try:
         if int(os.environ["WORLD_SIZE"]) < 2:
-            raise CannotSweep("one rank has nobody to talk to: start at least two")
+            raise CannotSweep("one rank cannot communicate; start at least two")
         if not known:
             raise CannotSweep("; ".join(f"{backend}: {why_not(backend)}" for backend in backends))
         dist.init_process_group(known[0], timeout=PATIENCE)

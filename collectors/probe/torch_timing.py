@@ -46,19 +46,19 @@ def choose(env: Mapping[str, str], *, runtime: bool) -> Timing:
     Args:
         runtime: ``has_runtime``: CUDA can be called without disturbing graph captures.
     """
-    asked = env.get("COMMWATCH_TIMING") or AUTO
-    said = f"COMMWATCH_TIMING={asked}"
-    if asked not in TIMINGS:
-        return Timing(OFF, f"{said} is none of {', '.join(TIMINGS)}")
-    if asked == OFF:
-        return Timing(OFF, said)
+    setting = env.get("COMMWATCH_TIMING") or AUTO
+    source = f"COMMWATCH_TIMING={setting}"
+    if setting not in TIMINGS:
+        return Timing(OFF, f"{source} is none of {', '.join(TIMINGS)}")
+    if setting == OFF:
+        return Timing(OFF, source)
     if not runtime:
         return Timing(OFF, "this torch has no CUDA runtime")
-    if asked == AUTO:
+    if setting == AUTO:
         return Timing(OFF, "timing has not been proven on a real GPU yet; COMMWATCH_TIMING=events or poll asks for it")
-    if asked == EVENTS and env.get(_QUEUES) == "1":
-        return Timing(POLL, f"{said}, but with {_QUEUES}=1 timing events would serialise compute and communication")
-    return Timing(asked, said)
+    if setting == EVENTS and env.get(_QUEUES) == "1":
+        return Timing(POLL, f"{source}, but with {_QUEUES}=1 timing events would serialise compute and communication")
+    return Timing(setting, source)
 
 
 # -- CUDA without names in torch --------------------------------------------------------------
@@ -90,7 +90,7 @@ def step_aside(device: torch.device) -> None:
     torch.get_device_module(device).set_device(device)
     exchange, mode = _exchange(), ctypes.c_int(_RELAXED)
     if exchange is None or exchange(ctypes.byref(mode)) != 0:
-        raise RuntimeError("the CUDA runtime does not let us out of the way of graph captures")
+        raise RuntimeError("the CUDA runtime cannot exempt this thread from graph captures")
 
 
 # -- batches ----------------------------------------------------------------------------------

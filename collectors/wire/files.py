@@ -29,17 +29,17 @@ def text(path: str, most_bytes: int = _MOST_BYTES) -> str | None:
 
 def number(path: str, base: int = 10) -> int | None:
     """Return the number in a file; ``None`` if it cannot be read or holds other text ("N/A (no PMA)", "Unknown")."""
-    words = text(path)
+    content = text(path)
     try:
-        return None if words is None else int(words, base)
+        return None if content is None else int(content, base)
     except ValueError:
         return None
 
 
 def of_process(pid: int, proc: str = "/proc") -> list[str]:
     """Return the fields of ``/proc/PID/stat`` from the state on; empty if it cannot be read."""
-    words = text(f"{proc}/{pid}/stat") or ""  # the process name may hold any bytes and be cut anywhere
-    return words.rpartition(")")[2].split()
+    content = text(f"{proc}/{pid}/stat") or ""  # the process name may hold any bytes and be cut anywhere
+    return content.rpartition(")")[2].split()
 
 
 def names(path: str) -> list[str]:

@@ -104,7 +104,7 @@ def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
             raise OSError(f"{path} is not a directory") from None
         shared = bool(group) and found.st_gid == gid
         if found.st_uid != os.getuid() and not shared and os.getuid() != 0:
-            raise OSError(f"{path} belongs to uid {found.st_uid}, not to us; set COMMWATCH_DIR") from None
+            raise OSError(f"{path} belongs to uid {found.st_uid}, not to this user; set COMMWATCH_DIR") from None
     else:
         if group:
             os.chown(path, -1, gid)
@@ -112,7 +112,7 @@ def make_private_dir(path: Path, env: Mapping[str, str]) -> int:
     return 0o640 if group else 0o600
 
 
-def write_whole(path: Path, text: str, mode: int) -> None:
+def write_atomically(path: Path, text: str, mode: int) -> None:
     """Write ``text`` to ``path`` atomically, with exactly these permission bits whatever the umask.
 
     Raises:

@@ -86,8 +86,8 @@ def lock_owner(fd: int) -> int | None:
 
     It is -1 for a ``MappedFile``, whose lock belongs to the open file, and 0 for a process outside this pid namespace.
     """
-    asked = FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    request = FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))
     return None if kind == fcntl.F_UNLCK else pid
 
 

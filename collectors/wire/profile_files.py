@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from commwatch.collectors.wire import others
-from commwatch.collectors.wire.identity import make_private_dir, ring_prefix, write_whole
+from commwatch.collectors.wire.identity import make_private_dir, ring_prefix, write_atomically
 
 #: Most steps in a request, and its longest lifetime in seconds.
 MOST_STEPS = 50
@@ -81,7 +81,7 @@ def write(path: Path, content: Any, env: Mapping[str, str]) -> None:
     Raises:
         OSError: no permission, or no space.
     """
-    write_whole(path, json.dumps(asdict(content)), make_private_dir(path.parent, env))
+    write_atomically(path, json.dumps(asdict(content)), make_private_dir(path.parent, env))
 
 
 def read_request(path: Path) -> Request:

@@ -135,12 +135,12 @@ class RingFile:
 
     def _more_names(self, more: int) -> MappedFile:
         """Create a names file with ``more`` more bytes; raise ``OSError`` if the path no longer holds our file."""
-        said = self._names.memory[: self._names.memory.tell()]
-        if len(said) + more > MOST_NAMES_BYTES:
+        written = self._names.memory[: self._names.memory.tell()]
+        if len(written) + more > MOST_NAMES_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._names_path))
         if not self._names.is_at(self._names_path):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._names_path))
-        return self._new_names(min(max(2 * len(said), len(said) + more), MOST_NAMES_BYTES), said)
+        return self._new_names(min(max(2 * len(written), len(written) + more), MOST_NAMES_BYTES), written)
 
     def close(self, now_ns: int) -> None:
         """Record that the trainer has ended properly. The mapping stays, because operations may still complete."""
@@ -251,8 +251,8 @@ def _parse_json(text: bytes) -> Any:
 
     Raises ``ValueError`` if it is not JSON, and ``RecursionError`` if it is nested too deeply.
     """
-    whole = json.dumps(bounded.load(text, _MOST_VALUES), ensure_ascii=False).encode(errors="replace")
-    return json.loads(whole)
+    encoded = json.dumps(bounded.load(text, _MOST_VALUES), ensure_ascii=False).encode(errors="replace")
+    return json.loads(encoded)
 
 
 def _check_owner(path: Path, about: os.stat_result) -> None:
@@ -355,7 +355,7 @@ class RingReader:
         """
         first, cursor = self.next_n, max(self.counter(CURSOR), self.next_n)
         if final:  # the writer may have been killed between a record and the cursor
-            cursor = max((n + 1 for n in range(cursor, cursor + MARGIN) if self._is_whole(n)), default=cursor)
+            cursor = max((n + 1 for n in range(cursor, cursor + MARGIN) if self._is_complete(n)), default=cursor)
         oldest = max(first, cursor - self.slots)
         upto = min(cursor + MARGIN, oldest + self.slots, oldest + limit)
         # Writer and copy go from first word to last: a record half written when the copy reaches it can be complete
@@ -365,12 +365,12 @@ class RingReader:
         margin = 0 if final else MARGIN
         trusted = min(max(oldest, max(self.counter(CURSOR), cursor if final else 0) + margin - self.slots), upto)
         skipped = (trusted - oldest) * RECORD_SIZE
-        taken, end = self._whole(before[skipped:], copy[skipped:], trusted, cursor, final)
+        taken, end = self._complete(before[skipped:], copy[skipped:], trusted, cursor, final)
         read = len(taken) // RECORD_SIZE
         self.next_n = end
         return Drained(taken, read, end - first - read)
 
-    def _whole(self, before: bytes, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
+    def _complete(self, before: bytes, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
         """Return the complete records of ``copy``, whose first is number ``first``, and the number to continue from."""
         total, words = len(copy) // RECORD_SIZE, RECORD_SIZE // 4
         heads = memoryview(copy).cast("I")[::words].tolist()
@@ -378,11 +378,11 @@ class RingReader:
         expected = [(first + i + 1) & STAMP_MASK for i in range(total)]
         if heads == tails == expected:
             return copy, first + total
-        whole = [head == tail == stamp for head, tail, stamp in zip(heads, tails, expected, strict=True)]
-        written = max(cursor - first, max((i + 1 for i, good in enumerate(whole) if good), default=0))
+        complete = [head == tail == stamp for head, tail, stamp in zip(heads, tails, expected, strict=True)]
+        written = max(cursor - first, max((i + 1 for i, good in enumerate(complete) if good), default=0))
         kept: list[bytes] = []
         for i in range(min(written, total)):
-            if whole[i]:
+            if complete[i]:
                 kept.append(copy[i * RECORD_SIZE : (i + 1) * RECORD_SIZE])
             elif not final and not self._gave_up_on(first + i):
                 written = i
@@ -395,7 +395,7 @@ class RingReader:
         self._gap = (n, seen + 1) if gap == n else (n, 1)
         return self._gap[1] > GAP_PATIENCE
 
-    def _is_whole(self, n: int) -> bool:
+    def _is_complete(self, n: int) -> bool:
         at = RECORDS_AT + n % self.slots * RECORD_SIZE
         stamp = struct.pack("<I", (n + 1) & STAMP_MASK)
         record = self._read(at, RECORD_SIZE)
@@ -428,12 +428,12 @@ class RingReader:
             except BadRing:
                 return []
             text = self._names_from(file)
-        whole, newline, _ = text.rpartition(b"\n")
-        self._names_read += len(whole) + len(newline)
-        if not whole:
+        lines_text, newline, _ = text.rpartition(b"\n")
+        self._names_read += len(lines_text) + len(newline)
+        if not lines_text:
             return []
         entries, left = [], MOST_NAMES - self._lines_read
-        lines = whole.split(b"\n", left)[:left]
+        lines = lines_text.split(b"\n", left)[:left]
         self._lines_read += len(lines)
         for line in lines:
             with contextlib.suppress(ValueError, RecursionError):

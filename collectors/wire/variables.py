@@ -44,5 +44,5 @@ def wrong(env: Mapping[str, str]) -> list[str]:
     >>> wrong({"COMMWATCH_HOOK": "nope", "COMMWATCH_SLOTS": ""})
     ["COMMWATCH_HOOK: needs one of auto, native, python, not 'nope'"]
     """
-    asked = ((name, env.get(name, ""), *check) for name, check in _MAY_BE.items())
-    return [f"{name}: needs {needs}, not {text!r}" for name, text, right, needs in asked if text and not right(text)]
+    checks = ((name, env.get(name, ""), *check) for name, check in _MAY_BE.items())
+    return [f"{name}: needs {needs}, not {text!r}" for name, text, right, needs in checks if text and not right(text)]

@@ -1,4 +1,4 @@
-"""Numbers and repetitions that somebody else wrote: what they may cost is bounded, whatever they say."""
+"""Numbers and repetitions from other users: their cost is bounded, whatever they claim."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from commwatch.history.history import History
 from commwatch.ingest import optimizer_rounds, rank_totals, step_accounting
 from commwatch.ingest.optimizer_rounds import EachPass, Mark
 from commwatch.ingest.rank_totals import LAST_NS, RankTotals
-from commwatch.ingest.step_accounting import StepBook
+from commwatch.ingest.step_accounting import StepAccounting
 from commwatch.ingest.steps import EXPLICIT, StepTracker
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed, write_ring
 
@@ -51,7 +51,7 @@ def a_book() -> RankTotals:
 
 
 def test_optimizers_without_end() -> None:
-    """Of optimizers that are numbered without end so many marks are held, and steps of others are told afterwards as before."""
+    """Of optimizers with ever new numbers a bounded number of marks is held, and steps of others are found afterwards as before."""
     tracker = StepTracker()
     for n in range(2 * optimizer_rounds.MOST_HELD):
         tracker.feed(Mark(n, n, n * S, n * S + 1, None, 0))
@@ -70,9 +70,9 @@ def test_step_of_optimizers_without_end() -> None:
 
 
 def test_steps_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many steps are said to lie in a minute, shares look back over so many; all are counted."""
+    """However many steps claim to be within a minute, shares cover a bounded number of them; all are counted."""
     monkeypatch.setattr(step_accounting, "MOST_RECENT", 16)
-    book = StepBook()
+    book = StepAccounting()
     for n in range(1000):
         book.mark(
             ev.Record._make(
@@ -90,8 +90,8 @@ def test_steps_of_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_moments_that_no_step_claims() -> None:
-    """Moments of the far future cost a step no look at each of them, and those of its own count wherever they come in the order."""
-    book = StepBook()
+    """Moments in the far future are not searched at each step, and a step's own moments count, in whatever order they come."""
+    book = StepAccounting()
     for launch in (1 << 60, 3 * S, 1 << 61, 3 * S + 1):
         book.untimed(launch)
     held = vars(book)
@@ -116,7 +116,7 @@ def test_moments_that_no_step_claims() -> None:
 def test_labels_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Communication of more group labels than are measured each for itself is measured together."""
     monkeypatch.setattr(step_accounting, "MOST_LABELS", 4)
-    book = StepBook()
+    book = StepAccounting()
     book.mark(
         ev.Record._make(
             (
@@ -174,7 +174,7 @@ def test_peers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kinds_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operations of more kinds than anybody has are counted, the rest as one; those known before stay apart."""
+    """Operations of more kinds than exist are counted, the rest as one; kinds known before stay separate."""
     monkeypatch.setattr(rank_totals, "MOST_KINDS", 10)
     book = a_book()
     known = operation(start_ns=0, end_ns=9, size=1)
@@ -307,7 +307,7 @@ def test_chunk_that_unpacks_without_end(tmp_path: Path) -> None:
 
 
 def test_json_of_many_values() -> None:
-    """JSON with more values than anybody has written is refused before any is made; with as many it is read."""
+    """JSON with too many values is refused before any is created; with the maximum it is read."""
     for text in ("[[], {}, 1]", b"[[], {}, 1]", bytearray(b"[[], {}, 1]")):
         assert bounded.load(text, 5) == [[], {}, 1]
         with pytest.raises(ValueError, match="more than 4 values"):
@@ -362,7 +362,7 @@ def test_ras_of_many_ranks() -> None:
 
 
 def test_threads_without_end() -> None:
-    """Threads that there is no room to say anything of take none."""
+    """Threads beyond the limit of an account take no memory; their lines are counted as overflow."""
     account = Account(100)
     for tid in range(1000):
         account.add(f"h:1:{tid} [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC", "log", tid)
@@ -397,7 +397,7 @@ class _Hosts(Collection[str]):
 
 
 def test_hosts_without_end() -> None:
-    """What a message is glued to is told by looking hosts up; of several that end alike the longest counts."""
+    """A line that is glued to a message is separated by looking up known hosts; of several with the same end the longest counts."""
     line = "h0:1:1 [0] NCCL INFO fooxnode1:2:2 [0] NCCL INFO Foo"
     for hosts, text in ((("node1", "1"), "foox"), (("xnode1", "node1"), "foo"), ((), "")):
         assert parse_line(line, _Hosts(*hosts))[0].text == text
@@ -419,7 +419,7 @@ def test_torn_hosts() -> None:
 
 
 def test_jobs_that_grow_together() -> None:
-    """Processes that share communicators, at whatever remove, are of one job; others are not."""
+    """Processes that share communicators, directly or through others, belong to one job; others do not."""
     account, line = Account(), 0
     for pids in ((1, 2), (3, 4), (5, 6), (2, 3), (7, 8), (4, 5)):
         comm = f"{line:x}"

@@ -1,4 +1,4 @@
-"""Another user of the node: reads what is for all, and nothing else; makes nothing happen; puts nothing in anybody's way."""
+"""Another user of the node reads what is public, and nothing else; triggers nothing; blocks nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(json.dumps({
 
 @contextmanager
 def busy(place: Path, settings: str = "") -> Iterator[RunningAgent]:
-    """An agent with all that it ever writes: rings, a history, alerts, evidence, a profile that was asked for."""
+    """An agent with all files that it ever writes: rings, a history, alerts, evidence, a requested profile."""
     (place / "list.yaml").write_text(LIST)
     receiver = "[[receivers]]\nkind = 'command'\nname = 'nothing'\ncommand = ['true']\n"
     (place / "commwatch.toml").write_text(f"rules = '{place}/list.yaml'\n{settings}\n{receiver}")
@@ -92,7 +92,7 @@ def somebody_else(running: RunningAgent, *places: Path, requests: tuple[tuple[st
 
 @pytest.mark.parametrize(("settings", "reading"), [("", 200), ("require_token = true", 401)])
 def test_requests(public: Path, settings: str, reading: int) -> None:
-    """Without the token another user makes nothing happen, and where the settings say so reads nothing but metrics and health."""
+    """Without the token another user triggers nothing, and reads nothing but metrics and health if the settings say so."""
     asked = (("/api/v1/profiles", '{"job": "job"}'), ("/login", "token=guess"), ("/", None), ("/api/v1/jobs", None))
     with busy(public, settings) as running:
         found = somebody_else(running, requests=(*asked, ("/metrics", None), ("/healthz", None)))
@@ -101,7 +101,7 @@ def test_requests(public: Path, settings: str, reading: int) -> None:
 
 
 def test_files(public: Path) -> None:
-    """Run directory and state directory are closed: nobody else lists, reads, writes, adds or takes away anything."""
+    """Run directory and state directory are closed: no other user lists, reads, writes, adds or removes anything."""
     with busy(public) as running:
         found = somebody_else(running, public / "run", public / "state")
         assert {Path(path).suffix for path in found["read"]} >= {
@@ -119,7 +119,7 @@ def test_files(public: Path) -> None:
 
 
 def test_files_in_an_open_directory(public: Path) -> None:
-    """In a state directory that was there before, and that everybody may enter, each file is for its owner alone."""
+    """In an existing state directory that every user may enter, each file is readable by its owner alone."""
     (public / "state").mkdir(mode=0o755)
     with busy(public) as running:
         found = somebody_else(running, public / "state")
@@ -132,7 +132,7 @@ def test_files_in_an_open_directory(public: Path) -> None:
 
 
 def test_history_of_a_group(public: Path) -> None:
-    """In a directory that is a group's, its members may read the history, and nobody else."""
+    """In a directory of a group, its members may read the history, and no other user."""
     (public / "state").mkdir()
     (public / "state").chmod(0o2755)
     with busy(public):
@@ -141,7 +141,7 @@ def test_history_of_a_group(public: Path) -> None:
 
 
 def test_commands(public: Path) -> None:
-    """Another user's commands find no token and no agent where they may not look, and say so in one line."""
+    """Another user's commands find no token and no agent in closed directories, and print one line."""
     with busy(public, "require_token = true") as running:
         for asked in (
             ("diagnose", "--dir", public / "run"),

@@ -37,7 +37,7 @@ def test_clock_set_under_a_job(tmp_path: Path, step_ns: int) -> None:
             stepped = step_ns if 20 <= second < 40 else 0  # there, and back again
             watch.intake.tick(at + SECOND_NS, EPOCH_NS + at + SECOND_NS + stepped)
         (job,) = watch.aggregate.jobs.values()
-        books = sorted(job.books.values(), key=lambda book: book.rank)
+        books = sorted(job.rank_totals.values(), key=lambda book: book.rank)
         assert [sum(cell.count for _, cell in book.cells()) for book in books] == [60, 60]
         assert [sum(cell.duration_ns for _, cell in book.cells()) for book in books] == [6000 * MS, 4800 * MS]
         assert [sum(cell.joined for _, cell in book.cells()) for book in books] == [60, 60]
@@ -85,7 +85,7 @@ def test_clock_set_on_after_a_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
 def test_alerts_do_not_look_at_it(tmp_path: Path, step_s: float) -> None:
-    """What is to hold for a minute fires after a minute, whatever the wall clock does meanwhile."""
+    """An alert that must hold for a minute fires after a minute, whatever the wall clock does meanwhile."""
     told: list[str] = []
     clock, wall = [0.0], [1_700_000_000.0]
     plan = Plan(

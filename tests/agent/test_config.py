@@ -1,4 +1,4 @@
-"""Settings: which of several wins, and what is said about a wrong one. The wrong ones lie in ``tests/fixtures/config``."""
+"""Settings: which of several wins, and the error for a wrong one. The wrong ones are in ``tests/fixtures/config``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MISTAKES = {
     "host_as_list": "host",
     "gpus_unknown": "auto, required, off",
     "links_not_a_table": "links",
-    "links_unknown": "'ib-ndx'; there are pcie3-x8",
+    "links_unknown": "'ib-ndx'; choose from pcie3-x8",
     "links_not_a_key": "400",
     "inspector_dir_empty": "inspector_dir",
     "thresholds_not_a_table": "a table of names and numbers",
@@ -63,7 +63,7 @@ MISTAKES = {
 
 
 def one_line(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
-    """What a refused command said: one line, on standard error, without a traceback."""
+    """The output of a refused command: one line, on standard error, without a traceback."""
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert done.stderr.startswith("commwatch: ")
     assert done.stderr.count("\n") == 1, done.stderr
@@ -100,7 +100,7 @@ def test_precedence(tmp_path: Path, key: str, default: Any, in_file: Any, variab
 
 
 def test_settings_without_flag(tmp_path: Path) -> None:
-    """Every setting can stand in the file, and what does not keeps its default."""
+    """Every setting can be in the file, and a missing one keeps its default."""
     file = tmp_path / "some.toml"
     file.write_text("interval = 1\nraw_bytes = 1048576\nkeep_days = 0.5\nkeep_ended = 0\n")
     config = load({"HOME": "/home/someone"}, file)
@@ -143,7 +143,7 @@ def test_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other witnesses are off unless asked for; several RAS stand with commas between, and a relative folder is made whole."""
+    """The other sources are off by default; several RAS addresses are separated by commas, and a relative folder becomes absolute."""
     config = load({"HOME": "/home/someone"})
     assert (config.inspector_dir, config.ras) == (None, None)
     monkeypatch.chdir(tmp_path)
@@ -198,7 +198,7 @@ ANYTHING = st.recursive(
     | st.binary(max_size=60)
 )
 def test_any_settings(written: dict[str, Any] | bytes) -> None:
-    """Whatever stands in the file, it is settings, or one line that names the file."""
+    """Any content of the file gives settings, or an error in one line that names the file."""
     with TemporaryDirectory() as directory:
         file = Path(directory) / "some.toml"
         if isinstance(written, bytes):
@@ -215,7 +215,7 @@ def test_any_settings(written: dict[str, Any] | bytes) -> None:
 
 
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """A settings file that is not there or is a directory is named; one that is not asked for is not missed."""
+    """A requested settings file that is missing or is a directory is named; without a request none is required."""
     for file in (tmp_path / "missing.toml", tmp_path):
         assert str(file) in one_line(commwatch("report", "--config", file))
     assert "no history" in one_line(commwatch("report", "--dir", tmp_path, cwd=tmp_path))
@@ -246,7 +246,7 @@ def test_flag_that_is_no_number() -> None:
 
 
 def test_user_without_a_home() -> None:
-    """A user without a home (a container's) needs none where the directories are given, and is told where they are not."""
+    """A user without a home (in a container) needs none if the directories are given; otherwise the error names the flag."""
     env = {name: value for name, value in clean_env().items() if name != "HOME"}
     assert "no history" in one_line(commwatch_as_nobody("report", "--dir", "/nowhere", env=env))
     assert "--state" in one_line(commwatch_as_nobody("report", env=env))

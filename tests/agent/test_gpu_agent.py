@@ -1,4 +1,4 @@
-"""A real agent over the stand-in for NVIDIA's library: ``/metrics``, ``/api/v1/gpus`` and ``doctor``, through every trouble."""
+"""A real agent over the stand-in for NVIDIA's library: ``/metrics``, ``/api/v1/gpus`` and ``doctor``, through every fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """What the stand-in says."""
+    """The script of the stand-in."""
     return Script(tmp_path / "script.txt")
 
 
@@ -73,7 +73,7 @@ def view(running: RunningAgent) -> Any:
 
 
 def test_all_well(running: RunningAgent) -> None:
-    """Cards, values and ranks stand side by side in metrics, API and doctor, and the trainer's own numbering means nothing."""
+    """GPUs, values and ranks agree in metrics, API and doctor, and the trainer's own numbering has no effect."""
     found = running.samples()
     assert found['commwatch_gpu_utilization_ratio{gpu="0"}'] == 0.98
     assert found['commwatch_gpu_nvlink_bytes_total{direction="transmit",gpu="0"}'] == 4_000_000_000 * 1024
@@ -149,7 +149,7 @@ def test_rank_on_a_card_that_is_not_seen(running: RunningAgent) -> None:
 
 
 def test_no_driver(tmp_path: Path) -> None:
-    """Without a library there is not one series of cards, no alarm, and doctor says why there are none."""
+    """Without a library there is not one series of GPUs, no alert, and doctor gives the reason."""
     empty = tmp_path / "empty"
     empty.mkdir()
     with agent(tmp_path / "run", env=clean_env(LD_LIBRARY_PATH=str(empty))) as running:

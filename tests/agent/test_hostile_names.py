@@ -1,4 +1,4 @@
-"""Names that somebody else has chosen, in everything that the command line writes: none commands the terminal, none passes for a line of ours."""
+"""Names chosen by other users, in all output of the command line: none controls the terminal, none looks like a line of ours."""
 
 from __future__ import annotations
 

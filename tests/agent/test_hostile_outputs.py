@@ -1,4 +1,4 @@
-"""Names that somebody else has chosen, in what other programs read: tables, metrics, messages, templates."""
+"""Names chosen by other users, in output that other programs read: tables, metrics, messages, templates."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_json(asked: RunningAgent, path: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_templates(name: str) -> None:
-    """A name is text in the text of an alert: nothing in it is taken for a field, a clause or a template."""
+    """A name is plain text in the text of an alert: nothing in it is taken for a field, a clause or a template."""
     said = render("job {job_id}[ rank {rank}]: {value:percent}", {"job_id": name, "rank": "7"}, 0.5, {"exposed": 1.0})
     assert said == f"job {name} rank 7: 50%"
 

@@ -1,4 +1,4 @@
-"""A filter by job reaches the history: of other jobs nothing is read, and nothing is told."""
+"""A filter by job reaches the history: nothing of other jobs is read or returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS, STEPS = ("mine", "theirs"), 100
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:
-    """Two jobs of two ranks that run, with steps and operations of several sizes; their roll-ups are still in the books."""
+    """Two running jobs of two ranks, with steps and operations of several sizes; their rollups are still in memory."""
     made = Watch(tmp_path)
     with ExitStack() as running:
         for job in JOBS:
@@ -55,7 +55,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_operations_of_a_job(watch: Watch, unpacked: list[int]) -> None:
-    """Operations of one job are found without a look into the chunks of others."""
+    """Operations of one job are found without reading the chunks of others."""
     found = operations(watch.agent, Wanted(0, 1 << 62, "mine", limit=1000))
     assert {(each.job_id, each.dtype) for each in found.operations} == {("mine", "mine")}
     assert (len(found.operations), len(unpacked)) == (2 * STEPS, 2)
@@ -70,8 +70,8 @@ def test_report_of_a_job(watch: Watch, unpacked: list[int]) -> None:
 
 
 def test_live_books_of_others(watch: Watch) -> None:
-    """What is still in the books of another job is in none of the answers about a job."""
-    assert [cell for book in watch.aggregate.books() for cell in book.live_cells()]
+    """What is in memory of another job is in none of the answers about a job."""
+    assert [cell for book in watch.aggregate.rank_totals() for cell in book.live_cells()]
     for job in JOBS:
         assert [wait.wait_s for wait in watch.agent.waits(job)] == pytest.approx([0.001 * STEPS, 0])
         efficiencies, lines = watch.agent.efficiency(0, 1 << 62, job)

@@ -1,4 +1,4 @@
-"""The lock of the books is held for nothing but the books: no file is read under it, and nothing that others ask for keeps the intake waiting."""
+"""The lock of the jobs is held only for the totals: no file is read under it, and no request keeps the intake waiting."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def free(lock: threading.RLock) -> bool:
 
 
 def test_processes(watch: Watch) -> None:
-    """The state of a trainer's process is read without the lock, and told with its rank; not that of a process that it was before."""
+    """The state of a trainer's process is read without the lock, and reported with its rank, but not that of an earlier process."""
     lock, pids = watch.agent._lock, []
 
     def state(pid: int) -> str:
@@ -58,13 +58,13 @@ def test_processes(watch: Watch) -> None:
     Processes(watch.aggregate, lock, state=state).tick()
     assert pids == [view.visible_pid] != [os.getpid()]
     assert [view.process for view in watch.agent.ranks(None)] == ["stopped"]
-    (book,) = watch.aggregate.books()
+    (book,) = watch.aggregate.rank_totals()
     book.pid = os.getpid()
     assert [view.process for view in watch.agent.ranks(None)] == [None]
 
 
 def test_references(watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor are references looked for under it when metrics are asked for."""
+    """References are not read under the lock either when metrics are scraped."""
     looks: list[bool] = []
     monkeypatch.setattr(References, "refresh", lambda _: looks.append(free(watch.agent._lock)))
     registry = CollectorRegistry()

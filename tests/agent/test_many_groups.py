@@ -54,7 +54,7 @@ def test_ten_thousand(crowd: tuple[Watch, list[Trainer]]) -> None:
     by_id = [line for line in page if "group_id=" in line]
     assert 0 < len(by_id) <= 5 * RANKS * MOST_GROUP_IDS
     assert len(page) < 2000
-    for book in job.books.values():
+    for book in job.rank_totals.values():
         assert len(book.groups) <= MOST_APART + LATEST_KNOWN + 1
         assert len({key.group for key, _ in book.cells()}) <= MOST_APART + 1
         assert len(book.last_seq) <= 2 * (MOST_APART + LATEST_KNOWN) + 1000  # and those since the last names

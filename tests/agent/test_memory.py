@@ -117,7 +117,7 @@ def test_rollups(tmp_path: Path) -> None:
 
 
 def test_frozen(tmp_path: Path) -> None:
-    """A history that is frozen stays as it was when it was first looked at, while more is written; so nobody need be kept from writing."""
+    """A frozen history stays as it was at the first read while more is written, so writers need not wait."""
     store = Writer(tmp_path / "h.sqlite")
     row = store.ring("a", identity(), EPOCH_NS)
     with History(store.path) as history:
@@ -165,7 +165,7 @@ def test_newest_operations(tmp_path: Path) -> None:
 
 
 def test_names(tmp_path: Path) -> None:
-    """To look for new names takes no more memory than there are names."""
+    """Reading new names takes no more memory than there are names."""
     path = write_ring(tmp_path, []).path
     with closing(RingReader(path)) as reader:
         _, most = memory(reader.names)

@@ -49,14 +49,14 @@ def test_change() -> None:
     found = change(NOW, asked)
     assert found.config == replace(NOW, keep_days=3.0, labels={"a": "b"})
     assert (found.taken, found.left) == (("keep_days", "labels"), ("port",))
-    assert found.says == "took up keep_days, labels; a restart is needed for port"
+    assert found.says == "applied keep_days, labels; a restart is needed for port"
     assert change(NOW, NOW).says == "nothing has changed"
     assert change(found.config, asked).taken == ()
 
 
 def test_change_of_the_list() -> None:
     """Another list of alerts, or certificate, in the same file is a change, which a change of file or thresholds is anyway."""
-    assert change(NOW, NOW, rules_differ=True).says == "took up rules"
+    assert change(NOW, NOW, rules_differ=True).says == "applied rules"
     assert change(NOW, replace(NOW, thresholds={"least": 1.0}), rules_differ=True).taken == ("thresholds",)
     assert change(NOW, NOW, certificate_differs=True).taken == ("tls_cert",)
     assert change(NOW, replace(NOW, tls_key=Path("/a")), certificate_differs=True).taken == ("tls_key",)
@@ -88,7 +88,7 @@ class Scene:
 
         def said() -> str | None:
             found = re.search(
-                r"commwatch: (the settings stay as they are|settings read again): (.*)\n",
+                r"commwatch: (settings not changed|settings read again): (.*)\n",
                 self._log.read_text()[before:],
             )
             return found and found[2]
@@ -137,7 +137,7 @@ def test_taken_up(tmp_path: Path) -> None:
         )
         taken = "token_file, require_token, allowed_hosts, keep_days, receivers, thresholds, labels"
         # Of the port the flag says more than the file.
-        assert said == f"took up {taken}"
+        assert said == f"applied {taken}"
         assert status(running.url + "/api/v1/alerts") == HTTPStatus.UNAUTHORIZED
         shown = {"Authorization": "Bearer given-given-given-given"}
         assert status(running.url + "/api/v1/alerts", Host="agent.example", **shown) == HTTPStatus.OK
@@ -150,7 +150,7 @@ def test_taken_up(tmp_path: Path) -> None:
 
 
 def test_needs_a_restart(tmp_path: Path) -> None:
-    """What a running agent cannot change is named, however often it is asked; the same settings are no change."""
+    """Settings that a running agent cannot change are named each time; equal settings are no change."""
     with scene(tmp_path, "") as here:
         assert here.asked("") == "nothing has changed"
         for _ in range(2):
@@ -171,11 +171,11 @@ def test_list_in_the_same_file(tmp_path: Path) -> None:
         second = "  - {alert: More, expr: commwatch_up >= 0, severity: info, summary: a, description: b}\n"
         third = second.replace("More", "Other").replace("commwatch_up", "commwatch_build_info")
         file.write_text(file.read_text() + third)
-        assert here.asked(settings) == "took up rules"
+        assert here.asked(settings) == "applied rules"
         both = wait_for(lambda: len(now := shown("active")) == 2 and now, "the other alert")
         assert before.items() <= both.items()
         file.write_text(LIST.replace("AgentHere", "Gone"))
-        assert here.asked(settings) == "took up rules"
+        assert here.asked(settings) == "applied rules"
         wait_for(lambda: shown("active") == {}, "the end of both")
         assert set(shown("past")) == {"AgentHere", "Other"}
 
@@ -198,7 +198,7 @@ def test_wrong_settings(tmp_path: Path, bad: str, named: str) -> None:
     start = f"rules = '{tmp_path}/list.yaml'\n"
     with scene(tmp_path, start) as here:
         assert named in here.asked(bad if bad.count("rules") else f"{start}{bad}\n")
-        assert here.asked(f"{start}keep_days = 3\n") == "took up keep_days"
+        assert here.asked(f"{start}keep_days = 3\n") == "applied keep_days"
         assert here.running.get("/healthz") == "ok\n"
 
 
@@ -223,14 +223,14 @@ def test_certificates(tmp_path: Path) -> None:
         assert "KEY_VALUES_MISMATCH" in here.asked(settings_of((second[0], first[1])))
         assert "first" in met(stranger)
         wanted = settings_of(second, f"tls_client_ca = {str(clients)!r}")
-        assert here.asked(wanted) == "took up tls_cert, tls_key, tls_client_ca"
+        assert here.asked(wanted) == "applied tls_cert, tls_key, tls_client_ca"
         assert "second" in met(client)
         assert met(stranger) == ""
         # Other contents of the same files are taken up as well.
         for source, target in ((first[0], second[0]), (first[1], second[1]), (theirs.cert, clients)):
             shutil.copy(source, target)
         assert here.asked(wanted) in (
-            "took up tls_cert",
+            "applied tls_cert",
             "nothing has changed",
         )  # the look every few seconds may have come first
         assert "first" in met(stranger)
@@ -253,7 +253,7 @@ def let_in(port: int, context: ssl.SSLContext) -> str:
 
 
 def test_supervisor_hears_of_it(tmp_path: Path) -> None:
-    """The supervisor is told that the agent reads its settings, with the time that systemd wants, and that it is ready again."""
+    """The supervisor is notified that the agent reads its settings, with the time that systemd requires, and that it is ready again."""
     address = str(tmp_path / "notify")
     with supervisor(address) as listening, scene(tmp_path, "", NOTIFY_SOCKET=address) as here:
         heard: list[str] = []
@@ -275,7 +275,7 @@ def test_supervisor_hears_of_it(tmp_path: Path) -> None:
 
 
 def started(directory: Path, *flags: str, before: tuple[str, ...] = (sys.executable,), **streams: Any) -> Any:
-    """An agent that has said where it is, and whose standard error is read line by line."""
+    """An agent that has announced its address, and whose standard error is read line by line."""
     command = [*before, "-m", "commwatch", "agent", "--dir", str(directory / "run"), "--port", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_env(), **streams)
     assert process.stderr is not None

@@ -77,7 +77,7 @@ def test_messages_to_nobody() -> None:
 
 def job_of(*books: RankTotals) -> Job:
     job = Job("job")
-    job.books = {str(n): found for n, found in enumerate(books)}
+    job.rank_totals = {str(n): found for n, found in enumerate(books)}
     return job
 
 
@@ -91,7 +91,7 @@ def test_hang_of_what_is_only_counted() -> None:
 
 
 def test_job_that_is_over() -> None:
-    """Where no rank runs that could wait, nobody is blamed any more; where one runs, who has died is named."""
+    """If no rank that could wait is running, no rank is blamed any more; if one is running, the dead rank is named."""
     there, late = book(together(50, 0, seq=49, launch_ns=S)), book(together(49, 0, seq=48, launch_ns=S), rank=1)
     late.alive = False
     (verdict,) = live_ranks.conclude([job_of(there, late)], 20 * S)
@@ -119,7 +119,7 @@ def test_sample_and_count_come_in_any_order() -> None:
 
 
 def test_words() -> None:
-    """Whose operations are not all recorded is said by rank; of ranks that record all of them, or are not known, nothing."""
+    """Ranks that do not record all operations are named; ranks that record all of them, or are unknown, are not."""
     assert shedding([(0, "full"), (1, None)]) is None
     said = shedding([(0, "full"), (1, "sampling"), (2, "counters"), (3, "counters")])
     assert said is not None
@@ -132,7 +132,7 @@ COUNTED = 'commwatch_collectives_total{group="default_pg",job_id="job",op="all_r
 
 
 def told_alone(running: RunningAgent) -> None:
-    """One operation is told by itself, and all are in the sums."""
+    """One operation is recorded by itself, and all are in the sums."""
     wait_for(lambda: running.get("/api/v1/ops?job=job")["operations"], "the operation")
     assert [op["seq"] for op in running.get("/api/v1/ops?job=job")["operations"]] == [0]
     (row,) = running.get("/api/v1/summary?job=job&by=op")["rows"]
@@ -140,7 +140,7 @@ def told_alone(running: RunningAgent) -> None:
 
 
 def test_where_operations_are_told_one_by_one(tmp_path: Path) -> None:
-    """What is only counted is in sums and metrics, exactly, after a restart of the agent too; it is not taken for an operation."""
+    """Operations that are only counted are exact in sums and metrics, also after a restart of the agent; they are not listed as operations."""
     run, state = tmp_path / "run", tmp_path / "state"
     at = time.monotonic_ns()
     about = identity(wall_offset_ns=time.time_ns() - at, budget=0.005)

@@ -1,4 +1,4 @@
-"""The short form of bench/starve.py: an agent that is asked far too much loses nothing, and is not taken for broken."""
+"""The short form of bench/starve.py: an agent with far too many requests loses nothing, and is not taken for broken."""
 
 from __future__ import annotations
 

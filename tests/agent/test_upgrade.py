@@ -52,7 +52,7 @@ FIRST = (
 
 @pytest.mark.parametrize("before", [(), FIRST], ids=["the same version", "the first version"])
 def test_takes_over(tmp_path: Path, before: tuple[str, ...]) -> None:
-    """The agent is ended and another begins while a job runs, on a history of its own or an earlier version: nothing lost, nothing twice."""
+    """The agent is replaced while a job runs, on a history of its own or an earlier version: nothing is lost, nothing counted twice."""
     run, state = tmp_path / "run", tmp_path / "state"
     with Trainer(run / "rings" / "a.ring", today()) as rank:
         rank.call("name", [(group_entry(),)])

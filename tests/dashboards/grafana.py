@@ -70,7 +70,7 @@ def label_values(variable: Any) -> tuple[str, str]:
 
 
 def substituted(text: str, values: Values) -> str:
-    """The text as it is sent; intervals are those of a short look at a fast scrape."""
+    """The text as it is sent; intervals are those of a short window with fast scrapes."""
     given = {"__rate_interval": "5s", "__interval": "1s", "__range": "60s", **values}
     sent = re.sub(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))", lambda found: given.get(found[1] or found[2], found[0]), text)
     assert "$" not in sent.replace('"000$1"', "").replace('"rank $1"', ""), sent

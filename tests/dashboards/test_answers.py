@@ -1,4 +1,4 @@
-"""Every query of every dashboard, asked of a real Prometheus that scrapes a real agent with our rules during a real job of two ranks.
+"""Every query of every dashboard, sent to a real Prometheus that scrapes a real agent with our rules during a real job of two ranks.
 
 What this machine lacks is played: cards by the stand-in for NVML, RDMA ports by a recorded host behind the agent's own
 exporter (a second target), NCCL's log and a rank on a card by a second job, written by hand.
@@ -90,7 +90,7 @@ def _gloo_job(place: Path) -> Iterator[None]:
 
 @contextmanager
 def _job_on_a_card(place: Path) -> Iterator[None]:
-    """A rank that stands on a card, with a log of NCCL's in which something is wrong."""
+    """A rank on a GPU, with a log of NCCL that reports a fault."""
     log = place / "nccl.log"
     about = identity(job="cards", host="host", hook="native")
     with Trainer(rings_of(place / "run") / "cards.r0.0.ring", about) as rank:
@@ -148,7 +148,7 @@ def test_every_query_is_answered(prom: Prometheus, name: str) -> None:
 
 
 def test_ranks_in_order(prom: Prometheus) -> None:
-    """Rows of a map of ranks, which stand in the order of their texts, stand in the order of ranks; none is lost, however many there are."""
+    """Rows of a map of ranks, which are sorted by their texts, are in the order of ranks; none is lost, however many there are."""
     ranks = ["0", "2", "10", "1024", "98765"]
     expr = " or ".join(f'label_replace(vector({rank}), "rank", "{rank}", "", "")' for rank in ranks)
     panel: Any = rank_map("title", "description", "s", f"({expr})").build()

@@ -1,4 +1,4 @@
-"""The committed dashboards are what the builders make, on any machine; the agent knows nothing of the builders."""
+"""The committed dashboards are what the builders make, on any machine; the agent does not depend on the builders."""
 
 from __future__ import annotations
 

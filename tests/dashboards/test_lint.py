@@ -61,7 +61,7 @@ def test_datasource(name: str) -> None:
 
 
 def test_panels(name: str) -> None:
-    """Every panel has a title of its own, a description in whole sentences, a unit, a type and options that Grafana knows, and queries."""
+    """Every panel has its own title, a description in whole sentences, a unit, a type and options that Grafana knows, and queries."""
     made = load(name)
     titles = [panel["title"] for panel in panels(made)]
     for panel in panels(made):

@@ -30,7 +30,7 @@ class Host(NamedTuple):
         return ("ip", "netns", "exec", self.name)
 
     def fetch(self, url: str) -> tuple[bytes, str]:
-        """Body and content type of a URL, asked from there: by a thread that has gone there."""
+        """Body and content type of a URL, fetched on that host, by a thread in its network namespace."""
         with ThreadPoolExecutor(1, initializer=self._enter) as inside:
             return inside.submit(fetch, url).result()
 

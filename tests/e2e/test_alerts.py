@@ -1,4 +1,4 @@
-"""From a real job to whoever is told: over Prometheus and Alertmanager, and from the agent itself, at the same time."""
+"""From a real job to the receivers: over Prometheus and Alertmanager, and from the agent itself, at the same time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LONG_S = 3 * PATIENCE_S
 
 
 class Scene:
-    """A job, its agent, a Prometheus, and who is told by whom."""
+    """A job, its agent, a Prometheus, and the receivers of each."""
 
     def __init__(self, running: RunningAgent, prom: Prometheus, told: dict[str, Server]) -> None:
         self.agent, self.prom, self.told = running, prom, told
@@ -55,7 +55,7 @@ class Scene:
         return [one["status"] for one in self.said(way)][-1:] == [status]
 
     def names(self) -> set[str]:
-        """Of all alerts that anybody was told of, whoever told."""
+        """All alerts that any receiver got, from any sender."""
         asked = [asked for server in self.told.values() for asked in list(server.asked)]
         return {one["labels"]["alertname"] for each in asked for one in each.json["alerts"]}
 
@@ -77,7 +77,7 @@ def impatient() -> str:
 
 
 def settings(directory: Path, manager: str, webhook: str) -> Path:
-    """Of an agent with a list of its own, and of whom it tells: of everything, however quiet."""
+    """Settings of an agent with a list of its own, and with a receiver of all its alerts, even the least severe."""
     (directory / "list.yaml").write_text(impatient(), encoding="utf-8")
     file = directory / "commwatch.toml"
     file.write_text(
@@ -140,7 +140,7 @@ def bundle(url: str) -> dict[str, Any] | None:
 
 @pytest.mark.parametrize("hook", ["native"], indirect=True)
 def test_from_a_job_to_a_person(hook: str, hosts: list[Host], tmp_path: Path) -> None:
-    """A job whose link holds it up is told of once over each way, with evidence, and its end when the link is freed."""
+    """A job that its link slows down causes one message over each way, with evidence, and another one when the link is freed."""
     with scene(hosts, tmp_path, 0.6) as it:
         for way in it.told:
             wait_for(partial(it.is_told, way, FIRING), f"{HIGH} {way}", LONG_S)
@@ -171,7 +171,7 @@ def test_from_a_job_to_a_person(hook: str, hosts: list[Host], tmp_path: Path) ->
 
 @pytest.mark.parametrize("hook", ["native"], indirect=True)
 def test_healthy_job(hook: str, hosts: list[Host], tmp_path: Path) -> None:
-    """Of a job whose communication takes a tenth of its time nobody is told anything, nor does anything fire."""
+    """For a job whose communication takes a tenth of its time no message is sent, and no alert fires."""
     with scene(hosts, tmp_path, 0.1) as it:
         wait_for(lambda: it.prom.value(SHARE) is not None, "the share", LONG_S)
         before = it.rounds()

@@ -75,7 +75,7 @@ def test_table_and_reference_agree(swept: tuple[str, Path]) -> None:
 
 
 def test_list(swept: tuple[str, Path]) -> None:
-    """--list says what is kept, for people and for programs; with nothing kept it says so."""
+    """--list prints what is kept, for people and for programs; with nothing kept it prints that."""
     _, state = swept
     (path,) = kept(state)
     listed = commwatch("bench", "--list", "--state", state)
@@ -88,7 +88,7 @@ def test_list(swept: tuple[str, Path]) -> None:
 
 
 def test_json_of_two_backends(tmp_path: Path) -> None:
-    """What a backend cannot do here is told and left out, the others are measured; --json gives points in seconds and curves."""
+    """What a backend cannot do here is reported and left out, the others are measured; --json gives points in seconds and curves."""
     ops = "all_reduce,reduce,gather,scatter"
     flags = ("--backends", "nccl,gloo", "--ops", ops, "--json", "--state", tmp_path)
     done = commwatch("bench", *QUICK, *flags, *launch())
@@ -126,7 +126,7 @@ def test_other_launchers(tmp_path: Path) -> None:
     [
         ((), "commwatch bench -- torchrun"),
         (("--list", "--", "torchrun"), "one of"),
-        (("--ops", "all_reduce,barrier", "--", "torchrun"), "'barrier'; there are all_reduce"),
+        (("--ops", "all_reduce,barrier", "--", "torchrun"), "'barrier'; choose from all_reduce"),
         (("--ops", "", "--", "torchrun"), "--ops"),
         (("--backends", "gloo;nccl", "--", "torchrun"), "gloo;nccl"),
         (("--min-bytes", "1T", "--", "torchrun"), "--min-bytes 1T"),
@@ -136,7 +136,7 @@ def test_other_launchers(tmp_path: Path) -> None:
         (("--seconds", "0", "--", "torchrun"), "--seconds 0"),
         (("--", "no-such-command"), "no-such-command"),
         (("--import", "no-such-file"), "no-such-file"),
-        (("--import", "f", "--ops", "all_gather,all_reduce"), "one of --ops"),
+        (("--import", "f", "--ops", "all_gather,all_reduce"), "a single operation in --ops"),
     ],
 )
 def test_asked_wrongly(arguments: tuple[str, ...], named: str, tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_asked_wrongly(arguments: tuple[str, ...], named: str, tmp_path: Path) -
     ("flags", "ranks", "named"),
     [
         (("--backends", "glue"), 2, "glue: torch knows no such backend; it knows"),
-        ((), 1, "one rank has nobody to talk to"),
+        ((), 1, "one rank cannot communicate"),
     ],
 )
 def test_cannot_be_swept(flags: tuple[str, ...], ranks: int, named: str, tmp_path: Path) -> None:
-    """An unknown backend, or too few ranks, is said in one line, without torch's traceback; nothing is kept."""
+    """An unknown backend, or too few ranks, is reported in one line, without torch's traceback; nothing is kept."""
     done = commwatch("bench", *QUICK, *flags, "--state", tmp_path, *launch(ranks))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -167,7 +167,7 @@ def test_cannot_be_swept(flags: tuple[str, ...], ranks: int, named: str, tmp_pat
     [
         (("sh", "-c", "echo said; exit 7"), 7, "failed with exit code 7"),
         (("sh", "-c", "kill -9 $$"), 137, "failed with exit code 137"),
-        (("true",), 1, "has to start Python"),
+        (("true",), 1, "must start Python"),
         ((sys.executable,), 1, "RANK and WORLD_SIZE"),
     ],
 )
@@ -182,7 +182,7 @@ def test_command_that_fails(command: tuple[str, ...], code: int, named: str, tmp
 
 
 def test_import(tmp_path: Path) -> None:
-    """--import keeps what nccl-tests measured, one reference for each set of ranks, and tells what it left out."""
+    """--import keeps the measurements of nccl-tests, one reference for each set of ranks, and prints what it left out."""
     done = commwatch("bench", "--import", NCCL_TESTS / "mixed-2.19.6.txt", "--state", tmp_path)
     assert done.returncode == 0, done.stderr
     reference = load(kept(tmp_path)[0])

@@ -98,7 +98,7 @@ def test_steps_of_a_critic(tmp_path: Path) -> None:
 
 
 def test_steps_in_no_order(tmp_path: Path) -> None:
-    """Optimizers called at random have no steps, and the reason and the remedy are told."""
+    """Optimizers called at random have no steps, and the reason and the remedy are given."""
     run_job(tmp_path, "steps.py", "random", "40")
     agent, _ = digest(tmp_path)
     (job,) = agent.jobs()
@@ -145,14 +145,14 @@ def test_late_rank_is_named(tmp_path: Path) -> None:
     assert waited["recv", 0] is None
     p2p = next(row for row in rows if row.by == {"op": "recv", "rank": 0})
     assert (p2p.p2p_wait_s or 0) > 0.03
-    lateness = {book.rank: sum(book.lateness_ns.values()) for book in aggregate.books()}
+    lateness = {book.rank: sum(book.lateness_ns.values()) for book in aggregate.rank_totals()}
     assert lateness[1] > 15 * 25e6
     assert lateness[1] > 3 * max(lateness[0], lateness[2])
 
 
 @pytest.mark.by_the_clock
 def test_exposed_when_standing(tmp_path: Path) -> None:
-    """A DDP rank that stands still while the other is 300 ms late shows that time as exposed."""
+    """A DDP rank that is idle while the other is 300 ms late shows that time as exposed."""
     run_job(tmp_path, "exposed.py", "stand")
     agent, _ = digest(tmp_path)
     waiting, late = (agent.steps(0, ANY_TIME, None, rank, 100) for rank in (0, 1))

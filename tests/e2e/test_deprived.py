@@ -36,7 +36,7 @@ def place() -> Iterator[Path]:
 
 
 def trained(place: Path, trouble: str, run: Path, **env: str) -> tuple[Outcome, str]:
-    """How the job ended, and what it said to standard error."""
+    """How the job ended, and its standard error."""
     own = place / "own"
     own.mkdir()
     slots = "16000000" if trouble == "little memory" else ""

@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(tmp_path: Path, script: str, ranks: int, **env: str) -> dict[str, Any]:
-    """Run an example under ``commwatch run`` and read its report; what was said stands in it under ``said``."""
+    """Run an example under ``commwatch run`` and read its report; the output is in it under ``said``."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = commwatch(
         "run",
@@ -76,7 +76,7 @@ def test_hook_by_default(tmp_path: Path, native: Path) -> None:
 
 
 def test_no_compiler(tmp_path: Path) -> None:
-    """Without a compiler a job has the Python hook, and that is said once, by whatever rank or launcher."""
+    """Without a compiler a job has the Python hook, and this is printed once, for all ranks and any launcher."""
     (tmp_path / "bin").mkdir()
     for program in ("sh", "uname"):
         (tmp_path / "bin" / program).symlink_to(str(shutil.which(program)))
@@ -111,7 +111,7 @@ def test_fsdp(tmp_path: Path) -> None:
 
 
 def test_tensor_parallel(tmp_path: Path) -> None:
-    """The pipeline's sends and receives and the tensor-parallel all_reduces stand in rows of their own."""
+    """The pipeline's sends and receives and the tensor-parallel all_reduces have separate rows."""
     operations = rows(run(tmp_path, "train_tp.py", 4))
     assert operations["mesh_tp", "all_reduce"]["ranks"] == 4
     assert operations["mesh_tp", "all_reduce"]["group_size"] == 2
@@ -120,7 +120,7 @@ def test_tensor_parallel(tmp_path: Path) -> None:
 
 
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
-    """On a terminal a line at its foot tells how the job goes, apart from the job's own lines, and goes away again."""
+    """On a terminal a line at the bottom shows the progress of the job, apart from the job's own lines, and is removed at the end."""
     ours, theirs = pty.openpty()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path), "--port", "0", "--", *torchrun]

@@ -75,7 +75,7 @@ def test_agent_started(when: str, tmp_path: Path) -> None:
 
 
 def test_agent_killed(tmp_path: Path) -> None:
-    """A SIGKILL of the agent stops nobody, and the next agent goes on without a record lost or doubled."""
+    """A SIGKILL of the agent stops no rank, and the next agent continues without a record lost or doubled."""
     stop = tmp_path / "stop"
     job = start_job(tmp_path, "ops.py", "100", "--pause", "0.005", "--until", str(stop))
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_overrun_is_counted(tmp_path: Path) -> None:
 
 
 def test_variables_that_are_wrong(hook: str, tmp_path: Path) -> None:
-    """What cannot stand in a variable is said once, by the first rank, in a line each; the default counts, and all is recorded."""
+    """Invalid values of variables are reported once, by the first rank, in a line each; the defaults apply, and all is recorded."""
     bad = {"COMMWATCH_BUDGET": "nonsense", "COMMWATCH_SLOTS": "5", "COMMWATCH_TIMING": "x"}
     out, err = start_job(tmp_path, "ops.py", "20", **bad).communicate(timeout=2 * PATIENCE_S)
     assert out.count("job done") == 2, err[-3000:]
@@ -240,7 +240,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("hook")
 def test_no_room(tiny: Path) -> None:
-    """A full memory file system switches the probe off, said once a rank; no SIGBUS, training goes on."""
+    """A full memory file system switches the probe off, with one line per rank; no SIGBUS, training continues."""
     job = start_job(tiny, "ops.py", "50")
     out, err = job.communicate(timeout=2 * PATIENCE_S)
     assert out.count("job done") == 2, err[-3000:]
@@ -250,7 +250,7 @@ def test_no_room(tiny: Path) -> None:
 
 @pytest.mark.usefixtures("hook")
 def test_unusable_run_directory(tmp_path: Path) -> None:
-    """A run directory that cannot be made is said once a rank, and training goes on."""
+    """A run directory that cannot be created is reported once per rank, and training continues."""
     (tmp_path / "file").write_text("")
     job = start_job(tmp_path / "file", "ops.py", "50")
     out, err = job.communicate(timeout=2 * PATIENCE_S)
@@ -259,7 +259,7 @@ def test_unusable_run_directory(tmp_path: Path) -> None:
 
 
 def test_history_on_a_full_disk(tmp_path: Path, tiny: Path) -> None:
-    """An agent whose disk is full says so, goes on serving metrics, and the job does not notice."""
+    """An agent whose disk is full reports it, keeps serving metrics, and the job is not affected."""
     with agent(tmp_path / "run", "--state", str(tiny)) as running:
         job = start_job(tmp_path / "run", "ops.py", "3000")
         assert finish(job) == 3000

@@ -1,4 +1,4 @@
-"""The probe keeps to its budget: a slow one sheds, says so, and recovers; what it counts meanwhile is exact, what it samples true."""
+"""The probe keeps to its budget: a slow one sheds, reports it, and recovers; its counts meanwhile are exact, its samples true."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def has_shares(running: RunningAgent) -> bool:
 
 
 def test_sheds_and_recovers(hook: str, slow_clock: Path, tmp_path: Path) -> None:
-    """A probe that gets slow counts only within seconds, in every place that tells; once it is quick again it records everything again."""
+    """A probe that becomes slow only counts within seconds, and every view shows it; once it is quick again it records everything again."""
     slow, env = tmp_path / "slow", {"LD_PRELOAD": str(slow_clock), "COMMWATCH_BUDGET": "0.02"}
     with agent(tmp_path) as running, job(tmp_path, 0.02, SLOW=str(slow), **env) as process:
         wait_for(lambda: recorded(running) == [1, 1] and has_shares(running), "shares while all is recorded")
@@ -67,7 +67,7 @@ def test_sheds_and_recovers(hook: str, slow_clock: Path, tmp_path: Path) -> None
         wait_for(lambda: recorded(running) == [0, 0] and not has_shares(running), "both ranks to count only")
         assert {rank["probe_mode"] for rank in running.get("/api/v1/ranks")} == {"counters"}
         doctor = commwatch("doctor", "--dir", tmp_path).stdout
-        assert "of the time of 2.00% that it may take" in doctor
+        assert "of the time (budget 2.00%)" in doctor
         told = (
             "recorded in part: no operation of ranks 0-1; the rest is only counted, for the probe was above its budget"
         )

@@ -1,4 +1,4 @@
-"""Timing on a GPU, in both hooks, against one that is played in real time and knows how long everything takes."""
+"""Timing on a GPU, in both hooks, against a simulated GPU in real time that knows how long everything takes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_batches(hook: str, gpu: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scene", ["broken", "broken_at_once"])
 def test_device_that_stops_answering(hook: str, scene: str, gpu: Path, tmp_path: Path) -> None:
-    """A device that does not answer is left alone from then on: said once, counted without durations, the CPU's go on."""
+    """A device that does not answer is not used any more: one message, its operations counted without durations, the CPU's recorded on."""
     done = alone(tmp_path, "gpu_timing.py", gpu, scene, COMMWATCH="0", COMMWATCH_TIMING="events")
     assert done.returncode == 0, done.stderr[-4000:]
     complaints = [line for line in done.stderr.splitlines() if line.startswith("commwatch: ")]

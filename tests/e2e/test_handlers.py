@@ -17,13 +17,13 @@ STEPS, HITS = 50, 5
 
 
 def single(directory: Path, script: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a job of one process that joins a group of its own."""
+    """Run a job of one process that joins its own group."""
     where = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     return alone(directory, script, *arguments, **where, **env)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What the job said; it has ended well, and the probe has not complained."""
+    """The output of the job, which has succeeded, without a complaint of the probe."""
     assert done.returncode == 0, done.stderr[-4000:]
     assert "commwatch: " not in done.stderr, done.stderr[-4000:]
     (told,) = results(done.stdout)
@@ -46,7 +46,7 @@ def test_aside(tmp_path: Path) -> None:
 
 
 def test_every_line(hook: str, tmp_path: Path) -> None:
-    """At whatever line of ours a handler raises, its exception reaches the user; the probe goes on, and nothing stays in flight."""
+    """At whatever line of ours a handler raises, its exception reaches the user; the probe continues, and nothing stays in flight."""
     told = said(single(tmp_path, "handlers.py", "lines"))
     assert told["raised"] > (50 if hook == "native" else 300)
     assert (told["lost"], told["in flight"], told["off"]) == (0, 0, False)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def test_straggler_that_ends(chromium: Chromium, tmp_path: Path) -> None:
-    """A job shows up as it begins, its late rank in words and marked; its steps move on; its end is said."""
+    """A job appears as it begins, with its late rank named and marked; its steps move on; its end is shown."""
     enough, run = tmp_path / "enough", tmp_path / "run"
     with agent(run) as running, chromium.visit(running.url) as visit:
         expect(visit.page.get_by_role("heading", name="No job here yet")).to_be_visible()
@@ -47,7 +47,7 @@ def test_straggler_that_ends(chromium: Chromium, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [400])
 def test_hang(chromium: Chromium, tmp_path: Path, width: int) -> None:
-    """A rank that is stopped is named, with how long the others stand already."""
+    """A rank that is stopped is named, with how long the others have been waiting."""
     with agent(tmp_path) as running, chromium.visit(running.url, width=width, dark=True) as visit:
         job = Job(tmp_path, "stuck", "stop", 1, 20, ranks=2)
         try:

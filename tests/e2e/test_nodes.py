@@ -1,4 +1,4 @@
-"""Jobs over two hosts, each with an agent of its own: neither blames anybody, together they name who is late, if one is."""
+"""Jobs over two hosts, each with its own agent: neither blames a rank alone, together they name the late rank, if there is one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Nodes:
         return found
 
     def joined(self) -> int:
-        """Collectives that all ranks have told their agents of, and these would tell a fan-out."""
+        """Collectives that all ranks have reported to their agents, and that these would report to a fan-out."""
         parts = [part for each in self.agents for part in each.get("/api/v1/parts")["parts"]]
         assert {part["group_size"] for part in parts} <= {self.ranks}
         told = [set(part["seq"]) for part in parts]

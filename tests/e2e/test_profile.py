@@ -25,7 +25,7 @@ POINTS = 0.10
 
 @dataclass
 class Training:
-    """A job that trains until told to end."""
+    """A job that trains until it is ended."""
 
     process: subprocess.Popen[str]
     stop: Path
@@ -114,8 +114,8 @@ def test_profile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("does", "says"),
     [
-        ("runs", "a profiler of the training's own is running"),
-        ("warms", "a profiler of the training's own is running"),
+        ("runs", "the training itself runs a profiler"),
+        ("warms", "the training itself runs a profiler"),
         ("starts", "it gave way to a profiler that the training started"),
     ],
 )
@@ -133,7 +133,7 @@ def test_own_profiler(tmp_path: Path, does: str, says: str) -> None:
 
 
 def test_nowhere_to_meet(tmp_path: Path) -> None:
-    """Where nothing can be left for the trainers, the command says so in one line, and the training goes on."""
+    """If nothing can be written for the trainers, the command prints one line, and the training continues."""
     with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:
         wait_for(lambda: steps(running) > 10, "steps")
         (tmp_path / "run" / "profiling").write_text("no directory")

@@ -1,4 +1,4 @@
-"""Nothing is said of a healthy job, however noisy the machine: it runs while the other tests do."""
+"""A healthy job has no verdicts, however busy the machine: it runs while the other tests do."""
 
 from __future__ import annotations
 

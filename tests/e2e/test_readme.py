@@ -1,4 +1,4 @@
-"""README.md followed word for word, by somebody who has never run commwatch: every command of "Use it" does what the line says."""
+"""README.md followed literally by a new user: every command of "Use it" does what the line says."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENDS = {"commwatch top": 2}
 
 
 def blocks() -> list[list[str]]:
-    """The commands of each block of shell under "Use it", without what is said behind them."""
+    """The commands of each block of shell under "Use it", without their comments."""
     text = (TREE / "README.md").read_text(encoding="utf-8").split("## Use it")[1].split("\n## ")[0]
     found = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
     return [[line.partition(" #")[0].strip() for line in block.splitlines()] for block in found]
@@ -101,7 +101,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Newcomer
 
 
 def test_every_command(newcomer: Newcomer) -> None:
-    """As a sidecar first, so that there is a job to ask about; then each command beside it, and at last a job of one's own."""
+    """As a sidecar first, so that there is a job to query; then each command beside it, and at last a job of its own."""
     (beside, trainer), around = blocks()[1], blocks()[0]
     assert set(around) == set(SAYS), "README has other commands than this test"
     newcomer.env["COMMWATCH_DIR"] = str(newcomer.run_dir)

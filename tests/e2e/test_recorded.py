@@ -1,4 +1,4 @@
-"""Real dumps of PyTorch's Flight Recorder, and what the probe tells of NCCL Inspector."""
+"""Real dumps of PyTorch's Flight Recorder, and what the probe reports about NCCL Inspector."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_who_has_not_come(dumps: Path, form: str) -> None:
 
 
 def test_command(dumps: Path) -> None:
-    """``commwatch diagnose --flight-recorder`` prints the verdict, and where each rank stands."""
+    """``commwatch diagnose --flight-recorder`` prints the verdict, and the position of each rank."""
     done = commwatch("diagnose", "--flight-recorder", dumps / "trace_0", dumps / "trace_1")
     assert (done.returncode, done.stderr) == (1, "")
     assert "STALLED in the dumps: rank 1\n" in done.stdout

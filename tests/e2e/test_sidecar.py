@@ -47,7 +47,7 @@ def pod() -> Iterator[Path]:
 
 
 def container(pod: Path, uid: int, command: list[str], **env: str) -> subprocess.Popen[bytes]:
-    """A command in a container of the pod, as a user of its own in the common group."""
+    """A command in a container of the pod, as a separate user in the common group."""
     become = f"setpriv --reuid {uid} --regid {uid} --groups {GROUP} --bounding-set=-all --no-new-privs"
     script = f"{opened(pod / 'hold')} && exec {become} {shlex.join(command)}"
     ours = {"COMMWATCH_DIR": str(pod / "run"), "COMMWATCH_GROUP": str(GROUP), "HOME": "/nonexistent"}

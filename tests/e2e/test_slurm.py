@@ -152,7 +152,7 @@ def test_failure_does_not_take_the_node(site: Slurm) -> None:
 
 
 def test_without_an_administrator(site: Slurm) -> None:
-    """A batch script watches its own job in steps beside it, whatever it is called; it ends as the training did, after a report."""
+    """A batch script watches its own job in steps beside it, under any name; it ends as the training did, after a report."""
     home, ending = site.place / "home", site.place / "home" / "third"
     ending.touch()
     words = " ".join(map(str, training(site, ending)))

@@ -45,7 +45,7 @@ TROUBLES = (
 
 
 class Job:
-    """The ranks of a job, each started by hand, so that nobody ends the others when one ends."""
+    """The ranks of a job, each started by hand, so that no launcher ends the others when one ends."""
 
     def __init__(self, directory: Path, name: str, *arguments: object, ranks: int = RANKS) -> None:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
@@ -66,7 +66,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """An agent that watches all troubles at once, each a job of its own, and one in which nothing is wrong."""
+    """An agent that watches all faults at once, each in a separate job, and one healthy job."""
     directory = tmp_path_factory.mktemp("troubles")
     jobs: list[Job] = []
     try:
@@ -81,7 +81,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]
 
 
 def verdicts_of(running: RunningAgent, job: str) -> list[dict[str, Any]]:
-    """What the agent says of a job, once it knows it."""
+    """The agent's verdicts on a job, once it knows the job."""
     if job not in [each["job_id"] for each in running.get("/api/v1/jobs")]:
         return []
     found: list[dict[str, Any]] = running.get(f"/api/v1/verdicts?job={job}")
@@ -105,7 +105,7 @@ def test_trouble(troubled: RunningAgent, trouble: Trouble) -> None:
 
 
 def test_healthy(troubled: RunningAgent) -> None:
-    """A job with a posted receive that nobody answers goes on, and there is no verdict on it, whatever else is wrong."""
+    """A job with a posted receive without an answer continues, and there is no verdict on it, whatever else is wrong."""
     wait_for(lambda: len(troubled.get("/api/v1/verdicts")) >= len(TROUBLES), "all verdicts", PATIENCE_S)
     (healthy,) = [each for each in troubled.get("/api/v1/jobs") if each["job_id"] == "healthy"]
     assert healthy["state"] == "running"
@@ -113,7 +113,7 @@ def test_healthy(troubled: RunningAgent) -> None:
 
 
 def test_diagnose(troubled: RunningAgent) -> None:
-    """``commwatch diagnose`` says it: exit code 1, words and stacks; 0 for a healthy job; 2 where nobody answers."""
+    """``commwatch diagnose`` prints the verdict: exit code 1, text and stacks; 0 for a healthy job; 2 if no agent answers."""
     wait_for(lambda: verdicts_of(troubled, "stop"), "the verdict")
     done = commwatch("diagnose", "--dir", troubled.directory, "--job", "stop")
     assert (done.returncode, done.stderr) == (1, "")

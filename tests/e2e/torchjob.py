@@ -135,7 +135,7 @@ def alone(directory: Path, script: str, *arguments: object, **env: str) -> subpr
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[Any]:
-    """What a job of one process said; it has ended well."""
+    """The output of a job of one process, which has succeeded."""
     assert done.returncode == 0, done.stderr[-4000:]
     assert "commwatch: " not in done.stderr
     return results(done.stdout)

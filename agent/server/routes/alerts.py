@@ -65,12 +65,12 @@ def alert_evidence(services: ServicesOf, alert_id: str) -> Response:
     """Evidence captured when an alert began to fire: ranks, verdicts, operations, steps, stacks, messages, counters."""
     alert = next((alert for some in services.alerts.alerts() for alert in some if alert.id == alert_id), None)
     if alert is None:
-        raise ApiError(HTTPStatus.NOT_FOUND, f"no alert {alert_id}; /api/v1/alerts has those that there are")
+        raise ApiError(HTTPStatus.NOT_FOUND, f"no alert {alert_id}; /api/v1/alerts lists the alerts")
     try:
         found = services.evidence.read(alert)
     except OSError as error:
         detail = f"the evidence of alert {alert_id} cannot be read: {error.strerror}"
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
     if found is None:
-        raise ApiError(HTTPStatus.NOT_FOUND, f"there is no evidence of alert {alert_id}, or not yet")
+        raise ApiError(HTTPStatus.NOT_FOUND, f"no evidence of alert {alert_id}, or none yet")
     return Response(found, media_type="application/json")

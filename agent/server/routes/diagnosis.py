@@ -48,8 +48,8 @@ def job_verdicts(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) 
     job_exists(agent, job)
     groups = agent.groups(job)
     with agent.live(job) as (jobs, now_ns):
-        told = live_ranks.ended_verdicts(jobs, groups, now_ns)
-    return combined(verdicts(agent.ranks(job), groups), told, services.ras.verdicts(job))
+        ended = live_ranks.ended_verdicts(jobs, groups, now_ns)
+    return combined(verdicts(agent.ranks(job), groups), ended, services.ras.verdicts(job))
 
 
 @router.get("/parts")

@@ -63,7 +63,7 @@ def summary(
     for dimension in dimensions:
         if dimension not in DIMENSIONS:
             raise ApiError(
-                HTTPStatus.BAD_REQUEST, f"by={dimension}: unknown dimension; there are {', '.join(DIMENSIONS)}"
+                HTTPStatus.BAD_REQUEST, f"by={dimension}: unknown dimension; choose from {', '.join(DIMENSIONS)}"
             )
     same = {"group": group, "op": op, "rank": rank}
     return answered(
@@ -93,7 +93,9 @@ def ops(
         try:
             before = place_of(cursor)
         except ValueError:
-            raise ApiError(HTTPStatus.BAD_REQUEST, f"cursor={cursor}: not one this API has given out") from None
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST, f"cursor={cursor}: not a cursor of this API; begin again without it"
+            ) from None
     same = {"group": group, "group_id": group_id, "op": op, "rank": rank, "seq": seq}
     wanted = Wanted(span.from_ns, span.until_ns, job, same, min_seconds, before, limit)
     return answered(worker.text("operations_csv" if format == "csv" else "operations", wanted=wanted))
@@ -155,7 +157,7 @@ def nccl_messages(
     """Warnings in the NCCL logs of running jobs, newest first."""
     if message_class not in (None, *CLASSES, OTHER):
         raise ApiError(
-            HTTPStatus.BAD_REQUEST, f"class={message_class}: no such class; there are {', '.join((*CLASSES, OTHER))}"
+            HTTPStatus.BAD_REQUEST, f"class={message_class}: no such class; choose from {', '.join((*CLASSES, OTHER))}"
         )
     if job is not None and not services.logs.knows(job):
         job_exists(agent, job)

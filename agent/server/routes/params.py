@@ -83,7 +83,7 @@ async def sound_parameters(request: Request) -> None:
     known = [parameter["name"] for parameter in route.get("parameters", ()) if parameter["in"] == "query"]
     for name in request.query_params:
         if name not in known:
-            raise ApiError(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; there are {', '.join(known) or 'none'}")
+            raise ApiError(HTTPStatus.BAD_REQUEST, f"{name}: no such parameter; known: {', '.join(known) or 'none'}")
     # Read only where the route takes a body: reading fails if the client has disconnected, which is no error otherwise.
     body = await request.body() if "requestBody" in route else b""
     for name, text in (*_in_url(request), *_in_body(body)):
@@ -96,10 +96,10 @@ def _in_url(request: Request) -> Iterator[tuple[str, str]]:
     """Yield names and values of query and path; bytes that are not UTF-8 become lone surrogates."""
     query = request.scope["query_string"].decode("latin-1")
     yield from parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
-    whole = unquote_to_bytes(request.scope["raw_path"]).decode("utf-8", "surrogateescape")
+    full_value = unquote_to_bytes(request.scope["raw_path"]).decode("utf-8", "surrogateescape")
     for name, value in request.path_params.items():
         # Only the whole path is available as bytes; in the value, what is not UTF-8 is U+FFFD.
-        yield name, whole if "\ufffd" in value and _unsound(whole) else value
+        yield name, full_value if "\ufffd" in value and _unsound(full_value) else value
 
 
 def _in_body(body: bytes) -> Iterator[tuple[str, str]]:

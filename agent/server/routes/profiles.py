@@ -30,7 +30,8 @@ class Wanted(BaseModel):
         list[Annotated[int, Field(ge=0)]] | None, Field(min_length=1, description="Default: all of this node.")
     ] = None
     timeout_s: Annotated[
-        float, Field(gt=0, le=MOST_SECONDS, description="Nobody begins later, and who is at it stops.")
+        float,
+        Field(gt=0, le=MOST_SECONDS, description="Seconds after which no rank begins, and a running profile stops."),
     ] = 120.0
 
 
@@ -46,7 +47,8 @@ def _declared_json(request: Request) -> None:
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json":
         raise ApiError(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"content-type={declared or 'none'}: send application/json, and say so"
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"content-type={declared or 'none'}: send JSON with content-type application/json",
         )
 
 

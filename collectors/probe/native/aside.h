@@ -1,8 +1,8 @@
-// Calls of Python run in a thread of their own, while the thread that launches an operation waits without the GIL.
+// Runs calls of Python in a separate thread, while the thread that launches an operation waits without the GIL.
 //
-// Python runs the handlers of signals in the main thread, wherever that one runs Python. A handler may raise, and what it
-// raises inside a function that C++ has called is lost. So the main thread runs none of our Python here: it comes to its
-// next handler at the user's line. Nothing here knows torch or needs Python's headers.
+// Python runs signal handlers in the main thread, whenever that thread runs Python. A handler may raise, and an exception
+// raised inside a function that C++ has called is lost. So the main thread runs none of our Python: handlers run when it is
+// back in the user's code. This file uses neither torch nor Python's headers.
 #pragma once
 
 #include <dlfcn.h>
@@ -14,25 +14,25 @@
 
 namespace commwatch {
 
-// This thread handles no signal.
+// Block all signals in this thread.
 inline void keep_signals_out() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
-// Releases the GIL for the length of a scope, where the calling thread holds it.
+// Releases the GIL within a scope, if the calling thread holds it.
 class WithoutGil {
  public:
   WithoutGil() : state_(held() ? save()() : nullptr) {}
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
-  // Not noexcept: while the interpreter is going, Python ends the thread that comes back for the GIL.
+  // Not noexcept: during interpreter shutdown, Python ends a thread that takes the GIL back.
   ~WithoutGil() noexcept(false) {
     if (state_ != nullptr) restore()(state_);
   }
 
-  // Whether this process has the functions: where it does not, a thread that holds the GIL must not wait for another.
+  // Whether this process has the functions. If not, a thread that holds the GIL must not wait for another.
   static bool possible() { return check() != nullptr && save() != nullptr && restore() != nullptr; }
 
  private:
@@ -62,11 +62,11 @@ class WithoutGil {
   void* const state_;
 };
 
-// Python has ended the thread that asked it: the interpreter is going.
+// Python has ended the thread that called it: the interpreter is shutting down.
 struct PythonIsGone {};
 
-// Run `ask`, which calls Python, and wait for it. Throws what it throws, PythonIsGone, or std::system_error where no
-// thread is to be had.
+// Run `ask`, which calls Python, and wait for it. Throws what it throws, PythonIsGone, or std::system_error if no thread
+// can be created.
 template <class Ask>
 void aside(const Ask& ask) {
   if (!WithoutGil::possible()) return ask();
@@ -78,7 +78,7 @@ void aside(const Ask& ask) {
     try {
       ask();
       answered = true;
-    } catch (const std::exception&) {  // nothing else: what ends the thread must pass
+    } catch (const std::exception&) {  // nothing else: what ends the thread must propagate
       thrown = std::current_exception();
     }
   }).join();

@@ -46,19 +46,23 @@ def compiler(env: Mapping[str, str]) -> list[str]:
     Raises:
         BuildFailed: there is none.
     """
-    asked = shlex.split(env.get("CXX", ""))
-    for command in [asked] if asked else [[name] for name in COMPILERS]:
+    configured = shlex.split(env.get("CXX", ""))
+    for command in [configured] if configured else [[name] for name in COMPILERS]:
         if shutil.which(command[0], path=env.get("PATH")):
             return command
-    what = f"CXX={env['CXX']}" if asked else f"no C++ compiler on PATH ({', '.join(COMPILERS)})"
-    raise BuildFailed(f"{what}: not found" if asked else what)
+    what = f"CXX={env['CXX']}" if configured else f"no C++ compiler on PATH ({', '.join(COMPILERS)})"
+    raise BuildFailed(f"{what}: not found" if configured else what)
 
 
 def recipe(env: Mapping[str, str]) -> dict[str, str]:
     """Return what a build would use: compiler, its version, and the user's own flags."""
     command = compiler(env)
-    said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
-    return {"compiler": shlex.join(command), "version": said.partition("\n")[0], "flags": env.get("CXXFLAGS", "")}
+    version_text = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    return {
+        "compiler": shlex.join(command),
+        "version": version_text.partition("\n")[0],
+        "flags": env.get("CXXFLAGS", ""),
+    }
 
 
 def command_line(recipe: Mapping[str, str], torch: Path, cxx11_abi: bool, key: str, output: Path) -> list[str]:

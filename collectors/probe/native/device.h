@@ -1,7 +1,7 @@
-// When operations on a GPU begin and end, seen by asking events, never by waiting for the device.
+// Finds when operations on a GPU begin and end by querying events, never by waiting for the device.
 //
-// Works whatever the device: through c10's own interface to streams and events. What c10 has no name for are the two
-// functions of the CUDA (HIP) runtime that keep us out of the way of graph captures.
+// Works on any device, through c10's interface to streams and events. Only two functions of the CUDA (HIP) runtime, which
+// avoid disturbing graph captures, have no equivalent in c10.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -19,10 +19,10 @@
 
 namespace commwatch {
 
-// As torch_timing.py numbers them.
+// Numbers as in torch_timing.py.
 enum class DeviceTiming : int { kOff, kPoll, kEvents };
 
-// What of the CUDA runtime we call ourselves. Null where this process has none.
+// Functions of the CUDA runtime that we call directly. Null if this process has no CUDA runtime.
 struct Runtime {
   int (*exchange_capture_mode)(int*);
   int (*is_capturing)(void*, int*);
@@ -33,24 +33,24 @@ struct Runtime {
     return found;
   }
 
-  // Is this stream being captured into a graph? Yes, where that cannot be said.
+  // Whether this stream is being captured into a graph; true if unknown.
   bool capturing(const c10::Stream& stream) const {
     int status = 0;
     void* handle = nullptr;
     if (is_capturing == nullptr || !handle_of(stream, &handle, 0)) return true;
     if (is_capturing(handle, &status) == 0) return status != 0;
-    last_error();  // ours, not to be found by the next of torch's checks
+    last_error();  // clear our error, so that torch's next check does not report it
     return true;
   }
 
-  // Put this thread out of the way of captures in others.
+  // Let this thread's calls not break captures in other threads.
   bool step_aside() const {
     int mode = 2;  // cudaStreamCaptureModeRelaxed
     return exchange_capture_mode != nullptr && exchange_capture_mode(&mode) == 0;
   }
 
  private:
-  // What the runtime calls a stream; torch tells that only of late.
+  // The runtime's handle of a stream; only recent torch has native_handle().
   template <class Stream>
   static auto handle_of(const Stream& stream, void** handle, int) -> decltype(stream.native_handle(), bool()) {
     *handle = stream.native_handle();
@@ -78,7 +78,7 @@ struct Runtime {
   }
 };
 
-// Events used again and again, for making and destroying one takes locks of the driver's. Takes none itself.
+// Reuses events, because creating and destroying one takes locks in the driver. Takes no lock itself.
 class Events {
   struct GiveBack {
     void operator()(c10::Event* event) const {
@@ -93,7 +93,7 @@ class Events {
  public:
   using Event = std::unique_ptr<c10::Event, GiveBack>;
 
-  // An event recorded on `stream`.
+  // Returns an event recorded on `stream`.
   static Event record(const c10::Stream& stream, bool timed) {
     const auto flag = timed ? kTimed : c10::EventFlag::PYTORCH_DEFAULT;
     std::unique_ptr<c10::Event> event;
@@ -117,33 +117,33 @@ class Events {
   }
 };
 
-// How operations on devices are timed in this process; off once that has failed.
+// How operations on devices are timed in this process; kOff once timing has failed.
 inline std::atomic<DeviceTiming>& device_timing() {
   static std::atomic<DeviceTiming> timing{DeviceTiming::kOff};
   return timing;
 }
 
-// A device does not answer as it should: leave all alone from now on.
+// A device call failed: time no device from now on.
 inline void leave_devices_alone(const char* why) {
   if (device_timing().exchange(DeviceTiming::kOff) != DeviceTiming::kOff) Session::say("operations on GPUs are no longer timed", "asking", why);
 }
 
-// What is noted of one operation at its launch.
+// What is recorded about one operation at its launch.
 struct OnDevice {
   c10::Device device;
   DeviceTiming timing = DeviceTiming::kOff;
-  // On the stream that was current at the launch: what the operation takes in is ready, and those before it are over.
+  // Recorded on the stream that was current at the launch: complete once the operation's inputs are ready and earlier work is over.
   Events::Event ready;
 };
 
-// Before the call. own_times: the operation's Work tells how long it took, so that we need not.
+// Called before the operation. own_times: its Work reports the duration, so no event is needed.
 inline OnDevice launch_on(const c10::Device& device, bool own_times) {
   OnDevice noted{device, device_timing().load(), nullptr};
   if (noted.timing == DeviceTiming::kOff) return noted;
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());
     const c10::Stream stream = guard.getStream(device);
-    // On another device than the thread's own an event would bring that one to life in passing.
+    // An event on another device than the thread's current one would initialize that device as a side effect.
     if (guard.getDevice() != device || Runtime::get().capturing(stream)) {
       noted.timing = DeviceTiming::kOff;
     } else if (noted.timing == DeviceTiming::kPoll || !own_times) {
@@ -156,13 +156,13 @@ inline OnDevice launch_on(const c10::Device& device, bool own_times) {
   return noted;
 }
 
-// Looks after operations on a device until they are over: one, or all of a batch, which begin and end together.
+// Watches operations on a device until they are over: one, or all of a batch, which begin and end together.
 class DeviceWatch {
  public:
   using Works = c10::intrusive_ptr<c10d::Work>;
 
-  // After the call, in its thread. work: null where the operation runs on the stream that is current, as blocking ones do
-  // on NCCL from torch 2.8 on.
+  // Called after the operation, in its thread. work: null if the operation runs on the current stream, as blocking ones do
+  // on NCCL since torch 2.8.
   DeviceWatch(OnDevice noted, Works work, std::vector<std::shared_ptr<Flight>> flights)
       : noted_(std::move(noted)), work_(std::move(work)), flights_(std::move(flights)) {
     if (work_) return;
@@ -173,7 +173,7 @@ class DeviceWatch {
   DeviceWatch(const DeviceWatch&) = delete;
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
-  // In the poller's thread; true once there is nothing left to look at.
+  // Called in the poller's thread; returns true once there is nothing left to watch.
   bool look() {
     try {
       if (device_timing().load() == DeviceTiming::kOff) return true;
@@ -190,7 +190,7 @@ class DeviceWatch {
  private:
   bool timed() const { return noted_.timing == DeviceTiming::kEvents; }
 
-  // This thread asks about one device, on which it must be or it would make itself at home on the first one.
+  // Make the watched device current in this thread; otherwise a query would initialize the first device.
   void prepare() const {
     static thread_local c10::DeviceIndex on = -1;
     if (on == noted_.device.index()) return;
@@ -207,7 +207,7 @@ class DeviceWatch {
         not_ready_ = true;
       } else {
         noted_.ready.reset();
-        if (not_ready_) began_ns_ = now;  // seen to happen
+        if (not_ready_) began_ns_ = now;  // the begin was observed
       }
     }
     if (work_ ? !work_->isCompleted() : !over_->query()) return false;
@@ -221,10 +221,10 @@ class DeviceWatch {
     for (auto& flight : flights_) {
       if (known) flight->finish(now, format::kByEvents, 0, now - static_cast<uint64_t>(took_ns), true);
     }
-    return true;  // what has no duration is finished without one as its flight goes
+    return true;  // without a duration, the flight's destructor finishes it without one
   }
 
-  // On the device's own clock; -1: not known.
+  // Duration in ns by the device's own clock; -1: unknown.
   int64_t duration_ns() const {
     double ms = -1;
     if (!work_) {
@@ -232,7 +232,7 @@ class DeviceWatch {
     } else if (works_tell().load()) {
       try {
         ms = work_->getDuration();
-      } catch (const std::exception&) {  // timing is not on for it, nor will it be
+      } catch (const std::exception&) {  // timing is not enabled for this Work, and will not be
         works_tell().store(false);
       }
     }

@@ -1,7 +1,7 @@
-// How long the training thread stood still while communication was in flight (collectors/probe/exposure.py says what it means).
+// How long the training thread was idle while communication was in flight (collectors/probe/exposure.py defines it).
 //
 // With f(t) = wall time - CPU time of that thread, each period with something in flight counts f(end) - f(begin). So a
-// begin subtracts f and an end adds it; sums do not mind their order, and no thread waits for another.
+// begin subtracts f and an end adds it; the order of additions does not matter, and no thread waits for another.
 #pragma once
 
 #include <sched.h>
@@ -27,12 +27,12 @@ class Exposure {
   // clock: CPU clock of the training thread.
   Exposure(clockid_t clock, uint64_t now) : clock_(clock), taken_at_(now) {}
 
-  // Another thread trains from now on. Same thread as `take`.
+  // Another thread is the training thread from now on. Called in the same thread as `take`.
   void watch(clockid_t clock) {
     if (clock_.exchange(clock) != clock) fresh_ = true;
   }
 
-  // An operation ran where CPU time says nothing (CUDA).
+  // An operation ran on a device (CUDA), so CPU time does not show exposure.
   void not_known() { known_.store(false, std::memory_order_relaxed); }
 
   void begin(uint64_t now) {
@@ -47,12 +47,12 @@ class Exposure {
     left_.fetch_add(1);
   }
 
-  // An operation was over when its call returned: the caller stood in it.
+  // An operation was over when its call returned: the caller was blocked in it.
   void in_call(uint64_t began, uint64_t ended) {
     if (in_flight_.load() == 0) sum_.fetch_add(static_cast<int64_t>(ended - began));
   }
 
-  // Exposed ns since the last call, a running period up to now included. One thread calls it, once a step.
+  // Returns the exposed ns since the last call, including a running period up to now. Called by one thread, once per step.
   int64_t take(uint64_t now) {
     int64_t sum = 0;
     const bool seen = look(now, &sum);
@@ -62,7 +62,7 @@ class Exposure {
     taken_ = sum;
     taken_at_ = now;
     fresh_ = !seen;
-    // Clocks are read one after the other: a little over or under is rounding, more is a period over two threads.
+    // The clocks are read one after the other: small deviations are rounding, larger ones come from a period over two threads.
     const bool sane = exposed >= -kSlack && exposed <= since + kSlack;
     if (!comparable || !sane || !known_.load(std::memory_order_relaxed)) return kUnknown;
     return exposed > 0 ? exposed : 0;
@@ -76,7 +76,7 @@ class Exposure {
     return static_cast<int64_t>(now) - static_cast<int64_t>(clock_ns(clock_.load(std::memory_order_relaxed)));
   }
 
-  // The sum while nobody is between counting itself and its time.
+  // Reads the sum at a moment when no thread has counted itself but not yet added its time.
   bool look(uint64_t now, int64_t* sum) {
     for (int i = 0; i < kTries; ++i) {
       const uint64_t left = left_.load();
@@ -95,7 +95,7 @@ class Exposure {
   std::atomic<bool> known_{true};
   int64_t taken_ = 0;
   uint64_t taken_at_;
-  bool fresh_ = false;  // what was taken last does not compare with what comes
+  bool fresh_ = false;  // the last sum cannot be compared with the next one
 };
 
 }  // namespace commwatch

@@ -1,4 +1,4 @@
-// One operation between its launch and its record, and what it costs. Nothing here knows torch.
+// One operation between its launch and its record, and what its bookkeeping costs. Does not depend on torch.
 #pragma once
 
 #include <time.h>
@@ -12,10 +12,10 @@
 
 namespace commwatch {
 
-// What the bookkeeping in its scope costs this thread.
+// Measures the time that the bookkeeping in its scope costs this thread.
 class Cost {
  public:
-  // of: for so many operations it stands; 0: it is not measured. The clock is read twice: the first look finds its code out of the caches.
+  // of: number of operations that this one represents; 0: not measured. The clock is read twice, because the first read has a cold cache.
   Cost(Session& session, uint32_t of) : session_(session), of_(of), began_ns_(of != 0 && !within() ? (cpu_ns(), cpu_ns()) : 0) {
     if (began_ns_ != 0) within() = true;
   }
@@ -29,7 +29,7 @@ class Cost {
     session_.spent(took > of_clock() ? (took - of_clock()) * of_ : 0);
   }
 
-  // For how many operations of this thread the next one is measured; mostly 0. Not its first, which asks Python.
+  // Number of operations of this thread that the next one represents when measured; mostly 0. Never for a first operation, which calls Python.
   static uint32_t due() {
     static thread_local CostTurns turns;
     return turns.next(clock_ns(CLOCK_MONOTONIC_COARSE));
@@ -38,7 +38,7 @@ class Cost {
  private:
   static uint64_t cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 
-  // What of it is only the clock's own cost: as much as the bookkeeping, or more.
+  // The part that is only the cost of the clock: as much as the bookkeeping, or more.
   static uint64_t of_clock() {
     static const uint64_t least = [] {
       uint64_t found = UINT64_MAX;
@@ -51,7 +51,7 @@ class Cost {
     return least;
   }
 
-  // This thread is in such a scope: one within it is part of that.
+  // Whether this thread is in such a scope; a nested one is part of the outer one.
   static bool& within() {
     static thread_local bool inside = false;
     return inside;
@@ -62,12 +62,12 @@ class Cost {
   const uint64_t began_ns_;
 };
 
-// One operation between its launch and its record. Whoever lets go of it last without having seen its end makes it one
-// without a duration.
+// One operation between its launch and its record. If the last reference is released before its end was seen, its record has
+// no duration.
 class Flight {
  public:
   // head: op, dtype, group, peer, tag, size, launch, seq and flags of the record to come.
-  // cost_of: for so many operations stands what this one costs; 0: it is not measured.
+  // cost_of: number of operations that this one's cost represents; 0: not measured.
   Flight(Session& session, Queue& queue, bool p2p, bool on_cpu, uint32_t cost_of, const Record& head)
       : on_cpu(on_cpu),
         cost_of_(cost_of),
@@ -89,14 +89,14 @@ class Flight {
     session_.leave();
   }
 
-  // The operation goes on after its call: count it as in flight for the exposed time.
+  // The operation continues after its call: count it as in flight for the exposed time.
   void watch(uint64_t now) {
     if (watched_.exchange(true)) return;
     session_.exposure.begin(now);
-    if (done_.load()) unwatch(now);  // it has ended meanwhile, and did not see this
+    if (done_.load()) unwatch(now);  // it ended in between, and did not see `watched_`
   }
 
-  // A thread begins to wait for it, where only the wait tells the end.
+  // A thread begins to wait for it, if only the wait shows the end.
   void wait_begins() {
     if (done_.load() || inherited()) return;
     const uint64_t now = now_ns();
@@ -106,7 +106,7 @@ class Flight {
     watch(now);
   }
 
-  // began_ns: when it began on its device, as far as that was seen. on_device: its own clock has measured it.
+  // began_ns: when it began on its device, 0 if not observed. on_device: measured by the device's clock.
   void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0, uint64_t began_ns = 0, bool on_device = false) {
     if (inherited() || done_.exchange(true)) return;
     const Cost cost(session_, cost_of_);
@@ -135,7 +135,7 @@ class Flight {
     return true;
   }
 
-  // In a forked child: the ring is the parent's, and the operation too.
+  // Whether this is a forked child: ring and operation belong to the parent.
   bool inherited() const { return life_ != forks.load(std::memory_order_relaxed); }
 
   const uint32_t cost_of_;

@@ -1,4 +1,4 @@
-// How much is recorded, by what that costs (collectors/probe/governor.py says what it means). Pure.
+// Decides how much is recorded, from what that costs (collectors/probe/governor.py defines it). Pure.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace commwatch {
 
-// Whether the operation with this number is recorded in `sampling`.
+// Whether the operation with this number is recorded in mode `sampling`.
 inline bool is_sampled(uint32_t seq) { return ((seq >> format::kRunBits) * format::kSpread) >> (32 - format::kSampleBits) == 0; }
 
-// Chooses the operations of one thread whose bookkeeping is measured (collectors/probe/governor.py says why it draws them).
+// Chooses the operations of one thread whose bookkeeping is measured (collectors/probe/governor.py explains why at random).
 class CostTurns {
  public:
-  // For how many operations this one is measured; mostly 0.
+  // Returns how many operations this one represents when measured; mostly 0.
   uint32_t next(uint64_t now_ns) {
     ++operations_;
     if (ahead_ < 0) {
@@ -37,7 +37,7 @@ class CostTurns {
   int64_t ahead_ = -1;
 };
 
-// Bounds the measurements of one thread by the usual ones: in the midst of one the kernel may take the core away.
+// Limits measurements of one thread by the usual ones: the kernel may preempt the thread during a measurement.
 class UsualCost {
  public:
   uint64_t bound(uint64_t took_ns) {
@@ -56,15 +56,15 @@ class UsualCost {
 
 class Governor {
  public:
-  // budget: part of the time that the probe may take; 0: any.
+  // budget: fraction of the time that the probe may take; 0: unlimited.
   explicit Governor(double budget) : budget_(budget) {}
 
-  // Whether a window is over that has lasted so long and brought so many measurements.
+  // Whether a window of this length, with so many measurements, is over.
   static bool is_over(uint64_t elapsed_ns, uint64_t measured) {
     return elapsed_ns >= (measured > 0 && measured < format::kEnough ? format::kLongestNs : format::kLookNs);
   }
 
-  // The mode from now on, after a window in which the probe took this part of the time.
+  // Returns the mode from now on, after a window in which the probe took this fraction of the time.
   format::Mode window(double share) {
     const int mode = static_cast<int>(mode_);
     if (budget_ > 0 && share > budget_) {
@@ -79,7 +79,7 @@ class Governor {
     above_ = 0;
     if (++within_ >= trial_) {
       if (mode_ == format::Mode::kFull) {
-        trial_ = format::kFirstTrial / 2;  // it has held
+        trial_ = format::kFirstTrial / 2;  // the trial succeeded
       } else {
         mode_ = static_cast<format::Mode>(mode - 1);
         within_ = 0;

@@ -1,4 +1,4 @@
-// The groups of a process, with what is counted in each. Nothing here knows torch.
+// The groups of a process, with their counters. Does not depend on torch.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace commwatch {
 
-// A map that only grows, for a handful of keys: reading takes no lock, adding neither.
+// A map for a few keys that only grows: neither reading nor adding takes a lock.
 template <class Key, class Value>
 class Few {
  public:
@@ -28,7 +28,7 @@ class Few {
     auto added = std::make_unique<Node>(key, seen);
     Node* checked = seen;
     while (!first_.compare_exchange_weak(added->next, added.get())) {
-      if (Node* found = find(added->next, checked, key)) return found->value;  // another thread was faster
+      if (Node* found = find(added->next, checked, key)) return found->value;  // another thread added it first
       checked = added->next;
     }
     return added.release()->value;
@@ -60,10 +60,10 @@ class Few {
 // Operations of one queue run one after another: a group's collectives, and its sends or recvs with one peer.
 struct Queue {
   std::atomic<uint64_t> last_end_ns{0};
-  // The latest was only counted: when the next one begins is not known.
+  // The latest operation was only counted, so the begin of the next one is unknown.
   std::atomic<bool> skipped{false};
 
-  // An operation ended at `end_ns`: when the one before had, or 0.
+  // An operation ended at `end_ns`. Returns when the previous one ended, or 0.
   uint64_t ended(uint64_t end_ns) {
     uint64_t previous = last_end_ns.load(std::memory_order_relaxed);
     while (end_ns > previous && !last_end_ns.compare_exchange_weak(previous, end_ns, std::memory_order_relaxed)) {
@@ -78,8 +78,8 @@ struct PeerKey {
   bool operator==(const PeerKey& other) const { return op == other.op && peer == other.peer; }
 };
 
-// Numbers sends to, or receives from, one peer by tag. A tag takes the place of an earlier one that is equal to it modulo kTags and begins at 0:
-// memory and time are bounded for programs that take a new tag each time, and both sides forget alike.
+// Numbers sends to, or receives from, one peer by tag. A tag replaces an earlier one that is equal modulo kTags, and begins at 0:
+// memory and time stay bounded for programs that use a new tag each time, and both sides forget the same tags.
 class TagNumbers {
  public:
   uint32_t next(int32_t tag) {
@@ -94,7 +94,7 @@ class TagNumbers {
   }
 
  private:
-  // Each the tag and the number of its next operation. A place that nothing was put in holds tag 0 with number 0.
+  // Each entry: a tag and the number of its next operation. An unused entry has tag 0 and number 0.
   std::array<std::atomic<uint64_t>, format::kTags> places_{};
 };
 
@@ -102,7 +102,7 @@ struct Peer : Queue {
   TagNumbers numbers;
 };
 
-// What is counted together: operations of one kind and size class, S <= 2**size_log2 (-1: without a size).
+// A counter's key: operations of one kind and size class, S <= 2**size_log2 (-1: no size).
 struct CountKey {
   uint8_t op;
   int8_t size_log2;
@@ -110,7 +110,7 @@ struct CountKey {
   bool operator==(const CountKey& other) const { return op == other.op && size_log2 == other.size_log2 && flags == other.flags; }
 };
 
-// How many, and their bytes, in one word, so that both are taken at the same moment. Of one second: a million, 17 TB.
+// Number of operations and their bytes in one word, so that both are read together. Room for a million operations and 17 TB a second.
 struct Counted {
   static constexpr int kBytesBits = 44;
   static constexpr uint64_t kBytes = (uint64_t{1} << kBytesBits) - 1;
@@ -122,7 +122,7 @@ struct Counted {
 struct Group {
   Group(const void* a, std::string n) : address(a), name(std::move(n)) {}
 
-  // An operation that is not recorded by itself.
+  // Count an operation that gets no record of its own.
   void count(const Record& record, bool p2p) {
     const uint64_t size = std::min(record.size_bytes, Counted::kBytes);
     const int log2 = size > 1 ? 64 - __builtin_clzll(size - 1) : static_cast<int>(size) - 1;
@@ -133,7 +133,7 @@ struct Group {
     counted.sums.fetch_add((uint64_t{1} << Counted::kBytesBits) + size, std::memory_order_release);
   }
 
-  // Write down what has been counted since the last time.
+  // Write what has been counted since the last call.
   void write_counts(Ring& ring, uint64_t now) {
     counts.each([&](const CountKey& key, Counted& counted) {
       const uint64_t sums = counted.sums.exchange(0, std::memory_order_acquire);
@@ -156,7 +156,7 @@ struct Group {
     return group_rank >= 0 && group_rank < static_cast<int64_t>(ranks.size()) ? ranks[group_rank] : -1;
   }
 
-  // Of the process group. A later group may have the same, so the name counts too.
+  // Address of the process group. A later group may have the same, so the name is part of the key.
   const void* const address;
   const std::string name;
   int size = 0;
@@ -164,7 +164,7 @@ struct Group {
   bool aligned = false;
   std::vector<int32_t> ranks;
   std::atomic<uint32_t> next_seq{0};
-  // Its backend has been asked to time operations on devices.
+  // Whether its backend has been asked to time operations on devices.
   std::atomic<bool> times_asked{false};
   Queue collectives;
   Few<PeerKey, Peer> peers;

@@ -1,8 +1,8 @@
-// The hook: a boxed kernel for every operator of the namespace c10d, at BackendSelect, the one door all callers pass once.
+// The hook: a boxed kernel for every operator of the namespace c10d, at BackendSelect, which every call passes exactly once.
 //
-// It takes no lock and never the GIL. For the first operation of the process, of a group and of a dtype Python is asked for
-// a number, in another thread (aside.h). Our bookkeeping is guarded; the user's call stands outside the guards, runs once
-// and raises what it raises. Called through ctypes; see library.py.
+// It takes no lock and never the GIL. For the first operation of the process, of a group and of a dtype, another thread
+// calls Python for a number (aside.h). Exceptions of our bookkeeping are caught; the user's call is outside of that: it runs
+// once, and its exceptions pass through. Called through ctypes; see library.py.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <cxxabi.h>
@@ -48,10 +48,10 @@ class Entered {
   Session* session_;
 };
 
-// One operator, as torch_ops.py describes it. Places of arguments; -1: it has none.
+// One operator, as torch_ops.py describes it. The `_at` fields are argument positions; -1: there is no such argument.
 struct Op {
   std::string name;
-  int code;  // 0: not in the table of operations, Python gives it one
+  int code;  // 0: not in the table of operations, Python assigns one
   bool p2p;
   format::Measure measure;
   int arguments;
@@ -76,7 +76,7 @@ void count(const IValue& value, Size* size) {
     const at::Tensor& tensor = value.toTensor();
     if (size->first == nullptr) size->first = &tensor;
     if (!tensor.defined() || tensor.layout() != c10::kStrided) {
-      size->known = false;  // sparse: its bytes are not in one place
+      size->known = false;  // sparse: its bytes are not contiguous
     } else {
       size->bytes += tensor.nbytes();
     }
@@ -96,9 +96,9 @@ Size measured(format::Measure measure, const IValue* args, uint64_t group_size) 
       return size_of(args[0]);
     case format::Measure::kSecond:
       return size_of(args[1]);
-    case format::Measure::kGathered:  // outputs, on the root alone
+    case format::Measure::kGathered:  // outputs, on the root only
       return args[0].toListRef().empty() ? size_of(args[1], group_size) : size_of(args[0]);
-    case format::Measure::kScattered:  // inputs, on the root alone
+    case format::Measure::kScattered:  // inputs, on the root only
       return args[1].toListRef().empty() ? size_of(args[0], group_size) : size_of(args[1]);
     case format::Measure::kLarger: {
       const Size output = size_of(args[0]), input = size_of(args[1]);
@@ -124,8 +124,8 @@ c10::intrusive_ptr<c10::ivalue::Future> future_result_of(Work& work) {
   }
 }
 
-// A Work that has no future and does not know when it is over (Gloo's send, recv, reduce_scatter): passes everything on,
-// and notes the waits, which alone tell the end.
+// Wraps a Work that has no future and cannot report completion (Gloo's send, recv, reduce_scatter). Forwards every call
+// and records the waits, because only a wait shows the end.
 class WatchedWork : public c10d::Work {
  public:
   WatchedWork(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight)
@@ -161,7 +161,7 @@ class WatchedWork : public c10d::Work {
 #endif
   void abort() override { work_->abort(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
-  // Overrides, where this torch has it: 2.5 has not.
+  // An override only if this torch has the function; 2.5 does not.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() { return future_result_of(*work_); }
   float getDuration() const override { return work_->getDuration(); }
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
@@ -178,7 +178,7 @@ struct TypeKey {
   bool operator==(const TypeKey& other) const { return *type == *other.type; }
 };
 
-// How each kind of Work tells its end. Found once: that a Work has no future is an exception, and costs as much.
+// How each kind of Work reports its end. Determined once per kind: a Work without a future throws, which is expensive.
 Few<TypeKey, std::atomic<Ending>>& endings() {
   static auto* known = new Few<TypeKey, std::atomic<Ending>>;
   return *known;
@@ -187,7 +187,7 @@ Few<TypeKey, std::atomic<Ending>>& endings() {
 Ending without_future(const std::string& type) {
   const auto is = [&type](const char* part) { return type.find(part) != std::string::npos; };
   if (is("ProcessGroupGloo") || is("LambdaWork")) return Ending::kWait;
-  // Written in Python: looking at it from another thread would take the GIL, and a wrapper would hide its class.
+  // Written in Python: polling it from another thread would take the GIL, and a wrapper would hide its class.
   return is("PyWork") || is("PythonCallbackWork") ? Ending::kNone : Ending::kPoll;
 }
 
@@ -209,9 +209,9 @@ void follow_by_looking(Session& session, c10::intrusive_ptr<c10d::Work> work, st
   session.poller().add([work = std::move(work), flight = std::move(flight)] {
     try {
       if (!work->isCompleted()) return false;
-      // Not isSuccess(), which NCCL's Work no longer has: it throws.
+      // Not isSuccess(): NCCL's Work no longer supports it, and throws.
       flight->finish(now_ns(), format::kByPoll, work->exception() ? format::kFailed : 0);
-    } catch (...) {  // the operation failed; its owner learns that from its own wait
+    } catch (...) {  // the operation failed; its owner gets the error from its own wait
       flight->finish(now_ns(), format::kByPoll, format::kFailed);
     }
     return true;
@@ -242,8 +242,8 @@ void follow_on_cpu(Session& session, IValue& result, c10::intrusive_ptr<c10d::Wo
   }
 }
 
-// Operations between `_start_coalescing` and `_end_coalescing` of a process group. None of their Works ever ends; the one
-// that the end returns does. One thread does all that, and so these are its own.
+// Operations between `_start_coalescing` and `_end_coalescing` of a process group. Their Works never complete; only the
+// Work that `_end_coalescing` returns does. All of this happens in one thread, so the batches are thread-local.
 struct Batch {
   const c10d::ProcessGroup* group;
   std::vector<std::shared_ptr<Flight>> flights;
@@ -262,7 +262,7 @@ Batch* batch_of(const c10d::ProcessGroup* group) {
   return nullptr;
 }
 
-// Take the batch of this group out of those that are open.
+// Remove this group's batch from the open ones, and return it.
 std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
   Batch* const found = batch_of(group);
   if (found == nullptr) return std::nullopt;
@@ -289,19 +289,19 @@ void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup
   batch->flights.push_back(std::move(flight));
 }
 
-// Have the Works of this group say how long they took. What they are made of is decided here, once, before the first.
+// Enable timing in the Works of this group. The events that a Work uses are chosen here, once, before the first Work.
 void have_times(Group& group, c10d::ProcessGroup& process_group, const c10::Device& device) {
   if (device_timing().load() != DeviceTiming::kEvents || group.times_asked.exchange(true)) return;
   try {
     process_group.getBackend(device.type())->enableCollectivesTiming();
-  } catch (const std::exception&) {  // a backend without: their ends are looked for all the same
+  } catch (const std::exception&) {  // the backend has no timing; ends are still detected
   }
 }
 
 // -- one operation
 
 c10d::ProcessGroup& process_group_of(const IValue& argument) {
-  // What toCustomClass does, but for checking the type, which the operator's schema has done.
+  // Like toCustomClass, without the type check, which the operator's schema has done.
   return static_cast<c10d::ProcessGroup&>(*argument.toObjectRef().getSlot(0).toCapsule());
 }
 
@@ -309,12 +309,12 @@ const std::string& name_of(const c10d::ProcessGroup& process_group) {
   static const std::string* const none = new std::string;
   try {
     return process_group.getGroupName();
-  } catch (const std::exception&) {  // one that torch.distributed has not made may have none
+  } catch (const std::exception&) {  // a group not created by torch.distributed may have none
     return *none;
   }
 }
 
-// Null where there is no room for another.
+// Null if there is no room for another.
 Group* group_of(Session& session, const c10d::ProcessGroup& process_group) {
   const std::string& name = name_of(process_group);
   if (Group* known = session.find(&process_group, name)) return known;
@@ -337,7 +337,7 @@ uint8_t dtype_of(Session& session, c10::ScalarType type) {
 
 struct Launched {
   std::shared_ptr<Flight> flight;
-  std::optional<OnDevice> noted;  // where it is not the CPU
+  std::optional<OnDevice> noted;  // absent on the CPU
   const c10d::ProcessGroup* group = nullptr;
   uint32_t cost_of = 0;
 };
@@ -353,7 +353,7 @@ struct Kernel : c10::OperatorKernel {
     if (session != nullptr && !session->off.load(std::memory_order_relaxed)) {
       try {
         launched = launch(*session, *stack);
-      } catch (const abi::__forced_unwind&) {  // Python ends this thread, for the interpreter is going
+      } catch (const abi::__forced_unwind&) {  // Python ends this thread because the interpreter is shutting down
         throw;
       } catch (const PythonIsGone&) {
         session->off.store(true);
@@ -426,15 +426,15 @@ struct Kernel : c10::OperatorKernel {
     return launched;
   }
 
-  // The ring is there, or the session is off: Python has said why, or another thread has closed it meanwhile.
+  // Returns true once the ring exists. Otherwise the session is off: Python has printed why, or another thread has closed it.
   bool open(Session& session, const c10d::ProcessGroup& process_group, const IValue* args) const {
     const Size size = measured(op.measure, args, 1);
-    // The thread that asks Python has no current device of the trainer's.
+    // The thread that calls Python does not have the trainer's current device.
     const int gpu = size.first != nullptr && size.first->is_cuda() ? size.first->device().index() : -1;
     bool made = false;
     try {
       aside([&] { made = session.python.open(&session, process_group.getRank(), process_group.getSize(), gpu) != 0; });
-    } catch (const std::system_error& error) {  // the process may have no more threads
+    } catch (const std::system_error& error) {  // the process cannot create another thread
       if (!session.off.load()) Session::say("not recording this run", op.name.c_str(), error.what());
     }
     if (made && session.ring() != nullptr) return true;
@@ -442,7 +442,7 @@ struct Kernel : c10::OperatorKernel {
     return false;
   }
 
-  // Notes size and dtype; returns the device, where it is not the CPU.
+  // Records size and dtype; returns the device, none for the CPU.
   std::optional<at::Device> measure(Session& session, const IValue* args, const Group& group, Record* record) const {
     const Size size = measured(op.measure, args, group.size);
     if (size.known) {
@@ -481,13 +481,13 @@ struct Kernel : c10::OperatorKernel {
   std::atomic<int> code;
 };
 
-// A batch of this group begins, in this thread. One that never came to its end, for its user's code raised, goes.
+// A batch of this group begins in this thread. Drops an earlier one that never ended because the user's code raised.
 void batch_begins(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   take_batch(group.get());
   batches().push_back(Batch{group.get(), {}, std::nullopt});
 }
 
-// It ends with `work`; without one, with what is on the current stream.
+// The batch ends when `work` ends; without a Work, when the current stream has reached this point.
 void batch_ends(const std::optional<c10::intrusive_ptr<c10d::Work>>& work, const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   const Entered entered;
   std::optional<Batch> batch = take_batch(group.get());
@@ -495,7 +495,7 @@ void batch_ends(const std::optional<c10::intrusive_ptr<c10d::Work>>& work, const
   look_after(*entered.get(), std::move(*batch->last), work.value_or(nullptr), std::move(batch->flights));
 }
 
-// Leaked: threads of a backend may still be in it when the process ends.
+// Leaked: backend threads may still use it when the process ends.
 torch::Library *library = nullptr, *batch_library = nullptr;
 
 void hook_batches() {
@@ -508,16 +508,16 @@ void hook_batches() {
 }  // namespace
 }  // namespace commwatch
 
-// -- what Python calls
+// -- functions that Python calls
 
 using namespace commwatch;
 
 #define COMMWATCH_API extern "C" __attribute__((visibility("default")))
 
-// What the library was built from and for; what is loaded must say what is expected.
+// Identifies the sources and the torch that the library was built with; Python compares it with the expected value.
 COMMWATCH_API const char* cw_key() { return COMMWATCH_KEY; }
 
-// Describe one operator, before cw_install; once a process.
+// Describe one operator, before cw_install; once per process.
 COMMWATCH_API int cw_hook(const char* name, const char* op_name, int code, int p2p, int measure, int arguments, int group_at, int async_at,
                           int peer_at, int tag_at) {
   try {
@@ -533,19 +533,19 @@ COMMWATCH_API int cw_hook(const char* name, const char* op_name, int code, int p
   }
 }
 
-// Take the kernels out of the dispatcher. Only while no other thread communicates: the dispatcher does not guard its table
-// against one that is just being dispatched. So uninstalling leaves them in; without a session they pass everything on.
+// Remove the kernels from the dispatcher. Only while no other thread communicates: the dispatcher does not protect its table
+// from concurrent dispatch. So cw_uninstall leaves them registered; without a session they forward every call.
 COMMWATCH_API void cw_unhook() {
   delete library;
   delete batch_library;
   library = batch_library = nullptr;
 }
 
-// How operations on devices are timed from now on, as torch_timing.py numbers it.
+// Set how operations on devices are timed from now on; numbers as in torch_timing.py.
 COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_cast<DeviceTiming>(timing)); }
 
 
-// Begin to record. training_thread: its CPU clock; budget: part of the time that the probe may take. Returns the session.
+// Begin to record. training_thread: its CPU clock; budget: fraction of the time that the probe may take. Returns the session.
 COMMWATCH_API void* cw_install(int (*open)(void*, int, int, int), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
                               int (*add_op)(const char*), int training_thread, double budget) {
   static const int forked = pthread_atfork(nullptr, nullptr, [] {
@@ -558,14 +558,14 @@ COMMWATCH_API void* cw_install(int (*open)(void*, int, int, int), void (*add_gro
   return session;
 }
 
-// Within `open` of that session, which another may have followed meanwhile: the ring is mapped at `mapped`. Returns 0, or errno.
+// Called within `open` of that session, which may no longer be the current one: the ring is mapped at `mapped`. Returns 0, or errno.
 COMMWATCH_API int cw_attach(void* opening, void* mapped, uint64_t slots) {
   auto* const session = static_cast<Session*>(opening);
   if (session->ring() != nullptr) return 0;
   return session->attach(mapped, slots);
 }
 
-// Within `add_group`: what is known of it. ranks: of the world, by rank in the group; none where that is not known.
+// Called within `add_group`: describes the group. ranks: global ranks by group rank; empty if unknown.
 COMMWATCH_API void cw_describe_group(void* group, int small_id, int size, int aligned, const int32_t* ranks, int count) {
   auto* described = static_cast<Group*>(group);
   described->small_id = static_cast<uint16_t>(small_id);
@@ -574,13 +574,13 @@ COMMWATCH_API void cw_describe_group(void* group, int small_id, int size, int al
   described->ranks.assign(ranks, ranks + count);
 }
 
-// A group of that name has been made.
+// A group with this name has been created.
 COMMWATCH_API void cw_forget_group(const char* name) {
   const Entered entered;
   if (entered.get() != nullptr) entered.get()->forget(name);
 }
 
-// A step mark; the calling thread is the one that trains.
+// Record a step mark; the calling thread is the training thread.
 COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, uint64_t ended_ns, uint8_t flags) {
   const Entered entered;
   if (entered.get() == nullptr) return;
@@ -594,16 +594,16 @@ COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, ui
   entered.get()->mark(record);
 }
 
-// A fault on the Python side.
+// Switch the probe off after a fault on the Python side.
 COMMWATCH_API void cw_switch_off() {
   const Entered entered;
   if (entered.get() != nullptr) entered.get()->off.store(true);
 }
 
-// After cw_uninstall: whether the last operation has left, so that the functions given to cw_install are called no more.
+// After cw_uninstall: whether the last operation has left; then the functions given to cw_install are no longer called.
 COMMWATCH_API int cw_over(const void* session) { return static_cast<const Session*>(session)->over() ? 1 : 0; }
 
-// Stop recording. Not with the GIL held: the poller may need it to let go of a tensor.
+// Stop recording. Must not be called with the GIL held: the poller may need it to release a tensor.
 COMMWATCH_API void cw_uninstall() {
   Session* const session = current.exchange(nullptr);
   if (session != nullptr) session->close();

@@ -173,7 +173,7 @@ def _check_owner(path: Path) -> None:
     """Raise ``NotAvailable`` unless only this user and root can have written a file: it runs inside the training."""
     found = path.lstat()
     if found.st_uid not in (os.getuid(), 0):
-        raise NotAvailable(f"{path} belongs to uid {found.st_uid}, not to us")
+        raise NotAvailable(f"{path} belongs to uid {found.st_uid}, not to this user")
     if stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NotAvailable(f"{path} can be written by others")
 

@@ -1,6 +1,6 @@
-// A thread that looks after operations whose end nobody reports, and keeps the ring's heartbeat.
+// A thread that polls operations whose end is not reported, and writes the ring's heartbeat.
 //
-// It looks often while something ends, ever less often while nothing does, and sleeps while nothing is pending.
+// It polls often while operations end, less and less often while none does, and sleeps while none is pending.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace commwatch {
 class Poller {
  public:
   using Clock = std::chrono::steady_clock;
-  // Looks at one operation; true once there is nothing left to look at. Must not throw.
+  // Polls one operation; returns true once it needs no more polling. Must not throw.
   using Look = std::function<bool()>;
 
   // begin: called once in the thread; beat: at least once a second.
@@ -34,8 +34,8 @@ class Poller {
 
   ~Poller() { stop(); }
 
-  // Ends the thread and drops what is pending, now and from now on: its Look is destroyed. Called in the thread itself (a
-  // tensor's finalizer, say), it does not wait: the thread ends once that returns.
+  // Ends the thread and destroys pending Looks, also those added later. If called in the thread itself (for example by a
+  // tensor's finalizer), it does not wait: the thread ends after the call returns.
   void stop() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -46,7 +46,7 @@ class Poller {
     drop_arrived();
   }
 
-  // From any thread; takes a lock only if the poller sleeps.
+  // May be called in any thread; takes a lock only if the poller sleeps.
   void add(Look look) {
     auto* node = new Node{std::move(look), arrived_.load(std::memory_order_relaxed)};
     while (!arrived_.compare_exchange_weak(node->next, node)) {

@@ -1,7 +1,7 @@
-// The writer's end of the ring file (collectors/wire/ring.py says how it is laid out and who may do what).
+// The writer's side of the ring file (collectors/wire/ring.py defines the layout and who may write what).
 //
-// Any number of threads write at once and none waits for another. A record is eight words, the stamps in the first and
-// the last: each word is stored with release, so whoever sees the last stamp sees all that is before it.
+// Any number of threads write at once, and none waits for another. A record is eight words, with stamps in the first and
+// the last. Each word is stored with release, so a reader that sees the last stamp sees all earlier words.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ class Ring {
     raise_counter(format::kCursor, n + 1);
   }
 
-  // Note an operation as in flight. Returns its slot of the table, -1 where that is full.
+  // Enter an operation into the table of operations in flight. Returns its slot, -1 if the table is full.
   int begin(Record record) {
     const uint64_t n = add(format::kOpsStarted, 1);
     uint64_t used = __atomic_load_n(&used_, __ATOMIC_RELAXED);
@@ -69,7 +69,7 @@ class Ring {
     return slot;
   }
 
-  // A thread stands in a wait for the operation in `slot`, since `since_ns`; 0: no longer.
+  // A thread has been waiting for the operation in `slot` since `since_ns`; 0: no longer.
   void blocked(int slot, uint64_t since_ns) {
     if (slot < 0) return;
     char* place = reinterpret_cast<char*>(in_flight(slot));
@@ -91,7 +91,7 @@ class Ring {
 
   int in_flight_now() const { return __builtin_popcountll(__atomic_load_n(&used_, __ATOMIC_RELAXED)); }
 
-  // The counter's new value.
+  // Returns the counter's new value.
   uint64_t add(int counter, uint64_t amount) { return __atomic_add_fetch(place_of(counter), amount, __ATOMIC_RELAXED); }
 
   uint64_t get(int counter) { return __atomic_load_n(place_of(counter), __ATOMIC_RELAXED); }

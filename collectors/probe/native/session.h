@@ -1,4 +1,4 @@
-// What the hook keeps between install and uninstall: the ring, the groups, and how much is recorded. Nothing here knows torch.
+// The hook's state between install and uninstall: the ring, the groups, and how much is recorded. Does not depend on torch.
 #pragma once
 
 #include <errno.h>
@@ -24,10 +24,10 @@
 
 namespace commwatch {
 
-// How many forks lie between this process and the one that loaded the library.
+// Number of forks between the process that loaded the library and this one.
 inline std::atomic<uint32_t> forks{0};
 
-// What only the Python side can do: make the ring, and give names their numbers. Called aside, with no lock held.
+// Functions of the Python side: create the ring, and assign numbers to names. Called in another thread (aside.h), with no lock held.
 struct Python {
   int (*open)(void* session, int group_rank, int group_size, int gpu) = nullptr;
   void (*add_group)(void* group, const void* address, const char* name, const char* description, int size) = nullptr;
@@ -35,21 +35,21 @@ struct Python {
   int (*add_op)(const char* name) = nullptr;
 };
 
-// Lives as long as the process: a thread may still look at it when it is long over. Its ring is unmapped, and its groups
-// are freed, once the last operation has left.
+// Never destroyed: a thread may still access it long after it is closed. Its ring is unmapped, and its groups are freed,
+// once the last operation has left.
 class Session {
  public:
-  // budget: part of the time that the probe may take; 0: any.
+  // budget: fraction of the time that the probe may take; 0: unlimited.
   Session(const Python& python, clockid_t training_thread, double budget)
       : python(python), exposure(training_thread, now_ns()), governor_(budget) {}
 
-  // -- life
+  // -- lifetime
 
-  // Take over the ring that is mapped at `there`, once, by a mapping of its own. Returns 0, or the errno of what is not to be had.
-  // Where `close` has come first, the ring is closed, and the session has none.
+  // Take over the ring that is mapped at `there`, once, with a mapping of its own. Returns 0, or the errno of the failure.
+  // If `close` was called before, the ring is closed, and the session has none.
   int attach(void* there, uint64_t slots) {
     const size_t size = format::kRecordsAt + slots * format::kRecordSize;
-    void* const base = mremap(there, 0, size, MREMAP_MAYMOVE);  // an old size of 0: the same pages once more
+    void* const base = mremap(there, 0, size, MREMAP_MAYMOVE);  // an old size of 0 maps the same pages again
     if (base == MAP_FAILED) return errno;
     std::unique_ptr<Ring> made;
     const std::lock_guard<std::mutex> lock(closing_);
@@ -72,12 +72,12 @@ class Session {
     return 0;
   }
 
-  // In a forked child: the file is the parent's, and is to be without a lock once the parent is gone.
+  // Called in a forked child: the file belongs to the parent, and its lock must end with the parent.
   void let_go() {
     if (ring() != nullptr) mmap(base_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   }
 
-  // Nothing is launched any more. Operations in flight still find their record; what the poller looked after has no end.
+  // No more operations are launched. Those in flight can still write their record; those that the poller watched get no end.
   void close() {
     off.store(true);
     {
@@ -92,10 +92,10 @@ class Session {
     leave(kOpen);
   }
 
-  // Nobody is in it any more, nor will be: it calls no function of Python's and writes into no ring.
+  // Whether no thread is in the session or will enter it: it calls no function of Python and writes to no ring any more.
   bool over() const { return cleared_.load(); }
 
-  // Whoever has entered, after making sure that the session is still the current one, may use all of it until it leaves.
+  // A thread that has entered, and then checked that the session is still the current one, may use all of it until it leaves.
   void enter() { users_.fetch_add(1); }
 
   void leave(int64_t number = 1) {
@@ -110,14 +110,14 @@ class Session {
     retired_.clear();
   }
 
-  // A fault of ours: switch off, count it, say it once. Training goes on.
+  // A fault of the probe: switch off, count it, and report it once. Training continues.
   void fault(const char* doing, const char* what) {
     if (off.exchange(true)) return;
     if (Ring* ring = this->ring()) ring->add(format::kDropped, 1);
     say("probe switched off", doing, what);
   }
 
-  // One line to standard error.
+  // Print one line to standard error.
   static void say(const char* happened, const char* doing, const char* what) {
     const char* rank = getenv("RANK");
     dprintf(STDERR_FILENO, "commwatch: %s in rank %s: %s: %s\n", happened, rank != nullptr ? rank : "?", doing, what);
@@ -135,34 +135,34 @@ class Session {
     return nullptr;
   }
 
-  // Publish a group that is complete. Where another thread was faster, its group: give it that one's counters. The caller has entered.
+  // Publish a complete group and return it; if another thread was faster, return that thread's group. The caller has entered.
   Group* add(std::unique_ptr<Group> group) {
     const std::lock_guard<std::mutex> lock(adding_);
     if (Group* other = find(group->address, group->name)) return other;
     auto& bucket = bucket_of(group->address);
-    retire(bucket, [&](const Group& old) { return old.address == group->address; });  // two at one place do not live at once
+    retire(bucket, [&](const Group& old) { return old.address == group->address; });  // two live groups cannot have one address
     free_retired();
     group->next.store(bucket.load(std::memory_order_relaxed), std::memory_order_relaxed);
     bucket.store(group.get(), std::memory_order_release);
     return group.release();
   }
 
-  // A group of that name has been made: what had it before is another one. The caller has entered.
+  // A group with this name has been created, so earlier groups with that name are retired. The caller has entered.
   void forget(const std::string& name) {
     const std::lock_guard<std::mutex> lock(adding_);
     for (auto& bucket : groups_) retire(bucket, [&](const Group& old) { return old.name == name; });
     free_retired();
   }
 
-  // Whether there is room for one more: not while too many are retired, and others have been in the session all the time. The caller has
-  // entered.
+  // Whether there is room for one more group: not while too many are retired and cannot be freed because other threads are in the
+  // session. The caller has entered.
   bool has_room() {
     const std::lock_guard<std::mutex> lock(adding_);
     if (retired_.size() >= kMostRetired) free_retired();
     return retired_.size() < kMostRetired;
   }
 
-  // -- what a step brought
+  // -- steps
 
   void mark(Record record) {
     Ring* ring = this->ring();
@@ -180,20 +180,20 @@ class Session {
     ring->write(record);
   }
 
-  // -- what it costs, and how much is recorded for that
+  // -- costs, and how much is recorded
 
   void spent(uint64_t cost_ns) {
     if (Ring* ring = this->ring()) ring->add(format::kProbeNs, cost_ns);
     measured_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // Whether an operation is to be recorded by itself. Otherwise it is to be counted.
+  // Whether an operation gets a record of its own. Otherwise it is only counted.
   bool records(uint32_t seq) const {
     const format::Mode mode = mode_.load(std::memory_order_relaxed);
     return mode == format::Mode::kFull || (mode == format::Mode::kSampling && is_sampled(seq));
   }
 
-  // One has been counted: what its step's communication took is not known.
+  // An operation was only counted, so the communication time of its step is unknown.
   void skipped() { skipped_.store(true, std::memory_order_relaxed); }
 
   const Python python;
@@ -205,7 +205,7 @@ class Session {
   static constexpr size_t kBuckets = 64, kMostRetired = 1024;
   static constexpr int64_t kOpen = int64_t{1} << 32;
 
-  // Once a second, in the poller's thread: a sign of life, what has only been counted, and perhaps a window of the governor's is over.
+  // Called once a second in the poller's thread: writes the heartbeat and the counts, and ends the governor's window if it is over.
   void beat(Ring& ring, uint64_t now) {
     ring.set(format::kHeartbeat, now);
     write_counts(ring, now);
@@ -230,7 +230,7 @@ class Session {
     for (auto& group : retired_) group->write_counts(ring, now);
   }
 
-  // Take groups out of their bucket. Whoever is just looking at one finds the way on from it, and an operation in flight its queue.
+  // Remove groups from their bucket. They keep their `next` for concurrent readers, and their queues for operations in flight.
   template <class Which>
   void retire(std::atomic<Group*>& bucket, Which which) {
     for (std::atomic<Group*>* place = &bucket; Group* const group = place->load();) {
@@ -243,7 +243,7 @@ class Session {
     }
   }
 
-  // Free what is retired if only the caller is in the session: whoever enters from now on does not find it.
+  // Free the retired groups if only the caller is in the session: threads that enter later cannot find them.
   void free_retired() {
     int64_t caller_alone = kOpen + 1;
     if (!users_.compare_exchange_strong(caller_alone, caller_alone)) return;
@@ -259,21 +259,21 @@ class Session {
   std::atomic<Ring*> ring_{nullptr};
   std::mutex closing_;  // `attach` comes before `close` or after it
   bool closed_ = false;
-  std::unique_ptr<Poller> poller_;  // stopped by `close` alone, and kept, for its thread may be the last to leave
+  std::unique_ptr<Poller> poller_;  // stopped only by `close`, and kept, because its thread may be the last to leave
   char* base_ = nullptr;
   size_t size_ = 0;
-  Governor governor_;  // the poller's thread's, as are the two after it
+  Governor governor_;  // used only by the poller's thread, as are the next two
   uint64_t window_ns_ = 0;
   uint64_t spent_ns_ = 0;
   std::atomic<uint32_t> measured_{0};
   std::atomic<format::Mode> mode_{format::Mode::kFull};
   std::atomic<bool> skipped_{false};
-  std::atomic<int64_t> users_{kOpen};  // who is in it, and until it is closed so many more
+  std::atomic<int64_t> users_{kOpen};  // threads in the session, plus kOpen until it is closed
   std::atomic<bool> cleared_{false};
-  const uint32_t life_ = forks.load();  // in a forked child its thread is not there to be ended
+  const uint32_t life_ = forks.load();  // in a forked child the poller's thread does not exist
   std::mutex adding_;
   std::atomic<Group*> groups_[kBuckets] = {};
-  std::vector<std::unique_ptr<Group>> retired_;  // found by nobody any more, but perhaps still in use
+  std::vector<std::unique_ptr<Group>> retired_;  // no longer found, but perhaps still in use
 };
 
 }  // namespace commwatch

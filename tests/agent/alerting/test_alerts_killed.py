@@ -1,4 +1,4 @@
-"""An agent that is killed, and whoever it has told: nobody is told of one occurrence twice, and everybody of its end."""
+"""An agent that is killed, and its receivers: none gets one occurrence twice, and each gets its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ daemon.run()
 
 
 class Scene:
-    """Ranks, an agent that is told to watch for them, and a webhook."""
+    """Ranks, an agent whose alerts watch them, and a webhook."""
 
     def __init__(self, directory: Path, url: str) -> None:
         self.run = directory / "run"
@@ -43,11 +43,11 @@ class Scene:
         self.leads_to(url)
 
     def leads_to(self, url: str) -> None:
-        """Where the agent tells of alerts, from its next start on."""
+        """The receiver of the agent's alerts, from its next start on."""
         self._settings.write_text(f'[[receivers]]\nkind = "webhook"\nurl = "{url}"\n')
 
     def noted(self, name: str) -> bool:
-        """The agent has written down that an alert is told, and not that its end is."""
+        """The agent has stored that an alert was sent, and not that its end was."""
         return any(f'"name": "{name}"' in file.read_text() for file in self.run.glob("told-*.json"))
 
     def rank(self, job: str = "train") -> Trainer:
@@ -56,7 +56,7 @@ class Scene:
 
     @contextmanager
     def agent(self) -> Iterator[RunningAgent]:
-        """An agent that looks five times a second; killed at the end."""
+        """An agent with five passes a second; it is killed at the end."""
         command = [sys.executable, "-c", SCRIPT, str(self.run), str(self._settings)]
         running = RunningAgent(subprocess.Popen(command, env=clean_env()), self.run, fetch)
         try:
@@ -84,19 +84,19 @@ def state(running: RunningAgent, name: str) -> list[str]:
 
 
 def told(server: Server, name: str, job: str = "train") -> list[str]:
-    """What a server was told of an alert, message by message."""
+    """The messages that a server received about an alert, one by one."""
     wanted = {"alertname": name, "job_id": job}
     return [asked.json["status"] for asked in list(server.asked) if asked.json["groupLabels"] == wanted]
 
 
 def others_are_told(scene: Scene, server: Server, number: int) -> None:
-    """Another job, of which the server is told: what was to be told before has been."""
+    """Another job, about which the server gets a message: all earlier messages have been sent by then."""
     with scene.rank(f"other{number}"):
         wait_for(lambda: told(server, "Later", f"other{number}") == [FIRING], "news of another job")
 
 
 def test_while_firing(tmp_path: Path) -> None:
-    """Of what fires on after a restart nobody is told again; of its end they are, once, also after yet another restart."""
+    """An alert that keeps firing after a restart is not sent again; its end is, once, also after yet another restart."""
     with Server() as server:
         scene = Scene(tmp_path, server.url)
         with scene.rank() as rank:
@@ -113,7 +113,7 @@ def test_while_firing(tmp_path: Path) -> None:
 
 
 def test_end_while_away(tmp_path: Path) -> None:
-    """Of what has ended while the agent was away they are told by the next one, and not that it fires once more."""
+    """If an alert ended while the agent was away, the next agent sends its end, and not that it fires again."""
     with Server() as server:
         scene = Scene(tmp_path, server.url)
         with scene.rank(), scene.agent():
@@ -124,7 +124,7 @@ def test_end_while_away(tmp_path: Path) -> None:
 
 
 def test_end_that_did_not_arrive(tmp_path: Path) -> None:
-    """An end that no receiver took before the agent was killed is told by the next one."""
+    """An end that no receiver accepted before the agent was killed is sent by the next agent."""
     with Server() as server:
         scene = Scene(tmp_path, server.url)
         with scene.rank() as rank:
@@ -142,7 +142,7 @@ def test_end_that_did_not_arrive(tmp_path: Path) -> None:
 
 
 def test_while_pending(tmp_path: Path) -> None:
-    """What is pending goes on to be so and fires, of which they are told once, and once of its end."""
+    """A pending alert stays pending and then fires, which is sent once, and so is its end."""
     with Server() as server:
         scene = Scene(tmp_path, server.url)
         with scene.rank() as rank:

@@ -54,10 +54,10 @@ def test_every_receiver(tmp_path: Path) -> None:
 
 
 def test_no_such_receiver(tmp_path: Path) -> None:
-    """Without receivers, or with a name that none has, the command says so: exit code 2, one line."""
+    """Without receivers, or with an unknown name, the command prints one line with exit code 2."""
     done = commwatch("alerts", "test", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "commwatch: alerts test: no receivers; the settings file has none under [[receivers]]\n"
+    assert done.stderr == "commwatch: alerts test: no receivers; add one under [[receivers]] in the settings file\n"
     file = settings(tmp_path, 'kind = "webhook"\nurl = "http://127.0.0.1:1"')
     done = commwatch("alerts", "test", "--config", file, "--receiver", "pager")
-    assert (done.returncode, done.stderr) == (2, "commwatch: alerts test: no receiver 'pager'; there are webhook\n")
+    assert (done.returncode, done.stderr) == (2, "commwatch: alerts test: no receiver 'pager'; choose from webhook\n")

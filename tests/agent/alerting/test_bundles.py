@@ -46,7 +46,7 @@ class Scene:
         return {"ranks": lambda: [0, 1]}
 
     def told(self, *alerts: Alert) -> list[str | None]:
-        """A round in which these fire: the links that are told; bundles are taken after it."""
+        """A round in which these alerts fire: returns the links that are sent; bundles are taken after it."""
         self.evidence.want(alerts)
         links = [one.annotations.get("evidence_url") for one in self.evidence.linked(alerts)]
         self.evidence.tick()
@@ -221,7 +221,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def said_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> str:
-    """What is said over several rounds in which alerts without a link are told."""
+    """The log lines of several rounds in which alerts are sent without a link."""
     with caplog.at_level(logging.WARNING, "commwatch"):
         for _ in range(3):
             scene.now += 15
@@ -231,14 +231,14 @@ def said_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> str:
 
 
 def test_full_disk(small: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """On a full disk alerts are told without a link, it is said once, and nothing is left lying."""
+    """On a full disk alerts are sent without a link, this is logged once, and no file is left behind."""
     scene = Scene(small)
     assert said_once(scene, caplog) == f"alerts: no evidence is kept in {small}: No space left on device"
     assert list(small.iterdir()) == []
 
 
 def test_directory_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where no directory can be, alerts are told without a link, it is said once; once it can, they have one."""
+    """If the directory cannot be created, alerts are sent without a link, and this is logged once; once it can, they have one."""
     (tmp_path / "evidence").write_text("a file")
     scene = Scene(tmp_path / "evidence")
     assert said_once(scene, caplog) == f"alerts: no evidence is kept in {tmp_path}/evidence: File exists"
@@ -262,7 +262,7 @@ def test_unexpected_error(tmp_path: Path) -> None:
 
 
 def test_bundle_that_cannot_be_written_after_all(tmp_path: Path) -> None:
-    """Where the disk fails after an alert was told, nothing raises, and the link is no longer told."""
+    """If the disk fails after an alert was sent, nothing raises, and the link is no longer sent."""
     scene = Scene(tmp_path / "evidence")
     one = fired()
     scene.evidence.want([one])

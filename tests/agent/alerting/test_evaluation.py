@@ -80,7 +80,7 @@ class Scene:
 
 
 def test_rounds(tmp_path: Path) -> None:
-    """Rules are evaluated every fifteen seconds however often it is asked; told are those that fire, each round, and their end once."""
+    """Rules are evaluated every fifteen seconds, however often the method is called; firing alerts are sent each round, and their end once."""
     scene = Scene(tmp_path)
     assert scene.later(30, r0=0.4) == []
     assert scene.collected == 2
@@ -100,7 +100,7 @@ def test_late_round(tmp_path: Path) -> None:
 
 
 def test_own_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """How many alerts there are is served by name, severity and state; a rule that fails is counted, and said once."""
+    """The number of alerts is served by name, severity and state; a rule that fails is counted, and logged once."""
     broken = Rule(
         "Broken",
         "commwatch_comm_share_ratio * on () commwatch_comm_share_ratio",
@@ -124,7 +124,7 @@ def test_own_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_restart(tmp_path: Path) -> None:
-    """What an agent before this one has left is shown at once, told again, and resolved when it is known to be over."""
+    """Alerts that an earlier agent has left are shown at once, sent again, and resolved when they are known to be over."""
     first = Scene(tmp_path)
     first.later(60, r0=0.4)
     second = Scene(tmp_path, at_s=5)
@@ -137,7 +137,7 @@ def test_restart(tmp_path: Path) -> None:
 
 
 def test_kept_before_anybody_is_told(tmp_path: Path) -> None:
-    """What fires or is over is on disk when it is handed on, so an agent that is killed then does not forget what it has told."""
+    """Alerts that fire or are over are on disk before they are sent, so an agent that is killed then does not forget what it sent."""
     scene, book, found = Scene(tmp_path), tmp_path / "alerts.json", list[tuple[int, int]]()
 
     def deliver(alerts: Sequence[Alert]) -> None:
@@ -276,7 +276,7 @@ def states(running: RunningAgent) -> dict[str, Any]:
 
 
 def test_killed(tmp_path: Path) -> None:
-    """An agent that is killed while alerts are pending and firing has the same ones afterwards, and tells of them again."""
+    """An agent that is killed while alerts are pending and firing has the same ones afterwards, and sends them again."""
     told = tmp_path / "told.txt"
     with alerting_agent(tmp_path / "run", told) as running:
         before = wait_for(lambda: len(found := states(running)) == 2 and found, "both alerts")

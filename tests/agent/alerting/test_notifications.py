@@ -1,4 +1,4 @@
-"""Delivery as the agent has it: made of the settings, and told of in ``/metrics``."""
+"""Delivery in the agent: made from the settings, and shown in ``/metrics``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.receivers import Server, alert
 
 
 def test_delivery_of_the_settings(tmp_path: Path) -> None:
-    """What the settings ask for is told, with links to the agent, and counted by receiver and result."""
+    """The receivers in the settings get alerts with links to the agent, counted by receiver and result."""
     with Server() as server:
         file = tmp_path / "commwatch.toml"
         file.write_text(f'[[receivers]]\nkind = "webhook"\nname = "hook"\nurl = "{server.url}"\n')

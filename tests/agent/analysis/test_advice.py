@@ -165,7 +165,7 @@ def test_every_rule_has_cases() -> None:
 
 @pytest.mark.parametrize(("rule", "about"), [(rule, about) for rule, cases in SPEAKS.items() for about in cases])
 def test_speaks(rule: str, about: Facts) -> None:
-    """A rule speaks where its numbers say so, with what led to it, what to do, and what it brings."""
+    """A rule gives advice where its numbers call for it, with the observation, the remedy and the expected gain."""
     found = given(rule, about)
     assert found is not None
     assert all(found.because)
@@ -194,7 +194,7 @@ def test_steps_that_bring_the_share_under_the_limit() -> None:
 
 
 def test_steps_are_not_enough() -> None:
-    """Where other communication alone is above 30 % of the rest, it is said that accumulating is not enough."""
+    """If other communication alone is above 30 % of the rest, the advice says that accumulating is not enough."""
     about = facts(kind(seconds=0.02), kind(group="tensor", seconds=0.04), comm=0.6, exposed=0.6)
     found = given("accumulate_gradients", about)
     assert found is not None
@@ -291,7 +291,7 @@ def test_two_late_ranks() -> None:
 
 
 def test_stragglers_of_now() -> None:
-    """A straggler that is named right now is the first advice, whatever the means of the whole job say."""
+    """A straggler that is named right now is the first advice, whatever the averages of the whole job are."""
     found = advice_on(facts(waits={0: 0.2, 1: 0.2}, late={1: 0.42}))
     assert (found[0].rule, found[0].title) == ("straggler", "rank 1 is late, the others wait for it")
     assert found[0].because == ["the others wait 42 % of the time for rank 1"]
@@ -307,7 +307,7 @@ def test_uneven_stages() -> None:
 
 
 def test_late_rank_first() -> None:
-    """A late rank is the first advice, whatever others promise: nothing else is worth trying before."""
+    """A late rank is the first advice, whatever gain other advice promises: nothing else is worth trying before."""
     found = advice_on(facts(waits={0: 0.06, 1: 0.01, 2: 0.06}))
     assert found[0].rule == "straggler"
     assert found[0].saves_share is not None
@@ -334,7 +334,7 @@ def test_rank_that_crosses_numa() -> None:
 
 
 def test_trouble_of_a_device() -> None:
-    """What is wrong with a device is said with its name and what to do about it."""
+    """A fault of a device is reported with the device's name and the remedy."""
     found = given("link_errors", SPEAKS["link_errors"][0])
     assert found is not None
     assert found.because[1] == "mlx5_0:1: is not well"
@@ -342,7 +342,7 @@ def test_trouble_of_a_device() -> None:
 
 
 def test_the_largest_gain_first() -> None:
-    """Advice comes by gain; what cannot be told in advance comes last."""
+    """Advice is sorted by gain; advice with an unknown gain comes last."""
     about = facts(kind(curve=CURVE, dtype="float32"), bubble=0.3, findings=[finding("error")])
     found = advice_on(about)
     shares = [each.saves_share for each in found]

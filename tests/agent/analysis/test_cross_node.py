@@ -1,4 +1,4 @@
-"""Groups that lie across nodes: what one agent tells of them, that it blames nobody, and who is named once all are put together."""
+"""Groups across nodes: what one agent reports about them without blaming a rank, and which rank is named once all reports are combined."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def operations(seqs: Iterable[int], took_ms: float, op: str = "all_reduce", **mo
 
 
 def node(ranks: Iterable[int], late: int | None, seqs: Iterable[int] = range(50), size: int = 4) -> Aggregate:
-    """An agent's books: some ranks of a group, which all take 60 ms a collective but the late one."""
+    """The totals of an agent: some ranks of a group, all of which take 60 ms per collective except the late one."""
     aggregate, seqs = Aggregate(), list(seqs)
     for rank in ranks:
         add(aggregate, rank, size).ingest(operations(seqs, TOOK_MS if rank == late else TOOK_MS + LATE_MS))
@@ -38,14 +38,14 @@ def node(ranks: Iterable[int], late: int | None, seqs: Iterable[int] = range(50)
 
 
 def add(aggregate: Aggregate, rank: int, size: int) -> RankTotals:
-    """One rank's book."""
+    """The totals of one rank."""
     book = aggregate.open(f"ring-{rank}", identity(rank=rank, world_size=size))
     book.learn([group_entry(0, tuple(range(size)), "world", group_id="w")])
     return book
 
 
 def told(*aggregates: Aggregate, now_ns: int = 51 * EVERY, limit: int = MOST_PENDING) -> list[RankParts]:
-    """The parts that several agents tell, the second one a second later than the first, and so on."""
+    """The parts that several agents report, each agent one second later than the previous one."""
     return [
         column
         for number, aggregate in enumerate(aggregates)
@@ -59,7 +59,7 @@ def named(columns: Iterable[RankParts]) -> list[Late]:
 
 
 def test_agent_with_some_ranks_blames_nobody() -> None:
-    """An agent that sees two of four ranks names none, whoever of them is late; it tells their parts, newest first."""
+    """An agent that sees two of four ranks names none of them as late; it reports their parts, newest first."""
     here = node((0, 1), late=1)
     assert stragglers(here.jobs.values(), 51 * EVERY) == []
     limit, (first, second) = parts(here.jobs.values(), 51 * EVERY)
@@ -73,7 +73,7 @@ def test_agent_with_some_ranks_blames_nobody() -> None:
 
 
 def test_whole_group() -> None:
-    """A group all of whose ranks are here is judged here, and not told."""
+    """A group whose ranks are all on this node is judged here, and its parts are not reported."""
     here = node(range(4), late=2, seqs=range(80))
     assert parts(here.jobs.values(), 81 * EVERY)[1] == []
     ((job, group_id, late),) = stragglers(here.jobs.values(), 81 * EVERY)
@@ -82,7 +82,7 @@ def test_whole_group() -> None:
 
 @pytest.mark.parametrize("late", range(4))
 def test_put_together(late: int) -> None:
-    """Two agents' parts name the late rank, and what it cost, though they were told a second apart."""
+    """The parts of two agents name the late rank and what it cost, even if they were reported a second apart."""
     (who,) = named(told(node((0, 1), late), node((2, 3), late)))
     assert who.rank == late
     assert who.window_ns == 48 * EVERY  # no second in it that is none, and without the first period: it began before
@@ -96,20 +96,20 @@ def test_one_rank_a_node() -> None:
 
 
 def test_nobody_is_late() -> None:
-    """Where all are slow nobody is late; and where a node's parts are missing nothing is said."""
+    """If all ranks are slow, none is late; if the parts of a node are missing, there is no verdict."""
     assert named(told(node((0, 1), None), node((2, 3), None))) == []
     assert named(told(node((0, 1), 1))) == []
 
 
 def test_told_twice() -> None:
-    """An agent that was asked by two names counts once."""
+    """An agent that was queried under two names counts once."""
     here, there = node((0, 1), 3), node((2, 3), 3)
     (who,) = named(told(here, there, here))
     assert (who.rank, who.cost_ns) == (3, 48 * LATE_MS * MS)
 
 
 def test_only_complete_ones() -> None:
-    """Only collectives that all ranks tell of count, and only those in which all were in the same symmetric operation."""
+    """Only collectives with the parts of all ranks count, and only if all ranks were in the same symmetric operation."""
     here, there = node((0, 1), 3, seqs=range(40)), node((2, 3), 3, seqs=range(20, 60))
     (who,) = named(told(here, there, now_ns=61 * EVERY))
     assert (who.rank, who.cost_ns) == (3, 19 * LATE_MS * MS)
@@ -139,7 +139,7 @@ def test_the_dead_and_the_old_are_not_told() -> None:
     here = node((0, 1), late=None)
     assert [len(column.seq) for column in told(here, now_ns=WINDOW_NS + 20 * EVERY)] == [30, 30]
     assert told(here, now_ns=2 * WINDOW_NS) == []
-    next(here.books()).alive = False
+    next(here.rank_totals()).alive = False
     assert [column.rank for column in told(here)] == [1]
 
 
@@ -157,7 +157,7 @@ def test_bounds() -> None:
 
 
 def test_late_out_of_another_operation() -> None:
-    """A rank that comes late out of another group's operation is late by no fault of its own; its peer that idles is."""
+    """A rank that another group's operation delays is not late by its own fault; its idle peer is."""
     for idles, culprits in ((0, []), (30, [1])):
         here = [node((), None), node((), None)]
         for rank, aggregate in enumerate(here):
@@ -178,7 +178,7 @@ def test_late_out_of_another_operation() -> None:
 
 
 def pipeline(slow: int, size: int = 3) -> Aggregate:
-    """The books of stages that send and receive in each step of 100 ms; the slow one waits 5 ms for it, the others 50."""
+    """The totals of stages that send and receive in each step of 100 ms; the slow one waits 5 ms for it, the others 50."""
     aggregate = Aggregate()
     for rank in range(size):
         waited_us = 5_000 if rank == slow else 50_000
@@ -210,11 +210,11 @@ def test_slow_stage(slow: int) -> None:
 def test_slow_stage_is_not_known() -> None:
     """No rank is named where not all waits of one are known, which would then seem to wait least."""
     shed, back, alone, gpu, across = (pipeline(slow=1) for _ in range(5))
-    next(shed.books()).mode = COUNTERS
-    next(back.books()).mode_since_ns = 110 * EVERY
-    next(alone.books()).alive = False
-    next(gpu.books()).on_device = True
-    next(across.books()).learn([group_entry(1, (0, 1, 2, 3), "world", group_id="all")])
+    next(shed.rank_totals()).mode = COUNTERS
+    next(back.rank_totals()).mode_since_ns = 110 * EVERY
+    next(alone.rank_totals()).alive = False
+    next(gpu.rank_totals()).on_device = True
+    next(across.rank_totals()).learn([group_entry(1, (0, 1, 2, 3), "world", group_id="all")])
     for each in (shed, back, alone, gpu, across):
         assert stragglers(each.jobs.values(), 120 * EVERY) == []
 
@@ -234,7 +234,7 @@ def test_one_way() -> None:
 def test_ended_job() -> None:
     """A job that has ended has no straggler, nor has its next life one of the life before."""
     ended = node(range(4), late=2, seqs=range(80))
-    for book in ended.books():
+    for book in ended.rank_totals():
         book.alive = False
     assert stragglers(ended.jobs.values(), 81 * EVERY) == []
     (job,) = ended.jobs.values()
@@ -244,7 +244,7 @@ def test_ended_job() -> None:
 
 
 def buckets(ranks: Iterable[int], late_ms: int) -> Aggregate:
-    """An agent's books: some of four ranks that exchange eight buckets in each step of 1 s, of which rank 2 comes late to all."""
+    """The totals of an agent: some of four ranks that exchange eight buckets in each step of 1 s; rank 2 is late in all of them."""
     aggregate = Aggregate()
     for rank in ranks:
         records = []
@@ -288,6 +288,6 @@ def test_damaged_columns() -> None:
     [(1 << 31, 0.1, 0.1, None), (0, 1e300, 0.1, 0.1), (0, 0.1, math.nan, None), (0, 0.1, 0.1, math.inf), (0, -0.1, 0.1, None)],
 )  # fmt: skip
 def test_damaged_numbers(rank: int, duration_s: float, age_s: float, own_s: float | None) -> None:
-    """Numbers that nobody can have measured are refused, as the answer of something that is no agent: they break nothing later."""
+    """Impossible numbers are refused like the answer of something that is not an agent, and cause no error later."""
     with pytest.raises(ValueError, match="out of range"):
         RankParts("job", "w", 2, rank, [1], ["all_reduce"], [duration_s], [age_s], [own_s], [None])

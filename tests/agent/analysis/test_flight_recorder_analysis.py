@@ -51,7 +51,7 @@ def test_not_joined() -> None:
 
 
 def test_stuck_inside() -> None:
-    """Where all have entered and nobody gets out, it is the network between them."""
+    """If all ranks have entered and none completes, the network between them is to blame."""
     both = [entry(0, 1), pending(1, 2)]
     (verdict,) = conclude([taken(0, *both), taken(1, *both)])
     assert (verdict.kind, verdict.cause, verdict.ranks) == ("hang", "stuck", [0, 1])
@@ -69,7 +69,7 @@ def test_different_operations() -> None:
 
 
 def test_rank_without_a_dump() -> None:
-    """A member whose dump is not there is not known, and said to be so."""
+    """A member without a dump is unknown, and the verdict says so."""
     (verdict,) = conclude([taken(0, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]"), taken(1, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]")])  # fmt: skip
     assert (verdict.kind, verdict.cause, verdict.ranks) == ("stalled", "unseen", [2])
     assert "no word of rank 2" in verdict.says
@@ -89,7 +89,7 @@ def test_overwritten() -> None:
 
 
 def test_messages_are_not_judged() -> None:
-    """Whether somebody waits for a send or a recv the recorder does not say."""
+    """The recorder does not show whether a thread waits for a send or a recv."""
     recv = pending(1, 2, profiling_name="nccl:recv 0<-1", is_p2p=True, p2p_seq_id=1)
     assert conclude([taken(0, entry(0, 1), recv), taken(1, entry(0, 1))]) == []
 
@@ -132,16 +132,16 @@ def write(path: Path, *entries: dict[str, Any], at_s: float = 60) -> Path:
 
 
 def test_ranks_by_name(tmp_path: Path) -> None:
-    """Whose dump it is its name tells, as PyTorch makes it; without a number it cannot be told."""
+    """The file name gives the rank of a dump, as PyTorch writes it; without a number the rank is unknown."""
     for name, rank in (("comm_lib_trace_rank_12", 12), ("trace3.json", 3), ("nccl_trace_rank_0", 0)):
         assert take(write(tmp_path / name, entry())).rank == rank
     with pytest.raises(BadDump, match="does not end with"):
         take(write(tmp_path / "dump", entry()))
     assert take(tmp_path / "dump", 5).rank == 5
-    with pytest.raises(BadDump, match="no file"):
+    with pytest.raises(BadDump, match="not a file"):
         take(tmp_path)
     os.mkfifo(tmp_path / "pipe_0")
-    with pytest.raises(BadDump, match="no file"):
+    with pytest.raises(BadDump, match="not a file"):
         take(tmp_path / "pipe_0")
 
 
@@ -158,17 +158,17 @@ def test_damaged_files(tmp_path: Path) -> None:
     assert [each.rank for each in dumps] == [0]
     assert list(damaged) == [str(tmp_path / "t1"), str(tmp_path / "t2"), str(twice)]
     said = text(conclude(dumps), dumps, damaged)
-    assert "t1 is passed over: no dump of the Flight Recorder" in said
-    assert "t2 is passed over: No such file or directory" in said
+    assert "t1 is skipped: not a dump of the Flight Recorder" in said
+    assert "t2 is skipped: No such file or directory" in said
     assert "no word of rank 1" in said
 
 
 def test_command(tmp_path: Path) -> None:
-    """Exit code 0 where nothing stands out, 2 where a file was passed over or asked wrongly, 1 with a verdict."""
+    """The exit code is 0 if nothing is wrong, 2 if a file was skipped or an argument is wrong, and 1 with a verdict."""
     healthy = [write(tmp_path / f"t{rank}", entry(0, 1)) for rank in (0, 1)]
     done = commwatch("diagnose", "--flight-recorder", *healthy)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("nothing stands out in the dumps of 2 ranks\n")
+    assert done.stdout.startswith("nothing wrong in the dumps of 2 ranks\n")
     assert commwatch("diagnose", "--flight-recorder", *healthy, tmp_path / "t2").returncode == 2
     for wrong in (("host", "--flight-recorder", str(healthy[0])), ("--flight-recorder", str(tmp_path / "t2"))):
         done = commwatch("diagnose", *wrong)

@@ -32,7 +32,7 @@ def carried_by(host: HostView, *devices: str) -> HostView:
 
 
 def test_by_the_nearest(host: HostView) -> None:
-    """Where it is not known what carries the traffic, the nearest device is taken, and it is said that this was not seen."""
+    """If it is unknown which device carries the traffic, the nearest one is assumed, and the text says that it was not observed."""
     assert [(each.rank, each.nic, each.distance, each.seen) for each in places(GPUS, host)] == [
         (0, "mlx5_0:1", "PIX", False),
         (1, "mlx5_0:1", "NODE", False),
@@ -177,7 +177,7 @@ def test_report_of_few_steps(tmp_path: Path, steps: int, said: str) -> None:
 
 
 def test_advice_of_a_job(host: HostView, tmp_path: Path) -> None:
-    """A job whose groups cross nodes is told of the slot that holds its NIC back, and of the rank that crosses NUMA."""
+    """A job whose groups cross nodes gets advice on the slot that limits its NIC, and on the rank that crosses NUMA nodes."""
     records = [mark(0, 1 * MS)]
     for n in range(20):
         at = (1 + 100 * n) * MS

@@ -1,4 +1,4 @@
-"""What live books alone tell, for ``/metrics``: which ranks live, and what is wrong for how long."""
+"""What the live totals alone give for ``/metrics``: which ranks live, and what has been wrong for how long."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:
 def scraped(aggregate: Aggregate, metric: str, *told: Verdict) -> Found:
     """The series of one metric, by the values of its labels as docs/metrics.md orders them."""
     registry = CollectorRegistry()
-    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list, told=lambda: list(told)))
+    registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, list, ras_verdicts=lambda: list(told)))
     families = [family for family in registry.collect() if family.name == f"commwatch_{metric}"]
     return {tuple(sample.labels.values()): sample.value for family in families for sample in family.samples}
 
@@ -75,7 +75,7 @@ def test_rank_up_is_of_the_latest_life() -> None:
 
 
 def test_verdict_of_a_lost_rank() -> None:
-    """A verdict has stood for as long as the longest of those who wait; the culprit is a label. There is none where all is well."""
+    """A verdict is as old as the longest wait; the culprit is a label. Without a problem there is no verdict."""
     aggregate = Aggregate()
     rank(aggregate, 0, inside_s=60)
     other = rank(aggregate, 1)
@@ -89,7 +89,7 @@ def test_verdict_of_a_lost_rank() -> None:
 
 
 def test_straggler() -> None:
-    """A straggler is told of, too."""
+    """A straggler is exported as well."""
     aggregate = Aggregate()
     for number, took_ms in ((0, 60), (1, 10)):
         ends = [(seq, NOW - S + seq * 100 * MS) for seq in range(-90, 10)]
@@ -115,7 +115,7 @@ def test_verdicts_are_bounded() -> None:
 
 
 def test_two_verdicts_alike() -> None:
-    """Where two witnesses tell the same, the one that has stood longer counts."""
+    """If two sources give the same verdict, the older one counts."""
     found = scraped(Aggregate(), "verdict_seconds", verdict(3, [1]), verdict(30, [1]), verdict(8, [1, 2]))
     assert found == {("job", "world", "w", "hang", "1"): 30, ("job", "world", "w", "hang", "2"): 8}
 

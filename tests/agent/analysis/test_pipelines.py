@@ -31,7 +31,7 @@ def test_direction(op: str, me: int, peer: int, size: int, forward: bool) -> Non
 
 
 def test_pipelines_apart() -> None:
-    """Two pipelines in one group are two; stages stand in its order, with what they waited and their bubble."""
+    """Two pipelines in one group are reported as two; stages are in pipeline order, with their waits and bubble."""
     aggregate = Aggregate()
     group = group_entry(0, (0, 1, 2, 3), "pp")
     for rank, peer in ((0, 2), (2, 0), (1, 3), (3, 1)):

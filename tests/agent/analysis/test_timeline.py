@@ -16,7 +16,7 @@ SECOND = 1000 * MS
 def book(
     rank: int, *records: tuple[int, ...], groups: list[dict[str, Any]] | None = None, ranks: int = 2
 ) -> RankTotals:
-    """The books of a rank that has done this."""
+    """The totals of a rank with these operations."""
     found = RankTotals(identity(rank=rank, world_size=ranks), {})
     found.learn(groups if groups is not None else [group_entry(0, tuple(range(ranks)))])
     found.ingest(packed(*records))
@@ -76,7 +76,7 @@ def test_what_has_no_place_is_left_out() -> None:
 
 
 def test_in_flight() -> None:
-    """What has not ended stands there with its age; a posted recv only once a thread waits for it."""
+    """A pending operation appears with its age; a posted recv only once a thread waits for it."""
     waiting = book(0, operation(start_ns=0, end_ns=4 * MS))
     waiting.in_flight = [
         in_flight("all_reduce", 5 * MS, seq=9),
@@ -131,7 +131,7 @@ def test_bounds() -> None:
 
 
 def test_each_group_once() -> None:
-    """Groups of one label are told apart by their id, and a group has the same place on all ranks."""
+    """Groups with the same label are distinguished by their id, and a group has the same index on all ranks."""
     pairs = [group_entry(0, (0, 1), "tp"), group_entry(1, (2, 3), "tp")]
     left = book(0, operation(start_ns=0, end_ns=MS, group=0), groups=pairs)
     right = book(2, operation(start_ns=0, end_ns=MS, group=1), groups=pairs)

@@ -137,14 +137,14 @@ def test_one_device() -> None:
 
 
 def test_nobody_has_counted_it() -> None:
-    """Where no device has moved (another network namespace) that is said."""
+    """If no device has moved any bytes (another network namespace), the view says so."""
     view = window(({"eth0": 0}, 0), ({"eth0": 100}, 5))
     assert view.carriers is None
     assert view.says == NOT_COUNTED
 
 
 def test_nothing_to_carry() -> None:
-    """Without collectives across nodes nothing is said, whatever devices do; nor before the first look."""
+    """Without collectives across nodes, or before the first sample, there is no statement on traffic, whatever devices do."""
     assert window(({"eth0": 0}, 0), ({"eth0": MB}, 0)).carriers is None
     view = traffic([], 0, None, ())
     assert (view.groups, view.sent_bytes, view.carriers) == ([], {}, None)
@@ -168,7 +168,7 @@ def test_devices_that_come_and_begin_again() -> None:
 
 
 def test_what_counts_again_is_left_out() -> None:
-    """A bond counts what its parts count: it is not told of, and the sum is right."""
+    """A bond counts what its parts count: it is left out, and the sum is right."""
     looks = (({"eth0": 0, "bond0": 0}, 0), ({"eth0": 5 * MB, "bond0": 5 * MB}, 5))
     view = window(*looks, beside=("bond0",))
     assert (view.sent_bytes, view.carriers) == ({"eth0": 5 * MB}, ["eth0"])

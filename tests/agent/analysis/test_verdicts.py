@@ -85,14 +85,14 @@ def test_missing_rank(missing: RankView | None, kind: str, cause: str, says: str
 
 
 def test_no_room_to_say_so() -> None:
-    """A rank whose table of operations in flight was full lately may be inside unseen: nobody is blamed; long ago is no excuse."""
+    """A rank whose table of operations in flight was full lately may be inside unseen, so no rank is blamed; if that was long ago, it is."""
     assert judged(*WAITING, rank(3, overflow_s=90.0)) == []
     (verdict,) = judged(*WAITING, rank(3, overflow_s=300.0))
     assert verdict.ranks == [3]
 
 
 def test_worst_absence_first() -> None:
-    """Of several missing ranks the one that will never come is to blame; the others are told of."""
+    """Of several missing ranks, the one that will never come is to blame; the verdict mentions the others."""
     (verdict,) = judged(rank(0, op()), rank(1), rank(2, state="gone"), rank(3))
     assert (verdict.cause, verdict.ranks) == ("dead", [2])
     assert "process dead: rank 2" in verdict.says
@@ -199,14 +199,14 @@ def test_ring_of_waits() -> None:
 
 
 def test_chain_with_a_free_end() -> None:
-    """Where two groups wait for each other and one of them for somebody who waits for nobody, that one is to blame."""
+    """If two groups wait for each other and one of them for a rank that waits for none, that rank is to blame."""
     three = replace(WORLD, members=[0, 1, 2], ranks=[0, 1, 2], size=3)
     found = judged(rank(0, op()), rank(1, op(group="l")), rank(2), groups=(three, LEFT))
     assert [(verdict.group, verdict.ranks) for verdict in found] == [("world", [2])]
 
 
 def test_launches_without_ends() -> None:
-    """Where ends cannot be seen, a rank that has launched less than the others is named once nobody launches any more."""
+    """If ends cannot be observed, a rank that launched less than the others is named once no rank launches any more."""
 
     def launched(number: int, seq: int, ago_s: float) -> RankView:
         return replace(rank(number), last_seq={"w": seq}, launched_s={"w": ago_s})
@@ -241,7 +241,7 @@ def test_lives_apart() -> None:
 
 
 def test_known_before_unseen() -> None:
-    """A rank that is known not to have come is named before those that nobody sees."""
+    """A rank that is known not to have joined is named before ranks that are not observed."""
     (verdict,) = judged(rank(0, op()), rank(1))
     assert (verdict.cause, verdict.ranks) == ("not_joined", [1])
 
@@ -254,7 +254,7 @@ def test_jobs_apart() -> None:
 
 
 def test_ended_disagreement() -> None:
-    """A collective that ended in disagreement is told of for a minute."""
+    """A collective that ended in disagreement is reported for a minute."""
     ranks: dict[int, tuple[str, int, str | None]] = {
         0: ("all_reduce", 8, "float32"),
         1: ("all_reduce", 8, "float64"),

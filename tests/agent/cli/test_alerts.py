@@ -34,7 +34,7 @@ def test_export(tmp_path: Path) -> None:
 
 
 def test_export_for_kubernetes(tmp_path: Path) -> None:
-    """A PrometheusRule has the name, namespace and labels that were asked for, and the same rules."""
+    """A PrometheusRule has the given name, namespace and labels, and the same rules."""
     flags = ("--namespace", "monitoring", "--label", "release=prometheus", "--label", "a.b/c=d")
     url = ("--runbook-url", "https://wiki/commwatch")
     made = yaml.safe_load(commwatch("alerts", "export", "--format", "k8s", *flags, *url, cwd=tmp_path).stdout)
@@ -46,7 +46,7 @@ def test_export_for_kubernetes(tmp_path: Path) -> None:
 
 
 def test_thresholds(tmp_path: Path) -> None:
-    """A threshold stands in the settings file or in the environment, which wins."""
+    """A threshold can be set in the settings file or in the environment, which wins."""
     config = tmp_path / "my.toml"
     config.write_text("[thresholds]\ncomm_share = 0.4\nexposed_share_quiet = 0.2\n")
     text = expression(commwatch("alerts", "export", "--config", config).stdout)
@@ -68,7 +68,7 @@ def test_thresholds(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_thresholds(tmp_path: Path, variable: str, text: str, says: str) -> None:
-    """A threshold that there is not, or that cannot be, is refused by name."""
+    """An unknown threshold, or one with an impossible value, is refused by name."""
     env = clean_env(**{f"COMMWATCH_THRESHOLD_{variable}": text})
     assert says in one_line(commwatch("alerts", "export", cwd=tmp_path, env=env))
 
@@ -89,7 +89,7 @@ def test_list_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_check(tmp_path: Path) -> None:
-    """A right list is counted, of a wrong one is said what is wrong: one line, exit code 1."""
+    """For a correct list the command prints the number of alerts; for a wrong one it prints the error in one line, with exit code 1."""
     file = tmp_path / "rules.yaml"
     file.write_text(shipped("rules.yaml"))
     done = commwatch("alerts", "check", file)

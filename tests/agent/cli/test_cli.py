@@ -46,7 +46,7 @@ def python(code: str) -> list[str]:
 
 @contextmanager
 def started(*arguments: str | Path, said: Path, **kwargs: Any) -> Iterator[subprocess.Popen[str]]:
-    """A command that goes on running, standard error in ``said``; ended whatever happens."""
+    """A command that keeps running, with standard error in ``said``; it is ended in any case."""
     command = [sys.executable, "-m", "commwatch", *map(str, arguments)]
     with open(said, "w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_env(), **kwargs)
@@ -60,7 +60,7 @@ def started(*arguments: str | Path, said: Path, **kwargs: Any) -> Iterator[subpr
 
 @contextmanager
 def taken(port: int) -> Iterator[int]:
-    """A port that is in use: by us, or, if it is taken already, by somebody else."""
+    """A port that is in use: by the test or, if it was taken already, by another process."""
     with socket.socket() as listener:
         try:
             listener.bind(("127.0.0.1", port))
@@ -148,7 +148,7 @@ def test_directory_is_private(tmp_path: Path) -> None:
 
 
 def test_second_agent(tmp_path: Path) -> None:
-    """A second agent on one directory is refused, and told where the first one answers."""
+    """A second agent on one directory is refused, with the address of the first one."""
     with agent(tmp_path / "run") as first:
         said = one_line(commwatch("agent", "--dir", tmp_path / "run", "--port", "0"), code=1)
         assert first.url in said
@@ -157,7 +157,7 @@ def test_second_agent(tmp_path: Path) -> None:
 
 
 def test_port_that_is_taken(tmp_path: Path) -> None:
-    """A port asked for that is taken is refused by number; so is a host that is none."""
+    """A requested port that is taken is refused by number; so is a host that does not exist."""
     with taken(0) as port:
         said = one_line(commwatch("agent", "--dir", tmp_path, "--port", str(port)), code=1)
         assert f"127.0.0.1:{port}" in said
@@ -172,7 +172,7 @@ def test_port_that_is_taken(tmp_path: Path) -> None:
 
 
 def test_default_port_that_is_taken(tmp_path: Path) -> None:
-    """Where 9477 is taken and no port was asked for, the agent takes another and says which."""
+    """If 9477 is taken and no port was requested, the agent takes another one and logs which."""
     said = tmp_path / "said"
     with taken(9477), started("agent", "--dir", tmp_path / "run", said=said) as process:
         wait_for((tmp_path / "run" / "agent.json").exists, "the agent")
@@ -196,7 +196,7 @@ def test_directory_that_is_none(tmp_path: Path) -> None:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that every user can look into."""
+    """A directory that every user can read."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
     yield directory
@@ -204,7 +204,7 @@ def public() -> Iterator[Path]:
 
 
 def test_directory_of_somebody_else(public: Path) -> None:
-    """A run directory that belongs to another user is refused, naming it, whatever its permissions."""
+    """A run directory of another user is refused by name, whatever its permissions."""
     public.chmod(0o777)
     said = one_line(commwatch_as_nobody("agent", "--dir", public, "--state", "/nowhere", "--port", "0"), code=1)
     assert str(public) in said
@@ -225,7 +225,7 @@ def test_directory_that_is_read_only(public: Path) -> None:
     for state in (mine, mine / "x"):
         said = one_line(commwatch_as_nobody("agent", "--dir", run, "--state", state, "--port", "0"), code=1)
         assert said.startswith(f"commwatch: {state}")
-        assert said.endswith("cannot be made or opened: Permission denied; choose another with --state\n")
+        assert said.endswith("cannot be created or opened: Permission denied; choose another with --state\n")
 
 
 # -- report -------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_report_after_the_agent(tmp_path: Path) -> None:
 
 
 def test_report_has_all_waits(tmp_path: Path) -> None:
-    """Of ranks that ended before the agent looked every wait is known, in whatever order their rings are read."""
+    """If ranks ended before the agent read their rings, all waits are known, in whatever order the rings are read."""
     for rank in range(4):  # rank 3 came 3 ms after rank 0
         made = [operation(start_ns=rank * MS, end_ns=10 * MS, seq=i, launch_ns=0) for i in range(5)]
         names = [group_entry(0, (0, 1, 2, 3))]
@@ -300,7 +300,7 @@ def test_report_has_all_waits(tmp_path: Path) -> None:
 
 
 def test_report_as_html(history: Path, tmp_path: Path) -> None:
-    """HTML is one file with plots, their numbers in tables, that refers to nothing elsewhere; where it cannot be written, that is said."""
+    """The HTML report is one file with plots and their numbers in tables, without references to other files; a file that cannot be written is an error."""
     page = tmp_path / "report.html"
     done = commwatch("report", "--dir", history, "--html", page, "train")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -330,7 +330,7 @@ def test_report_in_a_plain_locale(history: Path, tmp_path: Path) -> None:
 
 
 def test_report_of_unknown_job(history: Path) -> None:
-    """A job the history does not know is named, beside those it knows."""
+    """An unknown job is refused by name, with a list of known jobs."""
     said = one_line(commwatch("report", "--dir", history, "nosuchjob"))
     assert "'nosuchjob'" in said
     assert all(job in said for job in ("train", "eval", "lost"))

@@ -31,7 +31,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_configmap(tmp_path: Path) -> None:
-    """A ConfigMap has the label that Grafana's sidecar looks for, the namespace asked for, the whole JSON, and less than a mebibyte."""
+    """A ConfigMap has the label that Grafana's sidecar selects, the given namespace, the complete JSON, and is smaller than a mebibyte."""
     assert export(tmp_path, "--format", "configmap") == sorted(f"commwatch-{name}.yaml" for name in NAMES)
     assert "namespace" not in yaml.safe_load((tmp_path / "commwatch-job.yaml").read_text())["metadata"]
     export(tmp_path, "--format", "configmap", "--namespace", "monitoring")
@@ -74,12 +74,12 @@ def test_runbook(tmp_path: Path) -> None:
         (
             ["--dir", ".", "--namespace", "x"],
             2,
-            "commwatch: dashboards export: --namespace is for --format configmap\n",
+            "commwatch: dashboards export: --namespace needs --format configmap\n",
         ),
     ],
 )
 def test_trouble(tmp_path: Path, flags: list[str], code: int, says: str) -> None:
-    """What cannot be done is said in one line that names it."""
+    """A failure is reported in one line that names it."""
     (tmp_path / "file").touch()
     done = commwatch("dashboards", "export", *flags, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (code, says)

@@ -1,4 +1,4 @@
-"""Many agents asked at once: what is wrong with some of them is told, and holds up nobody."""
+"""Many agents queried at once: the failures of some are reported and do not delay the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Behaviour = Callable[[socket.socket, threading.Event], None]
 
 @contextmanager
 def recorded(answers: dict[str, bytes], rank: int) -> Iterator[str]:
-    """An agent that says of its one rank, and of its group, what another said of its own."""
+    """An agent that reports its own rank and group with the data that another agent reported for its own."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -118,4 +118,4 @@ def test_some_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(seen.silent) == {*dead, *mute, *slow}
     assert all("refused" in seen.silent[url] for url in dead)
     assert {seen.silent[url] for url in mute} == {"timed out"}
-    assert all(seen.silent[url].startswith("has not answered in") for url in slow)
+    assert all(seen.silent[url].startswith("no answer within") for url in slow)

@@ -116,11 +116,11 @@ def test_no_secret(tmp_path: Path) -> None:
         ("", {"COMMWATCH_SLOTS": "5"}, "COMMWATCH_SLOTS: needs a whole number from 128 to 999999999, not '5'"),
         ("", {"COMMWATCH_TIMING": "x"}, "COMMWATCH_TIMING: needs one of auto, off, poll, events, not 'x'"),
         ("", {"COMMWATCH_HOOK": "a\nb", "COMMWATCH_DISABLE": "yes"}, "COMMWATCH_DISABLE: needs 1 or 0, not 'yes'; COMMWATCH_HOOK: needs"),
-        ("[labels]\njob_id = 'x'", {}, "labels: job_id: is a label of ours"),
+        ("[labels]\njob_id = 'x'", {}, "labels: job_id: is a label of commwatch"),
         ("[labels]\n1st = 'x'", {}, "labels: 1st: needs letters"),
-        ("[labels]\nuser = 1", {}, "labels: user: needs a text"),
+        ("[labels]\nuser = 1", {}, "labels: user: needs one line of text"),
         ("labels = 'x'", {}, "labels: needs a table"),
-        ("", {"COMMWATCH_LABEL_INSTANCE": "x"}, "COMMWATCH_LABEL_INSTANCE: instance: is a label of ours"),
+        ("", {"COMMWATCH_LABEL_INSTANCE": "x"}, "COMMWATCH_LABEL_INSTANCE: instance: is a label of commwatch"),
     ],
 )  # fmt: skip
 def test_wrong(tmp_path: Path, text: str, variables: dict[str, str], says: str) -> None:
@@ -153,7 +153,7 @@ def test_right(tmp_path: Path) -> None:
 
 
 def test_labels_of_jobs(tmp_path: Path) -> None:
-    """The labels of the settings stand on ``commwatch_job_info``, so that PromQL can join them, and on nothing else."""
+    """The labels of the settings appear on ``commwatch_job_info``, so that PromQL can join them, and on no other metric."""
     config = load({"HOME": "/home/someone", "COMMWATCH_LABEL_CLUSTER": "east", "COMMWATCH_LABEL_USER": "ann"})
     watch = Watch(tmp_path)
     write_ring(watch.rings, [])
@@ -167,5 +167,5 @@ def test_labels_of_jobs(tmp_path: Path) -> None:
 def test_empty_label_variable_is_none() -> None:
     """An empty variable sets no label; a text of two lines is refused."""
     assert load({"HOME": "/h", "COMMWATCH_LABEL_USER": ""}).labels == {}
-    with pytest.raises(ConfigError, match="COMMWATCH_LABEL_USER: user: needs a text of one line"):
+    with pytest.raises(ConfigError, match="COMMWATCH_LABEL_USER: user: needs one line of text"):
         load({"HOME": "/h", "COMMWATCH_LABEL_USER": "a\nb"})

@@ -32,7 +32,7 @@ def test_sizes() -> None:
 
 
 def test_defaults() -> None:
-    """Without --ops those that training uses are swept, and every one that can be named is one that the script knows."""
+    """Without --ops the operations that training uses are swept, and the script knows every operation that can be named."""
     assert wanted(None, None, "1K", "1M", factor=4, seconds=20).ops == DEFAULT
     chosen = wanted("gloo, nccl,gloo", "reduce,gather", "1K", "1M", factor=4, seconds=20)
     assert (chosen.backends, chosen.ops) == (("gloo", "nccl"), ("reduce", "gather"))
@@ -130,7 +130,7 @@ def test_launchers(env: dict[str, str], expected: tuple[str, ...]) -> None:
     [({}, "RANK"), ({"RANK": "0"}, "WORLD_SIZE"), ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MASTER_ADDR")],
 )
 def test_no_launcher(env: dict[str, str], named: str) -> None:
-    """What no launcher has said is named."""
+    """A variable that no launcher has set is named."""
     with pytest.raises(sweep.CannotSweep, match=named):
         sweep.environment(env, 5)
 

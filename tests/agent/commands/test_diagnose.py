@@ -53,7 +53,7 @@ def test_ranks_with_failures(tmp_path: Path) -> None:
 
 
 def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that sends its answer byte by byte and never ends holds nobody up for longer than one that is silent."""
+    """An agent that sends its answer byte by byte without end delays a query no longer than a silent one."""
     monkeypatch.setattr("commwatch.commands.client._TIMEOUT_S", 0.5)
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -69,7 +69,7 @@ def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         dripping = threading.Thread(target=drip)
         dripping.start()
         try:
-            with pytest.raises(CannotDiagnose, match="has not sent its answer"):
+            with pytest.raises(CannotDiagnose, match="did not send its whole answer"):
                 ask([f"http://127.0.0.1:{server.getsockname()[1]}"], None)
         finally:
             stop.set()
@@ -77,7 +77,7 @@ def test_dripping_agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that sends without end fills nobody's memory: it is let go of, and named."""
+    """An agent that sends without end does not fill the memory: its connection is closed, and it is named."""
     monkeypatch.setattr("commwatch.commands.client._MOST_BYTES", 1 << 16)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -98,11 +98,11 @@ def test_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_addresses_of_something_else() -> None:
-    """Only what can be asked over HTTP is an agent's address: no file is read in its place."""
+    """Only an http or https URL is an agent's address: no file is read instead."""
     done = commwatch("diagnose", "file:///etc/passwd")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert "file:///etc/passwd: not the address of an agent" in line
+    assert "file:///etc/passwd: not an agent's address" in line
 
 
 def test_words_of_others() -> None:
@@ -119,7 +119,7 @@ def has_read(running: RunningAgent, records: int) -> bool:
 
 
 def test_straggler_over_two_agents(tmp_path: Path) -> None:
-    """Each agent sees two ranks of four and names none; together they name the late one, once, by whatever names they are asked."""
+    """Each agent sees two ranks of four and names none; together they name the late one, once, under whatever names they are queried."""
     names = [group_entry(0, (0, 1, 2, 3), "world", group_id="w"), group_entry(1, (2, 3), "local", group_id="l")]
     begin, count, writers = time.monotonic_ns() - 6_000 * MS, 100, []
     for rank in range(4):
@@ -158,7 +158,7 @@ def test_straggler_over_two_agents(tmp_path: Path) -> None:
 
 
 def test_told_verdicts_count_once(tmp_path: Path) -> None:
-    """An agent that is asked by two names tells of a straggler once."""
+    """An agent that is queried under two names reports a straggler once."""
     names, begin = [group_entry(0, (0, 1), "world", group_id="w")], time.monotonic_ns() - 9_000 * MS
     writers = []
     for rank in range(2):

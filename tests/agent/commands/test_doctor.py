@@ -38,7 +38,7 @@ def trainer(running: RunningAgent, rank: int = 0, **more: Any) -> Trainer:
 
 
 def test_no_agent(tmp_path: Path) -> None:
-    """Without an agent that is said, and whether its port is free."""
+    """Without an agent, doctor reports that, and whether the port is free."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -66,7 +66,7 @@ def test_all_well(tmp_path: Path) -> None:
         assert checks[what].result == "pass", checks[what]
     assert "all 2 ranks" in checks["probe"].says
     assert checks["nccl log"].result == "warn"
-    assert checks["fl. recorder"].says == "job: not known: its processes are not visible from here"
+    assert checks["fl. recorder"].says == "job: unknown: its processes are not visible from here"
     for what in ("inspector", "ras"):
         assert checks[what].result == "pass"
         assert checks[what].says.startswith("job: off: ")
@@ -75,7 +75,7 @@ def test_all_well(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong(tmp_path: Path) -> None:
-    """A missing rank, no records, the dearer hook and nobody who scrapes are named, each with a remedy."""
+    """A missing rank, a lack of records, the slower hook and a lack of scrapes are reported, each with a remedy."""
     with agent(tmp_path) as running:
         assert found(tmp_path)["jobs"].result == "warn"
         with trainer(running, 0, hook="python", world_size=(1 << 31) - 1):  # a size that somebody has written
@@ -135,10 +135,10 @@ def test_network(tmp_path: Path) -> None:
 
 
 def test_look_that_is_stuck(tmp_path: Path) -> None:
-    """A look at the node that a driver holds up is named."""
+    """A node whose devices have not been read for long, because a driver blocks, is reported."""
     view = {**asdict(Watched("roce", tmp_path).watch.view()), "looked_at": time.time() - 60}
     stuck, *_ = network_checks(view)
-    assert (stuck.result, stuck.says) == ("warn", "not looked at for 60 s")
+    assert (stuck.result, stuck.says) == ("warn", "not read for 60 s")
 
 
 def test_another_network_namespace(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_run_directory_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_run_directory_that_is_not_there(tmp_path: Path) -> None:
-    """A run directory that nobody has made is said not to be there; one that is there is not."""
+    """A run directory that does not exist yet is reported as such; one that exists is not."""
     there, nowhere = (found(path)["run directory"] for path in (tmp_path, tmp_path / "a" / "b"))
     assert f"{tmp_path / 'a' / 'b'} is not there yet; {tmp_path}: " in nowhere.says
     assert there.says.startswith(f"{tmp_path}: ")

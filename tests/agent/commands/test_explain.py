@@ -103,7 +103,7 @@ def test_broken(broken: Path) -> None:
     ],
 )
 def test_log_of_something_else(tmp_path: Path, line: str, says: str) -> None:
-    """A file without a line of NCCL's is said to be one; where PyTorch speaks of it, that too."""
+    """A file without a line of NCCL is reported as such; if PyTorch mentions NCCL in it, that too."""
     path = tmp_path / "some.log"
     path.write_text(f"{line}\n")
     assert f"Library   {says}\n" in commwatch("explain", path).stdout
@@ -150,7 +150,7 @@ def test_standard_input(broken: Path) -> None:
 
 
 def test_damaged_archive(broken: Path, tmp_path: Path) -> None:
-    """A packed file that was cut is explained as far as it goes, and that is said."""
+    """A compressed file that was cut is explained as far as it goes, with a remark."""
     cut = tmp_path / "cut.gz"
     text = broken.read_bytes() + os.urandom(200_000)
     cut.write_bytes(gzip.compress(text)[:-1000])
@@ -182,7 +182,7 @@ def test_no_nccl_at_all(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """Of a log in which everything is new, so much is kept and no more; the rest is counted and said."""
+    """Of a log in which every line is new, a bounded amount is kept; the rest is counted and reported."""
     path = tmp_path / "long.log"
     with path.open("w") as file:
         for n in range(30_000):

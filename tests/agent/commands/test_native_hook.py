@@ -25,7 +25,7 @@ from tests.helpers import clean_env, commwatch
     ],
 )
 def test_trainer_python(script: str, expected: str, tmp_path: Path) -> None:
-    """The Python of a job is the one its launcher's first lines call; where they do not tell, ours."""
+    """The Python of a job is the one that its launcher's first lines call; if they name none, it is ours."""
     (tmp_path / "bin").mkdir()
     where = {"bin": str(tmp_path / "bin"), "python": str(tmp_path / "venv" / "python3.12")}
     (tmp_path / "venv").mkdir()
@@ -57,7 +57,7 @@ def test_not_asked_for(env: dict[str, str], capsys: pytest.CaptureFixture[str]) 
     [("auto", {"COMMWATCH_HOOK": "python"}, ", using the Python one"), ("native", {}, "")],
 )
 def test_cannot_be_built(asked: str, expected: dict[str, str], instead: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """What stands against the native hook is said in one line; the job has the Python one, unless it wants no other."""
+    """What prevents the native hook is printed in one line; the job uses the Python hook, unless it requires the native one."""
     env = clean_env(CXX="/no/such/compiler", XDG_CACHE_HOME="/proc/1", COMMWATCH_HOOK=asked)
     assert prepare([sys.executable], env) == expected
     said = capfd.readouterr().err
@@ -74,7 +74,7 @@ def test_python_without_commwatch(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 
 def test_command_line(native: Path) -> None:
-    """`commwatch native` answers for the Python it is told to, and refuses one that is not there."""
+    """`commwatch native` answers for the given Python, and refuses one that does not exist."""
     found = json.loads(commwatch("native", "status", "--json", "--python", sys.executable).stdout)
     assert found["library"] == str(native)
     missing = commwatch("native", "status", "--python", "/no/such/python")

@@ -91,7 +91,7 @@ def test_subsystems_are_the_users(tmp_path: Path) -> None:
 
 
 def test_file_is_the_users(tmp_path: Path) -> None:
-    """Where the user has named a file, it is followed, whoever has set the level."""
+    """A file that the user has named is followed, whoever has set the level."""
     assert planned(tmp_path, NCCL_DEBUG_FILE="/l/%h-%p") == Plan({"NCCL_DEBUG": "WARN"}, [f"/l/{HOST}-[0-9]*"])
     assert planned(tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="/l/%h-%p") == Plan(patterns=[f"/l/{HOST}-[0-9]*"])
     assert planned(tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="log").patterns == [str(Path.cwd() / "log")]
@@ -113,14 +113,14 @@ def test_level_is_the_users(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["/dev/stderr", "/dev/stdout", "/proc/self/fd/2"])
 def test_stream_is_the_users(tmp_path: Path, file: str) -> None:
-    """Where the user sends NCCL's lines to a stream, they go there; that they are not read is said."""
+    """If the user sends NCCL's lines to a stream, they go there; a remark says that they are not read."""
     made = planned(tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=file)
     assert made == Plan(remark=f"no NCCL logs: NCCL_DEBUG_FILE={file} stays as it is")
     assert planned(tmp_path, NCCL_DEBUG_FILE=file) == Plan()
 
 
 def test_not_in_memory() -> None:
-    """Nothing is written where files are memory; the user is told what to do."""
+    """Nothing is written to a file system in memory; a remark gives the remedy."""
     made = plan({"NCCL_CONF_FILE": "/none"}, "warn", Path("/dev/shm/commwatch-test/nccl/job"))
     assert (made.env, made.patterns) == ({}, [])
     assert "--state" in made.remark
@@ -178,7 +178,7 @@ def test_shows_whole_lines(tmp_path: Path) -> None:
 
 
 def test_whole_lines_of_whole_blocks(tmp_path: Path) -> None:
-    """A line that is being written waits for its end also where all that there is fills the blocks it is read in."""
+    """An incomplete line waits for its end, even if the available data fills whole blocks."""
     job = Shown(tmp_path)
     line = b"0123456789abcde\n"
     text = line * ((1 << 20) // len(line) - 1) + b"0123456789abcdef"
@@ -202,7 +202,7 @@ def test_same_process_number_again(tmp_path: Path) -> None:
 
 
 def test_job_asks_for_more(tmp_path: Path) -> None:
-    """Where warnings are ours and the job sets NCCL_DEBUG itself, its lines come out; warnings that we asked for do not."""
+    """If the warnings are ours and the job sets NCCL_DEBUG itself, its own lines are printed and those that we requested are not."""
     job = Shown(tmp_path, "more")
     warning, more = b"\nh:1:1 [0] x.cc:1 NCCL WARN what\n", b"h:2:2 [0] NCCL INFO more\n"
     assert job.after("h.1", warning) == b""
@@ -212,7 +212,7 @@ def test_job_asks_for_more(tmp_path: Path) -> None:
 
 
 def test_asked_for_by_us(tmp_path: Path) -> None:
-    """What only we have asked for is not shown."""
+    """Lines that only we have requested are not shown."""
     assert Shown(tmp_path, "none").after("h.1", b"h:1:1 [0] NCCL INFO more\n", final=True) == b""
 
 
@@ -257,7 +257,7 @@ def test_cannot_be_shown(tmp_path: Path, trouble: str) -> None:
 
 
 def test_reader_that_does_not_block(tmp_path: Path) -> None:
-    """An output that somebody has set to non-blocking is waited for, and loses nothing."""
+    """A non-blocking output is waited for, and loses nothing."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     (tmp_path / "h.1").write_bytes(b"012345678\n" * 100_000)
@@ -304,7 +304,7 @@ def run_watched(directory: Path, *flags: str, code: str = RANK, **env: str) -> s
 
 
 def in_terminal(command: list[str], env: dict[str, str]) -> tuple[int, str]:
-    """Exit code and output of a command in a terminal of its own."""
+    """Return exit code and output of a command in its own terminal."""
     child, terminal = pty.fork()
     if child == 0:
         os.execve(command[0], command, env)
@@ -320,7 +320,7 @@ def in_terminal(command: list[str], env: dict[str, str]) -> tuple[int, str]:
 
 
 def test_warnings_of_a_job(tmp_path: Path) -> None:
-    """Without NCCL_DEBUG a job's warnings lie in files beside the history, and what they mean stands at the end."""
+    """Without NCCL_DEBUG a job's warnings are in files beside the history, and their explanation is printed at the end."""
     done = run_watched(tmp_path)
     assert (done.returncode, done.stdout) == (0, "none WARN\n"), done.stderr
     (file,) = tmp_path.glob(f"nccl/*/{HOST}.*")
@@ -353,7 +353,7 @@ def test_lines_are_shown(tmp_path: Path) -> None:
 
 
 def test_job_sets_the_level(tmp_path: Path) -> None:
-    """A job that sets NCCL_DEBUG itself gets the lines it has asked for on standard output."""
+    """A job that sets NCCL_DEBUG itself gets the requested lines on standard output."""
     sets = "import os\nos.environ['NCCL_DEBUG'] = 'INFO'\n" + RANK.replace("x.cc:1 NCCL WARN", "NCCL INFO")
     assert "NCCL INFO" in run_watched(tmp_path, code=sets).stdout
 

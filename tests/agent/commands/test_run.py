@@ -1,4 +1,4 @@
-"""``commwatch run`` around commands that are no training jobs: the job comes first, whatever happens to us."""
+"""``commwatch run`` around commands that are not training jobs: the job comes first, whatever happens to the agent."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_exit_code_is_the_jobs(tmp_path: Path, code: str, expected: int) -> None
     done = run(tmp_path / "run", *python(code))
     assert done.returncode == expected, done.stderr
     assert done.stdout == ""
-    assert "the probe was loaded in no process of the job (does it import torch" in done.stderr
+    assert "the probe was not loaded in any process of the job (does it import torch" in done.stderr
     assert left(tmp_path / "run") == []
     assert len(list((tmp_path / "run").glob("history-*.sqlite"))) == 1
 
@@ -98,7 +98,7 @@ def test_streams_are_the_jobs(tmp_path: Path) -> None:
 
 
 def test_job_knows_where_to_record(tmp_path: Path) -> None:
-    """The job finds the probe switched on, an absolute run directory of its own, and its name; the rest is as it was."""
+    """The job has the probe switched on, an absolute run directory of its own, and its name; the rest is unchanged."""
     show = "import json, os; print(json.dumps(dict(os.environ)))"
     env = clean_env(KEPT="yes")
     seen = json.loads(run(Path("here"), *python(show), cwd=tmp_path, env=env).stdout)
@@ -110,7 +110,7 @@ def test_job_knows_where_to_record(tmp_path: Path) -> None:
 
 
 def test_report_at_the_end(tmp_path: Path) -> None:
-    """At the end stands the report of what the job did, and the command that shows it again."""
+    """At the end the report of the job is printed, with the command that shows it again."""
     done = run(tmp_path / "run", *python(TRAINS))
     assert done.returncode == 0
     assert "all_gather" in done.stderr
@@ -125,7 +125,7 @@ def test_report_at_the_end(tmp_path: Path) -> None:
 
 
 def test_agent_that_was_killed(tmp_path: Path) -> None:
-    """An agent killed under the job is told of with the signal and the time, and the report has what came after it, too."""
+    """If the agent is killed under the job, the signal and the time are printed, and the report also covers what came after it."""
     done = run(tmp_path / "run", *python(KILLS + "raise SystemExit(3)"))
     assert done.returncode == 3, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if "the agent was ended" in line]
@@ -137,15 +137,13 @@ def test_agent_that_was_killed(tmp_path: Path) -> None:
 
 
 def test_agent_that_cannot_come_back(tmp_path: Path) -> None:
-    """Where a killed agent does not start again, it is said with its exit code what the report covers."""
+    """If a killed agent does not start again, its exit code is printed, and what the report covers."""
     prevents = "(directory / 'agent.lock').unlink()\n(directory / 'agent.lock').mkdir()\n"
     done = run(tmp_path / "run", *python(KILLS + prevents))
     assert done.returncode == 0, done.stderr
     first, second = [line for line in done.stderr.splitlines() if "commwatch: the agent " in line]
     assert "was ended by SIGKILL at " in first
-    assert re.search(
-        r"the agent ended with exit code 1 at .*; the report covers what had been taken in by then$", second
-    )
+    assert re.search(r"the agent ended with exit code 1 at .*; the report covers what it had read by then$", second)
     assert ("all_gather" in done.stderr, "broadcast" in done.stderr) == (True, False), done.stderr
     assert left(tmp_path / "run") == []
 
@@ -197,7 +195,7 @@ while not counted["SIGTERM"]: time.sleep(0.01)
 
 @pytest.mark.parametrize("stdin", ["terminal", "/dev/null"])
 def test_keyboard_reaches_the_job_once(tmp_path: Path, stdin: str) -> None:
-    """Ctrl-C and Ctrl-\\ come from the terminal to the job itself: they are not passed on again, whatever standard input is."""
+    """Ctrl-C and Ctrl-\\ reach the job from the terminal directly: they are not forwarded again, whatever standard input is."""
     counted, ready = tmp_path / "counted", tmp_path / "ready"
     job = python(COUNTS.format(counted=str(counted), ready=str(ready)))
     command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", *job]
@@ -313,7 +311,7 @@ def test_settings_reach_the_agent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trouble", ["port", "directory", "file"])
 def test_job_runs_without_an_agent(tmp_path: Path, trouble: str) -> None:
-    """Where there is no agent to be had, that is said, and the job runs all the same."""
+    """If no agent can be started, this is printed, and the job runs all the same."""
     (tmp_path / "file").touch()
     with taken(0) as port:
         flags = ("--port", str(port)) if trouble == "port" else ("--port", "0")

@@ -160,8 +160,8 @@ def test_as_json(watched: RunningAgent) -> None:
 
 def test_asked_wrongly(watched: RunningAgent, tmp_path: Path) -> None:
     """Each way to ask for what is not there is told in one line, with what to do."""
-    assert "--once prints one frame" in one_line(commwatch("top", "--dir", watched.directory))
-    assert "--interval 0: 0.2 to 3600 seconds" in one_line(commwatch("top", "--once", "--interval", "0"))
+    assert "use --once" in one_line(commwatch("top", "--dir", watched.directory))
+    assert "--interval 0: needs 0.2 to 3600 seconds" in one_line(commwatch("top", "--once", "--interval", "0"))
     assert "start a job with commwatch run" in one_line(commwatch("top", "--once", "--dir", tmp_path))
     nosuch = one_line(commwatch("top", "--once", "--dir", watched.directory, "--job", "nosuch"), code=1)
     assert "no job 'nosuch' here yet; there are: " in nosuch

@@ -8,7 +8,7 @@ from commwatch.core.durations import parse_age, parse_last
 
 
 def test_ages() -> None:
-    """An age is a number with a unit; the whole job has a word of its own."""
+    """An age is a number with a unit; a separate word stands for the whole job."""
     assert [parse_age(text) for text in ("90s", "1.5m", "2h", "7d")] == [90, 90, 7200, 604_800]
     assert (parse_last("5m"), parse_last("all")) == (300, None)
 

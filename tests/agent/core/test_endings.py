@@ -1,4 +1,4 @@
-"""How jobs and ranks ended: what is said of it, from the ring to the report."""
+"""How jobs and ranks ended: what is reported about it, from the ring to the report."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ AT = 1_700_000_000 * S
 
 
 def clean(at_s: float, raised: str = "", *, in_operation: bool = False) -> Ending:
-    """A rank that said itself when it ended."""
+    """A rank that recorded its end itself."""
     at = AT + int(at_s * S)
     return Ending(at, at, True, raised, in_operation)
 
 
 def died(since_s: float, until_s: float) -> Ending:
-    """A rank whose process vanished between two looks."""
+    """A rank whose process vanished between two passes."""
     return Ending(AT + int(since_s * S), AT + int(until_s * S), clean=False)
 
 
@@ -53,7 +53,7 @@ def clock(at_s: float) -> str:
     ids=["none", "well", "one", "cannot tell", "one after the other", "killed", "raised", "all it knows", "two raised"],
 )
 def test_first_to_fail(endings: dict[int, Ending], first: list[int]) -> None:
-    """The rank that failed first is named: several where times do not tell, never one that only failed for another's sake."""
+    """The rank that failed first is named: several if the times do not decide, never one that failed only because of another."""
     assert first_to_fail(endings) == first
 
 

@@ -41,7 +41,7 @@ HASH = "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
     ],
 )
 def test_label(name: str, description: str, ranks: tuple[int, ...] | None, said: str) -> None:
-    """A description stays, Megatron's become its short names, and what nobody described is called by its members."""
+    """A description stays, Megatron's descriptions become its short names, and a group without one is labelled by its members."""
     assert label(name, description, ranks, 2) == said
 
 
@@ -59,7 +59,7 @@ def test_from_the_names_file() -> None:
 
 
 def test_roles_are_still_seen() -> None:
-    """Advice that goes by a group's role finds it in the short names, and none in members."""
+    """Advice that depends on a group's role finds the role in the short names, and none in members."""
     roles = ["TENSOR_MODEL_PARALLEL_GROUP", "MODEL_PARALLEL_GROUP", "TENSOR_AND_CONTEXT_PARALLEL_GROUP"]
     assert all(is_tensor(label("1", role, (0, 1), 2)) for role in roles)
     assert not is_tensor(label("1", "DATA_PARALLEL_GROUP", (0, 1), 2))

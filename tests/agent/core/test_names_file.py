@@ -15,4 +15,4 @@ def test_group_announced_again() -> None:
     for size in (3, 4, 5):
         names.learn([group_entry(MOST_APART, tuple(range(size)))])
     assert set(names.groups) == {*numbers, OTHER_ID}
-    assert names.groups_told == LATEST_KNOWN
+    assert names.groups_announced == LATEST_KNOWN

@@ -1,4 +1,4 @@
-"""Names of jobs that nobody named: what runs, whatever launches it."""
+"""Names of jobs that have no name: what runs, whichever launcher starts it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_wrapped() -> None:
 
 
 def test_table_gives_up_columns() -> None:
-    """Where there is no room the names get shorter, then the least wanted columns go; what is known of nobody has no column."""
+    """If there is no room, the names get shorter, then the least important columns go; a column without any value is left out."""
     columns = (Column("group", right=False, least=4), Column("op", right=False), Column("p50", drop=1), Column("eff"))
     rows = [TableRow(row) for row in (("data_parallel", "all_reduce", "1 ms", "–"), ("tp", "send", "2 ms", "–"))]
     assert plain(table(columns, rows, 40)) == [

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or slow under a running agent: it says so once, serves live numbers, and goes on where it was."""
+"""Disks that are full, read-only or slow under a running agent: it logs this once, serves live numbers, and continues where it was."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_full_under_the_history(tmp_path: Path, small: Path) -> None:
-    """History on a full disk: said once, live numbers go on, the ring is read on, and with room again all of it is there."""
+    """History on a full disk: this is logged once, live numbers and the reading of the ring continue, and with room again all of it is stored."""
     with scene(tmp_path, tmp_path / "run", small) as played:
         free = full(small)
         for _ in range(8):  # twice what the ring holds
@@ -177,7 +177,7 @@ def test_history_removed_for_good(tmp_path: Path) -> None:
 
 
 def test_another_history_in_its_place(tmp_path: Path) -> None:
-    """Another file under the history's name is not taken for it, and what is idle notices when its own is back."""
+    """Another file under the history's name is not taken for it, and an idle agent notices when its own file is back."""
     path, aside = tmp_path / "h.sqlite", tmp_path / "aside"
     store = Writer(path)
     path.rename(aside)
@@ -221,7 +221,7 @@ def test_history_locked_by_another(tmp_path: Path) -> None:
 
 
 def test_damaged_under_a_running_agent(tmp_path: Path) -> None:
-    """A chunk of the history that is damaged while the agent runs: answers come without it, and it is counted and said once."""
+    """If a chunk of the history is damaged while the agent runs, answers come without it, and it is counted and logged once."""
     state = tmp_path / "state"
     with scene(tmp_path, tmp_path / "run", state) as played:
         wait_for(lambda: account(history(state)) == (5, 0), "the records in the history")
@@ -235,7 +235,7 @@ def test_damaged_under_a_running_agent(tmp_path: Path) -> None:
 
 
 def test_pages_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a commit takes as long as it likes, the books can be read, and a summary, which needs both, finds each operation once."""
+    """During a commit of any length the live totals can be read, and a summary, which needs both, has each operation once."""
     committing, may_end = threading.Event(), threading.Event()
     commit = Writer.commit
 
@@ -257,7 +257,7 @@ def test_pages_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
             assert watch.agent._lock.acquire(timeout=60)
             watch.agent._lock.release()
             with watch.agent.live(None) as (jobs, _):
-                assert [book.read for job in jobs for book in job.books.values()] == [9]
+                assert [book.read for job in jobs for book in job.rank_totals.values()] == [9]
             assert not handover.acquire(blocking=False)
         finally:
             may_end.set()
@@ -287,5 +287,7 @@ def test_intake_does_not_wait_for_an_answer(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(History, "rollups", slow)
         assert watch.count() == 9 + 5
         monkeypatch.setattr(History, "rollups", read)
-        assert not [cell for book in watch.aggregate.books() for cell in book.live_cells()], "all is stored by now"
+        assert not [cell for book in watch.aggregate.rank_totals() for cell in book.live_cells()], (
+            "all is stored by now"
+        )
         assert watch.count() == 9 + 5

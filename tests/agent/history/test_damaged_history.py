@@ -20,7 +20,7 @@ FINE = operation(start_ns=0, end_ns=9)
 
 
 def change(path: Path, *statements: str) -> None:
-    """As somebody might who has no idea of checksums."""
+    """Change values as a person without knowledge of checksums might."""
     with closing(sqlite3.connect(path)) as db, db:
         for statement in statements:
             db.execute(statement)
@@ -65,7 +65,7 @@ def test_set_aside_at_the_start(tmp_path: Path) -> None:
                 wait_for(lambda: [r["records"] for r in running.get("/api/v1/ranks")] == [50], "the records again")
     (aside,) = state.glob("history-*.sqlite.damaged-*[0-9]")
     assert aside.read_bytes() == held
-    (said,) = [line for line in log.read_text().splitlines() if "set aside" in line]
+    (said,) = [line for line in log.read_text().splitlines() if "renamed to" in line]
     assert str(aside) in said
     assert str(path) in said
 
@@ -196,7 +196,7 @@ def test_the_ring_of_a_damaged_row(tmp_path: Path) -> None:
 
 
 def test_damaged_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An index that has lost a row is made anew, and said; nothing is lost by it."""
+    """An index that has lost a row is rebuilt, and this is logged; no data is lost."""
     with Trainer(tmp_path / "rings" / "a.ring") as rank:
         watch = Watch(tmp_path)
         rank.write([FINE] * 50)

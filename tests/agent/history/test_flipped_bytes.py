@@ -1,4 +1,4 @@
-"""Bytes of the history that somebody, or a disk, has changed between two runs of the agent: it starts or says why, and what it tells is true."""
+"""Bytes of the history that a person or a disk has changed between two runs of the agent: it starts or gives the reason, and its answers are true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history on disk: what was written comes back, whatever happens in between."""
+"""The history on disk: what was written can be read again, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ keys = st.builds(CellKey, st.integers(0, 0xFFFF), st.integers(1, 254), st.intege
 
 
 def test_ring_row(path: Path) -> None:
-    """A ring's row holds its identity; asking again gives the same row, with what was said of it since."""
+    """A ring's row holds its identity; a second request returns the same row, with its progress since."""
     store, who = Writer(path), identity(rank=1, restart=2, started_ns=7 * SECOND)
     row = store.ring("/run/a.ring", who, NOW)
     assert row[1:8] == ("/run/a.ring", "job", 2, 1, 2, 7 * SECOND + NOW, NOW)
@@ -106,7 +106,7 @@ def test_rollups_of_a_window(path: Path) -> None:
 
 
 def test_steps_come_back(path: Path) -> None:
-    """Steps come back in wall time, newest first, each once however often it is told; unknown is not 0."""
+    """Steps are returned in wall time, newest first, each once however often it is reported; unknown is not 0."""
     store = Writer(path)
     row = store.ring("a", identity(), NOW)
     parts = (("data", 7), ("tensor", 4))

@@ -290,7 +290,7 @@ def test_the_reason_is_said(path: Path) -> None:
 
 
 def test_a_trickle_outlasts_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What counts is how much is kept, not how often writing it was tried: a few records a look are never given up."""
+    """The limit concerns how much is kept, not how often a write was tried: a few records per pass are never given up."""
     monkeypatch.setattr(Writer, "MOST_PENDING", 20)
     store, disk = Writer(path), Disk(path.parent, False)
     row = store.ring("a", identity(), NOW)

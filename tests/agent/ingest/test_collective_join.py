@@ -26,9 +26,9 @@ from tests.helpers import examples
 ALL_REDUCE, BARRIER = OP_CODE["all_reduce"], OP_CODE["barrier"]
 
 
-def part(rank: int, took: int, *, end: int = 1_000, op: int = ALL_REDUCE, book: object = None) -> Part:
+def part(rank: int, took: int, *, end: int = 1_000, op: int = ALL_REDUCE, totals: object = None) -> Part:
     """A part that was launched when it started and ended at ``end``."""
-    return Part(rank, op, end - took, end, took, book)
+    return Part(rank, op, end - took, end, took, totals)
 
 
 def ranks(joined: Waits) -> list[int]:
@@ -161,7 +161,7 @@ def test_rooted_of_another_life() -> None:
 @examples(60)
 @given(st.permutations(range(4)), st.lists(st.integers(1, 1000), min_size=4, max_size=4))
 def test_order_does_not_matter(order: list[int], durations: list[int]) -> None:
-    """Whatever rank the agent reads first, the collective is told once, at its last part, with every rank in it."""
+    """A collective is joined once, at its last part and with all ranks, whichever rank the agent reads first."""
     join = GroupJoin(4)
     told = [join.add(7, part(rank, durations[rank])) for rank in order]
     assert told[:3] == [None, None, None]
@@ -172,17 +172,17 @@ def test_order_does_not_matter(order: list[int], durations: list[int]) -> None:
 
 
 def test_book_comes_back() -> None:
-    """Each rank's own books are handed back untouched."""
-    books = [object(), object()]
+    """The totals object of each rank is handed back unchanged."""
+    rank_totals = [object(), object()]
     join = GroupJoin(2)
-    join.add(0, part(0, 10, book=books[0]))
-    joined = join.add(0, part(1, 20, book=books[1]))
+    join.add(0, part(0, 10, totals=rank_totals[0]))
+    joined = join.add(0, part(1, 20, totals=rank_totals[1]))
     assert joined is not None
-    assert [each.book for each, _ in joined.waits] == books
+    assert [each.totals for each, _ in joined.waits] == rank_totals
 
 
 def test_incomplete() -> None:
-    """A collective one of whose ranks is not in sight is never told, whatever comes after it."""
+    """A collective with a rank that is not observed is never joined, whatever comes after it."""
     join = GroupJoin(3)
     assert join.add(0, part(0, 10)) is None
     assert join.add(0, part(1, 10)) is None
@@ -225,7 +225,7 @@ def runs() -> list[tuple[str, Part]]:
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_earlier_run_of_the_same_name(order: tuple[int, ...]) -> None:
-    """Parts of two runs are never joined with one another, in whatever order the agent finds their rings."""
+    """Parts of two runs are never joined with each other, in whatever order the agent finds their rings."""
     join = GroupJoin(2)
     for at in order:
         run, given_part = runs()[at]
@@ -271,7 +271,7 @@ def test_many_ranks() -> None:
 
 
 def test_waiting() -> None:
-    """What is not complete is told, the latest first, and not where ranks are in different operations."""
+    """Incomplete collectives are returned, latest first, except those in which ranks are in different operations."""
     join = GroupJoin(3)
     for seq in range(3):
         for rank in (0, 1):

@@ -125,7 +125,7 @@ def test_ring_of_a_stranger(public: Path) -> None:
     path.chmod(0o644)
 
     def refused() -> str:
-        """As somebody else would be told, in a process of their own."""
+        """The same, run as another user in a separate process."""
         pid = os.fork()
         if pid == 0:
             os.setgroups([])
@@ -231,7 +231,7 @@ RECORDS = st.lists(st.binary(min_size=ev.RECORD_SIZE - 8, max_size=ev.RECORD_SIZ
 def test_any_ring(
     who: dict[str, Any], names: list[dict[str, Any]], changes: dict[int, int], records: list[bytes]
 ) -> None:
-    """Whatever stands in header, identity, names and records, the agent reads it as data and goes on with the others."""
+    """Whatever is in the header, identity, names and records, the agent reads it as data and continues with the other rings."""
     with TemporaryDirectory() as directory:
         watch = Watch(Path(directory))
         path = write_ring(watch.rings, [FINE] * len(records), [], job="x").path
@@ -263,7 +263,7 @@ def test_any_ring(
 @pytest.mark.parametrize("counter", range(ring.OPS_STARTED + 1))
 @pytest.mark.parametrize("value", [(1 << 64) - 1, 1 << 63, (1 << 62) - 1])
 def test_any_counter(watched: tuple[Watch, Trainer], counter: int, value: int) -> None:
-    """A counter of any value is taken for what it says, or for none; the history holds it, and the next agent too."""
+    """A counter of any value is taken as it is, or as unknown; the history stores it, and the next agent reads it."""
     watch, good = watched
     odd = write_ring(watch.rings, [FINE] * 3, job="odd")
     odd.counters[counter] = value
@@ -284,7 +284,7 @@ LARGE = {
 
 @pytest.mark.parametrize("what", LARGE)
 def test_sums_without_end(watched: tuple[Watch, Trainer], what: str) -> None:
-    """Sums larger than 64 bits do not end the agent; what is asked of the history afterwards is answered."""
+    """Sums larger than 64 bits do not end the agent; later queries of the history are answered."""
     watch, good = watched
     write_ring(watch.rings, [LARGE[what]] * 20, job="odd")
     goes_on(watch, good)
@@ -300,7 +300,7 @@ def test_sums_without_end(watched: tuple[Watch, Trainer], what: str) -> None:
 
 
 def test_sums_of_steps_without_end(watched: tuple[Watch, Trainer]) -> None:
-    """Steps of centuries do not break the plots of the job that they are said to be of."""
+    """Steps that claim to last centuries do not break the plots of their job."""
     watch, good = watched
     write_ring(watch.rings, [mark(n, n * (HUGE - EPOCH_NS) // 3) for n in range(4)] * 2, job="odd")
     goes_on(watch, good)

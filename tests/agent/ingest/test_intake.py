@@ -33,13 +33,13 @@ def reduces(first: int, until: int) -> list[tuple[int, ...]]:
 
 
 def test_no_directory(tmp_path: Path) -> None:
-    """Before the first trainer there is no directory to look into: nothing to do, and no error."""
+    """Before the first trainer the directory does not exist: there is nothing to do, and no error."""
     assert Watch(tmp_path).tick() == 0
 
 
 @pytest.mark.parametrize("bursts", [[1000], [256, 256], [10, 900, 10], [250] * 5, [1, 3000, 1, 1, 200]])
 def test_lost_records_are_counted(tmp_path: Path, bursts: list[int]) -> None:
-    """What a ring of 256 records overwrites before the agent looks is lost and counted: read + lost = written."""
+    """Records that a ring of 256 overwrites before the agent reads it are lost and counted: read + lost = written."""
     watch = Watch(tmp_path)
     with trainer(tmp_path, slots=256) as rank:
         for burst in bursts:
@@ -52,12 +52,12 @@ def test_lost_records_are_counted(tmp_path: Path, bursts: list[int]) -> None:
         (job,) = watch.agent.jobs()
         (view,) = watch.agent.ranks(None)
         assert (job.lost, view.lost, view.records) == (watch.intake.lost, watch.intake.lost, watch.intake.read)
-        assert next(watch.aggregate.books()).lost == watch.intake.lost
+        assert next(watch.aggregate.rank_totals()).lost == watch.intake.lost
 
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_no_look_without_end(tmp_path: Path, alive: bool) -> None:
-    """A look takes a lap of a ring at most and writes it down: records that come faster than they are taken gather in the ring, not in memory.
+    """One pass reads at most one lap of a ring and stores it: records that arrive faster than they are read collect in the ring, not in memory.
 
     Those of a trainer that has gone are taken by the looks that follow, and only then its ring is removed.
     """
@@ -72,7 +72,7 @@ def test_no_look_without_end(tmp_path: Path, alive: bool) -> None:
 
 
 def test_alive_and_gone(tmp_path: Path) -> None:
-    """A rank is running while its process lives, gone when it vanished, and ended when it said so."""
+    """A rank is running while its process lives, gone if the process vanished, and ended if it closed its ring."""
     watch = Watch(tmp_path)
     with trainer(tmp_path, 0) as first, trainer(tmp_path, 1) as second:
         first.call("begin", [operation(start_ns=0, end_ns=0, launch_ns=5)])
@@ -88,7 +88,7 @@ def test_alive_and_gone(tmp_path: Path) -> None:
 
 
 def test_ring_of_an_earlier_boot(tmp_path: Path) -> None:
-    """A ring that survived a reboot is of the past, whatever process may hold a lock on it now."""
+    """A ring from before a reboot belongs to the past, whichever process may hold a lock on it now."""
     with Trainer(tmp_path / "rings" / "a.ring", identity(boot_id="another")) as old:
         old.call("name", [(group_entry(),)])
         old.write(reduces(0, 5))
@@ -100,7 +100,7 @@ def test_ring_of_an_earlier_boot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_backlog_keeps_its_waits(tmp_path: Path, late: bool) -> None:
-    """An agent that comes late, or was held up, finds out who waited for whom in all that lies there, not only in the last."""
+    """An agent that starts late, or was delayed, computes who waited for whom from all records, not only from the last ones."""
     watch, number = Watch(tmp_path), 5000
     with trainer(tmp_path, 0, slots=8192) as first, trainer(tmp_path, 1, slots=8192) as second:
         if not late:
@@ -239,7 +239,7 @@ def test_last_record_behind_the_cursor(tmp_path: Path) -> None:
         watch = Watch(directory)
         watch.tick()
         assert watch.intake.read + watch.intake.lost == written
-        assert next(watch.aggregate.books()).last_seq == {0: written - 1}
+        assert next(watch.aggregate.rank_totals()).last_seq == {0: written - 1}
 
 
 def test_a_reason_for_no_steps_passes(tmp_path: Path) -> None:

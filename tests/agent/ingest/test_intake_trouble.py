@@ -161,14 +161,14 @@ def emptied(data: bytes) -> bytes:
 
 
 def ranks_of(watch: Watch, seq: int) -> list[int]:
-    """The ranks whose part in a collective can be told."""
+    """The ranks whose part in a collective is known."""
     found = watch.agent.collective("default_pg-0", seq)
     return [operation.rank for operation in found[0]] if found else []
 
 
 @pytest.mark.parametrize("damage", [cut, flipped, no_whole_records, emptied])
 def test_damaged_chunk(tmp_path: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture) -> None:
-    """A damaged chunk of the history is passed over, counted and said once by name; an agent that starts on it takes in all the rest and answers."""
+    """A damaged chunk of the history is skipped, counted, and logged once by name; an agent that starts on it reads all the rest and answers."""
     with (
         Trainer(tmp_path / "rings" / "a.ring", slots=2048) as one,
         Trainer(tmp_path / "rings" / "b.ring", identity(rank=1)) as other,
@@ -243,7 +243,7 @@ def test_nonsense_in_a_record(tmp_path: Path, what: str) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Makes ``rings`` unwritable: mounted so for root, whom no permission stops; by permission for others."""
+    """Make ``rings`` unwritable: by a read-only mount for root, whom permissions do not stop; by permissions for others."""
     rings = tmp_path / "rings"
     with small_tmpfs(rings, 4 << 20) as mounted:
 
@@ -259,7 +259,7 @@ def read_only(tmp_path: Path) -> Iterator[Callable[[], None]]:
 
 
 def test_read_only_directory(tmp_path: Path, read_only: Callable[[], None], caplog: pytest.LogCaptureFixture) -> None:
-    """Rings that cannot be removed are read once all the same, by this agent and the next, and it is said once."""
+    """Rings that cannot be removed are still read only once, by this agent and the next, and this is logged once."""
     with Trainer(tmp_path / "rings" / "a.ring") as rank:
         rank.write(operation(start_ns=0, end_ns=9, seq=n) for n in range(50))
     read_only()
@@ -295,7 +295,7 @@ def test_new_ring_while_the_disk_is_full(tmp_path: Path) -> None:
             for _ in range(3):
                 watch.tick()
             assert watch.intake.bad_rings == 0
-            assert next(watch.aggregate.books()).read == 5
+            assert next(watch.aggregate.rank_totals()).read == 5
             watch.free_disk()
             watch.tick()
             assert {key: row.count for key, row in watch.rows("rank").items()} == {(0,): 5, (1,): 7}

@@ -34,7 +34,7 @@ def fed(*records: tuple[int, ...], names: tuple[dict[str, Any], ...] = ()) -> Ra
 
 
 def total(book: RankTotals, op: str | None = None, group: int | None = None) -> Cell:
-    """Everything the book has counted of an op, a group, or at all."""
+    """All that a rank has counted of an op, of a group, or in total."""
     sums = Cell()
     for key, cell in book.cells():
         if op in (None, book.op_name(key.op)) and group in (None, key.group):
@@ -97,14 +97,14 @@ def test_totals() -> None:
 
 @pytest.mark.parametrize(("size", "log2"), [(0, -1), (1, 0), (2, 1), (1023, 10), (1024, 10), (1025, 11), (1 << 40, 40)])
 def test_size_class(size: int, log2: int) -> None:
-    """An operation counts in the class of the next power of two; one without a size in a class of its own."""
+    """An operation counts in the class of the next power of two; one without a size has a class of its own."""
     book = fed(operation(start_ns=0, end_ns=10, size=size))
     assert [(key.size_log2, cell.bytes) for key, cell in book.cells()] == [(log2, size)]
 
 
 @pytest.mark.parametrize("duration", [1, 9_999, 10_000, 10_001, 3 * MS, 40_000 * MS])
 def test_durations(duration: int) -> None:
-    """A duration counts in the bucket whose bound is the first not below it, and the sketch knows it within 2.2 %."""
+    """A duration counts in the first bucket whose bound is not below it, and the sketch returns it within 2.2 %."""
     (_, cell), *_ = fed(operation(start_ns=500, end_ns=500 + duration)).cells()
     expected = sum(bound < duration for bound in DURATION_BOUNDS_NS)
     assert [n for n, count in enumerate(cell.durations) if count] == [expected]
@@ -169,7 +169,7 @@ def test_damaged_names() -> None:
     ("flag", "counts"), [(ev.FAILED, (0, 1, 0)), (ev.UNTIMED, (1, 0, 1)), (ev.FAILED | ev.UNTIMED, (0, 1, 0))]
 )
 def test_without_duration(flag: int, counts: tuple[int, int, int]) -> None:
-    """What failed, or whose end nobody saw, is counted as that, and has no duration: neither in sums nor in quantiles."""
+    """An operation that failed, or whose end was not seen, is counted as such, and has no duration in sums or quantiles."""
     cell = total(fed(operation(start_ns=0, end_ns=700 * MS, flags=flag)))
     assert (cell.count, cell.failed, cell.untimed) == counts
     assert (cell.duration_ns, cell.busy_ns, cell.bus_bytes, cell.timed_bytes, cell.bins) == (0, 0, 0, 0, {})
@@ -218,7 +218,7 @@ def test_never_joined(more: dict[str, Any]) -> None:
 
 
 def test_unaligned_is_counted() -> None:
-    """An unaligned operation counts with bytes and time like any other, whether its flag or its group says so."""
+    """An unaligned operation counts with bytes and time like any other, whether its flag or its group marks it."""
     flagged, plain = operation(**EARLY, flags=ev.UNALIGNED), operation(**EARLY)
     for book in (*two_ranks(flagged, flagged), *two_ranks(plain, plain, group_entry(aligned=False))):
         assert (total(book).count, total(book).bytes, total(book).busy_ns, total(book).joined) == (1, 4096, 50 * MS, 0)
@@ -249,7 +249,7 @@ def test_p2p_is_a_union() -> None:
 
 
 def test_only_waited_p2p_is_communication_time() -> None:
-    """Of a send or recv only the time a thread stood waiting for it is communication time of the step."""
+    """Only the time that a thread waited for a send or recv is communication time of the step."""
     book = fed(
         mark(0, 100 * MS),
         operation("recv", start_ns=100 * MS, end_ns=180 * MS, peer=1),
@@ -338,7 +338,7 @@ def test_slots() -> None:
 
 
 def test_live_from() -> None:
-    """The book knows the number of the first record that no closed cell holds."""
+    """The totals have the number of the first record that no closed cell holds."""
     book = a_book()
     assert live_from(book) is None
     book.ingest(packed(*(operation(start_ns=n, end_ns=n + 1) for n in range(3)), first=1000))
@@ -429,9 +429,9 @@ def test_restarted_job_is_not_retired() -> None:
     again.alive = False
     jobs.retire(6000)
     jobs.retire(6100)
-    assert [book.identity["restart"] for book in jobs.books()] == [0, 1]
+    assert [book.identity["restart"] for book in jobs.rank_totals()] == [0, 1]
     jobs.retire(6101)
-    assert list(jobs.books()) == []
+    assert list(jobs.rank_totals()) == []
 
 
 @pytest.mark.parametrize("missing", ["job", "rank", "wall_offset_ns"])

@@ -42,7 +42,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, function: str, name: str) -> None:
 def test_no_more_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: str, name: str
 ) -> None:
-    """A ring that there are no descriptors for is not refused: it waits, says so, and is read when there are some; the others are read on."""
+    """A ring for which there is no file descriptor is not refused: it waits, this is logged, and it is read later; the others are read on."""
     watch = Watch(tmp_path)
     with Trainer(watch.rings / "a.ring") as first:
         watch.tick()
@@ -87,7 +87,7 @@ def test_room_is_left_for_others() -> None:
 
 
 def test_full_disk_keeps_no_file_open(tmp_path: Path) -> None:
-    """A ring that waits for room in the history costs no descriptor a look."""
+    """A ring that waits for room in the history does not cost a descriptor in each pass."""
     with Trainer(tmp_path / "rings" / "a.ring", identity(note="x" * 2000)):
         watch = Watch(tmp_path)
         watch.tick()

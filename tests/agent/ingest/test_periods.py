@@ -15,7 +15,7 @@ S = 1000 * MS
 
 
 def book() -> RankTotals:
-    """A rank's book, whose group has a second rank elsewhere."""
+    """The totals of a rank whose group has a second rank elsewhere."""
     made = Aggregate().open("ring", identity(rank=0, world_size=2))
     made.learn([group_entry(0, (0, 1), "world", group_id="w")])
     return made
@@ -27,7 +27,7 @@ def sums(periods: Periods) -> tuple[int, float, float, float]:
 
 
 def tick(book: RankTotals, now_s: float) -> None:
-    """The agent looks."""
+    """One pass of the agent."""
     book.tick(int(now_s * 1e9) + book.offset_ns)
 
 

@@ -17,7 +17,14 @@ from commwatch.history.history import History
 from commwatch.history.opening import StoreError, connect
 from commwatch.history.schema import SCHEMA_VERSION, UPGRADES
 from commwatch.history.store import Writer
-from commwatch.ingest.step_accounting import LEAST_NEIGHBOURS, StepBook, comm_share, exposed_share, of_known, total
+from commwatch.ingest.step_accounting import (
+    LEAST_NEIGHBOURS,
+    StepAccounting,
+    comm_share,
+    exposed_share,
+    of_known,
+    total,
+)
 from commwatch.prometheus.exporter import Exporter
 from commwatch.report import report
 from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation, write_ring
@@ -25,9 +32,9 @@ from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, opera
 S = 1000 * MS
 
 
-def stepped(*durations_ms: float, comm: float = 0.2) -> StepBook:
+def stepped(*durations_ms: float, comm: float = 0.2) -> StepAccounting:
     """A rank whose steps took so long, a part of each in communication; the first mark is at 1 s."""
-    book = StepBook()
+    book = StepAccounting()
     ends = list(accumulate((int(ms * MS) for ms in durations_ms), initial=S))
     for seq, end in enumerate(ends):
         if seq:
@@ -41,7 +48,7 @@ def record(seq: int, end_ns: int) -> ev.Record:
     return ev.Record._make((seq + 1, *mark(seq, end_ns), seq + 1))
 
 
-def share(book: StepBook, now_ns: int) -> float:
+def share(book: StepAccounting, now_ns: int) -> float:
     """The comm share; nothing is known of exposure here."""
     shares = book.totals.shares(now_ns)
     assert shares is not None
@@ -49,7 +56,7 @@ def share(book: StepBook, now_ns: int) -> float:
     return shares[0]
 
 
-def long_ones(book: StepBook) -> list[int]:
+def long_ones(book: StepAccounting) -> list[int]:
     """Numbers of the long steps, as the store would know them in the end."""
     last = {step.seq: step.long for step in book.take()}
     return [seq for seq, long in last.items() if long]
@@ -215,7 +222,7 @@ def test_history_of_the_second_version(tmp_path: Path) -> None:
 
 
 def test_operations_without_times(tmp_path: Path) -> None:
-    """Of a step in which collectives ran whose ends nobody saw, as on NCCL by default, the share is not known, and never 0."""
+    """The share of a step is unknown, and never 0, if the ends of its collectives were not seen, as on NCCL by default."""
     watch = Watch(tmp_path)
     with Trainer(watch.rings / "job.r0.0.ring", identity(world_size=1)) as trainer:
         trainer.call("name", [(group_entry(0, (0, 1), "dp"),)])

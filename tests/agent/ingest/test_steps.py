@@ -94,7 +94,7 @@ def test_generator_comes_late(discriminators: int) -> None:
 
 
 def test_first_mark_starts_the_clock() -> None:
-    """A single mark, of an optimizer or explicit, makes no step: nobody knows when the step began."""
+    """A single mark, of an optimizer or explicit, makes no step: the begin of the step is unknown."""
     assert fed(*marks([(0, 100)])) == []
     assert fed(*marks([(EXPLICIT, 100)])) == []
 
@@ -108,7 +108,7 @@ def test_gradient_accumulation() -> None:
 
 @pytest.mark.parametrize("pause_ms", [3, 20, 60_000])
 def test_pauses_of_one_optimizer(pause_ms: int) -> None:
-    """Steps of 3 ms between which an evaluation or a checkpoint lies after every tenth are not taken for calls of one step."""
+    """Steps of 3 ms are not taken for calls of one step, even with an evaluation or a checkpoint after every tenth."""
     gaps = [pause_ms if n % 10 == 0 else 3 for n in range(500)]
     assert len(fed(*loop("A" * 500, gaps))) == 499
 
@@ -116,7 +116,7 @@ def test_pauses_of_one_optimizer(pause_ms: int) -> None:
 @pytest.mark.parametrize("calls", [2, 3, 47])
 @pytest.mark.parametrize("gap_ms", [1, 500])
 def test_parameter_groups(calls: int, gap_ms: int) -> None:
-    """An engine that calls one optimizer for each group of its parameters has one step per forward pass, told at the last call."""
+    """An engine that calls one optimizer for each group of its parameters has one step per forward pass, which ends at the last call."""
     tracker = StepTracker()
     given = loop(("A" + "a" * (calls - 1)) * 30, [100, *[gap_ms] * (calls - 1)] * 30)
     told = [(mark.seq, step.seq) for mark in given for step in tracker.feed(mark)]
@@ -148,7 +148,7 @@ def test_optimizer_after_another() -> None:
 
 
 def test_framework_calls_begin_late() -> None:
-    """Steps told by an engine take over from the calls of its optimizer before them."""
+    """Steps that an engine reports replace the calls of its optimizer before them."""
     assert len(ends("Aa" + "B" * 30)) >= 28
 
 
@@ -231,7 +231,7 @@ def test_optimizer_for_each_parameter() -> None:
 
 @pytest.mark.parametrize("calls", ["AB", "AAB", "AAAAAB", "ABC", "AABB", "AABC", "AaBb", "AAABAB", "ABBBCb"])
 def test_turns(calls: str) -> None:
-    """Once around is a step, told at its last call: a GAN's two, five of the discriminator for one of the generator, actor and critic."""
+    """One cycle is a step, which ends at its last call: a GAN's two, five of the discriminator for one of the generator, actor and critic."""
     tracker = StepTracker()
     number = len(calls)
     told = [(mark.seq, step.seq) for mark in loop(calls * 30) for step in tracker.feed(mark)]
@@ -329,7 +329,7 @@ def test_short_run_in_no_order() -> None:
 
 
 def test_end_brings_out_what_is_clear() -> None:
-    """What was held at the end of a short run is told where it is clear."""
+    """Marks held at the end of a short run are returned if their rule is clear."""
     tracker = StepTracker()
     assert ends("ABABAB", tracker) == []
     assert [step.seq for step in tracker.end()] == [3, 5]
@@ -392,5 +392,5 @@ def test_explicit_marks_resolve_turns() -> None:
 
 
 def test_explicit_marks_are_never_merged() -> None:
-    """Explicit marks that follow one another at once are each a step: who says so by hand is believed."""
+    """Explicit marks that follow one another directly are a step each: marks set by hand are trusted."""
     assert spans(fed(*marks((EXPLICIT, at) for at in (100, 200, 201, 300)))) == [(100, 200), (200, 201), (201, 300)]

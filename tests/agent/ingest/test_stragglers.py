@@ -204,7 +204,7 @@ def test_end_of_the_far_future() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    """A minute is kept, however long the job runs and whatever clock the ends are of."""
+    """One minute is kept, however long the job runs and whichever clock the ends use."""
     window = LateWindow()
     for n in range(5 * MOST_BINS):
         window.add((n * 7919 % 4000) * BIN_NS, {0: 0, 1: MS})

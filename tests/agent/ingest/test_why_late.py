@@ -23,7 +23,7 @@ def looks(
     faults: float = 0.0,
     held_back: tuple[str, ...] = (),
 ) -> list[Sample]:
-    """Eleven looks, one a second, at a process that has so much of each second."""
+    """Eleven samples, one a second, of a process that has this share of each second."""
     return [
         Sample(
             n * S,
@@ -89,7 +89,7 @@ def test_what_all_have_explains_nothing() -> None:
 
 
 def test_quota_known_now_and_then() -> None:
-    """Where the quota was not known at the first look, or the process has moved to another cgroup, it explains nothing."""
+    """If the quota was unknown at the first sample, or the process has moved to another cgroup, the quota explains nothing."""
     for first, last in ((None, 4 * S), (4 * S, 0), (4 * S, None)):
         mine = [Sample(0, Usage(0, 0, 0, first)), Sample(10 * S, Usage(2 * S, 0, 0, last))]
         assert "quota" not in (reason(1, 0.6, {0: looks(), 1: mine}, 0) or "")
@@ -115,10 +115,10 @@ def test_only_the_window_counts() -> None:
 
 
 def test_verdict() -> None:
-    """The verdict on a straggler has the reason, in a field of its own and in its words."""
+    """The verdict on a straggler has the reason, in a separate field and in its text."""
     aggregate = node(range(4), late=2, seqs=range(80))
     now = 81 * EVERY
-    for book in aggregate.books():
+    for book in aggregate.rank_totals():
         wanted = 0.8 if book.rank == 2 else 0.0
         book.samples.extend(
             Sample(now - n * S, Usage(0, int((10 - n) * wanted * S), 0, None)) for n in range(6, -1, -1)
@@ -129,12 +129,12 @@ def test_verdict() -> None:
 
 
 def test_samples() -> None:
-    """Each look leaves a sample in the book of a rank that lives, the latest ones only."""
+    """Each pass adds a sample to the totals of a living rank, and only the latest samples are kept."""
     aggregate, now = Aggregate(), iter(range(1000))
-    (book,) = node([0], late=None).books()
+    (book,) = node([0], late=None).rank_totals()
     book.pid = 42
     aggregate.jobs["job"] = next(iter(node([0], late=None).jobs.values()))
-    aggregate.jobs["job"].books = {"ring-0": book}
+    aggregate.jobs["job"].rank_totals = {"ring-0": book}
     watch = Processes(
         aggregate,
         threading.RLock(),

@@ -44,7 +44,7 @@ def exporter(
     readings: list[tuple[str, list[Reading] | None]] | None = None,
     gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
 ) -> CollectorRegistry:
-    """What the agent serves, at ten seconds on a clock that stands still."""
+    """What the agent serves, at ten seconds on a fixed clock."""
     registry = CollectorRegistry()
     registry.register(Exporter(aggregate, threading.RLock(), lambda: NOW, lambda: readings or [], gpu_of=gpu_of))
     return registry

@@ -76,7 +76,7 @@ def test_own_curve() -> None:
     ids=["two sizes", "too alike", "too few", "not joined", "rooted"],
 )  # fmt: skip
 def test_no_curve(cells: list[Counted]) -> None:
-    """There is no curve of too few sizes or operations, nor where waiting cannot be told from transfer."""
+    """There is no curve for too few sizes or operations, or if waiting and transfer cannot be separated."""
     assert lines(cells) == {}
     assert judged(cells) == []
 
@@ -125,7 +125,7 @@ def test_ranks_out_of_sight() -> None:
 
 
 def test_one_number_for_a_group() -> None:
-    """By group and op all expected time stands over all measured time."""
+    """Efficiency by group and op is the sum of expected times over the sum of measured times."""
     found = judged([*ran(1_000), *ran(1_000_000, slower=2.0)], Modelled("bench", "x", CURVE))
     expected = sum(each.expected_s * each.count for each in found)
     measured = sum(each.measured_s * each.count for each in found)
@@ -166,7 +166,7 @@ def test_operations_without_a_size() -> None:
 
 
 def test_curve_of_a_measured_reference() -> None:
-    """A measured reference tells latency and bandwidth by the curve through its points; one without α tells nothing."""
+    """A measured reference gives latency and bandwidth by the curve through its points; one without α gives neither."""
     points = {op: {size: CURVE.time_s(op, 4, size) or 0 for size in SIZES} for op in ("all_reduce",)}
     measured = Measured("bench", "x", "gloo", 4, (), 0.0, points, "test")
     for op in ("all_reduce", "all_gather"):

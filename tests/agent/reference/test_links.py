@@ -108,7 +108,7 @@ def document() -> list[list[str]]:
 
 
 def test_document() -> None:
-    """docs/links.md shows every entry as it stands in the data, and no other."""
+    """docs/links.md shows every entry as it is in the data, and no other."""
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
     assert [row for row in rows if len(row) == 6] == document()

@@ -51,7 +51,7 @@ def row(op: str, ranks: int, size: int, time_us: float, wrong: str = "     0") -
 
 
 def micros(run: Run) -> dict[int, float]:
-    """Microseconds by size, as they stand in the text."""
+    """Microseconds by size, as printed in the text."""
     return {size: round(time * 1e6, 3) for size, time in run.times_s.items()}
 
 
@@ -61,7 +61,7 @@ def rounded(runs: list[Run]) -> list[Run]:
 
 
 def header(program: str, ranks: int, hosts: int = 1) -> list[str]:
-    """What stands before the table."""
+    """The lines before the table."""
     devices = [
         f"#  Rank {rank:2d} Group  0 Pid {1000 + rank:6d} on {f'node{rank * hosts // ranks}':>10} device {rank:2d} [0000:{rank:02x}:00] GPU"
         for rank in range(ranks)
@@ -84,7 +84,7 @@ def header(program: str, ranks: int, hosts: int = 1) -> list[str]:
 
 
 def test_several_runs_between_other_output() -> None:
-    """Runs of several programs, tagged by mpirun and mixed with NCCL's lines, each come out whole; a torn line is left out and told."""
+    """Runs of several programs, tagged by mpirun and mixed with NCCL's lines, are each parsed completely; a torn line is left out and reported."""
     runs, remarks = parse(fixture("mixed-2.19.6.txt"))
     assert [(run.op, run.group_size, run.hosts) for run in runs] == [
         ("all_reduce", 8, ("node0", "node1")),
@@ -110,7 +110,7 @@ def test_old_form() -> None:
         Run("broadcast", 4, ("node0",), {1048576: 31.5, 134217728: 1400.1}),
         Run("reduce_scatter", 4, ("node0",), {1048576: 33.1, 134217728: 1066.5}),
     ]
-    assert remarks == ["a run of 4 ranks: nothing says which operation it was; name it with --ops"]
+    assert remarks == ["a run of 4 ranks: the operation is unknown; name it with --ops"]
     assert parse(fixture("old-2.0.txt"), "all_gather").runs[-1].op == "all_gather"
 
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_used_is_told() -> None:
 
 @pytest.mark.parametrize("program", sorted(PROGRAMS))
 def test_every_program(program: str) -> None:
-    """What each program prints comes back in seconds, under the canonical name, with the size as it stands in the table."""
+    """The output of each program is parsed to seconds, under the canonical name, with the size as printed in the table."""
     op = PROGRAMS[program][0]
     times = {4096: 21.5, 1 << 20: 60.25, 1 << 30: 4321.0}
     lines = [*header(program, 8), *(row(op, 8, size, time) for size, time in times.items())]
@@ -215,7 +215,7 @@ def test_any_json(found: object) -> None:
 
 
 def test_more_devices_than_there_are() -> None:
-    """A line that says it stands for as many devices as nobody has, times the lines that do, takes no memory for each."""
+    """Lines that claim an impossible number of devices do not take memory for each device."""
     devices = [{"rank": at << 16, "group": 0, "hostname": "node"} for at in range(4000)]
     place = {"time": 10.0, "bus_bw": 1.0, "nwrong": 0}
     found = {

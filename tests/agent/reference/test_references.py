@@ -94,7 +94,7 @@ def test_elsewhere_by_the_curve(group_size: int, size: int) -> None:
 
 
 def test_operation_that_was_not_measured() -> None:
-    """It goes by the curve of all_reduce; without one there is no expected time."""
+    """The expected time follows the curve of all_reduce; without one there is no expected time."""
     assert measured().time_s("all_gather", 4, 1 << 20) == pytest.approx(
         CURVE.time_s("all_gather", 4, 1 << 20), rel=1e-3
     )
@@ -102,7 +102,7 @@ def test_operation_that_was_not_measured() -> None:
 
 
 def test_too_little_for_a_curve() -> None:
-    """From two sizes there is an expected time between them, and none elsewhere; a measured operation never goes by another's curve."""
+    """Two sizes give an expected time between them, and none elsewhere; a measured operation never uses another one's curve."""
     few = measured(points={"broadcast": {1024: 1e-3, 4096: 2e-3}, "all_reduce": times("all_reduce")})
     assert few.time_s("broadcast", 4, 2048) is not None
     assert few.time_s("broadcast", 4, 8192) is None
@@ -120,7 +120,7 @@ def test_size_made_no_difference() -> None:
 
 
 def test_what_is_stored_comes_back(tmp_path: Path) -> None:
-    """A reference is read as it was written; nobody else may read it, and nothing else is left in the directory."""
+    """A reference is read as it was written; no other user may read it, and nothing else is left in the directory."""
     where = directory(tmp_path)
     path = save(where, measured())
     assert load(path) == measured()
@@ -136,7 +136,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    """Where it cannot be stored, that is said with the place."""
+    """If a reference cannot be stored, the error names the place."""
     (tmp_path / "references").write_text("a file\n")
     with pytest.raises(BadReference, match="references"):
         save(tmp_path / "references", measured())
@@ -240,7 +240,7 @@ def test_nearest_then_newest(tmp_path: Path) -> None:
 
 
 def test_by_operation(tmp_path: Path) -> None:
-    """For an operation, what measured it comes before what would estimate it; what knows nothing of it does not count."""
+    """For an operation, a reference that measured it comes before one that estimates it; one without it does not count."""
     save(tmp_path, measured(name="new", made_at=9.0))
     save(tmp_path, measured(name="old", made_at=1.0, points={"all_gather": times("all_gather")}))
     save(tmp_path, measured(name="other", kind="nccl_tests", points={"broadcast": times("broadcast")}))
@@ -270,7 +270,7 @@ def test_hosts(tmp_path: Path) -> None:
 
 
 def test_changes_are_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """New, changed and removed files count from the next look on; a damaged one is named once and the others stay."""
+    """New, changed and removed files take effect at the next read; a damaged one is logged once and the others remain."""
     references = References(tmp_path / "none")
     assert (dict(references.measured), dict(references.damaged)) == ({}, {})
     references = References(tmp_path)

@@ -71,7 +71,7 @@ def test_share_plot() -> None:
 
 
 def test_share_that_is_not_known_everywhere() -> None:
-    """How often the share is above the line is counted against what is known of it, and how much is not is said."""
+    """The text gives how often the known share is above the line, and for how much of the time it is unknown."""
     material = replace(NOTHING, steps=[step(n, 0.4 if n == 7 else None) for n in range(10)])
     assert "above the line of 30 % in 1 of 1 pieces of time; of 9 more it is not known." in figures(material)
     assert "Shares over time" not in figures(replace(NOTHING, steps=[step(0, None)]))

@@ -124,7 +124,7 @@ def test_readable(chromium: Chromium, usual: str, width: int, dark: bool) -> Non
 
 
 def test_who_is_late_is_seen(chromium: Chromium, usual: str) -> None:
-    """The matrix of ranks and time shows by its colours which rank the others wait for, and when; its words say so, too."""
+    """The matrix of ranks and time shows by colour, and in its text, which rank the others wait for, and when."""
     with chromium.visit(usual) as visit:
         matrix = visit.page.get_by_role("img", name="Waiting by rank and time")
         opacity = "cells => cells.map(cell => [cell.textContent.split(':')[0].split(', '), getComputedStyle(cell).fillOpacity])"
@@ -135,7 +135,7 @@ def test_who_is_late_is_seen(chromium: Chromium, usual: str) -> None:
 
 
 def test_many_ranks(chromium: Chromium, tmp_path: Path) -> None:
-    """Of a node with 64 ranks every row can be told from its neighbours on a telephone, too."""
+    """On a telephone, too, each row of a node with 64 ranks can be distinguished from its neighbours."""
     waits = [row({"rank": rank, "group": group}, wait_s=rank % 9) for rank in range(64) for group in ("dp", "tp", "pp")]
     at = [WaitView(rank, 10 * i, 10, abs(rank - i)) for rank in range(64) for i in range(30)]
     body = charts.figures(charts.Material([], [], waits, at, {}, []))

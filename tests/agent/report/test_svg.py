@@ -1,4 +1,4 @@
-"""Plots as SVG: well-formed whatever they are given, numbers where they belong."""
+"""Plots as SVG: well-formed for any input, with numbers in the right places."""
 
 from __future__ import annotations
 
@@ -126,6 +126,6 @@ def test_within_the_drawing(values: list[tuple[float, float]]) -> None:
 
 
 def test_legend() -> None:
-    """A colour is told once, though dots and dashes have it."""
+    """A colour has one entry in the legend, even if dots and dashes share it."""
     both = [Series("dp", "dots", 0, []), Series("dp", "dashes", 0, []), Series("tp", "dots", 1, [])]
     assert legend(both) == '<span><b class="c0">■</b> dp</span><span><b class="c1">■</b> tp</span>'

@@ -1,4 +1,4 @@
-"""Several things at once: in order, not too many, and what nobody wants any more is not begun."""
+"""Several calls at once: in order, a limited number of them, and calls that are no longer needed do not begin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers import PATIENCE_S, wait_for
 
 
 def test_in_order_and_bounded() -> None:
-    """As many run at a time as may, and no more; the results stand in the order of the items, whoever ends first."""
+    """At most the given number of calls run at a time; the results are in the order of the items, whichever ends first."""
     running, most = list[int](), list[int]()
     may_end = [threading.Event() for _ in range(5)]
 
@@ -33,7 +33,7 @@ def test_in_order_and_bounded() -> None:
 
 
 def test_what_fails_and_what_is_cancelled() -> None:
-    """What one item raises is told to whoever takes its result, and disturbs no other; what is cancelled in time is never begun."""
+    """An exception of one item is raised for the caller that takes its result, and disturbs no other; an item cancelled in time never begins."""
     begun, go = list[int](), threading.Event()
 
     def do(n: int) -> float:
@@ -52,7 +52,7 @@ def test_what_fails_and_what_is_cancelled() -> None:
 
 
 def test_together_leaves_the_late_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of questions asked together those without an answer in time have none, and those not begun by then are never asked."""
+    """Of questions asked together, those without an answer in time have none, and those that have not begun by then never begin."""
     monkeypatch.setattr("commwatch.commands.client.TOGETHER_S", 0.5)
     monkeypatch.setattr("commwatch.commands.client._AT_ONCE", 2)
     begun, go, before = list[int](), threading.Event(), threading.active_count()

@@ -43,7 +43,7 @@ def test_believed_while_it_runs(tmp_path: Path) -> None:
 
 
 def test_one_of_an_earlier_life(tmp_path: Path) -> None:
-    """An announcement that somebody keeps and moves back is not believed: what it says is shown tokens."""
+    """An announcement that another user has copied and moved back is not trusted, because tokens are sent to its address."""
     with held(tmp_path) as lock:
         announce(tmp_path, lock, ABOUT)
         (tmp_path / FILE).rename(tmp_path / "kept")
@@ -54,7 +54,7 @@ def test_one_of_an_earlier_life(tmp_path: Path) -> None:
 
 
 def test_only_of_whom_is_believed(tmp_path: Path) -> None:
-    """An agent of somebody else is not asked where its owner matters."""
+    """The agent of another user is not queried where its owner matters."""
     with held(tmp_path) as lock:
         announce(tmp_path, lock, ABOUT)
         assert answering(tmp_path, {os.getuid()}) is not None
@@ -80,7 +80,7 @@ def test_nonsense(tmp_path: Path, text: str) -> None:
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    """A link that somebody has put in the place of what is written beside rings is not followed: lock, announcement, alerts, requests."""
+    """A link that another user has put in the place of a file beside the rings is not followed: lock, announcement, alerts, requests."""
     run, precious = tmp_path / "run", tmp_path / "precious"
     run.mkdir(mode=0o700)
     precious.write_text("mine")

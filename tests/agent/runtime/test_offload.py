@@ -1,4 +1,4 @@
-"""What may be slow, asked by an event loop that goes on."""
+"""Slow calls made from an event loop that keeps running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers import PATIENCE_S
 
 @pytest.fixture
 def go() -> Iterator[threading.Event]:
-    """Lets calls that wait for it end; set at the end whatever happens."""
+    """Lets the calls that wait for it end; it is set at the end in any case."""
     event = threading.Event()
     yield event
     event.set()
@@ -41,7 +41,7 @@ def test_one_call_for_all_who_ask_meanwhile(go: threading.Event) -> None:
 
 
 def test_next_call_begins_before_the_answer_is_taken() -> None:
-    """Who asked gets the answer of that call, though the next has begun when the loop comes to it."""
+    """A caller gets the result of its own call, even if the next call has begun before the loop delivers it."""
 
     async def ask() -> None:
         aside = Aside("quick", lambda: 1)
@@ -58,7 +58,7 @@ def test_next_call_begins_before_the_answer_is_taken() -> None:
 
 
 def test_patience(go: threading.Event) -> None:
-    """A call that takes too long is given up by who asked, not begun anew, and its answer is for who asks later."""
+    """A call that takes too long is abandoned by its caller, not begun again, and its result goes to later callers."""
     calls: list[None] = []
 
     def call() -> str:
@@ -80,7 +80,7 @@ def test_patience(go: threading.Event) -> None:
 
 
 def test_errors_are_of_who_asks() -> None:
-    """What the call raises is raised where it was asked for."""
+    """An exception of the call is raised at its caller."""
 
     def call() -> None:
         raise OSError("no disk")

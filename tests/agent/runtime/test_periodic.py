@@ -1,4 +1,4 @@
-"""What goes wrong beside the intake: said once, told in ``/metrics``, and tried again; the rest goes on."""
+"""Faults beside the intake: logged once, shown in ``/metrics``, and tried again; the rest continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers import Trainer, operation, wait_for
 
 
 def test_a_look_that_fails(caplog: pytest.LogCaptureFixture) -> None:
-    """An error nobody has thought of is said once with its traceback, and the next looks are made; so is that it is over."""
+    """An unexpected error is logged once with its traceback, and the calls continue; its end is logged as well."""
     stop, looks, closed = threading.Event(), iter([None, KeyError("a"), KeyError("b"), None, None]), threading.Event()
     states: list[bool] = []
 
@@ -56,7 +56,7 @@ def test_what_it_said_before_is_not_told() -> None:
 
 
 def test_agent_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """An agent one of whose threads runs into what it does not know takes records in, says so once, and its ``/metrics`` does, too."""
+    """An agent with an unexpected error in one thread reads records, logs the error once, and shows it in ``/metrics``."""
     looks = threading.Semaphore(0)
 
     def tick(self: NcclLogs) -> None:

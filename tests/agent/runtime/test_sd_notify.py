@@ -1,4 +1,4 @@
-"""What a supervisor is told: when the agent answers, that its intake lives, that it ends."""
+"""What is sent to a supervisor: that the agent answers, that its intake lives, that it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers import agent, clean_env, wait_for
 
 @contextmanager
 def supervisor(address: str) -> Iterator[socket.socket]:
-    """A socket such as systemd's, which keeps what it is told."""
+    """A socket like systemd's, which keeps what is sent to it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
         listening.setblocking(False)
@@ -28,7 +28,7 @@ def supervisor(address: str) -> Iterator[socket.socket]:
 
 
 def told(listening: socket.socket) -> list[str]:
-    """All that it has been told since it was last asked."""
+    """All messages since the last call."""
     found = []
     while True:
         try:
@@ -56,7 +56,7 @@ def test_life_of_an_agent(tmp_path: Path) -> None:
 
 
 def test_stuck_intake_is_not_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the intake does not come to its end nothing is said of its life; afterwards it is."""
+    """While the intake does not finish a pass, no sign of life is sent; afterwards it is."""
     address = str(tmp_path / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     daemon = Daemon(load(os.environ, None, dir=str(tmp_path / "run"), port=0))
@@ -79,7 +79,7 @@ def test_stuck_intake_is_not_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_addresses(tmp_path: Path) -> None:
-    """A path and an abstract address are heard; nobody there, no address, or a full mailbox is no error and no waiting."""
+    """Messages reach a path and an abstract address; a missing receiver, no address, or a full mailbox is neither an error nor a wait."""
     for address in (str(tmp_path / "notify"), f"@commwatch-test-{os.getpid()}"):
         with supervisor(address) as listening:
             tell(READY, {"NOTIFY_SOCKET": address})

@@ -1,4 +1,4 @@
-"""The file with the token: who can read it, what is taken for one, and what is not."""
+"""The token file: who can read it, what is accepted as a token, and what is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers import NOBODY, needs
 
 
 def test_made(tmp_path: Path) -> None:
-    """A token is made for this user alone, whatever the umask, cannot be guessed, and stays over a restart."""
+    """A token is readable by this user alone, whatever the umask, cannot be guessed, and survives a restart."""
     path, before = tmp_path / tokens.NAME, os.umask(0)
     try:
         tokens.make(path)
@@ -77,7 +77,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 def test_put_there_by_somebody_else(tmp_path: Path) -> None:
-    """In a directory that a group may write to, a link or a file of somebody else in its place is not the agent's own."""
+    """In a directory that a group may write to, a link or a file of another user in the token's place is not accepted."""
     good = tmp_path / "good"
     tokens.make(good)
     link = tmp_path / "link"

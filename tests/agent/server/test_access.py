@@ -30,7 +30,7 @@ def status(method: str, path: str, rules: Rules = OPEN, token: str | None = TOKE
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "ANYTHING"])
 @pytest.mark.parametrize("path", ["/api/v1/profiles", "/metrics", "/", "/nothing", "//login", "/login/"])
 def test_what_does_something_shows_the_token(method: str, path: str) -> None:
-    """All but reading asks for the token, whatever the rules and the path are."""
+    """All requests but reading require the token, whatever the rules and the path are."""
     for rules in (OPEN, CLOSED):
         assert status(method, path, rules) == HTTPStatus.UNAUTHORIZED
         assert status(method, path, rules, **BEARER) == HTTPStatus.OK
@@ -38,14 +38,14 @@ def test_what_does_something_shows_the_token(method: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/runbook", "/openapi.json", "/api/v1/jobs", "/static/page.js", "/no"])
 def test_reading(path: str) -> None:
-    """Reading asks for it where the rules say so."""
+    """Reading requires it if the rules say so."""
     assert status("GET", path) == HTTPStatus.OK
     assert status("GET", path, CLOSED) == HTTPStatus.UNAUTHORIZED
     assert status("GET", path, CLOSED, **BEARER) == HTTPStatus.OK
 
 
 def test_monitoring_stays_open() -> None:
-    """Health is asked by whoever supervises; metrics by Prometheus, with the token only where the rules say so."""
+    """Health needs no token, so that supervisors can query it; metrics, for Prometheus, need it only if the rules say so."""
     for path in ("/healthz", "/readyz"):
         assert status("GET", path, SHUT) == HTTPStatus.OK
     assert (status("GET", "/metrics", CLOSED), status("GET", "/metrics", SHUT)) == (200, 401)
@@ -104,7 +104,7 @@ def test_own_names(host: str) -> None:
         "[", "[::1", "127.0.0.1@evil.example", "evil.example#@127.0.0.1", "127.0.0.1, evil.example", "2130706433"],
 )  # fmt: skip
 def test_names_that_lead_here(host: str) -> None:
-    """A name that somebody else made lead here is refused, and so is what is no name."""
+    """A foreign name that resolves to this address is refused, and so is an invalid name."""
     assert not host_allowed(host, LOCAL)
     refused = decide("GET", "/api/v1/jobs", {"host": host}, LOCAL, None)
     assert refused is not None

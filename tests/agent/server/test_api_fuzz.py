@@ -1,4 +1,4 @@
-"""Questions nobody should ask, by hand and by the hundred: each gets a clear answer, never a 5xx."""
+"""Malformed and excessive questions, by hand and by the hundred: each gets a clear answer, never a 5xx."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_bad_parameter(asked: RunningAgent, path: str, named: str) -> None:
 
 
 def test_too_much_to_look_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question that would look through the history for too long is refused, and told to ask for less."""
+    """A question that would read the history for too long is refused, with a hint to ask for less."""
     watch = Watch(tmp_path)
     end_rank(write_ring(watch.rings, [operation(start_ns=0, end_ns=9)] * 5))
     watch.tick()
@@ -106,7 +106,7 @@ def test_too_much_to_look_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("path", ["/api/v1/ops?rnak=0", "/api/v1/summary?jobs=train", "/api/v1/jobs?limit=5"])
 def test_misspelt_parameter(asked: RunningAgent, path: str) -> None:
-    """A parameter that does not exist is refused by name: an answer about everything would look like the one asked for."""
+    """An unknown parameter is refused by name: an answer without it would look like the one requested."""
     body = problem(asked, path)
     assert body["status"] in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
     assert path.partition("?")[2].partition("=")[0] in body["detail"]
@@ -150,7 +150,7 @@ def test_wrong_method(asked: RunningAgent) -> None:
 
 
 def test_history_out_of_reach(tmp_path: Path) -> None:
-    """Where the history cannot be read, the API says so as problem details, names the file, and recovers with it."""
+    """If the history cannot be read, the API returns problem details that name the file, and recovers with it."""
     with agent(tmp_path / "run") as running:
         history = next((tmp_path / "run").glob("history-*.sqlite"))
         away = history.rename(tmp_path / "away")
@@ -235,7 +235,7 @@ def test_metrics_in_both_formats(asked: RunningAgent) -> None:
 
 
 def test_answers_conform(asked: RunningAgent, tmp_path: Path) -> None:
-    """Whatever is asked of a documented route, the answer is as documented, and never a 5xx."""
+    """Any request to a documented route gets an answer as documented, and never a 5xx."""
     fuzz = [sys.executable, "-m", "schemathesis.cli", "run", f"{asked.url}/openapi.json", "--no-color"]
     fuzz += [
         "--phases",

@@ -72,7 +72,7 @@ def texts(running: RunningAgent) -> Iterator[tuple[str, str]]:
 
 
 def test_every_text_of_every_route(asked: RunningAgent) -> None:
-    """Bytes that are not UTF-8, NUL and what is too long get a 422 that names the parameter, in whatever route, query or path."""
+    """Bytes that are not UTF-8, NUL and text that is too long get a 422 that names the parameter, in any route, query or path."""
     found = dict.fromkeys(texts(asked))
     assert {"job", "group", "op", "since", "cursor", "group_id", "profile_id", "alert_id"} <= {
         name for name, _ in found
@@ -119,7 +119,7 @@ def test_bodies_that_are_no_json(asked: RunningAgent, body: str) -> None:
 
 
 def test_sound_text(asked: RunningAgent) -> None:
-    """Text of any language, a replacement character that was sent as one, and control characters in the name of a job are asked for as they are."""
+    """Text of any language, a real replacement character, and control characters in the name of a job are passed on unchanged."""
     for text in ("%E8%A8%93", "%EF%BF%BD", "%F0%9F%98%80", "%1B%5B2J", "a+b", "", "%5Cud800"):
         status, details = answered(asked, f"/api/v1/ranks?job={text}")
         assert (status, "in the history" in details["detail"]) == (404, True)
@@ -128,7 +128,7 @@ def test_sound_text(asked: RunningAgent) -> None:
 
 
 def test_other_paths(asked: RunningAgent) -> None:
-    """Outside the API the same is a 404, and the pages and metrics answer whatever is asked with them."""
+    """Outside the API the same is a 404, and the pages and metrics answer despite such parameters."""
     for wrong in WRONG:
         assert answered(asked, f"/{wrong}")[0] == answered(asked, f"/static/{wrong}")[0] == 404
         for path in ("/metrics", "/healthz", "/docs", "/", "/runbook"):

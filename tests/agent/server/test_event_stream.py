@@ -1,4 +1,4 @@
-"""The stream behind the live page: one look for all, nobody waits for the slow, nothing is done while nobody listens."""
+"""The stream behind the live page: one read for all, slow listeners delay none, and nothing is read without listeners."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers import PATIENCE_S, RunningAgent, Trainer, agent, group_entry,
 
 
 class Looks:
-    """Counts looks; each gives its number."""
+    """Counts reads; each returns its number."""
 
     def __init__(self) -> None:
         self.jobs: list[str | None] = []
@@ -58,7 +58,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def test_begins_with_the_past() -> None:
-    """A listener is told when to come again, then what was, then what is, in the form of server-sent events."""
+    """A listener gets the time after which to reconnect, then the past, then the present, as server-sent events."""
 
     async def main() -> None:
         async with aclosing(feed(Looks()).follow(None)) as events:
@@ -70,7 +70,7 @@ def test_begins_with_the_past() -> None:
 
 
 def test_one_look_at_a_time() -> None:
-    """However many jobs are watched, one of the looks at them is under way at a time; one elsewhere keeps it from nothing."""
+    """However many jobs are watched, one live read runs at a time; a read of another source does not delay it."""
     under_way, most, history = 0, 0, threading.Event()
 
     def look(job: str | None) -> bytes:
@@ -98,7 +98,7 @@ def test_one_look_at_a_time() -> None:
 
 
 def test_one_look_for_all() -> None:
-    """However many watch a job, there is one look at a time for them; another job has its own; when all have gone, none is taken."""
+    """All listeners of a job share one read at a time; another job has its own; without listeners there is none."""
 
     async def main() -> None:
         looks = Looks()
@@ -141,7 +141,7 @@ class AsyncExit:
 
 
 def test_slow_listener_misses_events() -> None:
-    """Who takes nothing for a while gets the latest then, and has kept nobody waiting."""
+    """A listener that reads nothing for a while gets the latest afterwards, and has delayed no other."""
 
     async def main() -> None:
         looks = Looks()
@@ -161,7 +161,7 @@ def _number(event: bytes) -> int:
 
 
 def test_history_that_cannot_be_read() -> None:
-    """A look that fails for now leaves out its event; the stream goes on."""
+    """A read that fails for now leaves out its event; the stream continues."""
 
     async def main() -> None:
         answers = iter([StoreError("busy"), OSError("disk"), None])
@@ -179,7 +179,7 @@ def test_history_that_cannot_be_read() -> None:
 
 
 def test_ends_with_the_agent_and_with_a_defect() -> None:
-    """When the agent is about to end, or a look has a defect, streams end, so that pages try again; a new one begins anew."""
+    """If the agent shuts down, or a read has a defect, streams end, so that pages try again; a new stream starts afresh."""
 
     async def main() -> None:
         ending = threading.Event()
@@ -288,7 +288,7 @@ def test_says_what_the_api_says(watched: RunningAgent) -> None:
 
 
 def test_job_that_is_asked_for(watched: RunningAgent) -> None:
-    """`job` names the job; one that is not there is an empty moment with the jobs that there are, not an error: it may yet come."""
+    """`job` names the job; an unknown one gives an empty moment with the known jobs, not an error: it may start later."""
     with listening(watched, "?job=nobody") as response:
         moment = events_of(response, lambda name, data: name == "moment")
     assert (moment["job"], [job["job_id"] for job in moment["jobs"]]) == (None, ["train"])
@@ -297,7 +297,7 @@ def test_job_that_is_asked_for(watched: RunningAgent) -> None:
 
 
 def test_not_more_than_there_is_room_for(watched: RunningAgent) -> None:
-    """One stream too many is refused with 503 and told why; when one goes there is room again."""
+    """One stream too many is refused with a 503 and the reason; when one ends there is room again."""
     with ExitStack() as stack:
         for _ in range(MOST_STREAMS - 1):
             stack.enter_context(listening(watched))
@@ -319,7 +319,7 @@ def test_not_more_than_there_is_room_for(watched: RunningAgent) -> None:
 
 
 def test_client_that_does_not_read(watched: RunningAgent) -> None:
-    """A client that never reads what it asked for slows neither the intake nor another client."""
+    """A client that never reads its answer slows neither the intake nor another client."""
     host, _, port = watched.url.removeprefix("http://").partition(":")
     with ExitStack() as stack:
         for _ in range(20):

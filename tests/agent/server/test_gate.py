@@ -49,7 +49,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
 
 
 def test_token(closed: Served) -> None:
-    """Without the token there is a 401 that says what is wanted and where it stands; with it, the answer."""
+    """Without the token there is a 401 that says what is required and where to find it; with it, the answer."""
     refused = closed.ask("/api/v1/jobs")
     assert (refused.status, refused.headers["www-authenticate"]) == (HTTPStatus.UNAUTHORIZED, "Bearer")
     assert "token file" in refused.detail
@@ -58,7 +58,7 @@ def test_token(closed: Served) -> None:
 
 
 def test_rotation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Another token in the file is the one that counts at once; while there is none, nobody is let in, and the log says so once."""
+    """A new token in the file takes effect at once; without a token no request is accepted, which is logged once."""
     with serving(tmp_path / "run", settings=CLOSED) as served:
         path, first = served.directory / tokens.NAME, served.token
         cookie = f"commwatch={session(first)}"
@@ -80,7 +80,7 @@ def test_rotation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_given_token(tmp_path: Path) -> None:
-    """A token that the settings name is the one that counts, for agent and commands alike; the agent makes none of its own."""
+    """A token file in the settings is used by agent and commands alike; the agent creates none of its own."""
     given = tmp_path / "given"
     given.write_text("given-given-given-given")
     given.chmod(0o600)
@@ -123,14 +123,14 @@ def test_unusable_token(tmp_path: Path) -> None:
 
 
 def test_commands_find_the_token(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Commands read the token of an agent on this machine by themselves; it stands in no log and no announcement."""
+    """Commands read the token of an agent on this machine by themselves; no log and no announcement contains it."""
     settings = tmp_path / "commwatch.toml"
     settings.write_text(CLOSED)
     with agent(tmp_path / "run", "--config", str(settings)) as running:
         where = ("--dir", running.directory)
         assert commwatch("diagnose", *where).stdout == "no running job\n"
         assert commwatch("top", "--once", *where).returncode == 0
-        assert "no job runs here" in commwatch("profile", *where).stderr
+        assert "no job is running here" in commwatch("profile", *where).stderr
         assert json.loads(commwatch("top", "--json", *where).stdout)["url"] == running.url
         # An agent that is named is shown no token of this machine's.
         assert "its token" in commwatch("diagnose", running.url, "--dir", tmp_path).stderr
@@ -179,7 +179,7 @@ def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ser
 
 
 def test_slow_token(stuck: tuple[Served, threading.Event]) -> None:
-    """While the token's file does not answer, pages and metrics do; whoever shows a token waits for it, and is let in then."""
+    """While the token's file does not respond, pages and metrics do; a request with a token waits for it, and is then accepted."""
     served, go = stuck
     with ThreadPoolExecutor() as others:
         asked = [
@@ -196,14 +196,14 @@ def test_slow_token(stuck: tuple[Served, threading.Event]) -> None:
 def test_stuck_token(
     stuck: tuple[Served, threading.Event], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A token's file that does not answer in time lets nobody in, which is said once; when it answers again all is well."""
+    """If the token's file does not respond in time, no token is accepted, which is logged once; when it responds again, tokens are."""
     served, go = stuck
     monkeypatch.setattr(gate, "_TOKEN_S", 0.05)
     shown: dict[str, Any] = {"authorization": f"Bearer {served.token}"}
     for _ in range(3):
         assert "cannot read its token" in served.ask("/x", "POST", b"", **shown).detail
     assert [record.getMessage() for record in caplog.records] == [
-        "nobody is let in by a token: its file has not answered for 0.05 s"
+        "no token is accepted: its file has not answered for 0.05 s"
     ]
     assert len([thread for thread in threading.enumerate() if thread.name == "token"]) == 1
     monkeypatch.setattr(gate, "_TOKEN_S", PATIENCE_S)
@@ -271,14 +271,14 @@ def test_login_leads_on(closed: Served, path: str, on: str) -> None:
     ],
 )  # fmt: skip
 def test_login_leads_nowhere_else(closed: Served, hostile: str) -> None:
-    """Whatever stands in the form, the login leads to no other host, and puts nothing else into the answer."""
+    """Whatever the form contains, the login leads to no other host, and puts nothing else into the answer."""
     done = closed.ask("/login", "POST", urlencode({"token": closed.token, "next": hostile}).encode())
     assert (done.status, done.headers["location"]) == (HTTPStatus.SEE_OTHER, "/")
     assert done.headers["set-cookie"].startswith("commwatch=")
 
 
 def test_login_from_elsewhere(closed: Served) -> None:
-    """A page of another origin can log nobody in."""
+    """A page of another origin cannot log a user in."""
     body = b"token=" + closed.token.encode()
     assert closed.ask("/login", "POST", body, origin="http://evil.example").status == HTTPStatus.FORBIDDEN
 
@@ -306,7 +306,7 @@ def test_rebinding(running: RunningAgent) -> None:
     ],
 )
 def test_page_of_another_origin(running: RunningAgent, sent: dict[str, str]) -> None:
-    """What a browser sends for a page of another origin is refused, and no answer tells it that it may read."""
+    """A browser's requests for a page of another origin are refused, and no answer allows the page to read it."""
     for path, method in (("/api/v1/jobs", "GET"), ("/api/v1/profiles", "POST"), ("/api/v1/profiles", "OPTIONS")):
         headers = {**sent, "Authorization": f"Bearer {running.token}"}
         request = urllib.request.Request(running.url + path, headers=headers, method=method)
@@ -422,7 +422,7 @@ async def nothing() -> Message:
 
 
 def test_too_many_requests() -> None:
-    """Past a number of requests at once the next is told to come again, but metrics, health and streams go on; then there is room again."""
+    """Above a number of requests at once the next one gets a 503, but metrics, health and streams continue; later there is room again."""
     clients = [f"192.0.2.{n % 2}" for n in range(gate.MOST_REQUESTS)]
     others = [(path, ANOTHER) for path in ("/", "/metrics", "/healthz", gate.STREAM)]
     assert crowd("/api/v1/jobs", clients, others) == [503, 200, 200, 200] + [200] * gate.MOST_REQUESTS + [200]
@@ -432,8 +432,8 @@ def test_too_many_requests() -> None:
     ("path", "other"), [("/api/v1/jobs", "/api/v1/collectives/group/1"), ("/api/v1/summary", "/api/v1/ranks")]
 )
 def test_too_many_of_one(path: str, other: str) -> None:
-    """A client that has as many requests as one may have is told to come again; another is let in, and what reads the history
-    keeps what does not from nobody, nor the other way round."""
+    """A client above its number of requests is asked to retry; another client is accepted, and requests that read the history
+    do not block those that do not, nor the other way round."""
     others = [(path, CROWD), ("/metrics", CROWD), (other, ANOTHER)]
     assert crowd(path, [CROWD] * gate.MOST_OF_ONE, others) == [429, 200, 200] + [200] * gate.MOST_OF_ONE + [200]
 
@@ -445,7 +445,7 @@ def test_too_many_streams() -> None:
 
 
 def test_slow_to_take() -> None:
-    """Who does not take an answer keeps nobody from the next."""
+    """A client that does not read its answer delays no other request."""
 
     async def ask() -> None:
         async def app(_: Scope, __: Receive, send: Send) -> None:

@@ -29,7 +29,7 @@ SUMMARY: dict[str, Any] = {**ALWAYS, "job": None, "by": ["rank", "op"], "same": 
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:
-    """An agent that has taken in two ranks' records: those of the first 10 s are stored, the others in the books."""
+    """An agent that has read two ranks' records: those of the first 10 s are stored, the others only in memory."""
     watch = Watch(tmp_path)
     with (
         Trainer(watch.rings / "job.r0.0.ring") as first,
@@ -67,7 +67,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 
 
 def test_same_answers(watch: Watch, asked: Worker) -> None:
-    """Each question gets the answer that it would get in the agent itself, with what is only in the books."""
+    """Each question gets the same answer as in the agent itself, including what is only in memory."""
     assert set(QUESTIONS) == set(history_queries.QUESTIONS)
     for name, arguments in QUESTIONS.items():
         expected = history_queries.QUESTIONS[name](watch.agent, **arguments)
@@ -81,7 +81,7 @@ def test_same_answers(watch: Watch, asked: Worker) -> None:
 
 
 def test_links(asked: Worker) -> None:
-    """What operations should take goes by the settings as they are when the question is put."""
+    """Expected times follow the settings at the time of the question."""
     before = asked.find("summary", **SUMMARY).rows
     asked._references.links = {"*": "nvlink4"}
     after = asked.find("summary", **SUMMARY).rows
@@ -101,7 +101,7 @@ def test_no_web_server(asked: Worker) -> None:
 
 
 def test_problems(asked: Worker) -> None:
-    """What is wrong with a question is said as in the agent itself, and the process goes on."""
+    """A wrong question gets the same error as in the agent itself, and the process continues."""
     with pytest.raises(ApiError, match="no job 'another'") as caught:
         asked.text("summary", **{**SUMMARY, "job": "another"})
     assert caught.value.status == HTTPStatus.NOT_FOUND
@@ -111,7 +111,7 @@ def test_problems(asked: Worker) -> None:
 
 
 def test_history_gone(watch: Watch, asked: Worker) -> None:
-    """A history that cannot be read is said to be that."""
+    """A history that cannot be read is reported as such."""
     watch.path.rename(watch.path.with_suffix(".moved"))
     with pytest.raises(ApiError, match=r"the history cannot be read: .*no history here") as caught:
         asked.text("summary", **SUMMARY)
@@ -130,7 +130,7 @@ def test_takes_too_long(watch: Watch) -> None:
     asked._most_s = history_worker.MOST_S
     assert asked.find("summary", **SUMMARY).rows
     asked.close()
-    with pytest.raises(ApiError, match="about to end"):
+    with pytest.raises(ApiError, match="shutting down"):
         asked.find("summary", **SUMMARY)
 
 
@@ -145,7 +145,7 @@ def test_killed(asked: Worker) -> None:
 
 
 def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer for which there is not the memory is refused, and the next question gets its answer."""
+    """An answer that does not fit into memory is refused, and the next question gets its answer."""
 
     class Connection:
         """Asks two questions, of which the first takes what no machine has."""
@@ -180,7 +180,7 @@ def test_too_much_memory(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_intake_does_not_wait(watch: Watch, asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that stops while the agent holds its books still for it is killed, and the intake goes on."""
+    """A process that stops while the agent holds its totals unchanged for it is killed, and the intake continues."""
     monkeypatch.setattr(history_worker, "_FREEZE_S", 0.2)
     asked.find("summary", **SUMMARY)
     pid, live_cells = _pid(asked), watch.agent.live_cells
@@ -198,7 +198,7 @@ def test_intake_does_not_wait(watch: Watch, asked: Worker, monkeypatch: pytest.M
 
 
 def test_idle(asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has not been asked for a while ends, and no zombie is left; it comes again with the next question."""
+    """A process without questions for a while ends, and leaves no zombie; it is started again at the next question."""
     asked.find("summary", **SUMMARY)
     pid = _pid(asked)
     asked.tick()
@@ -252,13 +252,13 @@ def test_closed_as_a_question_begins(asked: Worker, monkeypatch: pytest.MonkeyPa
         return poll()
 
     monkeypatch.setattr(process, "poll", killed_by_close)
-    with pytest.raises(ApiError, match="about to end"):
+    with pytest.raises(ApiError, match="shutting down"):
         asked.find("summary", **SUMMARY)
     assert asked._process is None
 
 
 def test_damaged_chunk(watch: Watch, asked: Worker, caplog: pytest.LogCaptureFixture) -> None:
-    """A damaged chunk that the process comes upon is counted and said by the agent, once."""
+    """A damaged chunk that the process finds is counted and logged by the agent, once."""
     watch.store._db.execute("UPDATE chunk SET data = x'00'")
     for _ in range(2):
         assert asked.find("operations", wanted=Wanted(**ALWAYS, job=None)).operations == []

@@ -33,7 +33,7 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve
 
 
 async def endless(scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends at ``/endless`` until nobody is there, and says nothing elsewhere."""
+    """Sends at ``/endless`` until the client is gone, and returns an empty answer elsewhere."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     if scope["path"] == "/endless":
         await receive()
@@ -146,7 +146,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 def test_all_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where requests of as many connections as there may be are worked on, the next gets a 503 that says so, and those go on."""
+    """If requests of the maximum number of connections are in progress, the next gets a 503 that says so, and those continue."""
     monkeypatch.setattr(gate, "_AT_ONCE", {False: 5})
     with crowded(tmp_path / "run", monkeypatch) as (served, go, at_work), contextlib.ExitStack() as stack:
         there = [stack.enter_context(served.connect()) for _ in range(5)]
@@ -165,7 +165,7 @@ def test_all_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("begun", [b"", b"GET /metr", ASK.replace(b"/held", b"/")])
 def test_silent_ones_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    """Any number of connections that say nothing, begin to ask, or have been answered keep nobody out: the oldest goes for the next."""
+    """Any number of connections that are idle, incomplete, or answered block no other: the oldest is closed for the next."""
     with crowded(tmp_path / "run", monkeypatch) as (served, _, _), contextlib.ExitStack() as stack:
         silent = []
         for _ in range(12):
@@ -192,7 +192,7 @@ def test_work_does_not_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_does_not_take_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor do connections that do not take their answers keep anybody out."""
+    """Connections that do not read their answers block no other either."""
     monkeypatch.setattr(http_protocol, "MOST_CONNECTIONS", 5)
     monkeypatch.setattr(http_protocol, "TAKE_S", 3600)
     with serving(tmp_path / "run", endless) as served, contextlib.ExitStack() as stack:

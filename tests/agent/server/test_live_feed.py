@@ -1,4 +1,4 @@
-"""What the live page looks at, asked by several threads at once."""
+"""What the live page reads, requested by several threads at once."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_what_is_told_of_two_jobs_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(LiveFeed, "_tell", tell)
     then: list[threading.Thread] = []
     look = LiveFeed(idle_services(watch.agent), lambda: Moment(100.0, then))
-    assert look.told("c") == b'"c"'
+    assert look.insights("c") == b'"c"'
     found: list[bytes] = []
-    meanwhile = threading.Thread(target=lambda: found.append(look.told("b")))
+    meanwhile = threading.Thread(target=lambda: found.append(look.insights("b")))
     original = LiveFeed._tell
 
     def told_then_disturbed(self: LiveFeed, job: str) -> bytes:
@@ -57,8 +57,8 @@ def test_what_is_told_of_two_jobs_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         return text
 
     monkeypatch.setattr(LiveFeed, "_tell", told_then_disturbed)
-    assert look.told("a") == b'"a"'
+    assert look.insights("a") == b'"a"'
     meanwhile.join(PATIENCE_S)
     assert found == [b'"b"']
-    assert [look.told(job) for job in "abc"] == [b'"a"', b'"b"', b'"c"']
+    assert [look.insights(job) for job in "abc"] == [b'"a"', b'"b"', b'"c"']
     assert told == ["c", "a", "b"]

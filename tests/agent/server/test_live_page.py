@@ -25,7 +25,7 @@ WINDOWS = [(1280, False), (1280, True), (400, False), (400, True)]
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """An agent for the jobs of all tests here, each asked for by its name."""
+    """An agent for the jobs of all tests here, each selected by its name."""
     with agent(tmp_path_factory.mktemp("live") / "run") as running:
         yield running
 
@@ -51,7 +51,7 @@ def drawn(visit: Visit, canvas: str) -> int:
 
 
 def test_empty_agent_then_a_job(chromium: Chromium, node: RunningAgent) -> None:
-    """An agent without a job says so and how to start one; a job that begins shows up by itself."""
+    """An agent without a job shows that and how to start one; a job that begins appears by itself."""
     with chromium.visit(node.url, width=400) as visit:
         expect(visit.page.get_by_role("heading", name="No job here yet")).to_be_visible()
         expect(visit.page.locator("#about")).to_have_text(re.compile(r"Agent \d.* on "))
@@ -68,7 +68,7 @@ def test_empty_agent_then_a_job(chromium: Chromium, node: RunningAgent) -> None:
 
 
 def test_straggler(chromium: Chromium, node: RunningAgent) -> None:
-    """A rank that is late stands in words and first among the ranks, the share is beyond the line, and everything is drawn."""
+    """A late rank is named and comes first among the ranks, the share is beyond the line, and everything is drawn."""
     with HandMade(node.directory, "late", 4, late=2, ago_s=30) as job:
         job.run(200)
         for width, dark in WINDOWS:
@@ -108,7 +108,7 @@ def _shows_straggler(visit: Visit) -> None:
 
 
 def test_timeline_is_told(chromium: Chromium, node: RunningAgent) -> None:
-    """By mouse and by arrow keys: who entered first and last, and who waited how long; meanwhile the picture stands still."""
+    """By mouse and by arrow keys: who entered first and last, and who waited how long; meanwhile the picture does not move."""
     told = (
         "all_reduce 99 of dp, 8 MB: rank 0 entered first, rank 2 last, 40 ms later. "
         "Rank 0 waited 40 ms of its 50 ms; the transfer took 10 ms."
@@ -146,7 +146,7 @@ def test_timeline_is_told(chromium: Chromium, node: RunningAgent) -> None:
 
 
 def test_tables_say_what_the_api_says(chromium: Chromium, node: RunningAgent) -> None:
-    """Each cell is what the REST API tells, within rounding."""
+    """Each cell has the value of the REST API, within rounding."""
     with HandMade(node.directory, "api", 3, late=1) as job:
         job.run(100)
         job.hang(0, age_ms=3000)
@@ -185,7 +185,7 @@ def _says_what_the_api_says(visit: Visit, node: RunningAgent) -> None:
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, True), (400, False)])
 def test_hang(chromium: Chromium, node: RunningAgent, width: int, dark: bool) -> None:
-    """A rank that has died stands in words and first among the ranks; who waits for it, and for how long, is seen."""
+    """A rank that has died is named and comes first among the ranks; the page shows who waits for it, and for how long."""
     with (
         HandMade(node.directory, f"hang-{width}", 4) as job,
         chromium.visit(page_of(node, f"hang-{width}"), width=width, dark=dark) as visit,
@@ -218,7 +218,7 @@ def test_hang(chromium: Chromium, node: RunningAgent, width: int, dark: bool) ->
 
 
 def test_many_ranks(chromium: Chromium, node: RunningAgent) -> None:
-    """Of 64 ranks the one that is late stands first, all can be read on a telephone, and the page answers at once."""
+    """Of 64 ranks the late one comes first, all can be read on a telephone, and the page answers at once."""
     with HandMade(node.directory, "wide", 64, late=47, slots=256, ago_s=20) as job:
         job.run(70)
         for width, dark in ((1280, False), (400, True)):
@@ -336,7 +336,7 @@ def _without_times(visit: Visit) -> None:
 
 
 def test_the_job_ends(chromium: Chromium, node: RunningAgent) -> None:
-    """A job that has ended is said to have, with its latest numbers."""
+    """A job that has ended is shown as ended, with its latest numbers."""
     with HandMade(node.directory, "ends") as job, chromium.visit(page_of(node, "ends")) as visit:
         job.run(30)
         expect(visit.page.locator("#about")).to_contain_text("ends, running")

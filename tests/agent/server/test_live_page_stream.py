@@ -65,7 +65,7 @@ def test_agent_dies_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
 
 
 def test_pause(chromium: Chromium, node: RunningAgent) -> None:
-    """By keyboard the page stands still and says so, and goes on where the job is by then."""
+    """A key pauses the page, which shows that; afterwards it continues with the present of the job."""
     with HandMade(node.directory, "pause") as job, chromium.visit(f"{node.url}/?job=pause", width=400) as visit:
         job.run(50)
         page = visit.page
@@ -95,7 +95,7 @@ def test_pause(chromium: Chromium, node: RunningAgent) -> None:
 
 
 def test_two_jobs(chromium: Chromium, tmp_path: Path) -> None:
-    """The latest job is followed when it begins; another can be chosen, and the latest again; a name nobody knows is said."""
+    """The latest job is followed when it begins; another can be chosen, and the latest again; an unknown name is reported."""
     with agent(tmp_path / "run") as running, HandMade(running.directory, "old job", late=1, ago_s=50) as old:
         old.run(10)
         old.read_by(running)
@@ -127,7 +127,7 @@ def test_two_jobs(chromium: Chromium, tmp_path: Path) -> None:
 
 
 def test_refused(chromium: Chromium, tmp_path: Path) -> None:
-    """Where too many watch already the page says so in the agent's words, and is served as soon as one has gone."""
+    """If too many are watching already, the page shows the agent's message, and is served as soon as one has gone."""
     with agent(tmp_path / "run") as running, HandMade(running.directory) as job, ExitStack() as watching:
         job.run(20)
         where = urlsplit(running.url)

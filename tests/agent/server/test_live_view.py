@@ -1,4 +1,4 @@
-"""What the live page shows of a moment, from books made by hand, and that its plots go on where the history ends."""
+"""What the live page shows of a moment, from totals made by hand, and that its plots continue where the history ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def now(
 
 def books(shown: Job) -> list[RankTotals]:
     """Of its ranks."""
-    return list(shown.books.values())
+    return list(shown.rank_totals.values())
 
 
 def test_waiting_for_late_ranks() -> None:
@@ -100,7 +100,7 @@ def test_no_pace_in_a_hang() -> None:
 
 
 def test_probe_that_sheds() -> None:
-    """Of ranks that do not record everything the page says so, and how long they waited is not known."""
+    """If ranks do not record everything, the page says so, and the length of their waits is unknown."""
     shown = job(steps(0), steps(1))
     assert now(shown).sheds is None
     for book in books(shown):
@@ -145,7 +145,7 @@ def test_waits_and_cards() -> None:
 
 
 def test_verdicts_mark_their_ranks() -> None:
-    """What is in flight for too long is a verdict, which marks its culprit; so does one that is told from elsewhere."""
+    """An operation in flight for too long is a verdict, which marks its culprit; so is one from another source."""
     shown = job(steps(0), steps(1))
     stuck = Record._make((1, *operation(start_ns=2 * SECOND, end_ns=0, seq=STEPS), 1))
     books(shown)[0].in_flight = [stuck]
@@ -194,7 +194,7 @@ def test_operations_of_the_last_minute() -> None:
 
 
 def test_picks_a_job() -> None:
-    """The one that is asked for; else the latest that runs, else the latest; a name that is not there gives none."""
+    """The requested job is picked; otherwise the latest running one, otherwise the latest; an unknown name gives none."""
     old, new, ended = (
         job([], job="old", started_ns=1),
         job([], job="new", started_ns=2),
@@ -210,7 +210,7 @@ def test_picks_a_job() -> None:
 
 
 def slots(tmp_path: Path, unseen: Collection[int]) -> tuple[dict[float, Slot], dict[float, Slot]]:
-    """Of 35 seconds of a job, by their end since the first: as the live books had them last, and as the history has them."""
+    """For 35 seconds of a job, by time since the first end: as the live totals had them last, and as the history has them."""
     watch = Watch(tmp_path)
     live: dict[float, Slot] = {}
     with ExitStack() as stack:
@@ -229,7 +229,7 @@ def slots(tmp_path: Path, unseen: Collection[int]) -> tuple[dict[float, Slot], d
 
 
 def test_plots_go_on_where_the_history_ends(tmp_path: Path) -> None:
-    """Slots from the live books are the same as those that the history has of them later."""
+    """Slots from the live totals are the same as those that the history has of them later."""
     live, kept = slots(tmp_path, ())
     assert (kept[20], kept[30]) == (live[20], live[30])
     assert kept[20].comm == pytest.approx(0.35)

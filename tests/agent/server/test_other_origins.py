@@ -74,7 +74,7 @@ TRY = """async ([agent, token, job]) => {
 
 
 class Evil(BaseHTTPRequestHandler):
-    """A page of somebody else."""
+    """A page of another origin."""
 
     def do_GET(self) -> None:
         """Nothing but a place for scripts."""
@@ -107,7 +107,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 @pytest.fixture(scope="module")
 def evil() -> Iterator[int]:
-    """The port of somebody else's pages."""
+    """The port of another origin's pages."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port
@@ -201,7 +201,7 @@ def test_nothing_gets_through(context: BrowserContext, tmp_path: Path, evil: int
 
 
 def test_window(context: BrowserContext, node: RunningAgent, evil: int) -> None:
-    """A page can open the agent in a window of its own, as a link does, and sees nothing of what stands there."""
+    """A page can open the agent in a new window, as a link does, and sees nothing of its content."""
     log_in(context, node).close()
     page = context.new_page()
     page.goto(f"http://{EVIL}:{evil}/")

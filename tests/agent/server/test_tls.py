@@ -34,7 +34,7 @@ class Authority(NamedTuple):
         return self.directory / f"{self.name}.pem"
 
     def signed(self, name: str, *where: str) -> tuple[Path, Path]:
-        """Certificate and key of somebody, at those addresses."""
+        """Certificate and key for these addresses."""
         key, request, cert = (self.directory / f"{name}.{kind}" for kind in ("key", "csr", "crt"))
         subject = ("-subj", f"/CN={name}", "-addext", f"subjectAltName={','.join(where) or 'DNS:nobody.invalid'}")
         _openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", request, *subject)
@@ -138,7 +138,7 @@ def test_renewal(
     with serving(tmp_path / "run", settings=settings_of(pair)) as served:
         assert "first" in _subject(served, ours)
         shutil.copy(second[0], pair[0])  # a certificate whose key has not come yet
-        wait_for(lambda: "stays as it is" in caplog.text, "the agent to have looked")
+        wait_for(lambda: "certificate not changed" in caplog.text, "the agent to have looked")
         assert served.ask(context=believing(ours)).status == 200
         assert "first" in _subject(served, ours)
         shutil.copy(second[1], pair[1])
@@ -257,7 +257,7 @@ def test_beyond_loopback(tmp_path: Path, node: tuple[Path, Path]) -> None:
     for host in ("0.0.0.0", "::"):
         with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host, 0))
-        with pytest.raises(CannotStart, match="tls_cert and tls_key, or say --insecure"):
+        with pytest.raises(CannotStart, match="tls_cert and tls_key, or --insecure"):
             listen(load({}, None, dir=run, host=host, port=0))
     done = commwatch("agent", "--dir", tmp_path / "run", "--host", "0.0.0.0", "--port", "0")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -271,7 +271,7 @@ def test_beyond_loopback(tmp_path: Path, node: tuple[Path, Path]) -> None:
 
 
 def test_insecure_agent_by_its_addresses(tmp_path: Path) -> None:
-    """An agent on all addresses that was told so answers at any of them, and to its machine's name."""
+    """An agent on all addresses with --insecure answers at any of them, and to its machine's name."""
     with agent(tmp_path / "run", "--host", "0.0.0.0", "--insecure") as running:
         port = running.url.rpartition(":")[2]
         assert fetch(f"http://127.0.0.1:{port}/healthz")[0] == b"ok\n"
@@ -305,7 +305,7 @@ def test_bad_certificates(tmp_path: Path, ours: Authority, node: tuple[Path, Pat
 
 
 def test_addresses(tmp_path: Path, node: tuple[Path, Path]) -> None:
-    """Under TLS an agent on all addresses is asked at the name of its machine, which is what its certificate is of."""
+    """Under TLS an agent on all addresses is queried by the name of its machine, which its certificate is for."""
     file = tmp_path / "some.toml"
     file.write_text(settings_of(node))
     home, name = {"HOME": "/home/someone"}, socket.gethostname()

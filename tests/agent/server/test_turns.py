@@ -24,7 +24,7 @@ async def _line(turns: Turns, clients: str, order: list[str]) -> list[asyncio.Ta
 
 
 def test_client_by_client() -> None:
-    """Who has asked once waits for one request of each other client, however many those have."""
+    """A client with one request waits for at most one request of each other client, however many those have."""
 
     async def play() -> str:
         turns, order = Turns(1), list[str]()

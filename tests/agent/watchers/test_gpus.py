@@ -1,4 +1,4 @@
-"""The agent's cards: quiet where there are none, down and said once where they went away, and joined to the ranks on them."""
+"""The GPUs of the agent: silent if there are none, down and logged once if they vanish, and joined to the ranks on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = NoGpus("no NVIDIA driver is installed")
 
 
 class Clock:
-    """Seconds, as told."""
+    """Seconds, as set by the test."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -31,20 +31,20 @@ class Clock:
 
 
 def watching(*script: Snapshot | NoGpus | DriverTrouble, wanted: str = "auto") -> tuple[Gpus, ToldSource, Clock]:
-    """Cards that a told source tells of."""
+    """GPUs from a source that the test controls."""
     source, clock = ToldSource(*script), Clock()
     return Gpus(wanted, [source], clock, lambda: 1e9 + clock.now), source, clock
 
 
 def later(gpus: Gpus, clock: Clock, seconds: int) -> None:
-    """Let the thread look once a second."""
+    """Let the thread read once a second."""
     for _ in range(seconds):
         clock.now += 1
         gpus.tick()
 
 
 def test_no_cards_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """A machine without a driver is no fault: no series, no message, and the reason where it is asked for; a look once a minute."""
+    """A machine without a driver is no fault: no series, no message, the reason in the answer, and one attempt a minute."""
     caplog.set_level(logging.INFO, "commwatch")
     gpus, source, clock = watching(NOBODY)
     assert gpus.readings() == []
@@ -56,7 +56,7 @@ def test_no_cards_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_required(caplog: pytest.LogCaptureFixture) -> None:
-    """Where the user asked for cards and there are none, the collector is down and says why, once."""
+    """If the user requires GPUs and there are none, the collector is down and logs the reason once."""
     gpus, _, clock = watching(NOBODY, wanted="required")
     later(gpus, clock, 600)
     assert gpus.readings() == [("gpu", None)]
@@ -81,7 +81,7 @@ def test_off() -> None:
 
 
 def test_driver_goes_and_returns(caplog: pytest.LogCaptureFixture) -> None:
-    """A driver that goes away: down, no old values, said once; it is looked for at growing intervals, and taken up again."""
+    """If a driver vanishes, the collector is down, has no old values, and logs it once; it tries at growing intervals, and recovers."""
     caplog.set_level(logging.INFO, "commwatch")
     gpus, source, clock = watching(BOTH, GONE, NOBODY, NOBODY, NOBODY, GONE, BOTH)
     gpus.tick()
@@ -102,7 +102,7 @@ def test_driver_goes_and_returns(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_driver_that_hangs() -> None:
-    """A call that never returns holds nobody up: for ten seconds there are the last values, then the collector is down."""
+    """A call that never returns blocks nothing else: for ten seconds the last values stay, then the collector is down."""
     gpus, _, clock = watching(BOTH)
     gpus.tick()
     clock.now += 10
@@ -130,7 +130,7 @@ def test_lost_card_is_looked_for() -> None:
 
 
 def test_first_that_finds_cards() -> None:
-    """Of several libraries the first that finds cards is read; their absence is told together."""
+    """The first of several libraries that finds GPUs is used; if none does, all reasons are reported together."""
     clock = Clock()
     amd = ToldSource(Snapshot((full(0),)))
     gpus = Gpus("auto", [ToldSource(NOBODY), amd], clock)
@@ -157,7 +157,7 @@ def rank(aggregate: Aggregate, number: int, gpu: object, job: str = "train") -> 
 
 
 def test_ranks_beside_their_cards() -> None:
-    """Each rank stands at the card it computes on, its comm share beside the card's utilisation; strangers are named."""
+    """Each rank appears at the GPU it computes on, its comm share beside the GPU's utilisation; unknown ranks are named."""
     gpus, _, _ = watching(Snapshot((full(0), full(1)), (Xid(UUIDS[1], 31), Xid(UUIDS[1], 79))))
     gpus.tick()
     aggregate = Aggregate()
@@ -213,7 +213,7 @@ def test_series_of_eight_cards() -> None:
 
 
 def test_card_that_was_never_identified() -> None:
-    """Cards without a UUID (lost before we came) take no rank, and are told apart by their number."""
+    """GPUs without a UUID (lost before the agent started) get no rank, and are distinguished by their number."""
     nameless = [Gpu(replace(card(at), uuid="", bus_id=""), lost="NVML: GPU is lost") for at in (0, 1)]
     gpus, _, _ = watching(Snapshot(tuple(nameless)))
     gpus.tick()

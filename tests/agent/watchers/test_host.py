@@ -73,14 +73,14 @@ def said(view: HostView) -> dict[tuple[str, str], str]:
 
 
 def test_nobody_has_looked() -> None:
-    """Before the first look there is an answer that says nothing, and no metrics."""
+    """Before the first sample there is an empty answer, and no metrics."""
     watch = HostWatch(Aggregate(), threading.RLock(), lambda: 0)
     view = watch.view()
     assert (view.looked_at, view.nics, view.cpu, watch.readings()) == (None, [], None, [])
 
 
 def test_rates(tmp_path: Path) -> None:
-    """Rates are those of the last seconds, utilisation the busier direction over the speed; of one look there are none."""
+    """Rates cover the last seconds, utilisation is the busier direction over the speed; one sample gives neither."""
     watched = Watched("infiniband", tmp_path)
     first = nic(watched.watch.view(), "mlx5_0:1")
     assert (first.received_bytes_per_s, first.utilization) == (None, None)
@@ -95,7 +95,7 @@ def test_rates(tmp_path: Path) -> None:
 
 
 def test_cpu(tmp_path: Path) -> None:
-    """Shares of the cores by mode; the core that has all of the packets stands out."""
+    """Shares of the cores by mode; a core that handles all packets is visible."""
     watched = Watched("infiniband", tmp_path)
     watched.say(
         "proc/stat",
@@ -113,7 +113,7 @@ def test_cpu(tmp_path: Path) -> None:
 
 
 def test_distances(tmp_path: Path) -> None:
-    """Every GPU tells its distance to every device; the nearest are those that can carry a job, not the one for management."""
+    """Every GPU has its distance to every device; the nearest are those that can carry a job, not the management device."""
     view = Watched("infiniband", tmp_path).watch.view()
     assert view.numa_nodes == 2
     far = {gpu.pci.address: gpu.distances for gpu in view.gpus}
@@ -145,7 +145,7 @@ def test_a_slot_with_half_its_lanes(tmp_path: Path) -> None:
 
 
 def test_errors_that_grow(tmp_path: Path) -> None:
-    """Errors of long ago are told as they stand; those that grow within ten minutes are a complaint, until they are old."""
+    """Old errors are shown as counted; those that grow within ten minutes are a complaint until they are old."""
     watched = Watched("infiniband", tmp_path)
     port = nic(watched.watch.view(), "mlx5_1:1")
     assert (port.errors["link_downed"], port.errors_lately) == (1, {})
@@ -195,7 +195,7 @@ def test_slower_than_its_like(tmp_path: Path) -> None:
 
 
 def test_vanishes(tmp_path: Path) -> None:
-    """A device that is pulled is gone at the next look, from the answer and from the metrics; the rest stays."""
+    """A device that is removed is gone at the next sample, from the answer and from the metrics; the rest stays."""
     watched = Watched("infiniband", tmp_path)
     vanish(watched.tree, "sys/class/infiniband/mlx5_0")
     view = watched.later(1)
@@ -230,7 +230,7 @@ def test_metrics(tmp_path: Path) -> None:
 
 
 def test_most_virtual(tmp_path: Path) -> None:
-    """Of many virtual devices (a node of Kubernetes) the oldest are told, so that series do not grow with the pods."""
+    """Of many virtual devices (a node of Kubernetes) only the oldest are shown, so that series do not grow with the pods."""
     watched = Watched("roce", tmp_path)
     lines = (watched.tree / "proc/net/dev").read_text().splitlines()
     for n in range(200):
@@ -248,7 +248,7 @@ def test_most_virtual(tmp_path: Path) -> None:
 
 
 def test_source_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without /proc/net/dev the collector of the network is down, which is said once; RDMA ports are still there; then it works again."""
+    """Without /proc/net/dev the network collector is down, which is logged once; RDMA ports are still read; then it recovers."""
     watched = Watched("infiniband", tmp_path)
     kept = (watched.tree / "proc/net/dev").read_text()
     vanish(watched.tree, "proc/net/dev")
@@ -288,7 +288,7 @@ def test_route(tmp_path: Path) -> None:
 
 
 def test_stuck(tmp_path: Path) -> None:
-    """While a driver holds the look up nothing old is told as if it were new: both collectors are down."""
+    """While a driver blocks the reading, no old values are shown as new: both collectors are down."""
     watched = Watched("infiniband", tmp_path)
     watched.now_ns += 31 * S
     assert watched.watch.readings() == [("network", None), ("infiniband", None)]

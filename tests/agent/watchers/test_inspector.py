@@ -122,7 +122,7 @@ def test_strangers(folder: Path) -> None:
 
 
 def test_old_file(folder: Path) -> None:
-    """A file that was there before the rank began is somebody else's, who had the same pid."""
+    """A file that existed before the rank began belongs to an earlier process with the same pid."""
     os.utime(put(folder), (1_600_000_000, 1_600_000_000))
     watched = Watched(folder)
     watched.tick()
@@ -134,7 +134,7 @@ def test_twins(folder: Path) -> None:
     for name, pid, label in (("nccl-2.28.log", 104, "unknown"), ("nccl-2.30.log", 106, "pair")):
         path = put(folder, name, pid)
         watched = Watched(folder)
-        for book in watched.aggregate.jobs["job"].books.values():
+        for book in watched.aggregate.jobs["job"].rank_totals.values():
             book.learn([group_entry(2, (4, 6), "twin")])
         watched.tick()
         assert {row.group for row in watched.inspector.rows(None)} == {label}
@@ -169,7 +169,7 @@ def test_ended_job(folder: Path) -> None:
 
 
 def test_stuck(folder: Path) -> None:
-    """When nobody has looked for a while, as where a file server hangs, the collector is down."""
+    """If the files have not been read for a while, for example because a file server hangs, the collector is down."""
     watched = Watched(folder)
     watched.tick()
     assert watched.inspector.readings() == [("inspector", [])]
@@ -200,7 +200,7 @@ def test_means(folder: Path) -> None:
 
 
 def test_unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that cannot be opened is said once, and the view says down; the others go on."""
+    """A file that cannot be opened is logged once, and the state is down; the others are read on."""
     folder.mkdir()
     loop = folder / "host.domain-pid104.log"
     loop.symlink_to(loop)
@@ -230,12 +230,12 @@ def test_unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_folder_by_environment(env: dict[str, str], name: str | None) -> None:
-    """The probe tells the folder that Inspector takes by its environment, and nothing where it is off."""
+    """The probe reports the folder that Inspector takes from its environment, and none if Inspector is off."""
     assert inspector_dir(env) == (None if name is None else str(Path.cwd() / name))
 
 
 def test_in_the_agent(tmp_path: Path, folder: Path) -> None:
-    """What a probe's names file tells is enough: metrics, the route, and the probe's own series as they were."""
+    """A probe's names file is enough: metrics, the route, and the probe's own series as before."""
     for rank, pid in PIDS.items():
         put(folder, "nccl-2.28.log" if rank == 4 else "nccl-2.30.log", pid, host="host")
         names: list[dict[str, Any]] = [PAIR, {"inspector": str(folder)}]
@@ -258,7 +258,7 @@ def test_in_the_agent(tmp_path: Path, folder: Path) -> None:
 
 
 def test_readings_have_known_names(folder: Path) -> None:
-    """Every reading is of a metric that there is, with its labels."""
+    """Every reading belongs to an existing metric, with its labels."""
     from commwatch.prometheus.metrics import METRICS
 
     put(folder)

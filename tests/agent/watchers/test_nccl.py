@@ -212,7 +212,7 @@ def test_log_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_log_that_cannot_be_read(tmp_path: Path) -> None:
-    """A log that cannot be opened is said once; the agent goes on."""
+    """A log that cannot be opened is logged once; the agent continues."""
     logs = NcclLogs(tmp_path, Aggregate(), threading.RLock())
     loop = tmp_path / "loop"
     loop.symlink_to(loop)

@@ -1,4 +1,4 @@
-"""What NCCL's logs said outlives the job: for its report, when nobody follows the logs any more."""
+"""The content of NCCL's logs outlives the job: for its report, after the logs are no longer followed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WARNING = "host:10:10 [0] misc/x.cc:3 NCCL WARN Cuda failure 'out of memory'\n"
 
 
 def topology(job: str = "job") -> Topology:
-    """Of a job of which not much was said."""
+    """The topology of a job with little content."""
     return Topology(job, "NCCL", ["2.26"], {}, [], [], [], [], [], 3, 0, 0)
 
 
 def test_kept_by_job(tmp_path: Path) -> None:
-    """Each job has its own, whatever its name; the latest counts; of another, or one that is damaged, there is none."""
+    """Each job has its own file, whatever its name, and the latest counts; another job, or a damaged file, gives none."""
     for job in ("job", "../../etc/passwd", "x" * 500, "half \ud800"):
         keep(tmp_path, topology(job.encode(errors="replace").decode()))
     assert kept(tmp_path, "../../etc/passwd") == topology("../../etc/passwd")

@@ -137,11 +137,11 @@ def test_whole_way(node: Node) -> None:
     node.finish(asked.id, 0)
     node.claim(asked.id, 1)
     assert states(node.seen(asked.id)) == ["running", "done", "running"]
-    node.finish(asked.id, 1, error="a profiler of the training's own is running")
+    node.finish(asked.id, 1, error="the training itself runs a profiler")
     found = node.seen(asked.id)
     assert states(found) == ["done", "done", "failed"]
     first, second = found.ranks
-    assert second == RankProfile(1, "failed", "a profiler of the training's own is running")
+    assert second == RankProfile(1, "failed", "the training itself runs a profiler")
     assert (first.steps, first.from_seq, first.until_seq) == (2, 1, 3)
     assert first.step_s == pytest.approx(0.1)
     # The trace: of 200 ms NCCL has 100 to 140 and 250 to 270, compute 120 to 200.
@@ -176,12 +176,12 @@ def test_refusals(node: Node) -> None:
     for trainer in node.trainers:
         trainer.kill()
     node.watch.tick(STEP)
-    with pytest.raises(ProfileError, match="does not run"):
+    with pytest.raises(ProfileError, match="is not running"):
         node.ask()
 
 
 def test_next_one(node: Node) -> None:
-    """When one is over the next can be asked for."""
+    """When one profile is over, the next can be requested."""
     for _ in range(2):
         asked = node.ask(ranks=[0])
         node.finish(asked.id, 0)
@@ -189,7 +189,7 @@ def test_next_one(node: Node) -> None:
 
 
 def test_too_late(node: Node) -> None:
-    """A rank that comes to no step mark in time, to begin or to stop, is said to have failed, and the request is taken back."""
+    """A rank that reaches no step mark in time, to begin or to stop, is reported as failed, and the request is withdrawn."""
     asked = node.ask()
     node.claim(asked.id, 0)
     node.now += 61
@@ -229,11 +229,11 @@ def test_result_of_a_rank_that_ended(node: Node) -> None:
     [
         (b"", "the trace cannot be read"),
         (b"not packed", "the trace cannot be read"),
-        (gzip.compress(b'{"traceEvents": []}', mtime=0), "nothing in the trace lies within the steps"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0), "no event of the trace lies within the steps"),
     ],
 )
 def test_damaged_traces(node: Node, trace: bytes, says: str) -> None:
-    """A trace that cannot be read is kept, and is an error; the records' figures stand."""
+    """A trace that cannot be read is kept, and is an error; the figures of the records remain."""
     asked = node.ask(ranks=[0])
     node.finish(asked.id, 0, trace)
     (rank,) = node.seen(asked.id).ranks
@@ -270,7 +270,7 @@ def test_links_are_not_followed(node: Node, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted(what: str, node: Node) -> None:
-    """What somebody has put in the place of a request, a claim, a result and a trace holds nothing up and is not taken over."""
+    """Files that another user has put in the place of a request, a claim, a result and a trace block nothing and are not accepted."""
     asked = node.ask()
     PLANTED[what](files.request_path(node.run_dir, "other"))
     node.profiles = node.born()
@@ -324,7 +324,7 @@ def test_agent_killed(node: Node) -> None:
 
 
 def test_no_room_to_keep(node: Node) -> None:
-    """Where nothing can be kept, the answer is there all the same, and the next can be asked for."""
+    """If nothing can be kept, the answer still comes, and the next profile can be requested."""
     node.kept.parent.mkdir()
     node.kept.write_text("no directory")
     asked = node.ask(ranks=[0])
@@ -358,7 +358,7 @@ def test_tidy(node: Node) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """An agent that watches nobody."""
+    """An agent without jobs."""
     directory = tmp_path_factory.mktemp("profiles") / "run"
     rings_of(directory)
     with agent(directory) as made:
@@ -426,10 +426,10 @@ def test_unknown_profile(running: RunningAgent) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (("--steps", "0"), "--steps 0: 1 to 50"),
-        (("--steps", "51"), "--steps 51: 1 to 50"),
-        (("--ranks", "0,x"), "--ranks 0,x: numbers"),
-        (("--timeout", "0"), "--timeout 0: more than 0"),
+        (("--steps", "0"), "--steps 0: needs 1 to 50"),
+        (("--steps", "51"), "--steps 51: needs 1 to 50"),
+        (("--ranks", "0,x"), "--ranks 0,x: needs comma-separated"),
+        (("--timeout", "0"), "--timeout 0: needs more than 0"),
     ],
 )
 def test_asked_wrongly(tmp_path: Path, flags: tuple[str, ...], named: str) -> None:
@@ -440,10 +440,10 @@ def test_asked_wrongly(tmp_path: Path, flags: tuple[str, ...], named: str) -> No
 
 
 def test_nobody_there(tmp_path: Path, running: RunningAgent) -> None:
-    """Where no agent is, it says so in one line, exit code 2, as other commands do; where no job is, exit code 1."""
+    """Without an agent, the command prints one line with exit code 2, as other commands do; without a job, exit code 1."""
     for directory, code, says in (
         (tmp_path, 2, f"no agent watches {tmp_path}"),
-        (running.directory, 1, "no job runs here"),
+        (running.directory, 1, "no job is running here"),
     ):
         done = commwatch("profile", "--dir", directory)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)

@@ -1,4 +1,4 @@
-"""NCCL's RAS in the agent: when it is asked, what its answers are joined to, and what follows from them."""
+"""NCCL's RAS in the agent: when it is queried, what its answers are joined with, and what follows from them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_healthy() -> None:
 
 
 def test_behind() -> None:
-    """Ranks that have launched less than others, and nobody launches any more, have not joined."""
+    """Ranks that have launched less than others, while no rank launches any more, have not joined."""
     found = verdict("behind.json")
     assert found is not None
     assert (found.kind, found.cause, found.ranks, found.waiting, found.source) == (
@@ -128,7 +128,7 @@ def test_crossed_majority() -> None:
 
 
 def test_dead_and_silent() -> None:
-    """A dead process is said at once; one that only does not answer, when nothing has changed for a while."""
+    """A dead process is reported at once; one that only does not answer, after a while without a change."""
     dead, silent = verdict("dead.json", 0.0), verdict("silent.json")
     assert dead is not None
     assert (dead.kind, dead.cause, dead.ranks, dead.waiting) == ("hang", "dead", [6], [4])
@@ -147,7 +147,7 @@ def test_in_between() -> None:
 
 
 def test_text_is_judged_alike() -> None:
-    """What text tells of leads to the same verdict."""
+    """An answer in the text form leads to the same verdict."""
     comm = next(comm for comm in parse(fixture("nccl-2.24.txt")).communicators if comm.size == 4)
     found = judge(comm, Joined("job", "all", "g", (0, 1, 2, 3)), 15.0)
     assert found is not None
@@ -159,7 +159,7 @@ def test_text_is_judged_alike() -> None:
 
 
 class Polled:
-    """Ranks 4 and 6 of a job with one collective behind them, and a RAS that says what it is told to."""
+    """Ranks 4 and 6 of a job that has run one collective, and a RAS whose answers the test sets."""
 
     def __init__(self, addresses: tuple[tuple[str, int], ...] = (("localhost", 28028),)) -> None:
         self.now, self.answer, self.asked = 1_700_000_000.0, fixture("healthy.json"), 0
@@ -185,13 +185,13 @@ class Polled:
         self.ras.tick()
 
     def settle(self) -> None:
-        """Let the job run until it may be asked."""
+        """Let the job run until RAS may be queried."""
         self.tick(0)
         self.tick(SETTLED_S)
 
 
 def test_off() -> None:
-    """Without an address nobody is asked and there is no collector."""
+    """Without an address no query is made and there is no collector."""
     polled = Polled(())
     polled.settle()
     assert (polled.asked, polled.ras.readings(), polled.ras.verdicts(None)) == (0, [], [])
@@ -199,7 +199,7 @@ def test_off() -> None:
 
 
 def test_not_while_communicators_are_made() -> None:
-    """It is asked only once no group has been new for a minute, and no sooner again when one is; and never without a job."""
+    """RAS is queried only once no group has been new for a minute, again after each new group; and never without a job."""
     polled = Polled()
     polled.tick(0)
     polled.tick(SETTLED_S - 1)
@@ -208,7 +208,7 @@ def test_not_while_communicators_are_made() -> None:
     assert polled.ras.readings() == []
     polled.tick(1)
     assert polled.asked == 1
-    books = list(polled.aggregate.jobs["job"].books.values())
+    books = list(polled.aggregate.jobs["job"].rank_totals.values())
     books[0].ingest(packed(operation(start_ns=MS, end_ns=2 * MS, group=2)))
     polled.tick(POLL_S)
     polled.tick(SETTLED_S - 1)
@@ -224,7 +224,7 @@ def test_not_while_communicators_are_made() -> None:
 
 
 def test_no_more_often() -> None:
-    """It is asked every ten seconds, whatever it answers."""
+    """RAS is queried every ten seconds, whatever it answers."""
     polled = Polled()
     polled.settle()
     for _ in range(20):
@@ -256,14 +256,14 @@ def test_no_progress() -> None:
 
 
 def test_down() -> None:
-    """A RAS that does not answer, or not as one, is said once and is down; it is up again when it answers."""
+    """A RAS that does not answer, or answers wrongly, is logged once and is down; it is up again when it answers."""
     polled = Polled()
     polled.settle()
     assert polled.ras.readings() == [("ras", [])]
     for answer, says in (
         ("", "Connection refused"),
-        ("SSH-2.0", "no known form"),
-        ("{", "torn"),
+        ("SSH-2.0", "an unknown format"),
+        ("{", "not valid JSON"),
         ("no name", "label too long"),
     ):
         polled.answer = answer
@@ -279,7 +279,7 @@ def test_down() -> None:
 
 
 def test_view() -> None:
-    """What it has said last, by communicator: who is in which state, who has launched how many."""
+    """The view has the latest answer by communicator: the state of each rank, and how many operations it has launched."""
     polled = Polled()
     polled.answer = fixture("behind.json")
     polled.settle()
@@ -332,7 +332,7 @@ def served(watch: Watch, ras: Ras) -> Iterator[str]:
 
 
 def test_routes_and_diagnose(tmp_path: Path) -> None:
-    """What RAS says stands among the verdicts, marked; ``commwatch diagnose`` takes it from there, once of each source."""
+    """Verdicts of RAS appear among the verdicts, marked; ``commwatch diagnose`` takes them from there, one for each source."""
     polled = Polled()
     polled.answer = fixture("behind.json")
     polled.settle()
@@ -351,7 +351,7 @@ def test_routes_and_diagnose(tmp_path: Path) -> None:
 
 
 def test_in_the_agent(tmp_path: Path) -> None:
-    """An agent that is told to ask waits until the job has settled, and says so; nothing else suffers."""
+    """An agent with RAS configured waits until the job has settled, and shows that; nothing else is affected."""
     settings = tmp_path / "commwatch.toml"
     with ras_server(fixture("healthy.json").encode()) as server:
         settings.write_text(f'ras = "127.0.0.1:{server.port}"\n')

@@ -133,7 +133,7 @@ def test_path_of_any_bytes(tmp_path: Path) -> None:
 
 
 def test_no_flight_recorder(tmp_path: Path) -> None:
-    """Without the setting, with a file in the pipe's place, with nobody reading, or without the process there is no dump, and no wait."""
+    """Without the setting, with a file in the pipe's place, without a reader, or without the process there is no dump, and no wait."""
     command = ["sleep", "600"]
     pipe = tmp_path / "pipe_3.pipe"
     env = {**os.environ, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe_")}
@@ -153,7 +153,7 @@ def test_no_flight_recorder(tmp_path: Path) -> None:
 
 
 def test_stacks(tmp_path: Path) -> None:
-    """py-spy says where a rank stands that a verdict is about; ranks on other hosts, or gone, are not asked."""
+    """py-spy shows the stack of a rank that a verdict names; ranks that are gone or on other hosts are left out."""
     needs(shutil.which("py-spy", path=f"{os.environ['PATH']}:{Path(sys.executable).parent}"), "py-spy")
     stems = {
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe_"),

@@ -61,7 +61,7 @@ def test_kernels_overlap() -> None:
 
 
 def test_several_streams() -> None:
-    """Kernels that run at once count once, communication and compute alike, in whatever order they stand."""
+    """Kernels that run at the same time count once, communication and compute alike, in whatever order they are listed."""
     events = [
         kernel(ALL_REDUCE, 40, 60, 21),
         kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)", 10, 50, 20),  # together 10 to 60
@@ -126,7 +126,7 @@ def test_window() -> None:
 
 
 def test_cpu_overlap() -> None:
-    """On CPU communication is what the backend says it works on, exposed what of it no operator covers, on whatever thread."""
+    """On CPU, communication is the time in which the backend works; the exposed part is what no operator covers, on any thread."""
     events = [
         gloo("all_reduce", 10, 40),
         gloo("all_reduce", 30, 60, LOOP + 1),  # together 10 to 60
@@ -205,8 +205,11 @@ def test_missing_keys() -> None:
     [
         ([], "no list of trace events"),
         ({"traceEvents": {}}, "no list of trace events"),
-        ({"traceEvents": []}, "nothing in the trace lies within the steps"),
-        ({"traceEvents": [kernel(GEMM, 0, 5)], "baseTimeNanoseconds": BASE - 10**9}, "do its clock and the system's"),
+        ({"traceEvents": []}, "no event of the trace lies within the steps"),
+        (
+            {"traceEvents": [kernel(GEMM, 0, 5)], "baseTimeNanoseconds": BASE - 10**9},
+            "its clock may differ from the system's",
+        ),
         ({"traceEvents": [kernel(GEMM, 0, 5)], "baseTimeNanoseconds": "now"}, "its base time"),
     ],
 )
@@ -220,7 +223,7 @@ def test_bad_traces(trace: Any, says: str) -> None:
     "content", [b"", b"not packed", gzip.compress(b'{"traceEvents": [', mtime=0), gzip.compress(b"{}", mtime=0)[:-4]]
 )
 def test_unreadable_files(tmp_path: Path, content: bytes) -> None:
-    """The process that reads a trace always answers in JSON: a damaged file is an error that says so."""
+    """The process that reads a trace always answers in JSON: a damaged file gives an error."""
     (tmp_path / "trace.gz").write_bytes(content)
     command = [sys.executable, "-m", "commwatch.watchers.trace_overlap", str(tmp_path / "trace.gz"), "0", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-/* A stand-in for NVIDIA's libnvidia-ml.so.1 that says what a script says.
+/* A stand-in for NVIDIA's libnvidia-ml.so.1 that returns the values of a script.
  *
  * The script is the file that FAKE_NVML names; it is read again whenever it has changed. A line is a key and a value:
  *
@@ -10,8 +10,8 @@
  *     sleep_ms 5000              how long every call takes
  *     event 1 0 79               the first event: card 0, Xid 79
  *
- * What the script does not name is NVML_ERROR_NOT_SUPPORTED. When "generation" changes, the driver was restarted: nothing works
- * before nvmlInit is called again. With FAKE_NVML_LOG every call is written down. MIG instances of card 0 are
+ * Calls that the script does not name return NVML_ERROR_NOT_SUPPORTED. When "generation" changes, the driver was restarted: nothing
+ * works before nvmlInit is called again. With FAKE_NVML_LOG every call is logged. MIG instances of card 0 are
  * cards 100, 101, ..., of card 1 cards 200, ...
  *
  * Layouts and numbers: nvml.h, as nvidia-ml-py has them.

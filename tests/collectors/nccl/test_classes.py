@@ -89,7 +89,7 @@ WARNINGS = {
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in WARNINGS.items() for text in texts])
 def test_classes(kind: str, text: str) -> None:
-    """Every form of a warning is in its class; that a peer closed is a symptom, and so none of its own."""
+    """Every form of a warning is in its class; a closed peer connection is a symptom, and has no class of its own."""
     assert warning_class(text) == kind
 
 

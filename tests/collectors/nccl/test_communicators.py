@@ -64,7 +64,7 @@ def test_one_process_with_many_ranks() -> None:
 
 
 def test_begun_but_not_complete() -> None:
-    """A communicator of which no rank is through its init is not complete, and knows who came."""
+    """A communicator in which no rank has finished its init is not complete, and has the ranks that began."""
     comm = _one(_init("ant", 1, 0, 3, "START"), _init("bee", 2, 2, 3, "START"))
     assert (comm.complete, comm.ranks) == (False, {0, 2})
     comm = _one(_init("ant", 1, 0, 3, "START"), _init("bee", 2, 2, 3, "START"), _init("ant", 1, 0, 3))
@@ -91,7 +91,7 @@ def test_splits(child: str) -> None:
 
 
 def test_split_of_a_pointer_used_again() -> None:
-    """A parent is what its pointer stands for at that time: pointers are used again after a destroy."""
+    """A parent is the communicator with that pointer at that time: pointers are reused after a destroy."""
     comms = _comms(
         _init("ant", 1, 0, 1, comm="0xa", comm_id="0x1"),
         _said("ant", 1, "comm 0xa rank 0 nranks 1 cudaDev 0 busId 1b000 - Destroy COMPLETE"),
@@ -104,7 +104,7 @@ def test_split_of_a_pointer_used_again() -> None:
 
 
 def test_split_of_an_unknown_parent() -> None:
-    """Where the parent's init is not in the log, splits of one size cannot be told apart."""
+    """If the parent's init is not in the log, splits of one size cannot be distinguished."""
     comm = _one(_init("ant", 1, 0, 2, split="parent 0xdead color 3 key 0"))
     assert (comm.pooled, comm.parent, comm.name) == (True, None, "communicators of 2 ranks")
 
@@ -125,7 +125,7 @@ def test_old_ones_are_pooled() -> None:
 
 
 def test_old_ones_connect_before_their_end() -> None:
-    """Where nothing says that an init begins, what a thread said before its end belongs to it, as far as ranks fit."""
+    """If no line marks the begin of an init, a thread's lines before its end belong to it, as far as ranks fit."""
     comm = _one(
         _said("ant", 1, "Channel 00 : 0[1b000] -> 1[2b000] via P2P/IPC"),
         _said("ant", 1, "Channel 00 : 5[1b000] -> 6[2b000] via P2P/IPC"),
@@ -163,7 +163,7 @@ def test_connected_later() -> None:
 
 
 def test_rccl_names_the_communicator() -> None:
-    """RCCL's lines end with the pointer: they go to that communicator, whoever prints them."""
+    """RCCL's lines end with the pointer: they belong to that communicator, whichever thread prints them."""
     lines = [_init("ant", 1, 0, 2, comm=comm, comm_id=comm_id) for comm, comm_id in (("0xa1", "0x1"), ("0xa2", "0x2"))]
     first, second = _comms(
         *lines,
@@ -222,7 +222,7 @@ def test_nodes() -> None:
 
 
 def test_hosts_and_missing_ranks() -> None:
-    """Ranks are told by host in their order; who is missing is what is left."""
+    """Ranks are listed by host in their order; missing ranks are those that remain."""
     comm = _one(_init("bee", 3, 2, 4), _init("ant", 2, 1, 4), _init("ant", 1, 0, 4))
     assert comm.hosts == {"ant": [0, 1], "bee": [2]}
     assert set(range(comm.nranks)) - comm.ranks == {3}

@@ -1,4 +1,4 @@
-"""Findings: each kind is found where it is and not found beside it, with what is said and the lines that show it.
+"""Findings: each kind is found in its own cases and not in similar ones, with its text and the lines that show it.
 
 The cases of a kind stand in ``tests/fixtures/nccl/findings/KIND.txt``: ``== found: WORDS`` or ``== not found``, then the
 lines of a log behind a margin. ``>`` in the margin marks the lines that must be the evidence.
@@ -64,7 +64,7 @@ def _of(case: Case) -> list[Finding]:
 
 @pytest.mark.parametrize("case", FOUND, ids=_name)
 def test_found(case: Case) -> None:
-    """A kind is found, says what it must, and shows the lines that say so, as they stand in the file."""
+    """A kind is found, with its text, and with the lines that show it, exactly as in the file."""
     saying = [finding for finding in _of(case) if case.says is not None and case.says in finding.says]
     assert len(saying) == 1, [finding.says for finding in _of(case)]
     shown = saying[0].evidence
@@ -76,7 +76,7 @@ def test_found(case: Case) -> None:
 
 @pytest.mark.parametrize("case", NOT_FOUND, ids=_name)
 def test_not_found(case: Case) -> None:
-    """What only looks like it is no finding of that kind."""
+    """A log that only looks similar gives no finding of that kind."""
     assert [finding.says for finding in _of(case)] == []
 
 
@@ -145,12 +145,12 @@ def test_texts(case: Case) -> None:
 
 
 def test_names_are_unique() -> None:
-    """No two rules share a name or a title: people and programs tell findings apart by them."""
+    """No two rules share a name or a title, because people and programs distinguish findings by them."""
     assert len({rule.name for rule in RULES}) == len({rule.title for rule in RULES}) == len(RULES)
 
 
 def test_several_files() -> None:
-    """Evidence names the file that it stands in."""
+    """Evidence names the file that it comes from."""
     account = Account()
     account.add("ant:1:2 [0] NCCL INFO NCCL version 2.25.1+cuda12.8", "ant.log", 7)
     account.add("bee:1:2 [0] NCCL INFO NCCL version 2.26.2+cuda12.8", "bee.log", 9)
@@ -160,7 +160,7 @@ def test_several_files() -> None:
 
 
 def test_what_was_not_kept() -> None:
-    """Where a log holds more than is kept, that is said."""
+    """If a log holds more than is kept, the findings say so."""
     account = Account(most_facts=3)
     for number in range(1, 9):
         account.add(f"ant:1:2 [0] NCCL INFO NCCL_BUFFSIZE set by environment to {number}.", "job.log", number)

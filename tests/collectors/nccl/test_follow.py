@@ -67,7 +67,7 @@ def test_files_come_late(tmp_path: Path) -> None:
 
 
 def test_files_of_jobs_before(tmp_path: Path) -> None:
-    """Files last written to before ``since`` are left alone, until somebody writes to them again."""
+    """Files last written to before ``since`` are ignored until they are written to again."""
     log = tmp_path / "log"
     log.write_text("old\n")
     os.utime(log, (1000, 1000))
@@ -170,7 +170,7 @@ def test_unreadable(tmp_path: Path) -> None:
 
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than so many files are open at a time; that there are more is said once, not for each."""
+    """A limited number of files is open at a time; that there are more is reported once, not for each."""
     monkeypatch.setattr(follow, "MOST_FILES", 3)
     for name in "abcdef":
         (tmp_path / name).write_text(f"{name}\n")

@@ -251,7 +251,7 @@ def test_known_and_quiet(text: str) -> None:
 
 
 def test_unknown() -> None:
-    """A message that nobody has met gives no fact and is not taken for a known one."""
+    """An unknown message gives no fact and is not taken for a known one."""
     text = "Frobnicating 12 widgets on 3 gadgets"
     assert read(text) == ()
     assert not is_quiet(text)
@@ -278,7 +278,7 @@ def test_glued_facts() -> None:
 
 
 def test_needles() -> None:
-    """A form's needle stands in each text that its pattern matches: else the form would be dead."""
+    """A form's needle is in each text that its pattern matches; otherwise the form could never match."""
     texts = [text for _, text, _ in CASES]
     for form in FORMS:
         for text in texts:

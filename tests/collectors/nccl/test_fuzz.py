@@ -104,7 +104,7 @@ def test_order_of_lines(order: list[int]) -> None:
 
 
 def test_no_room() -> None:
-    """Wherever the room for facts runs out, what follows from the rest can still be told."""
+    """Wherever the room for facts runs out, the rest can still be evaluated."""
     data = b"\n".join([*LINES, *TROUBLE])
     for most_facts in [*range(60), *range(60, 600, 30)]:
         account = read(data, most_facts)

@@ -27,7 +27,7 @@ def read(name: str) -> list[Timed | None]:
 
 
 def test_first_version() -> None:
-    """NCCL 2.28 tells operation, size, time and how that was measured; sizes are those of nccl-tests, of all ranks together."""
+    """NCCL 2.28 gives operation, size, time and how it was measured; sizes are those of nccl-tests, of all ranks together."""
     told = [record for record in read("nccl-2.28.log") if record is not None]
     assert [(t.op, t.seq, t.size_bytes, t.duration_s, t.timing) for t in told] == [
         ("all_reduce", 1, 8_000_000, 1e-3, "kernel_gpu"),
@@ -42,7 +42,7 @@ def test_first_version() -> None:
 
 
 def test_named_communicators_and_messages() -> None:
-    """NCCL 2.30 names communicators and tells of messages; an operation without a known name is counted as other, without a size."""
+    """NCCL 2.30 names communicators and includes messages; an operation without a known name is counted as other, without a size."""
     told = [record for record in read("nccl-2.30.log") if record is not None]
     assert [(t.op, t.size_bytes) for t in told] == [
         ("all_reduce", 8_000_000),
@@ -66,7 +66,7 @@ def test_verbose() -> None:
 
 
 def test_without_timing_source() -> None:
-    """A record that does not say how it was timed is of unknown timing, never taken for GPU time."""
+    """A record without its kind of timing has unknown timing, never GPU time."""
     said = json.loads(LINES[0])
     del said["coll_perf"]["coll_timing_source"]
     assert parse_line(json.dumps(said)) is not None
@@ -78,7 +78,7 @@ def test_without_timing_source() -> None:
 
 
 def test_unknown_fields() -> None:
-    """Fields of a later version are counted and passed over, wherever they stand."""
+    """Fields of a later version are counted and skipped, wherever they are."""
     said = json.loads(LINES[0])
     said["proxy"] = {}
     said["header"]["numa"] = 1
@@ -138,7 +138,7 @@ json_values = st.recursive(
 @given(st.sampled_from(LINES), st.sampled_from(["header", "metadata", "coll_perf", "p2p_perf"]), st.data())
 @examples(300)
 def test_any_value(line: str, part: str, data: st.DataObject) -> None:
-    """Whatever value stands in whatever place, nothing raises, and what is taken is within bounds."""
+    """Any value in any place raises nothing, and all accepted values are within bounds."""
     said = json.loads(line)
     inner = said.setdefault(part, {})
     inner[data.draw(st.sampled_from([*inner, "new"]))] = data.draw(json_values)
@@ -170,7 +170,7 @@ def test_half_written_means() -> None:
 @given(st.text() | st.from_regex(r'nccl_[a-z]{1,9}\{[a-z="]{0,20}\} [-0-9.eEnainf]{1,8}\n'))
 @examples(200)
 def test_any_text(text: str) -> None:
-    """Whatever stands in a text file, nothing raises and no value is negative, infinite or none."""
+    """Any content of a text file raises nothing, and no value is negative, infinite or NaN."""
     for mean in parse_prom(text):
         assert isinstance(mean, Mean)
         assert 0 <= mean.value < float("inf")

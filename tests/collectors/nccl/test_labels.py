@@ -69,7 +69,7 @@ if CORPUS:  # else pytest would report a test without parameters as skipped
 
     @pytest.mark.parametrize("expected", CORPUS, ids=lambda path: path.stem)
     def test_corpus(expected: Path) -> None:
-        """Logs that nobody here wrote give the labels that were made apart from this parser."""
+        """Logs from elsewhere give the labels that were made without this parser."""
         check(expected)
 
 

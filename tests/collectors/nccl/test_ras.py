@@ -42,21 +42,21 @@ def test_ask_json() -> None:
 
 
 def test_ask_before_json() -> None:
-    """A RAS that knows no JSON answers in text."""
+    """A RAS without JSON answers in text."""
     status = (FIXTURES / "nccl-2.24.txt").read_bytes()
     with ras_server(status, knows_json=False) as server:
         assert parse(ask("127.0.0.1", server.port)).form == "text"
 
 
 def test_nobody_there() -> None:
-    """Where nobody listens that is an OSError."""
+    """If no process listens, an OSError is raised."""
     with pytest.raises(OSError, match="refused"):
         ask("127.0.0.1", free_port())
 
 
 @pytest.mark.parametrize("hello", [b"", b"SSH-2.0-x\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000, b"\xff\n"])
 def test_somebody_else(hello: bytes) -> None:
-    """Whatever else answers there is not taken for RAS, and is told nothing more."""
+    """Another server is not taken for RAS, and is sent nothing more."""
 
     def serve(connection: socket.socket) -> None:
         connection.recv(100)
@@ -144,7 +144,7 @@ def test_states(status: dict[str, Any], state: str) -> None:
 
 
 def test_text_by_operation() -> None:
-    """From NCCL 2.26 on text tells which operations differ; the ranks that are not named are all the others."""
+    """From NCCL 2.26 on the text names the operations that differ; the ranks that are not named are all the others."""
     status = answer("nccl-2.27.txt")
     assert (status.nccl_version, status.form, status.dead) == ("2.27.5", "text", (3_487_984,))
     (comm,) = status.communicators
@@ -157,7 +157,7 @@ def test_text_by_operation() -> None:
 
 
 def test_text_of_all_operations() -> None:
-    """Before that it tells one number, and missing ranks without their processes."""
+    """Before that the text has one number, and missing ranks without their processes."""
     status = answer("nccl-2.24.txt")
     first, second = sorted(status.communicators, key=lambda comm: -(comm.size or 0))
     assert (second.comm, second.members) == ("cf264af53edbe986", (Member(2, None, "silent", None),))
@@ -179,7 +179,7 @@ def test_text_of_a_tie() -> None:
 
 
 def test_text_of_a_healthy_job() -> None:
-    """Text tells nothing of communicators that have nothing wrong with them."""
+    """The text has nothing about communicators without a fault."""
     text = (FIXTURES / "nccl-2.24.txt").read_text()
     assert parse(text[: text.index("INCOMPLETE\n  Missing")]).communicators == ()
 
@@ -220,7 +220,7 @@ values = st.recursive(
 @given(st.sampled_from(["healthy.json", "dead.json"]), st.data())
 @examples(300)
 def test_any_value(name: str, data: st.DataObject) -> None:
-    """Whatever value stands in whatever place of the JSON, it is passed over or refused, and never raises."""
+    """Any value in any place of the JSON is skipped or refused, and never raises."""
     said = json.loads((FIXTURES / name).read_text())
     target: Any = said
     while True:

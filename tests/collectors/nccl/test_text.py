@@ -98,7 +98,7 @@ PREFIXES = {
 
 @pytest.mark.parametrize("prefix", PREFIXES, ids=ascii)
 def test_prefixes(prefix: str) -> None:
-    """Behind a launcher's prefix, a timestamp or blanks a head still tells host and pid, and what the prefix says."""
+    """Behind a launcher's prefix, a timestamp or blanks a head still gives host and pid, and what the prefix contains."""
     kind, tag = PREFIXES[prefix]
     for level in ("INFO", "WARN"):
         (message,) = messages(f"{prefix}{HEAD} NCCL {level} {SAID}")
@@ -139,7 +139,7 @@ def test_torn_heads(head: str) -> None:
 
 
 def test_glued_messages() -> None:
-    """Messages glued to each other all count; the first alone tells its process, and each text ends where the next begins."""
+    """Messages glued to each other all count; only the first gives its process, and each text ends where the next begins."""
     line = f"{HEAD} NCCL INFO NCCL_ALGO set to Treegpu-b1:7:8 [0] NCCL INFO {SAID}"
     first, second = messages(line, ("gpu-b1",))
     assert (first.text, first.head.process) == ("NCCL_ALGO set to Tree", Process("", "gpu-a7", 4411))
@@ -150,7 +150,7 @@ def test_glued_messages() -> None:
 
 
 def test_glued_to_a_number() -> None:
-    """A host that has printed before is told from the number that it is glued to, also if only this line names it."""
+    """A host that has printed before is separated from the number that it is glued to, even if only this line names it."""
     for hosts in (("gpu-a7",), ()):
         first, _ = messages(f"{HEAD} NCCL INFO NCCL_NTHREADS set to 64{HEAD} NCCL INFO {SAID}", hosts)
         assert first.text == "NCCL_NTHREADS set to 64"
@@ -168,7 +168,7 @@ def test_glued_to_a_number() -> None:
     ],
 )
 def test_glued_to_a_stranger(text: str, key: str) -> None:
-    """A message is whole also where a head is glued to it whose host nobody has met."""
+    """A message is complete even if the head of an unknown host is glued to it."""
     alone = labels(told(f"{HEAD} NCCL INFO {text}"))
     assert labels(told(f"{HEAD} NCCL INFO {text}stranger:7:8 [0] NCCL INFO x"))[key] == alone[key]
 
@@ -187,7 +187,7 @@ def test_glued_level() -> None:
 
 
 def test_versions_glued() -> None:
-    """Bare version lines count each, glued to each other, to a message or to a host that nobody has met."""
+    """Bare version lines count each, even glued to each other, to a message or to an unknown host."""
     for line, expected in (
         ("NCCL version 2.7.8+cuda10.2NCCL version 2.7.8+cuda10.2", 2),
         (f"NCCL version 2.7.8+cuda10.2{HEAD} NCCL INFO {SAID}", 1),
@@ -214,7 +214,7 @@ def test_quoted_version() -> None:
 
 
 def test_own_time() -> None:
-    """NCCL's own timestamp is one directly before a head or a bare version, behind whatever prefix."""
+    """NCCL's own timestamp is one directly before a head or a bare version, behind any prefix."""
     stamp = "[2026-01-05 09:10:11] "
     assert has_own_time(f"{stamp}{HEAD} NCCL WARN x")
     assert has_own_time(f"3: {stamp}{HEAD} NCCL WARN x")
@@ -240,7 +240,7 @@ def test_a_time_is_no_head() -> None:
 
 
 def test_processes() -> None:
-    """Processes are told apart by launcher, host and pid; threads of one process are one."""
+    """Processes are distinguished by launcher, host and pid; threads of one process are one."""
     lines = [
         f"{rank}: gpu-a7:{pid}:{tid} [0] NCCL INFO x" for rank, pid, tid in ((0, 9, 1), (0, 9, 2), (1, 9, 1), (1, 8, 3))
     ]

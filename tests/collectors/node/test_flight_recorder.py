@@ -23,7 +23,7 @@ BEGIN_NS = 1_763_746_202_000_000_000
 
 
 def entry(record_id: int = 0, seq: int = 1, **more: Any) -> dict[str, Any]:
-    """One operation of NCCL as the recorder writes it; a second after the one before, completed unless told."""
+    """One operation of NCCL as the recorder writes it; a second after the previous one, completed by default."""
     created = BEGIN_NS + record_id * 1_000_000_000
     frames = [
         {"name": "all_reduce", "filename": "/x/site-packages/torch/distributed/distributed_c10d.py", "line": 3245},
@@ -76,7 +76,7 @@ def dump_of(*entries: dict[str, Any], ranks: str = "[0, 1]") -> dict[str, Any]:
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_nccl(protocol: int) -> None:
-    """An NCCL dump tells group, members, operation, size, state and who called, in each form of pickle and in JSON."""
+    """An NCCL dump gives group, members, operation, size, state and call site, in each form of pickle and in JSON."""
     said = dump_of(entry(0, 1), pending(1, 2))
     dump = load(pickle.dumps(said, protocol))
     first, second = dump.entries
@@ -121,7 +121,7 @@ def test_unknown_sizes() -> None:
 
 
 def test_overwritten() -> None:
-    """A dump whose first records are gone says so."""
+    """A dump whose first records are gone is marked as such."""
     assert not load(pickle.dumps(dump_of(entry(0)))).cut
     assert load(pickle.dumps(dump_of(entry(17)))).cut
 
@@ -153,7 +153,7 @@ class Harm:
 def test_no_globals(capsys: pytest.CaptureFixture[str]) -> None:
     """A pickle that names a function, a class or an extension is refused, and nothing of it is called."""
     for protocol in range(6):
-        with pytest.raises(BadDump, match="in its pickle"):
+        with pytest.raises(BadDump, match="its pickle uses"):
             load(pickle.dumps(dump_of(entry(frames=Harm())), protocol))
     assert capsys.readouterr().out == ""
 
@@ -188,7 +188,7 @@ def test_no_globals(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_no_dump(data: bytes) -> None:
-    """What is no dump is refused in words, whatever it is."""
+    """Any file that is not a dump is refused with a message."""
     with pytest.raises(BadDump):
         load(data)
 
@@ -247,6 +247,6 @@ def test_plain_values(value: Any) -> None:
 @given(st.sampled_from(sorted(entry())), values)
 @examples(300)
 def test_any_value(key: str, value: Any) -> None:
-    """Whatever value stands in whatever place, nothing raises."""
+    """Any value in any place of a dump raises nothing."""
     dump = load(pickle.dumps(dump_of({**entry(), key: value}), 2))
     assert len(dump.entries) + dump.unknown == 1

@@ -40,7 +40,7 @@ PLAIN = "5a0e1f2c-3b4d-4e6f-8a9b-000000000000"
     ],
 )
 def test_plain_uuid(written: str, plain: str) -> None:
-    """The same card has the same UUID whoever writes it."""
+    """The same GPU has the same UUID in every notation."""
     assert plain_uuid(written) == plain
 
 
@@ -70,7 +70,7 @@ def test_place_by_uuid_or_bus_id() -> None:
 
 
 def test_place_with_mig() -> None:
-    """A rank on a MIG instance sits on the card that it is a part of, whichever of the two UUIDs torch tells."""
+    """A rank on a MIG instance belongs to the GPU that the instance is a part of, whichever of the two UUIDs torch reports."""
     part = MigInstance("MIG-11111111-0000-4000-8000-000000000000", "H100 MIG 3g.40gb", 1, 0)
     other = MigInstance("MIG-22222222-0000-4000-8000-000000000000", "H100 MIG 3g.40gb", 2, 0)
     gpu = replace(full(1), card=replace(card(1), mig=(other, part)))

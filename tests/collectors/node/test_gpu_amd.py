@@ -1,4 +1,4 @@
-"""AMD cards, through a stand-in for ``amdsmi``: the same values under the same names."""
+"""AMD GPUs, through a stand-in for ``amdsmi``: the same values under the same names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def smi(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_two_cards(smi: ModuleType) -> None:
-    """Every value is in base units, whatever of it a card knows; N/A is absent."""
+    """Every value that a GPU has is in base units; N/A is absent."""
     source = AmdSource()
     assert source.open() == Driver("amd", "6.10.5")
     first, second = source.read().gpus
@@ -53,7 +53,7 @@ def test_two_cards(smi: ModuleType) -> None:
 
 
 def test_trainers_card(smi: ModuleType) -> None:
-    """A rank's card is found by what torch on ROCm knows of it: the serial number, or the PCI address."""
+    """A rank's GPU is found by what torch on ROCm reports: the serial number, or the PCI address."""
     source = AmdSource()
     source.open()
     gpus = source.read().gpus
@@ -94,7 +94,7 @@ def test_lost_card(smi: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_violations_are_looked_at_now_and_then(smi: ModuleType) -> None:
-    """What takes a tenth of a second is asked every tenth time, and holds in between."""
+    """A value that takes a tenth of a second is queried every tenth time, and kept in between."""
     source = AmdSource()
     source.open()
     smi.CALLS.clear()
@@ -113,28 +113,28 @@ def test_violations_are_looked_at_now_and_then(smi: ModuleType) -> None:
 def test_cannot_open(
     smi: ModuleType, monkeypatch: pytest.MonkeyPatch, fails: dict[str, int], error: type[Exception], says: str
 ) -> None:
-    """Without a driver there is nobody to watch; any other error is trouble."""
+    """Without a driver there are no GPUs; any other error is a fault."""
     monkeypatch.setattr(smi, "FAILS", fails)
     with pytest.raises(error, match=says):
         AmdSource().open()
 
 
 def test_no_cards(smi: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver without a card is nobody to watch."""
+    """A driver without a GPU counts as no GPUs."""
     monkeypatch.setattr(smi, "CARDS", 0)
     with pytest.raises(NoGpus, match="no card"):
         AmdSource().open()
 
 
 def test_not_installed() -> None:
-    """Without ``amdsmi`` that is said."""
+    """A missing ``amdsmi`` is reported."""
     sys.modules.pop("amdsmi", None)
     with pytest.raises(NoGpus, match="not installed"):
         AmdSource().open()
 
 
 def test_library_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that cannot find its library, and says so on standard output, is loaded once only."""
+    """A module that cannot find its library, and prints that to standard output, is loaded only once."""
     (tmp_path / "amdsmi.py").write_text("raise OSError('Could not load libamd_smi.so')")
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("amdsmi", None)

@@ -1,4 +1,4 @@
-"""NVIDIA cards, through the real ``nvidia-ml-py`` and a stand-in for the library below it."""
+"""NVIDIA GPUs, through the real ``nvidia-ml-py`` and a stand-in for the library below it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Load = Callable[..., Script]
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The stand-in, and one as drivers before 535 are."""
+    """The stand-in, and one like drivers before 535."""
     folder = tmp_path_factory.mktemp("nvml")
     (folder / "old").mkdir()
     return {"new": build(folder), "old": build(folder / "old", "-DBEFORE_535")}
@@ -33,7 +33,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def load(libraries: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Makes ``pynvml`` use a fresh stand-in, which says what the script that is returned says."""
+    """Make ``pynvml`` use a fresh stand-in; return the script that sets its answers."""
 
     def loaded(which: str = "new") -> Script:
         copy = tmp_path / f"{which}-{LIBRARY}"  # another file is another library, with a memory of its own
@@ -55,7 +55,7 @@ def opened() -> NvidiaSource:
 
 
 def gpus(source: NvidiaSource) -> tuple[Gpu, ...]:
-    """One look at the cards."""
+    """One reading of the GPUs."""
     return source.read().gpus
 
 
@@ -79,7 +79,7 @@ def test_two_cards(load: Load) -> None:
 
 
 def test_what_a_card_does_not_support(load: Load, tmp_path: Path) -> None:
-    """A value that is not supported or not allowed is absent, the others stay; it is not asked for at every look."""
+    """A value that is not supported or not allowed is absent, the others stay; it is not queried in every reading."""
     script = load()
     script.say("0.nvmlDeviceGetPowerUsage !3", "0.nvmlDeviceGetTotalEccErrors.0 !4", "0.nvmlDeviceGetTemperature.0")
     script.say("0.field.138 !3", "0.field.202 77", "0.field.139 !2")
@@ -109,7 +109,7 @@ def test_asked_again_in_time(load: Load) -> None:
 
 
 def test_passing_errors(load: Load) -> None:
-    """An error that may pass leaves one value out of one look."""
+    """A temporary error leaves one value out of one reading."""
     script = load()
     source = opened()
     for code in (10, 999, 19):  # timeout, unknown, in use
@@ -209,14 +209,14 @@ def test_driver_of_another_version(load: Load) -> None:
 
 
 def test_no_cards(load: Load) -> None:
-    """A driver without a card is nobody to watch."""
+    """A driver without a GPU counts as no GPUs."""
     load().say("count 0")
     with pytest.raises(NoGpus, match="no card"):
         NvidiaSource().open()
 
 
 def test_xids(load: Load) -> None:
-    """Xids come with the look after them, each once, with the card they are about; also those from before a card was lost."""
+    """Xids come with the next reading, each once, with their GPU; also those from before a GPU was lost."""
     script = load()
     source = opened()
     assert source.read().xids == ()
@@ -283,7 +283,7 @@ def test_older_bindings(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_library_is_found_by_name(libraries: dict[str, Path], tmp_path: Path) -> None:
-    """In a process of its own ``nvidia-ml-py`` finds the library by its name; without one there is clearly no driver."""
+    """In a separate process ``nvidia-ml-py`` finds the library by its name; without one it reports that there is no driver."""
     Script(tmp_path / "script.txt")
     program = (
         "from commwatch.collectors.node.gpu_nvidia import NvidiaSource; from commwatch.collectors.node.gpu import NoGpus\n"

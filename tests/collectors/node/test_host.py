@@ -12,7 +12,7 @@ from tests.trees import procfs, say, unpack, vanish
 
 
 def test_recorded(tmp_path: Path) -> None:
-    """Seconds by mode (nice is user's), memory in bytes, and what the kernel tells of pressure."""
+    """Seconds by mode (nice counts as user), memory in bytes, and the pressure of the kernel."""
     with procfs(unpack("infiniband", tmp_path) / "proc"):
         readings = HostCollector().collect()
     assert Reading("host_cpu_seconds_total", ("user",), 2010.0) in readings
@@ -42,7 +42,7 @@ def test_guests(tmp_path: Path) -> None:
 
 
 def test_core_by_core(tmp_path: Path) -> None:
-    """Softirq is told by core: one that does it all stands out."""
+    """Softirq time is given by core: one core that does it all is visible."""
     with procfs(unpack("infiniband", tmp_path) / "proc"):
         assert cpu().softirq == [40.0, 0.0]
 

@@ -50,7 +50,7 @@ def test_events(tmp_path: Path) -> None:
 
 
 def test_roce(tmp_path: Path) -> None:
-    """A RoCE port tells its network device and its congestion; one that is down has no rate, whatever it says."""
+    """A RoCE port has its network device and its congestion counters; one that is down has no rate, whatever its file contains."""
     reader, found = ports(unpack("roce", tmp_path))
     first, second = found["mlx5_0:1"], found["mlx5_1:1"]
     assert (first.kind, first.speed, first.netdev) == ("roce", 12.5e9, "ens1f0np0")
@@ -112,7 +112,7 @@ def test_rates(words: str, bits: float) -> None:
 
 
 def test_rates_of_roce() -> None:
-    """On Ethernet the figure is the rate, whatever generation of InfiniBand stands behind it."""
+    """On Ethernet the number is the rate, whatever generation of InfiniBand follows it."""
     assert rate("10 Gb/sec (1X QDR)", "roce") == 1.25e9
 
 
@@ -123,7 +123,7 @@ def test_no_rate(words: str) -> None:
 
 
 def test_state_not_told(tmp_path: Path) -> None:
-    """A port that does not tell its state is neither up nor down."""
+    """A port without a state is neither up nor down."""
     tree = unpack("infiniband", tmp_path)
     vanish(tree, f"{MLX5_0}/state")
     say(tree, f"{MLX5_0}/link_layer", "Unknown")

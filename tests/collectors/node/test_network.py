@@ -84,7 +84,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_hardware(tmp_path: Path) -> None:
-    """A device of hardware has kind, state, speed and place; the loopback is left out, IPoIB is told apart."""
+    """A hardware device has kind, state, speed and PCI function; the loopback is left out, IPoIB is distinguished."""
     found = nics(unpack("infiniband", tmp_path))
     assert list(found) == ["eth0", "ibs1"]
     eth0 = found["eth0"]
@@ -96,7 +96,7 @@ def test_hardware(tmp_path: Path) -> None:
 
 
 def test_virtual(tmp_path: Path) -> None:
-    """A veth's speed is no speed, a bond's is; what lies above other devices says so; the oldest come first."""
+    """A veth has no speed, a bond has; a device above others is marked as such; the oldest come first."""
     found = nics(unpack("roce", tmp_path))
     assert list(found) == ["ens1f0np0", "ens1f1np1", "bond0", "bond0.7", "veth1"]
     assert {name: nic.kind for name, nic in found.items() if nic.kind == "virtual"}.keys() == {
@@ -115,7 +115,7 @@ def test_virtual(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("speed", ["-1", "0", "4294967295", "", "fast"])
 def test_unknown_speed(tmp_path: Path, speed: str) -> None:
-    """A speed that the driver does not know is absent, however it says so."""
+    """A speed that the driver does not know is absent, however the driver reports that."""
     tree = unpack("infiniband", tmp_path)
     say(tree, "sys/class/net/eth0/speed", speed)
     assert nics(tree)["eth0"].speed is None
@@ -132,7 +132,7 @@ def test_link_downs(tmp_path: Path) -> None:
 
 
 def test_no_speed_of_a_virtual_machine(tmp_path: Path) -> None:
-    """virtio says -1 and is found behind its PCI function; firmware that tells no NUMA node is not taken at -1."""
+    """virtio reports -1 and is found behind its PCI function; firmware without a NUMA node does not give -1."""
     eth0 = nics(unpack("bare", tmp_path))["eth0"]
     assert eth0.speed is None
     assert eth0.function is not None

@@ -33,7 +33,7 @@ def test_accelerator(tmp_path: Path) -> None:
 
 
 def test_numa_nodes(tmp_path: Path) -> None:
-    """NUMA nodes are counted; where the kernel does not tell there is one."""
+    """NUMA nodes are counted; if the kernel does not list them there is one."""
     assert numa_nodes(unpack("infiniband", tmp_path / "a") / "sys") == 2
     assert numa_nodes(unpack("bare", tmp_path / "b") / "sys") == 1
 

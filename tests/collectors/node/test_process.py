@@ -1,4 +1,4 @@
-"""What the kernel says of processes, whatever bytes their names are made of."""
+"""The kernel's view of processes, whatever bytes their names contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the training thread stood still: sums over given times, and two real threads."""
+"""How long the training thread was idle: sums over given times, and two real threads."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def burn(seconds: float) -> None:
 
 
 def watched(work: Callable[[], object]) -> tuple[int, int, int]:
-    """Exposed, wall and CPU time of ``work`` in a training thread of its own, with an operation in flight all the time."""
+    """Exposed, wall and CPU time of ``work`` in a separate training thread, with an operation in flight all the time."""
     exposure, times = Exposure(), list[int]()
 
     def train() -> None:
@@ -151,7 +151,7 @@ def test_thread_that_computes() -> None:
 
 
 def test_thread_that_waits() -> None:
-    """A thread that stands in a wait is exposed for nearly all of it."""
+    """A thread that waits is exposed for nearly all of the wait."""
 
     def wait_for_another() -> None:
         other = threading.Thread(target=burn, args=(0.05,))

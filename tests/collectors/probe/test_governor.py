@@ -61,7 +61,7 @@ def test_windows() -> None:
 
 
 def test_no_budget() -> None:
-    """With a budget of 0 everything is recorded whatever it costs."""
+    """With a budget of 0 everything is recorded, whatever it costs."""
     assert after(Governor(0), *[1.0] * 100) == FULL
 
 
@@ -70,12 +70,12 @@ def test_no_budget() -> None:
     [("", 0.005), ("0", 0), ("0.02", 0.02), ("1", 1), ("2", 0.005), ("-1", 0.005), ("nan", 0.005), ("half", 0.005)],
 )
 def test_budget(said: str, budget: float) -> None:
-    """What is no part of the time is not taken for a budget."""
+    """A value that is not a share of the time is not accepted as a budget."""
     assert budget_of({"COMMWATCH_BUDGET": said}, "native") == budget
 
 
 def test_budget_of_the_python_hook() -> None:
-    """The hook that costs more has a larger budget by default; whoever sets one gets it with either hook."""
+    """The hook that costs more has a larger budget by default; a budget in the setting applies to either hook."""
     assert [budget_of({}, hook) for hook in ("native", "python")] == [0.005, 0.02]
     assert budget_of({"COMMWATCH_BUDGET": "0.01"}, "python") == 0.01
 

@@ -1,4 +1,4 @@
-"""Which GPU a trainer computes on: asked of a ``torch.cuda`` made by hand, and left in the names file by the probe."""
+"""Which GPU a trainer computes on: found through a ``torch.cuda`` made by hand, and written to the names file by the probe."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Cuda:
 
 
 def found(cuda: Cuda, **env: str) -> dict[str, Any] | None:
-    """What one look finds."""
-    return Finder(env, cuda).look()
+    """The result of one attempt."""
+    return Finder(env, cuda).find()
 
 
 def test_cuda_is_left_alone() -> None:
-    """While the program has not begun with CUDA, nothing is asked of it and nothing is told; this torch here is such a one."""
+    """While the program has not initialised CUDA, CUDA is not queried and nothing is found; this torch is an example."""
     assert found(Cuda(initialized=False)) is None
     if not torch.cuda.is_available():
-        assert Finder({}).look() is None
+        assert Finder({}).find() is None
         assert not torch.cuda.is_initialized()
 
 
@@ -81,14 +81,14 @@ def test_which_device(current: int, used: tuple[int, ...], index: int | None) ->
 def test_patience() -> None:
     """A process that keeps its memory elsewhere is believed its current device after a while."""
     finder = Finder({}, Cuda(5))
-    looks = [finder.look() for _ in range(20)]
+    looks = [finder.find() for _ in range(20)]
     assert looks[:19] == [None] * 19
     assert looks[19] is not None
     assert looks[19]["index"] == 5
 
 
 def test_allocator_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an allocator that cannot say what it holds, the current device is told."""
+    """With an allocator that does not report its memory, the current device is returned."""
 
     def refuse(at: int) -> int:
         raise RuntimeError("not supported")
@@ -99,13 +99,13 @@ def test_allocator_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pci_address() -> None:
-    """A torch that knows the PCI address tells it as Linux writes it."""
+    """A torch that knows the PCI address returns it as Linux writes it."""
     entry = found(Cuda(0, (0,), pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0))
     assert (entry or {})["bus_id"] == "0000:3b:00.0"
 
 
 def test_rocm_uuid() -> None:
-    """ROCm's serial number, which torch writes as the bytes of its letters, is told as the driver writes it."""
+    """ROCm's serial number, which torch writes as the bytes of its letters, is returned as the driver writes it."""
     letters = b"ba03d2c48a120001".hex()
     told = f"{letters[:8]}-{letters[8:12]}-{letters[12:16]}-{letters[16:20]}-{letters[20:]}"
     assert (found(Cuda(0, (0,), uuid=told)) or {})["uuid"] == "ba03d2c48a120001"
@@ -130,7 +130,7 @@ def test_visible_devices(env: dict[str, str], mig: str | None) -> None:
 
 
 def probe(tmp_path: Path, cuda: Any) -> PythonProbe:
-    """A probe with a ring of its own, which asks ``cuda``."""
+    """A probe with a ring of its own, which queries ``cuda``."""
     made = PythonProbe({"COMMWATCH_DIR": str(tmp_path)})
     made.ring = ring.RingWriter(tmp_path / "one.ring", identity(pid=os.getpid()), 128)
     made._gpu = Finder({}, cuda)
@@ -138,13 +138,13 @@ def probe(tmp_path: Path, cuda: Any) -> PythonProbe:
 
 
 def names(made: PythonProbe) -> list[dict[str, Any]]:
-    """What stands in the names file."""
+    """The content of the names file."""
     assert made.ring is not None
     return ring.RingReader(made.ring.path).names()
 
 
 def test_told_once(tmp_path: Path) -> None:
-    """The probe tells it at the first step mark at which it is known, once, and never asks again."""
+    """The probe writes the GPU at the first step mark at which it is known, once, and never queries again."""
     cuda = Cuda(3, (), initialized=False)
     made = probe(tmp_path, cuda)
     made._mark(0, 1, 2, False)
@@ -157,7 +157,7 @@ def test_told_once(tmp_path: Path) -> None:
 
 
 def test_never_raises(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever torch does, the training goes on, the probe stays on, and it is said once."""
+    """Whatever torch does, the training continues, the probe stays on, and the error is printed once."""
 
     class Broken(Cuda):
         def current_device(self) -> int:
@@ -171,7 +171,7 @@ def test_never_raises(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_torch_without_cuda(tmp_path: Path) -> None:
-    """A torch that was built without CUDA is asked once."""
+    """A torch that was built without CUDA is queried once."""
     cuda = Cuda(initialized=False)
     cuda._is_compiled = lambda: False  # type: ignore[method-assign]
     made = probe(tmp_path, cuda)

@@ -1,4 +1,4 @@
-"""The Python hook's blocking calls: their own wait tells the end, and nothing is held past it."""
+"""The Python hook's blocking calls: their own wait shows the end, and nothing is held past it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ended = list[tuple[Flight, int, int, int]]
 
 
 class Handle:
-    """A handle, as far as ``Pending`` looks at it."""
+    """A handle, with the parts that ``Pending`` uses."""
 
     def __init__(self, future: Future[Any], failure: str = "") -> None:
         self._future, self._failure = future, failure
@@ -91,7 +91,7 @@ def test_the_wait_tells(failure: str, flag: int, pending: Pending, ended: Ended)
 
 
 def test_a_wait_that_runs_out_of_time(pending: Pending, ended: Ended) -> None:
-    """The operation goes on, nobody holds its Work, and its end is still seen when it comes."""
+    """If an operation continues without a reference to its Work, its end is still seen when it comes."""
     handle, future = launched(pending, "timeout")
     with pytest.raises(RuntimeError, match="timed out"):
         wait(pending, handle)
@@ -114,7 +114,7 @@ def test_nobody_waits(ago_ns: int, expected: list[int], pending: Pending, ended:
 
 
 def test_overtaken(pending: Pending, ended: Ended) -> None:
-    """An operation that is only counted takes the memory of an earlier one that nobody waited for: a wait there is not the earlier one's."""
+    """If an operation that is only counted reuses the memory of an earlier one without a wait, its wait is not taken for the earlier one's."""
     first, second = torch.ones(3), torch.ones(3)
     group = Group(lambda: None, 2, (0, 1), "id", aligned=True)
     flights = [Flight((), time.monotonic_ns(), 0, group, None, -1, True) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Profiles as the trainer takes them: once, over the right steps, and without harm whatever is in the way."""
+"""Profiles in the trainer: once, over the right steps, and without harm in any circumstances."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RANK = 1
 
 
 class Trainer:
-    """A rank without a job: it marks steps when told to, and computes between them."""
+    """A rank without a job: it marks steps on request, and computes between them."""
 
     def __init__(self, run_dir: Path) -> None:
         self.directory, self.said = files.directory(run_dir), list[str]()
@@ -130,7 +130,7 @@ def test_once(trainer: Trainer) -> None:
 
 @pytest.mark.parametrize("changed", [{"job": "another"}, {"ranks": [0]}, {"until": 1.0}, {"steps": 51}])
 def test_not_for_this_rank(trainer: Trainer, changed: dict[str, Any]) -> None:
-    """A request to another job or rank, or out of time, is passed over; of a damaged one it is said that it is."""
+    """A request for another job or rank, or out of time, is skipped; a damaged one is reported."""
     trainer.asked(**changed)
     trainer.step(0, 0, 0, 0)
     assert [text for text in trainer.said if "cannot read the request" not in text] == []
@@ -219,7 +219,7 @@ def test_forked_child(trainer: Trainer) -> None:
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted_request(what: str, trainer: Trainer) -> None:
-    """What is no request is neither waited for nor read, and said once; a request in its place is taken up."""
+    """Anything but a request is neither waited for nor read, and reported once; a request in its place is executed."""
     trainer.directory.mkdir(parents=True)
     why = PLANTED[what](trainer.request_path)
     trainer.step(0, 0, 0)
@@ -236,7 +236,7 @@ def test_planted_request(what: str, trainer: Trainer) -> None:
 
 @pytest.mark.parametrize("what", ["link", "fifo"])
 def test_planted_trace(what: str, trainer: Trainer, tmp_path: Path) -> None:
-    """A trace is not written through a link, nor into a FIFO, that somebody has put where it grows."""
+    """A trace is not written through a link, or into a FIFO, that another user has put at its path."""
     (tmp_path / "checkpoint").write_text("mine")
     request = trainer.asked(steps=1)
     trace = files.of_rank(trainer.directory, request.id, RANK, files.TRACE)
@@ -257,7 +257,7 @@ def test_own_profiler_runs(trainer: Trainer) -> None:
         trainer.step(0, 0, 0)
     result = trainer.result(request)
     assert result is not None
-    assert result.error == "a profiler of the training's own is running"
+    assert result.error == "the training itself runs a profiler"
     assert sum(event.name == "aten::mm" for event in own.events() or ()) == 3
 
 
@@ -268,7 +268,7 @@ def test_own_profiler_warms_up(trainer: Trainer) -> None:
         trainer.step(0, 0)
         result = trainer.result(request)
         assert result is not None
-        assert result.error == "a profiler of the training's own is running"
+        assert result.error == "the training itself runs a profiler"
         own.step()
         own.step()
         trainer.step(0)
@@ -324,7 +324,7 @@ def test_profiler_that_fails(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_no_room_for_the_trace(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the trace cannot be written, the result says so, and nothing else is left."""
+    """If the trace cannot be written, the result says so, and nothing else is left."""
     with small_tmpfs(tmp_path / "small", 65_536) as mounted:
         needs(mounted, "root, to mount a file system")
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "small"))
@@ -355,7 +355,7 @@ def test_limit_of_file_size(trainer: Trainer) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     result = trainer.result(request)
     assert result is not None
-    assert result.error == "the training may write no file of more than 2000 bytes (ulimit -f); lift that limit"
+    assert result.error == "the trainer cannot write files of more than 2000 bytes (ulimit -f); lift that limit"
     assert sent == []
 
 
@@ -373,7 +373,7 @@ def test_run_directory_is_not_filled(tmp_path: Path) -> None:
 
 
 def test_unwritable_directory(trainer: Trainer) -> None:
-    """Where not even a claim can be left, nothing is profiled; it is said, and the next request is looked at again."""
+    """If not even a claim can be written, nothing is profiled; this is reported, and the next request is read again."""
     request = trainer.asked(steps=1)
     elsewhere = trainer.directory.rename(trainer.directory.with_name("elsewhere"))
     trainer.directory.symlink_to(elsewhere)  # which make_private_dir does not take

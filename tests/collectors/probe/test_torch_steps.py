@@ -60,7 +60,7 @@ def test_one_optimizer(trainer: Trainer) -> None:
 
 
 def test_calls_for_one_pass(trainer: Trainer) -> None:
-    """Calls without a forward pass between them are told as such: of the same optimizer, and of another one."""
+    """Calls without a forward pass between them are marked as such: of the same optimizer, and of another one."""
     one, other = trainer.sgd(), trainer.sgd()
     for _ in range(2):
         trainer.backward()
@@ -124,7 +124,7 @@ def test_many_optimizers_in_one_pass(trainer: Trainer) -> None:
 
 
 def test_thread_without_passes(trainer: Trainer) -> None:
-    """In a thread that never has a forward pass (autograd's own, a trainer's second) no call is told to be of the pass before."""
+    """In a thread that never has a forward pass (autograd's own, a trainer's second) no call is assigned to the previous pass."""
     optimizer = trainer.sgd()
     thread = threading.Thread(target=lambda: [optimizer.step() for _ in range(3)])
     thread.start()
@@ -166,7 +166,7 @@ def test_call_that_raised(trainer: Trainer) -> None:
 
 
 def test_torch_that_does_not_number_its_nodes(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch does not say whether a forward pass ran, each call counts as one of its own."""
+    """If torch does not show whether a forward pass ran, each call counts separately."""
     monkeypatch.setattr(torch_steps, "_next_node", lambda: 0)
     optimizer = trainer.sgd()
     for _ in range(3):
@@ -230,7 +230,7 @@ def test_engine_imported_late(deepspeed: type[Engine], trainer: Trainer) -> None
 
 
 def test_engine_hooked_by_another(deepspeed: type[Engine], trainer: Trainer) -> None:
-    """Where somebody else has hooked the engine after us, taking our hooks out leaves theirs in, and marks no more."""
+    """If other code has hooked the engine after us, removing our hooks leaves theirs in, and marks no more."""
     own = deepspeed._take_model_step
     trainer.hooks.watch_engine()
     ours, engine = deepspeed._take_model_step, deepspeed(trainer.sgd())

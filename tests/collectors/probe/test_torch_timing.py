@@ -1,4 +1,4 @@
-"""How operations on GPUs are to be timed: decided once, by what is asked for and what is safe; each with its reason."""
+"""How operations on GPUs are timed: decided once, from the setting and what is safe; each with its reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def asked(mode: str, **more: str) -> dict[str, str]:
     ],
 )
 def test_choice(env: dict[str, str], mode: str, because: str) -> None:
-    """Nothing that has not been proven without being asked for, and never what is not safe, even if asked for."""
+    """An unproven method is used only on request, and an unsafe one never, even on request."""
     timing = choose(env, runtime=True)
     assert timing.mode == mode
     assert because in timing.reason
@@ -36,7 +36,7 @@ def test_choice(env: dict[str, str], mode: str, because: str) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "events", "poll"])
 def test_without_cuda(mode: str) -> None:
-    """A torch without CUDA times nothing on devices, whatever is asked for."""
+    """A torch without CUDA times nothing on devices, whatever the setting."""
     assert choose(asked(mode), runtime=False) == Timing("off", "this torch has no CUDA runtime")
 
 

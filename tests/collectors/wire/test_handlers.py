@@ -81,7 +81,7 @@ HANDLERS: dict[str, Callable[[int, FrameType | None], Any]] = {
 
 @pytest.mark.parametrize("name", HANDLERS)
 def test_handlers(name: str) -> None:
-    """What a handler raises is the user's, whatever kind of callable it is, and though it is no longer installed."""
+    """An exception of a handler reaches the user, whatever kind of callable it is, even if it is no longer installed."""
     signal.signal(signal.SIGUSR1, HANDLERS[name])
     error = raised(lambda: signal.raise_signal(signal.SIGUSR1))
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -49,7 +49,7 @@ RAY = {"RAY_JOB_ID": "02000000"}
     ],
 )
 def test_job(env: dict[str, str], job: str) -> None:
-    """A job is called what we were told, else what its launcher calls it; a name that names nothing is passed over."""
+    """A job has the name in the setting, otherwise the name from its launcher; an empty name is skipped."""
     assert job_id(env) == job
 
 
@@ -85,7 +85,7 @@ ASK = "import os; from commwatch.collectors.wire.identity import job_id; print(j
 
 
 def test_job_without_a_name() -> None:
-    """Where nobody named it, children of one launcher share a name, and those of another have another."""
+    """Without a name, children of one launcher share a name, and those of another launcher have another."""
     twice = "import subprocess, sys\nfor _ in range(2): subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
     launched = [
         subprocess.run(
@@ -171,7 +171,7 @@ def test_boot_id() -> None:
 
 
 def test_run_dir(tmp_path: Path) -> None:
-    """The run directory is the one we were told, else one of this user's own, in memory where there is such a place."""
+    """The run directory is the one in the setting, otherwise this user's own, in memory if possible."""
     assert run_dir({"COMMWATCH_DIR": str(tmp_path)}) == tmp_path
     for env in ({}, {"COMMWATCH_DIR": ""}):
         own = run_dir(env)
@@ -211,7 +211,7 @@ def mode_of(path: Path) -> int:
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_private_directory(tmp_path: Path, umask: int) -> None:
-    """The directory is this user's alone, and so are the files in it, whatever the umask."""
+    """The directory is private to this user, and so are the files in it, whatever the umask."""
     before = os.umask(umask)
     try:
         assert make_private_dir(tmp_path / "a" / "b", {}) == 0o600
@@ -266,8 +266,8 @@ for env in ({}, {"COMMWATCH_GROUP": str(os.getgid())}):
 
 
 def test_directory_of_somebody_else() -> None:
-    """A directory that belongs to another user is refused by name, with the remedy: in /dev/shm anybody may make one."""
+    """A directory of another user is refused by name, with the remedy: any user may create one in /dev/shm."""
     lines = subprocess.run(
         [sys.executable, "-c", SOMEBODY_ELSE, "/etc"], capture_output=True, check=True, text=True
     ).stdout.splitlines()
-    assert lines == ["/etc belongs to uid 0, not to us; set COMMWATCH_DIR"] * 2
+    assert lines == ["/etc belongs to uid 0, not to this user; set COMMWATCH_DIR"] * 2

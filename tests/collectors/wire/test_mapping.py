@@ -134,7 +134,7 @@ def test_let_go(tmp_path: Path) -> None:
 
 
 def test_is_at(tmp_path: Path) -> None:
-    """A mapping knows its own file, by whatever name, from any other."""
+    """A mapping recognises its own file, under any name, and no other."""
     made = MappedFile(tmp_path / "file", SIZE, 0o600)
     (tmp_path / "file").rename(tmp_path / "moved")
     (tmp_path / "file").write_bytes(b"other")
@@ -304,7 +304,7 @@ time.sleep(600)
 
 
 def test_records_after_a_fork(tmp_path: Path) -> None:
-    """A child's writes to an inherited ring reach nobody, while its parent's do."""
+    """A child's writes to an inherited ring are seen by no reader, while its parent's are."""
     writer = RingWriter(tmp_path / "a.ring", identity(), 128)
     child = os.fork()
     if child == 0:

@@ -85,7 +85,7 @@ def test_owners(owner: int, group: int, mode: int, says: str, public: Path) -> N
 
 @pytest.mark.parametrize("planted", ["link", "fifo"])
 def test_create(planted: str, tmp_path: Path) -> None:
-    """Where somebody has put a link or a FIFO a new file is made: nothing is written through either."""
+    """In place of a link or a FIFO a new file is made: nothing is written through either."""
     (tmp_path / "checkpoint").write_text("mine")
     path = tmp_path / "new"
     path.symlink_to("checkpoint") if planted == "link" else os.mkfifo(path)

@@ -49,7 +49,7 @@ def test_link_in_the_way(tmp_path: Path) -> None:
 
 
 def test_jobs_apart() -> None:
-    """The name of a request is a file's name, whatever the job is called."""
+    """The name of a request is a valid file name, whatever the job is called."""
     path = files.request_path(Path("/run"), "../a job/1")
     assert path.parent == Path("/run/profiling")
     assert path.name.endswith(".request.json")

@@ -254,7 +254,7 @@ while True:
 
 
 def killed_writer(path: Path, slots: int, after: int, reader: list[RingReader]) -> int:
-    """Run a writer, kill it once it says it has written ``after`` records; returns what it had said last."""
+    """Run a writer, kill it once it reports ``after`` written records; return its last report."""
     command = [sys.executable, "-c", WRITES_FOR_EVER, str(path), str(slots)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as child:
         assert child.stdout is not None

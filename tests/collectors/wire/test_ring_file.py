@@ -49,7 +49,7 @@ def test_in_flight(pair: tuple[RingWriter, RingReader]) -> None:
 
 
 def test_blocked(pair: tuple[RingWriter, RingReader]) -> None:
-    """An operation somebody waits for says so and since when, beside its other flags, until nobody does."""
+    """An operation that a thread waits for shows this and since when, beside its other flags, until the wait ends."""
     writer, reader = pair
     slot = writer.begin(*operation(start_ns=0, end_ns=0, flags=ev.ASYNC))
     writer.begin(*launched(99))
@@ -91,7 +91,7 @@ def test_overflow(pair: tuple[RingWriter, RingReader]) -> None:
 @examples(60)
 @given(st.lists(st.integers(-1, 100), max_size=200))
 def test_table_is_a_set(turns: list[int]) -> None:
-    """Whatever begins and ends, in whatever order, the table is what has begun and not ended."""
+    """In whatever order operations begin and end, the table has those that have begun and not ended."""
     with TemporaryDirectory() as directory:
         writer = RingWriter(Path(directory) / "a.ring", identity(), 128)
         reader, open_, overflow = RingReader(writer.path), dict[int, int](), 0
@@ -143,7 +143,7 @@ def test_half_a_line(pair: tuple[RingWriter, RingReader], reserved: int) -> None
 
 
 def test_many_names(pair: tuple[RingWriter, RingReader]) -> None:
-    """More names than were reserved for are all found, by a reader that looks now and then and by one that comes late."""
+    """All names are found even if there are more than the reserved room, by a reader that reads now and then and by one that comes late."""
     writer, reader = pair
     names = [{"op": n, "name": "x" * (n * 37 % 3000)} for n in range(200)]
     found = []
@@ -224,7 +224,7 @@ print(json.dumps([said, refused, [entry["op"] for entry in RingReader(writer.pat
 
 
 def test_no_space_for_a_name(tmp_path: Path) -> None:
-    """A name that does not fit is refused whole: those said before and after it can be read, and no others."""
+    """A name that does not fit is refused completely: names before and after it can be read, and no others."""
     command = [sys.executable, "-c", NAMES_UNTIL_FULL, str(tmp_path / "a.ring")]
     said, refused, found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
     assert refused
@@ -300,7 +300,7 @@ def test_no_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o600, 0o640])
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_modes(tmp_path: Path, mode: int, umask: int) -> None:
-    """Ring and names can be read by whom was asked for, and written by nobody, whatever the umask; nothing else is left in the directory."""
+    """Ring and names can be read by the given users, and written by no other, whatever the umask; nothing else is left in the directory."""
     before = os.umask(umask)
     try:
         RingWriter(tmp_path / "a.ring", identity(), 128, mode)

@@ -1,4 +1,4 @@
-"""What may stand in the probe's variables."""
+"""Valid and invalid values of the probe's variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_slots(said: str, held: int | None) -> None:
 
 
 def test_all_wrong_at_once() -> None:
-    """Each variable that is wrong has its line, with what it may be, whatever characters are in it; one that is empty is not set."""
+    """Each wrong variable has its line, with its valid values, whatever characters are in it; an empty one is not set."""
     names = ("COMMWATCH_BUDGET", "COMMWATCH_DISABLE", "COMMWATCH_HOOK", "COMMWATCH_SLOTS", "COMMWATCH_TIMING")
     assert wrong(dict.fromkeys(names, "")) == []
     assert wrong({"COMMWATCH_JOB": "any"}) == []

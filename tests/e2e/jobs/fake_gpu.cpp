@@ -1,8 +1,8 @@
-// A GPU and its NCCL, played in real time: what is put on a stream lasts as long as the test says, on a clock of its own.
+// A simulated GPU with NCCL, in real time: work on a stream lasts as long as the test sets, on its own clock.
 //
-// It is torch's device PrivateUse1, with the guard, streams and events that torch asks for; the functions of the CUDA runtime that
-// a process with CUDA has; and a backend whose works are as ProcessGroupNCCL's from torch 2.8 on: none for a blocking operation,
-// which runs on the current stream; within a batch works that say at once that they are over; durations on demand, once enabled.
+// It is torch's device PrivateUse1, with the guard, streams and events that torch requires; the functions of the CUDA runtime in
+// a process with CUDA; and a backend whose works behave like ProcessGroupNCCL's since torch 2.8: none for a blocking operation,
+// which runs on the current stream; within a batch, works that report completion at once; durations on demand, once enabled.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <time.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -32,7 +32,7 @@ int64_t now() {
   return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
-// Put something that takes so long on a stream, not before `ready`; returns its begin.
+// Put work of this duration on a stream, not before `ready`; returns its begin.
 int64_t enqueue(c10::StreamId stream, int64_t takes, int64_t ready = 0) {
   const std::lock_guard<std::mutex> lock(mutex);
   const int64_t begin = std::max({now(), busy_until[stream], ready});
@@ -40,8 +40,8 @@ int64_t enqueue(c10::StreamId stream, int64_t takes, int64_t ready = 0) {
   return begin;
 }
 
-// What every question to the device goes through: a capture in global mode is broken by one from a thread in its usual mode, and
-// a thread that is on no device makes itself at home on the first.
+// Every query of the device calls this: a query from a thread in the default mode breaks a capture in global mode, and a thread
+// without a current device initializes the first one.
 void ask() {
   if (capturing && capture_mode != 2) ++disturbed;
   if (device < 0) ++at_home;
@@ -178,7 +178,7 @@ TORCH_LIBRARY(fake_gpu, m) { m.def("tensor(int elements) -> Tensor", &tensor); }
 
 }  // namespace
 
-// -- what a process with CUDA has
+// -- functions of a process with CUDA
 
 extern "C" int cudaThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, capture_mode);
@@ -190,7 +190,7 @@ extern "C" int cudaStreamIsCapturing(void*, int* status) {
 }
 extern "C" int cudaGetLastError() { return 0; }
 
-// -- what the test says and asks
+// -- functions that the test calls
 
 extern "C" void gpu_use(const char* group_name) {
   const auto group = c10d::resolve_process_group(group_name);

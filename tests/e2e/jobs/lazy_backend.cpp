@@ -1,4 +1,4 @@
-// A backend whose Work, like NCCL's, has no future here and no isSuccess(), and completes when the test says so.
+// A backend whose Work, like NCCL's, has no future and no isSuccess(), and completes when the test decides.
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -40,17 +40,17 @@ class Lazy : public c10d::Backend {
 
 }  // namespace
 
-// The group's CPU tensors go through the lazy backend from now on.
+// Use the lazy backend for the group's CPU tensors from now on.
 extern "C" void lazy_use(const char* group_name) {
   const auto group = c10d::resolve_process_group(group_name);
   group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::CUSTOM, c10::make_intrusive<Lazy>(group->getRank(), group->getSize()));
 }
 
-// The first so many works are complete; the one with number `fails` has failed.
+// Complete the first works, as many as given; the one with number `fails` fails.
 extern "C" void lazy_complete(int first, int fails) {
   failing.store(fails);
   completed.store(first);
 }
 
-// Works that somebody still holds.
+// Number of works that are still referenced.
 extern "C" int lazy_alive() { return alive.load(); }

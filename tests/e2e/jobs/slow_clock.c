@@ -1,5 +1,5 @@
-// Preloaded: while the file that SLOW names exists, to read the CPU clock of a thread takes a millisecond of CPU. The probe reads it, and
-// hardly anything else does, so the job goes on as before while the probe finds itself slow.
+// Preloaded: while the file that SLOW names exists, reading the CPU clock of a thread takes a millisecond of CPU. Little besides the
+// probe reads it, so the job continues as before while the probe measures itself as slow.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -60,7 +60,7 @@ def trainers() -> list[RingWriter]:
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory, trainers: list[RingWriter]) -> Iterator[RunningAgent]:
-    """An agent that knows which link carries the groups, and watches a job of two ranks."""
+    """An agent that knows the link of the groups, and watches a job of two ranks."""
     directory = tmp_path_factory.mktemp("concluded")
     rings = rings_of(directory)
     (directory / "commwatch.toml").write_text('[links]\n"*" = "eth-1g"\n')
@@ -95,7 +95,7 @@ def test_efficiency(asked: RunningAgent) -> None:
 
 
 def test_shares_by_group(asked: RunningAgent) -> None:
-    """A step tells the share of each group, and its waits for messages."""
+    """A step has the share of each group, and its waits for messages."""
     step = asked.get("/api/v1/steps?job=train&rank=0&limit=1")[0]
     assert step["comm_share"] == pytest.approx(0.75)
     assert step["group_shares"] == {"data": pytest.approx(0.7), "pipe": pytest.approx(0.05)}
@@ -134,7 +134,7 @@ def test_advice(asked: RunningAgent) -> None:
 
 
 def test_no_such_job(asked: RunningAgent) -> None:
-    """Asked about a job that there is not, every conclusion says so."""
+    """For an unknown job, every conclusion is a 404 that names it."""
     for route in ("efficiency", "pipelines", "advice"):
         with pytest.raises(urllib.error.HTTPError) as error:
             asked.get(f"/api/v1/{route}?job=nobody")

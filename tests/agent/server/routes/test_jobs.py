@@ -1,4 +1,4 @@
-"""The REST API of a real agent, asked about records written by hand: right numbers, filters, pages, clear errors."""
+"""The REST API of a real agent over records written by hand: right numbers, filters, pages, clear errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ODD = (UNKNOWN_OP, *operation("barrier", seq=5, start_ns=70 * MS, end_ns=71 * M
 
 
 def rings_of(directory: Path) -> Path:
-    """Where the agent of a run directory looks for rings, made as it makes it."""
+    """The directory in which the agent of a run directory looks for rings, created as the agent creates it."""
     directory.mkdir(mode=0o700, exist_ok=True)
     (directory / "rings").mkdir(mode=0o700, exist_ok=True)
     return directory / "rings"
@@ -132,7 +132,7 @@ def rows(running: RunningAgent, query: str) -> dict[tuple[Any, ...], dict[str, A
 
 
 def test_jobs(asked: RunningAgent) -> None:
-    """A job tells its state, its ranks, and when it began and was last seen."""
+    """A job has its state, its ranks, and when it began and was last seen."""
     jobs = {job["job_id"]: job for job in asked.get("/api/v1/jobs")}
     assert [jobs[name]["ranks"] for name in ("train", "eval", "lost")] == [[0, 1, 2, 3], [0, 1], [0]]
     assert (jobs["train"]["world_size"], jobs["train"]["restarts"], jobs["train"]["lost"]) == (4, 0, 0)
@@ -212,7 +212,7 @@ def test_summary_filters(asked: RunningAgent) -> None:
 
 
 def test_ranks_and_what_is_in_flight(asked: RunningAgent) -> None:
-    """A rank tells its state, its last collective per group, and what it has in flight for how long."""
+    """A rank has its state, its last collective per group, and its operations in flight with their age."""
     ranks = {(rank["job_id"], rank["rank"]): rank for rank in asked.get("/api/v1/ranks")}
     assert {key: rank["state"] for key, rank in ranks.items()} == {
         **{("train", k): "running" for k in range(4)}, ("eval", 0): "ended", ("eval", 1): "ended", ("lost", 0): "gone",
@@ -229,7 +229,7 @@ def test_ranks_and_what_is_in_flight(asked: RunningAgent) -> None:
 
 
 def test_groups(asked: RunningAgent) -> None:
-    """Groups of one description are told apart by their id and members."""
+    """Groups with one description are distinguished by their id and members."""
     groups = {group["group_id"]: group for group in asked.get("/api/v1/groups?job=train")}
     assert {name: group["members"] for name, group in groups.items()} == {
         "world": [0, 1, 2, 3], "tp-a": [0, 1], "tp-b": [2, 3],
@@ -252,7 +252,7 @@ def test_steps(asked: RunningAgent) -> None:
 
 
 def test_collective_side_by_side(asked: RunningAgent) -> None:
-    """The ranks of one collective stand side by side, with who waited and for whom."""
+    """The ranks of one collective are listed together, with who waited and for whom."""
     found = asked.get("/api/v1/collectives/world/0")
     assert (found["complete"], found["late_rank"]) == (True, 3)
     assert (found["transfer_s"], found["lateness_s"]) == (pytest.approx(0.007), pytest.approx(0.002))

@@ -24,7 +24,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
 
 
 def test_agent_of_this_node(watched: RunningAgent) -> None:
-    """Without a name the agent of the run directory is asked; the table has its rows, JSON its whole answer."""
+    """Without a name the agent of the run directory is queried; the table has its rows, JSON its whole answer."""
     asked = ("query", "summary?job=train&by=op", "--dir", watched.directory)
     done = commwatch(*asked)
     assert (done.returncode, done.stderr) == (0, "")
@@ -38,7 +38,7 @@ def test_agent_of_this_node(watched: RunningAgent) -> None:
 
 
 def test_many_agents(watched: RunningAgent, tmp_path: Path) -> None:
-    """All that are named are asked, each line says of whom it is; who does not answer is named, and the rest is told."""
+    """All named agents are queried, and each line names its agent; an agent that does not answer is named, and the rest is printed."""
     dead = f"127.0.0.1:{free_port()}"
     with agent(tmp_path / "other") as other:
         done = commwatch("query", "about", watched.url, other.url, dead)
@@ -50,7 +50,7 @@ def test_many_agents(watched: RunningAgent, tmp_path: Path) -> None:
 
 
 def test_flags_among_agents(watched: RunningAgent, tmp_path: Path) -> None:
-    """Flags may stand before, between and behind agents, with their values, and in `diagnose` and `explain` as well."""
+    """Flags may come before, between and behind agents, with their values, and in `diagnose` and `explain` as well."""
     asked = ("summary?job=train&by=op", watched.url)
     expected = json.loads(commwatch("query", *asked, "--json").stdout)
     other = watched.url.replace("127.0.0.1", "localhost")
@@ -77,7 +77,7 @@ def test_unknown_flag(watched: RunningAgent) -> None:
 
 
 def test_asked_wrongly(watched: RunningAgent, tmp_path: Path) -> None:
-    """What an agent has against a question is said in its words; nobody to ask is said, too."""
+    """An agent's objection to a question is printed as it is; a lack of agents is an error, too."""
     done = commwatch("query", "summary?by=colour", watched.url)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"commwatch: query: {watched.url}: by=colour: unknown dimension")
@@ -90,7 +90,7 @@ def test_asked_wrongly(watched: RunningAgent, tmp_path: Path) -> None:
 
 
 def says(content: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> Behaviour:
-    """A server that answers whatever it is asked with that, and hangs up."""
+    """A server that answers any request with this, and hangs up."""
 
     def behave(connection: socket.socket, _: threading.Event) -> None:
         asked = b""
@@ -120,7 +120,7 @@ REFUSED = b"HTTP/1.1 400 Bad\x1b[31m\r\n\r\n"
     ids=["no HTTP", "bad chunks", "no JSON", "deep", "too deep to show", "deep refusal", "refusal in bad chunks", "odd refusal"],
 )  # fmt: skip
 def test_hostile_answer(watched: RunningAgent, behave: Behaviour, why: str) -> None:
-    """A server that is no agent, or no longer one, is named in one line with nothing in it that could harm a terminal; others are told."""
+    """A server that is no agent, or no longer one, is named in one line with nothing in it that could harm a terminal; other answers are printed."""
     with strange(behave) as url:
         for form in ((), ("--json",)):
             done = commwatch("query", "jobs", url, watched.url, *form)
@@ -135,7 +135,7 @@ def test_hostile_answer(watched: RunningAgent, behave: Behaviour, why: str) -> N
 
 
 def test_odd_words(watched: RunningAgent) -> None:
-    """Whatever is asked for may hold blanks, signs of other alphabets and #; an address that is none is named."""
+    """A question may have blanks, signs of other alphabets and #; an invalid address is named."""
     done = commwatch("query", "summary?job=no such jöb #1", watched.url)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"commwatch: query: {watched.url}: ")

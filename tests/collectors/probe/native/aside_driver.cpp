@@ -1,4 +1,4 @@
-// Asking Python aside, with a GIL that is played: a mutex that knows its owner.
+// Tests calls of Python in another thread, with a simulated GIL: a mutex that knows its owner.
 #include <pthread.h>
 
 #include <mutex>
@@ -28,7 +28,7 @@ bool held() { return owner.load() == std::this_thread::get_id(); }
 
 }  // namespace
 
-// Found by name, as Python's own.
+// Found by name, like Python's functions.
 extern "C" __attribute__((visibility("default"))) int PyGILState_Check() { return held() ? 1 : 0; }
 extern "C" __attribute__((visibility("default"))) void* PyEval_SaveThread() {
   let_go();

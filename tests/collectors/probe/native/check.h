@@ -1,4 +1,4 @@
-// What both halves of the driver share: a check that names itself, threads that start together, a record made to be checked.
+// Shared by the drivers: a check with a name, threads that start together, and a record whose content can be checked.
 #pragma once
 
 #include <sched.h>
@@ -23,7 +23,7 @@ inline void check(bool holds, const char* name, int line) {
 }
 #define CHECK(holds, name) check((holds), (name), __LINE__)
 
-// Everybody waits until all have come. A wait in which nobody sleeps: threads leave it at once, and together.
+// A barrier that spins instead of sleeping, so that all threads leave it together.
 class Meeting {
  public:
   explicit Meeting(int members) : members_(members) {}
@@ -56,7 +56,7 @@ void in_threads(int count, Body body) {
   for (auto& thread : threads) thread.join();
 }
 
-// Until it holds; what never comes is a failure, what comes late on a busy machine is none.
+// Wait until the condition holds. Only never is a failure; late on a busy machine is not.
 template <class Condition>
 void wait_until(Condition holds, const char* name) {
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(120);
@@ -66,7 +66,7 @@ void wait_until(Condition holds, const char* name) {
   }
 }
 
-// The i-th record of a writer: every field says which it is.
+// The i-th record of a writer: every field identifies it.
 inline commwatch::Record record_of(uint16_t writer, uint32_t i) {
   const uint64_t about = (uint64_t{writer} << 32 | i) * 0x9E3779B97F4A7C15u;
   commwatch::Record record;
@@ -93,7 +93,7 @@ inline bool same(commwatch::Record record, const commwatch::Record& expected) {
   return memcmp(&record, &expected, sizeof record) == 0;
 }
 
-// A ring in memory, and the reader's end of it.
+// A ring in memory, with its reader.
 class Memory {
  public:
   explicit Memory(uint64_t slots) : words_((commwatch::format::kRecordsAt + slots * commwatch::format::kRecordSize) / 8) {}
@@ -104,7 +104,7 @@ class Memory {
 
  private:
   uint64_t* at(uint64_t offset) { return reinterpret_cast<uint64_t*>(base() + offset); }
-  // From the last word to the first: a writer comes the other way.
+  // Reads from the last word to the first, opposite to the writer.
   commwatch::Record copy(uint64_t from, uint64_t slot) {
     uint64_t* place = at(from + slot * commwatch::format::kRecordSize);
     uint64_t words[8];

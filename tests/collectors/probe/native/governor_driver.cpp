@@ -1,5 +1,5 @@
-// Prints the governor's modes (standard input: a budget, then the share of each window), which numbers are sampled, for how many
-// operations each of a row is measured, and what each of a row of measurements counts.
+// Prints the governor's modes (standard input: a budget, then the share of each window), which numbers are sampled, how many
+// operations each of a series represents, and what each of a series of measurements counts.
 #include <cstdio>
 
 #include "governor.h"

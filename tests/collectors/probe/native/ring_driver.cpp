@@ -1,4 +1,4 @@
-// The parts that threads share without a lock: ring, table of operations in flight, exposure, small maps.
+// Tests what threads share without a lock: ring, table of operations in flight, exposure, small maps.
 #include <condition_variable>
 #include <mutex>
 
@@ -15,10 +15,10 @@ using namespace commwatch;
 
 constexpr uint64_t kSlots = 256;
 constexpr uint32_t kRecords = 16000;  // of each writer: 500 laps
-//: What a writer stores, without any atomics, before its record: who sees the record sees this.
+// What a writer stores, without atomics, before its record: a reader that sees the record must see this.
 uint32_t before_record[kThreads][kRecords];
 
-// Checks a record that was read while others write; false where its writer is in the middle of it.
+// Checks a record that was read while others write; returns false if its writer was in the middle of it.
 bool check_read(const Record& record, uint64_t slot) {
   if (record.stamp != record.stamp2 || record.stamp == 0) return false;
   CHECK((record.stamp - 1) % kSlots == slot, "ring: a record lies in its slot");
@@ -39,11 +39,11 @@ void test_ring() {
       const uint64_t now = memory.counter(format::kCursor);
       CHECK(now >= cursor, "ring: the cursor does not go back");
       cursor = now;
-      // There they write: the next numbers, in slots that hold the records of a lap before.
+      // Being written: the next numbers, in slots that still hold the records of the previous lap.
       for (uint64_t n = cursor; n < cursor + kThreads; ++n) read += check_read(memory.record(n % kSlots), n % kSlots);
     }
   });
-  // Nobody is overtaken by a lap, as nobody is in a ring of ordinary size: what they would leave is not whole, and not ours.
+  // No writer is overtaken by a lap, as in a ring of usual size: an overtaken writer would leave a torn record.
   constexpr uint32_t kStride = kSlots / 2 / kThreads;
   Meeting lap(kThreads);
   in_threads(kThreads, [&](int writer) {
@@ -67,7 +67,7 @@ void test_ring() {
     last[record.group] = record.seq + 1;
     ++found[record.group];
   }
-  // The last two strides of everybody, which is one lap.
+  // The last two strides of every writer, which is one lap.
   for (int writer = 0; writer < kThreads; ++writer) {
     CHECK(found[writer] == 2 * kStride && last[writer] == kRecords, "ring: each record is there once");
   }
@@ -79,7 +79,7 @@ void test_in_flight() {
   Memory memory(1);
   Ring ring(memory.base(), 1);
   constexpr uint32_t kRounds = 3000, kHeld = 12;  // 8 x 12 do not fit into 64
-  std::atomic<int> owner[format::kInFlightSlots] = {};  // relaxed: it must not make the order that the table has to make
+  std::atomic<int> owner[format::kInFlightSlots] = {};  // relaxed: the order must come from the table
   int plain[format::kInFlightSlots] = {};  // only its owner may touch it
   std::atomic<uint64_t> refused{0};
   in_threads(kThreads, [&](int thread) {
@@ -126,7 +126,7 @@ void test_in_flight() {
 
 constexpr uint64_t kMs = 1000000;
 
-// A thread that does nothing, so that its CPU clock stands still.
+// An idle thread, so that its CPU clock does not advance.
 class Idle {
  public:
   Idle() : thread_([this] {
@@ -156,7 +156,7 @@ class Idle {
   std::thread thread_;
 };
 
-// From `now` on: what a schedule of one thread must bring, to the nanosecond.
+// From `now` on: the exact result of a schedule of one thread, to the nanosecond.
 void check_schedule(Exposure& exposure, uint64_t now) {
   exposure.begin(now + 10 * kMs);
   exposure.begin(now + 20 * kMs);
@@ -179,7 +179,7 @@ void test_exposure() {
   exposure.watch(other.clock);
   CHECK(exposure.take(now + 400 * kMs) == Exposure::kUnknown, "exposure: two threads do not compare");
   check_schedule(exposure, now + 400 * kMs);
-  // All at one moment: whatever is taken away must be given back.
+  // All at one moment: all that is subtracted must be added again.
   Exposure still(idle.clock, now = now_ns());
   in_threads(kThreads, [&](int) {
     for (int i = 0; i < 20000; ++i) {
@@ -210,13 +210,13 @@ void test_exposure() {
   taker.join();
   now = now_ns();
   crowded.take(now);
-  crowded.take(now);  // what was taken while others ran may not compare
+  crowded.take(now);  // a sum taken while others ran may not be comparable
   check_schedule(crowded, now);
   crowded.not_known();
   CHECK(crowded.take(now + 400 * kMs) == Exposure::kUnknown, "exposure: where it is not known it is not said");
 }
 
-// -- a map for a handful of keys
+// -- a map for a few keys
 
 void test_few() {
   constexpr int kKeys = 64;

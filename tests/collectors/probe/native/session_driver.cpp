@@ -1,4 +1,4 @@
-// The parts with a life: the poller and what it looks at, a session with its groups and flights.
+// Tests what has a lifetime: the poller and its Looks, a session with its groups and flights.
 #include <fcntl.h>
 #include <sys/wait.h>
 
@@ -20,7 +20,7 @@ using namespace commwatch;
 struct Looks {
   std::atomic<int> made{0}, calls{0}, destroyed{0};
 
-  // Over after so many calls; 0: never.
+  // Done after so many calls; 0: never.
   Poller::Look look(int calls_left) {
     made.fetch_add(1);
     std::shared_ptr<int> left(new int(calls_left), [this](int* over) {
@@ -80,7 +80,7 @@ void test_wake() {
   Poller poller([&] { began.fetch_add(1); }, [&] { beats.fetch_add(1); });
   wait_until([&] { return beats.load() >= 2; }, "poller: the heart beats while nothing is pending");
   CHECK(began.load() == 1, "poller: begins once");
-  // Whoever is not woken comes at the next beat, and then always beats first.
+  // A poller that is not woken runs at its next beat, and then always beats first.
   int woken = 0;
   for (int i = 0; i < 5; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -98,7 +98,7 @@ void test_wake() {
 
 // -- session
 
-// A session with a ring of its own, in memory that has a name.
+// A session with its own ring, in named memory.
 class Life {
  public:
   explicit Life(const char* name, uint64_t slots = 4096, bool attached = true) : name_(std::string("/memfd:") + name), slots_(slots) {
@@ -115,7 +115,7 @@ class Life {
     CHECK(session->attach(file_, slots_) == 0, "session: the ring can be mapped");
   }
   ~Life() { munmap(file_, size()); }
-  // How often the file is mapped, this reader's left out.
+  // Number of mappings of the file, without this reader's.
   int mapped() const {
     FILE* maps = fopen("/proc/self/maps", "r");
     char line[4096];
@@ -148,7 +148,7 @@ class Life {
   char* file_ = nullptr;
 };
 
-// In a session, as the hook is while it looks at an operation.
+// Enters a session, as the hook does while it handles an operation.
 class Inside {
  public:
   explicit Inside(Session& session) : session_(session) { session_.enter(); }
@@ -183,7 +183,7 @@ void test_groups() {
     const Inside inside(session);
     for (int i = 0; i < kGroups * kRounds; ++i) {
       const int which = i % kGroups;
-      if (i < kGroups) all.meet();  // everybody asks first
+      if (i < kGroups) all.meet();  // all threads look it up first
       const void* address = &addresses[which];
       const std::string name = std::to_string(which);
       Group* group = session.find(address, name);
@@ -209,7 +209,7 @@ void test_groups() {
   session.close();
 }
 
-// Groups are made anew without end, while threads use and count in them.
+// Groups are created again and again while threads use them and count in them.
 void test_groups_made_anew() {
   constexpr int kRounds = 3000;
   Life life("anew", 1 << 16);
@@ -261,7 +261,7 @@ void test_room_for_groups() {
   session.close();
 }
 
-// 8 threads launch; each flight is ended by another thread, by the poller, by nobody, or by several at once.
+// 8 threads launch; each flight is ended by another thread, by the poller, by none, or by several at once.
 void test_flights() {
   constexpr int kFlights = 400;
   Life life("flights");
@@ -322,7 +322,7 @@ void test_wait_after_the_end() {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   CHECK(life.session->exposure.take(now_ns()) == 0, "wait: one for what is over does not count as in flight");
   flight.reset();
-  // Many times, so that the end and the wait fall together.
+  // Many times, so that the end and the wait coincide.
   for (int round = 0; round < 2000; ++round) {
     auto racing = launch(*life.session, queue, now_ns(), true);
     in_threads(2, [&](int thread) { thread == 0 ? racing->wait_begins() : racing->finish(now_ns(), format::kByPoll); });
@@ -339,10 +339,10 @@ void test_starts() {
   auto first = launch(*life.session, queue, 100), second = launch(*life.session, queue, 150), third = launch(*life.session, queue, 160);
   first->finish(200, format::kByFuture);
   second->finish(300, format::kByFuture);
-  third.reset();  // nobody saw its end
+  third.reset();  // its end was not seen
   launch(*life.session, queue, 250)->finish(350, format::kByFuture);
   launch(*life.session, queue, 400)->finish(500, format::kByFuture);
-  launch(*life.session, queue, 410)->finish(450, format::kByFuture);  // overtook the one before
+  launch(*life.session, queue, 410)->finish(450, format::kByFuture);  // overtook the previous one
   launch(*life.session, queue, 420)->finish(600, format::kByFuture);
   const uint64_t expected[] = {100, 200, 160, 300, 400, 450, 500};
   for (int n = 0; n < 7; ++n) {
@@ -354,7 +354,7 @@ void test_starts() {
   life.session->close();
 }
 
-// 8 threads count while the poller's thread writes down.
+// 8 threads count while the poller's thread writes the counts.
 void test_counts() {
   constexpr int kEach = 20'000;
   Life life("counts", 1 << 20);
@@ -460,7 +460,7 @@ void test_close_while_launching() {
 void test_close_before_the_ring() {
   Life life("early", 4096, false);
   Session& session = *life.session;
-  session.enter();  // a thread is in its first operation, and Python makes the ring
+  session.enter();  // a thread is in its first operation, and Python creates the ring
   session.close();
   life.attach();
   CHECK(session.ring() == nullptr, "close: a session that is closed before its ring is made has none");
@@ -469,7 +469,7 @@ void test_close_before_the_ring() {
   CHECK(session.over() && life.mapped() == 0, "close: and the mapping is gone");
 }
 
-// A session is closed during its first operation, whose last hold on the session is the poller's.
+// A session is closed during its first operation, and the poller holds the last reference to the session.
 void test_close_in_the_first_operation() {
   for (int round = 0; round < 300; ++round) {
     Life life("first", 4096, false);
@@ -495,7 +495,7 @@ void test_close_in_the_first_operation() {
   }
 }
 
-// What the poller's thread lets go of may be a tensor whose finalizer switches the probe off.
+// The poller's thread may release a tensor whose finalizer switches the probe off.
 void test_close_in_the_pollers_thread() {
   Life life("own");
   Session& session = *life.session;

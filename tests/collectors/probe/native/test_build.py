@@ -109,7 +109,7 @@ def built(cache: Cache, built_once: Path) -> Cache:
 
 
 def test_built_once(cache: Cache) -> None:
-    """The first call builds and says so; the next finds it and says nothing; status names it."""
+    """The first call builds and prints that; the next finds the library and prints nothing; status names it."""
     code, out, err = cache.call("build")
     assert (code, Path(out.strip())) == (0, cache.find())
     assert err.startswith("commwatch: building the native hook for torch ")
@@ -164,7 +164,7 @@ def test_no_compiler_any_more(built: Cache) -> None:
 
 
 def test_build_fails(cache: Cache) -> None:
-    """A failure is said in one line, its words are kept for status, and only `build` tries the same again."""
+    """A failure is printed in one line, its output is kept for status, and only `build` tries the same again."""
     for _ in range(2):
         code, out, err = cache.call("ensure", script=FAILS)
         assert (code, out) == (1, "")
@@ -180,7 +180,7 @@ def test_build_fails(cache: Cache) -> None:
 
 
 def test_failure_that_cannot_be_noted(cache: Cache) -> None:
-    """Where the failure of a build cannot be written down either, one line says that there is no native hook."""
+    """If the failure of a build cannot be stored either, one line says that there is no native hook."""
     (cache.folder / "failure.json").mkdir(parents=True)
     code, out, err = cache.call("ensure", script=FAILS)
     assert (code, out) == (1, "")
@@ -189,7 +189,7 @@ def test_failure_that_cannot_be_noted(cache: Cache) -> None:
 
 
 def test_what_does_not_work_is_not_used(cache: Cache) -> None:
-    """A library that was compiled but does not work is tried in a process of its own, and never gets its name."""
+    """A library that was compiled but does not work is tried in a separate process, and never gets its name."""
     code, _, err = cache.call("build", script=CRASHES)
     assert code == 1
     assert "the trial of what was built failed" in err
@@ -285,7 +285,7 @@ def test_clean(built: Cache) -> None:
     ("home", "says"), [({"XDG_CACHE_HOME": "/proc"}, "cannot write /proc/commwatch"), ({}, "no cache directory")]
 )
 def test_nowhere_to_put_it(home: dict[str, str], says: str, cache: Cache) -> None:
-    """A home that cannot be written to, or none at all, is said in one line."""
+    """A home that cannot be written to, or that does not exist, is reported in one line."""
     env = {**{k: v for k, v in cache.env().items() if k not in ("HOME", "XDG_CACHE_HOME")}, **home}
     command = [sys.executable, "-m", "commwatch.collectors.probe.native.build", "build"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd="/")
