@@ -25,6 +25,24 @@ if TYPE_CHECKING:  # slow to import, for what few tests need
 CACHE = Path(__file__).parents[1] / ".stamps" / "cache"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by what it starts, as pyproject.toml lists it; ``unit``: nothing."""
+    for item in items:
+        item.add_marker(_kind(item))
+
+
+def _kind(item: pytest.Item) -> str:
+    """Return the marker of a test. What its module imports decides, so that no test has to be marked by hand."""
+    names = vars(item.module) if isinstance(item, pytest.Function) else {}
+    if item.path.is_relative_to(Path(__file__).parent / "e2e"):
+        return "job"
+    if "browser" in getattr(item, "fixturenames", ()):
+        return "browser"
+    if any(getattr(value, "__module__", "") == "tests.prometheus" for value in names.values()):
+        return "prometheus"
+    return "agent" if names.keys() & {"agent", "commwatch", "subprocess", "Commwatch"} else "unit"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache() -> None:
     os.environ["XDG_CACHE_HOME"] = str(CACHE)
