@@ -153,6 +153,12 @@ def test_only_top_imports_rich(words: tuple[str, ...]) -> None:
     assert "rich" not in imported
 
 
+def test_settings_are_light() -> None:
+    """Reading settings without receivers brings in no pydantic, so commands that need none start quickly."""
+    code = "import sys, commwatch.config; commwatch.config.load({'HOME': '/'}); print('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 def test_editable_install(copy: Path, tmp_path: Path) -> None:
     """A strict editable install of the copy imports, from the copy, and edits are seen."""
     flags = ("--no-deps", "--config-settings", "editable_mode=strict", "--editable")
