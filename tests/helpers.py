@@ -390,7 +390,8 @@ def agent(
     """
     command, env = ["agent", "--dir", str(directory), "--port", "0", *flags], env or clean_env()
     true_start = [*there, sys.executable, "-m", "commwatch", *command]
-    process = subprocess.Popen(true_start, env=env) if there else Commwatch(*command, env=env)
+    forked = not there and _at_start(env) == _at_start(clean_env())
+    process = Commwatch(*command, env=env) if forked else subprocess.Popen(true_start, env=env)
     running = RunningAgent(process, directory, fetch)
     try:
 
@@ -414,6 +415,11 @@ def agent(
             except subprocess.TimeoutExpired:
                 running.kill()
                 raise
+
+
+def _at_start(env: dict[str, str]) -> dict[str, str]:
+    """Return the variables that Python or the loader reads when a process starts: a fork is too late for them."""
+    return {name: value for name, value in env.items() if name.startswith(("LD_", "PYTHON", "LC_", "LANG", "TZ"))}
 
 
 def _answers(running: RunningAgent) -> bool:
