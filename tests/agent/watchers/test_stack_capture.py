@@ -167,7 +167,7 @@ def test_stacks(tmp_path: Path) -> None:
         assert [(each.rank, each.kind) for each in found] == [(3, "python_stack"), (3, "flight_recorder")]
         assert "saving_a_checkpoint" in found[0].text
         assert found[1].text.splitlines()[0] == str(tmp_path / "dump_3")
-        assert "it cannot be read: no dump" in found[1].text
+        assert "it cannot be read: not a dump" in found[1].text
         for view in (rank_view(pid, host="there"), rank_view(pid, state="gone"), rank_view(pid, visible_pid=None)):
             assert evidence([stalled(3)], [view], "here") == []
         assert evidence([stalled(2)], [rank_view(pid)], "here") == []
