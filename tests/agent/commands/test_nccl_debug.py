@@ -285,7 +285,9 @@ host, pid = socket.gethostname().partition(".")[0], os.getpid()
 file = os.environ.get("NCCL_DEBUG_FILE", "").replace("%h", host).replace("%p", str(pid))
 out = open(file, "w") if file else sys.stdout
 print(f"{host}:{pid}:{pid} [0] x.cc:1 NCCL WARN Cuda failure 'out of memory'", file=out, flush=True)
-print("terminal" if sys.stdout.isatty() else "none", os.environ.get("NCCL_DEBUG"), flush=True)
+place = "terminal" if sys.stdout.isatty() else "none"
+sys.stdout.write(f"{place} {os.environ.get('NCCL_DEBUG')}\\n")  # at once, for two ranks share the output
+sys.stdout.flush()
 print("words", file=sys.stderr)
 """
 WARNED = "commwatch: NCCL error: CUDA or HIP failed: Cuda failure 'out of memory'"
@@ -403,7 +405,7 @@ def test_process_that_is_left_behind(tmp_path: Path) -> None:
 
 def test_full_disk(tmp_path: Path) -> None:
     """Where NCCL's lines cannot be shown, for the output's disk is full, the job notices nothing."""
-    warns = RANK.split('print("terminal"', maxsplit=1)[0] + "raise SystemExit(5)"
+    warns = RANK.split("place =", maxsplit=1)[0] + "raise SystemExit(5)"
     with open("/dev/full", "wb") as full:
         command, env = watched(tmp_path, code=warns), clean_env(NCCL_DEBUG="INFO")
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=env, timeout=PATIENCE_S, check=False)
