@@ -74,7 +74,7 @@ def _add_k8s(verbs: Any, common: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="label of all objects, such as release=prometheus, by which the operator finds them; may be repeated",
+        help="label of all objects, such as release=prometheus, that the operator selects them by; may be repeated",
     )
     k8s.add_argument(
         "--user", type=int, default=65532, metavar="UID", help="user that the agent runs as (default: 65532)"
@@ -177,7 +177,7 @@ def _k8s(config: Config, arguments: argparse.Namespace) -> int:
     kinds = list(dict.fromkeys(kind for kind, _ in documents))
     for kind in arguments.only:
         if kind not in kinds:
-            raise UsageError(f"--only {kind}: unknown kind; there are {', '.join(kinds)}")
+            raise UsageError(f"--only {kind}: unknown kind; choose from {', '.join(kinds)}")
     chosen = [text for kind, text in documents if kind in (arguments.only or kinds)]
     print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(chosen), end="")
     return 0
@@ -242,7 +242,7 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
 def _slurm(config: Config, arguments: argparse.Namespace) -> int:
     for part in arguments.parts:
         if part not in FILES:
-            raise UsageError(f"{part}: unknown script; there are {', '.join(FILES)}")
+            raise UsageError(f"{part}: unknown script; choose from {', '.join(FILES)}")
     folders = {"run_dir": arguments.run_dir, "state_dir": arguments.state_dir, "probe": arguments.probe or ""}
     for flag, value in folders.items():
         if value and not re.fullmatch(r"/[^:\0-\x1f\x7f]+", value):  # separators of Slurm, of PYTHONPATH

@@ -105,12 +105,16 @@ def wanted(
         raise CannotBench(f"--factor {factor:g}: needs 1.1 or more")
     if not 0 < seconds <= 86400:
         raise CannotBench(f"--seconds {seconds:g}: needs more than 0 and at most 86400")
-    sizes: list[int] = []
+    sizes: dict[int, None] = {}
     size = float(low)
-    while size <= high * (1 + 1e-9) and len(sizes) < _MOST_SIZES:
-        sizes.append(int(size) // 4 * 4)
+    while size <= high * (1 + 1e-9):
+        sizes[int(size) // 4 * 4] = None
         size *= factor
-    return Wanted(_names("--backends", backends), chosen, tuple(dict.fromkeys(sizes)), seconds)
+    if len(sizes) > _MOST_SIZES:
+        raise CannotBench(
+            f"--factor {factor:g}: gives {len(sizes)} sizes, at most {_MOST_SIZES}; choose a larger factor"
+        )
+    return Wanted(_names("--backends", backends), chosen, tuple(sizes), seconds)
 
 
 def operations(text: str | None) -> tuple[str, ...]:

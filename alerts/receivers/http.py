@@ -97,7 +97,10 @@ def post(url: str, body: bytes, headers: dict[str, str], *secrets: str, limit_s:
 
 
 def _connection(parts: SplitResult, limit_s: float) -> tuple[_Connection, str, dict[str, str]]:
-    """Return the connection to the host or its proxy, the request target, and headers for the proxy."""
+    """Return the connection to the host or its proxy, the request target, and headers for the proxy.
+
+    Raises CannotSend if the proxy is not an ``http`` one: TLS to the proxy itself is not supported.
+    """
     host, encrypted = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if encrypted else 80)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -106,13 +109,17 @@ def _connection(parts: SplitResult, limit_s: float) -> tuple[_Connection, str, d
     if not proxy or urllib.request.proxy_bypass(parts.netloc):
         return _Connection(host, port, limit_s, server), path, {}
     by = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    told = {}
+    if by.scheme != "http":
+        raise CannotSend(
+            f"the proxy {by.scheme}://{by.hostname} is not supported; give one that starts with http://", again=False
+        )
+    credentials = {}
     if by.username:
-        told = {"Proxy-Authorization": basic(unquote(by.username), unquote(by.password or ""))}
+        credentials = {"Proxy-Authorization": basic(unquote(by.username), unquote(by.password or ""))}
     connection = _Connection(by.hostname or "", by.port or 80, limit_s, server)
     if not encrypted:
-        return connection, f"http://{parts.netloc}{path}", told
-    connection.set_tunnel(host, port, told)
+        return connection, f"http://{parts.netloc}{path}", credentials
+    connection.set_tunnel(host, port, credentials)
     return connection, path, {}
 
 

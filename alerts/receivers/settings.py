@@ -138,8 +138,8 @@ class ReceiverConfig(BaseModel):
         for key in table:
             if key in _LITERAL or (kind == SLACK and key == "url"):
                 file, variable = _LITERAL.get(key, _URL)
-                raise ValueError(f"{key}: a secret does not stand here; write it to a file and say {file} = \"PATH\", "
-                                 f"or put it in the environment and say {variable} = \"NAME\"")  # fmt: skip
+                raise ValueError(f"{key}: a secret must not be in the settings; write it to a file and set {file} = \"PATH\", "
+                                 f"or put it in the environment and set {variable} = \"NAME\"")  # fmt: skip
             if key not in KEYS[kind]:
                 raise ValueError(f"unknown key '{key}'; {kind} has {', '.join(KEYS[kind])}")
         return {"name": kind, **table}
@@ -148,19 +148,19 @@ class ReceiverConfig(BaseModel):
     def _check_whole(self) -> ReceiverConfig:
         for file, variable in (_URL, _TOKEN, _PASSWORD):
             if getattr(self, file) and getattr(self, variable):
-                raise ValueError(f"{file} and {variable}: one of them")
+                raise ValueError(f"{file} and {variable}: give one of them")
         kind, login, user = self.kind, self.login, self.username or ""
         alone = (self.username is None) != (login.password is None)
         wrong = {
-            "url: stands here and in a file or the environment; one of them": self.urls and self.url,
+            "url: given here and in a file or the environment; give one of them": self.urls and self.url,
             "needs urls": kind == ALERTMANAGER and not self.urls,
             "needs url": kind == WEBHOOK and not (self.urls or self.url),
             "needs url_file or url_env": kind == SLACK and not self.url,
             "needs smtp, from and to": kind == EMAIL and not (self.smtp and self.sender and self.to),
             "needs command, a list of a program and its arguments": kind == COMMAND and not self.command,
-            "username: needs password_file or password_env beside it, and the other way round": alone,
-            "token and username: one of them": user and login.token,
-            "username: a colon cannot stand in it": ":" in user and kind != EMAIL,
+            "username: needs password_file or password_env, and the other way round": alone,
+            "token and username: give one of them": user and login.token,
+            "username: must not contain a colon": ":" in user and kind != EMAIL,
         }
         for message, holds in wrong.items():
             if holds:
@@ -207,7 +207,7 @@ def checked(tables: Any) -> tuple[ReceiverConfig, ...]:
             who = f" ({name})" if isinstance(name, str) and _NAME.fullmatch(name) else ""
             raise BadReceiver(f"receiver {number}{who}: {error}") from None
         if config.name in found:
-            raise BadReceiver(f"receiver {number} ({config.name}): a name of another; give each its own name")
+            raise BadReceiver(f"receiver {number} ({config.name}): another receiver has this name; give each its own")
         found[config.name] = config
     return tuple(found.values())
 

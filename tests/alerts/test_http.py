@@ -39,6 +39,16 @@ def test_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         assert proxy.asked[0].headers["Proxy-Authorization"] == "Basic bWU6cGFzcy13MHJkLTc3"
 
 
+def test_proxy_that_needs_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that must itself be reached over TLS is refused by name, without its password, and nothing is sent to it in the clear."""
+    with Server() as proxy:
+        monkeypatch.setenv("http_proxy", f"https://me:{PASSWORD}@127.0.0.1:{proxy.port}")
+        error = refusal(lambda: Webhook("hook", POLICY, "http://elsewhere.invalid/hook", AGENT).send(batch(), NOON))
+        assert str(error) == "the proxy https://127.0.0.1 is not supported; give one that starts with http://"
+        assert not error.again
+        assert proxy.asked == []
+
+
 def tunnel(handler: Handler) -> None:
     """What a proxy does when it is asked for a tunnel."""
     host, _, port = handler.asked.path.partition(":")

@@ -97,11 +97,11 @@ MAIL = {"kind": "email", "smtp": "mail", "from": "a@example.com", "to": ["b@exam
         ({}, "kind: needs one of alertmanager, webhook, slack, email, command"),
         ({"kind": HUSH}, "kind: needs one of"),
         ({**HOOK, "passwort": HUSH}, "unknown key 'passwort'; webhook has kind, name, severity"),
-        ({**HOOK, "token": HUSH}, 'token: a secret does not stand here; write it to a file and say token_file = "PATH"'),
-        ({**HOOK, "password": HUSH}, 'or put it in the environment and say password_env = "NAME"'),
-        ({"kind": "slack", "url": f"https://hooks/{HUSH}"}, 'url: a secret does not stand here; write it to a file and say url_file = "PATH"'),
+        ({**HOOK, "token": HUSH}, 'token: a secret must not be in the settings; write it to a file and set token_file = "PATH"'),
+        ({**HOOK, "password": HUSH}, 'or put it in the environment and set password_env = "NAME"'),
+        ({"kind": "slack", "url": f"https://hooks/{HUSH}"}, 'url: a secret must not be in the settings; write it to a file and set url_file = "PATH"'),
         ({"kind": "slack", "url_env": f"https://hooks/{HUSH}"}, "url_env: needs the name of a variable of the environment, not the secret itself"),
-        ({**HOOK, "url_file": HUSH}, "url: stands here and in a file"),
+        ({**HOOK, "url_file": HUSH}, "url: given here and in a file"),
         ({"kind": "webhook", "url_file": ["x", HUSH]}, "url_file: needs a text"),
         ({"kind": "webhook", "url": f"https://me:{HUSH}@hook/"}, "url: needs http:// or https:// and a host; a user and password go into username"),
         ({"kind": "webhook", "url": f"ftp://hook/{HUSH}"}, "url: needs http:// or https:// and a host"),
@@ -116,10 +116,10 @@ MAIL = {"kind": "email", "smtp": "mail", "from": "a@example.com", "to": ["b@exam
         ({"kind": "command", "command": []}, "command: needs a list of a program and its arguments"),
         ({"kind": "command", "command": ["", HUSH]}, "command: needs a list of a program and its arguments"),
         ({"kind": "command", "command": ["page", f"{HUSH}\0"]}, "command 2: needs a text without NUL"),
-        ({**SLACK, "url_file": "/f"}, "url_file and url_env: one of them"),
+        ({**SLACK, "url_file": "/f"}, "url_file and url_env: give one of them"),
         ({**HOOK, "username": HUSH}, "username: needs password_file or password_env"),
         ({**HOOK, "password_env": "P"}, "username: needs password_file or password_env"),
-        ({**HOOK, "username": "a", "password_env": "P", "token_env": "T"}, "token and username: one of them"),
+        ({**HOOK, "username": "a", "password_env": "P", "token_env": "T"}, "token and username: give one of them"),
         ({**HOOK, "username": "a:b", "password_env": "P"}, "a colon"),
         ({**HOOK, "severity": "loud"}, "severity: needs one of info, warning, critical"),
         ({**HOOK, "send_resolved": "yes"}, "send_resolved: needs true or false"),
@@ -172,7 +172,7 @@ def test_any_table_is_read_or_refused(data: st.DataObject, table: dict[str, Any]
 
 def test_names_are_different() -> None:
     """Two receivers of one name could not be told apart."""
-    with pytest.raises(BadReceiver, match=r"receiver 2 \(webhook\): a name of another"):
+    with pytest.raises(BadReceiver, match=r"receiver 2 \(webhook\): another receiver has this name"):
         checked([HOOK, {**HOOK, "url": "http://other"}])
     assert [each.name for each in checked([HOOK, {**HOOK, "name": "other"}])] == ["webhook", "other"]
 

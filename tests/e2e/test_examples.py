@@ -14,27 +14,19 @@ from typing import Any
 
 import pytest
 
+from tests import prefork
 from tests.helpers import clean_env, commwatch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
 def run(tmp_path: Path, script: str, ranks: int, **env: str) -> dict[str, Any]:
     """Run an example under ``commwatch run`` and read its report; the output is in it under ``said``."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = commwatch(
-        "run",
-        "--dir",
-        tmp_path,
-        "--port",
-        "0",
-        "--",
-        *torchrun,
-        EXAMPLES / script,
-        "--steps",
-        "10",
-        env=clean_env(**env),
-    )
+    job = prefork.command(EXAMPLES / script, "--steps", "10", ranks=ranks)
+    done = commwatch("run", "--dir", tmp_path, "--port", "0", "--", *job, env=clean_env(**env))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "step 10: loss" in done.stdout
     assert "commwatch report" not in done.stdout
@@ -91,9 +83,8 @@ def test_no_compiler(tmp_path: Path) -> None:
     told = [line for line in report["said"].splitlines() if "native" in line]
     assert told == ["commwatch: no native hook, using the Python one: no C++ compiler on PATH (c++, g++, clang++)"]
     # Without `commwatch run`, the first rank says it.
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     probe = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "run"), **env)
-    command = [*torchrun, str(EXAMPLES / "train_ddp.py"), "--steps", "10"]
+    command = [*TORCHRUN, str(EXAMPLES / "train_ddp.py"), "--steps", "10"]
     done = subprocess.run(command, env=probe, capture_output=True, text=True, check=False)
     assert "step 10: loss" in done.stdout
     told = [line for line in done.stderr.splitlines() if "native" in line]
@@ -122,8 +113,7 @@ def test_tensor_parallel(tmp_path: Path) -> None:
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     """On a terminal a line at the bottom shows the progress of the job, apart from the job's own lines, and is removed at the end."""
     ours, theirs = pty.openpty()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path), "--port", "0", "--", *torchrun]
+    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path), "--port", "0", "--", *TORCHRUN]
     job = [str(EXAMPLES / "train_ddp.py"), "--steps", "60"]
     env = clean_env(TERM="xterm", LINES="30", COLUMNS="100")
     with subprocess.Popen([*command, *job], stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:

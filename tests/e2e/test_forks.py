@@ -12,7 +12,7 @@ import pytest
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring import RingReader
-from tests.e2e.torchjob import JOBS, RankRecords, alone, read_rings, results, torchrun
+from tests.e2e.torchjob import JOBS, RankRecords, alone, preforked, read_rings, results
 from tests.helpers import PATIENCE_S, clean_env
 
 STEPS = 4
@@ -22,7 +22,7 @@ def forking(directory: Path, start: str, leave: str, probe: str = "1") -> subpro
     """Run ``jobs/forking.py`` to its end."""
     command = [sys.executable, str(JOBS / "forking.py"), start, leave]
     return subprocess.run(
-        torchrun("forking.py", 2, start, leave) if start == "torchrun" else command,
+        preforked("forking.py", 2, start, leave) if start == "torchrun" else command,
         env=clean_env(COMMWATCH=probe, COMMWATCH_DIR=str(directory), COMMWATCH_JOB="forking"),
         capture_output=True,
         text=True,

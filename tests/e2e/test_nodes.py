@@ -52,12 +52,19 @@ class Nodes:
         assert (done.returncode, done.stderr) == (int(bool(found)), "")
         return found
 
+    def parts(self) -> list[dict[str, Any]]:
+        """What the agents report to a fan-out of groups over several nodes."""
+        return [part for each in self.agents for part in each.get("/api/v1/parts")["parts"]]
+
     def joined(self) -> int:
         """Collectives that all ranks have reported to their agents, and that these would report to a fan-out."""
-        parts = [part for each in self.agents for part in each.get("/api/v1/parts")["parts"]]
-        assert {part["group_size"] for part in parts} <= {self.ranks}
-        told = [set(part["seq"]) for part in parts]
+        told = [set(part["seq"]) for part in self.parts() if part["group_size"] == self.ranks]
         return len(set.intersection(*told)) if len(told) == self.ranks else 0
+
+    def wait_until_joined(self) -> None:
+        """Wait for enough collectives; groups within a node are then no longer reported: the agent knows all of their ranks."""
+        wait_for(lambda: self.joined() > ENOUGH, "collectives")
+        assert {part["group_size"] for part in self.parts()} == {self.ranks}
 
     def verdicts(self) -> list[Any]:
         """What the agents themselves say is wrong."""
@@ -94,7 +101,7 @@ def nodes(hosts: list[Host], directory: Path, per_node: int, *arguments: int) ->
 def test_late_rank_on_another_node(hosts: list[Host], tmp_path: Path, per_node: int, culprit: int) -> None:
     """No agent names a rank; `diagnose` over both and the rules of Prometheus name the late one, for which the others wait most of the time."""
     with nodes(hosts, tmp_path, per_node, culprit, 1000) as running:
-        wait_for(lambda: running.joined() > ENOUGH, "collectives")
+        running.wait_until_joined()
         (verdict,) = wait_for(running.diagnose, "the verdict")
         assert (verdict["kind"], verdict["cause"], verdict["group"]) == ("straggler", "late", "default_pg")
         assert (verdict["ranks"], len(verdict["waiting"])) == ([culprit], 2 * per_node - 1)
@@ -111,7 +118,7 @@ def test_slow_link(hosts: list[Host], tmp_path: Path) -> None:
     for host in hosts:
         host.shape("100mbit")
     with nodes(hosts, tmp_path, 2, NOBODY, 250_000) as running:  # 1 MB: 120 ms and more
-        wait_for(lambda: running.joined() > ENOUGH, "collectives")
+        running.wait_until_joined()
         wait_for(lambda: running.prom.value("min(commwatch_periods_total) > 20"), "periods in Prometheus")
         shares = running.by_rank("rate")
         assert len(shares) == running.ranks

@@ -100,7 +100,10 @@ def test_profile(tmp_path: Path) -> None:
         assert "job train, by torch.profiler" in done.stdout
         assert "https://ui.perfetto.dev" in done.stdout
         assert done.stdout.count(".pt.trace.json.gz") == 1
-        for flags, says in ((("none",), "no job 'none' here"), (("--ranks", "7"), "rank 7 of job 'train'")):
+        for flags, says in (
+            (("none",), "job 'none' is not running here; running: train"),
+            (("--ranks", "7"), "rank 7 of job 'train'"),
+        ):
             done = commwatch("profile", "--dir", tmp_path / "run", *flags)
             assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
             assert says in done.stderr

@@ -254,11 +254,11 @@ def test_dashboards() -> None:
 
 
 def test_only() -> None:
-    """Kinds are chosen by name; one that there is not is refused with those that there are."""
+    """Kinds are chosen by name; an unknown kind is refused with the list of known ones."""
     assert list(objects("--only", "NetworkPolicy", "--only", "PodMonitor")) == ["PodMonitor", "NetworkPolicy"]
     done = commwatch("manifest", "k8s", "--only", "Pod")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "there are Job, PodMonitor, NetworkPolicy, PrometheusRule, ConfigMap" in done.stderr
+    assert "choose from Job, PodMonitor, NetworkPolicy, PrometheusRule, ConfigMap" in done.stderr
 
 
 def test_thresholds() -> None:
