@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers import clean_env, needs
+from tests.trees import procfs
 
 if TYPE_CHECKING:  # slow to import, for what few tests need
     from playwright.sync_api import Browser
@@ -53,6 +54,13 @@ def _hangups_are_heard() -> None:
     # Whoever runs the tests under nohup ignores it, and so would the agents that they start.
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _own_procfs() -> Iterator[None]:
+    # Tests of recorded hosts change it, for the whole process.
+    with procfs(Path("/proc")):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,9 @@ class Commwatch:
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code; raise ``TimeoutExpired`` if the process runs after ``timeout`` seconds."""
         if self.returncode is None:
-            if not select.select([self._connection], [], [], timeout)[0]:
+            ended = select.poll()  # not `select`, which is for the first 1024 files only
+            ended.register(self._connection, select.POLLIN)
+            if not ended.poll(None if timeout is None else 1000 * timeout):
                 raise subprocess.TimeoutExpired("commwatch", timeout or 0)
             self.returncode = int(self._replies.readline())
             self._replies.close()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,10 @@ from commwatch.reference.links import links, of_device
 from commwatch.server.web import application
 from commwatch.watchers.host import MOST_VIRTUAL, HostWatch
 from tests.helpers import idle_services
-from tests.trees import procfs, say, unpack, vanish
+from tests.trees import say, unpack, vanish
 
 S = 1_000_000_000
 MLX5_0 = "sys/class/infiniband/mlx5_0/ports/1"
-
-
-@pytest.fixture(autouse=True)
-def _until_the_end_of_the_test() -> Iterator[None]:
-    with procfs(Path("/proc")):
-        yield
 
 
 class Watched:
