@@ -34,13 +34,20 @@ class Memory(NamedTuple):
     available: int | None
 
 
+def cpu_seconds() -> dict[str, float]:
+    """Return seconds since boot by mode, of all cores together; raise ``OSError`` or ``ValueError``."""
+    with _reading("stat"):
+        total = psutil.cpu_times()
+    seconds = {mode: getattr(total, mode) for mode in MODES}
+    seconds["user"] += total.nice
+    return seconds
+
+
 def cpu() -> Cpu:
     """Return CPU seconds; raise ``OSError`` or ``ValueError``."""
     with _reading("stat"):
-        total, cores = psutil.cpu_times(), psutil.cpu_times(percpu=True)
-    seconds = {mode: getattr(total, mode) for mode in MODES}
-    seconds["user"] += total.nice
-    return Cpu(seconds, [core.softirq for core in cores])
+        cores = psutil.cpu_times(percpu=True)
+    return Cpu(cpu_seconds(), [core.softirq for core in cores])
 
 
 def memory() -> Memory:
@@ -74,7 +81,7 @@ class HostCollector:
 
     @staticmethod
     def _collect() -> Iterable[Reading]:
-        for mode, seconds in cpu().seconds.items():
+        for mode, seconds in cpu_seconds().items():
             yield Reading("host_cpu_seconds_total", (mode,), seconds)
         for name, value in memory()._asdict().items():
             yield Reading(f"host_memory_{name}_bytes", (), value)
