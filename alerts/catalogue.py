@@ -132,7 +132,7 @@ class _Alert(BaseModel):
     def _check_numbers(self) -> _Alert:
         """Check that each number in the texts is the value or in ``also``, and that the texts use all of ``also``."""
         if VALUE in self.also:
-            raise ValueError(f"also: '{VALUE}' is no name for a number, because it is that of 'expr'")
+            raise ValueError(f"also: '{VALUE}' is reserved for the number of 'expr'; choose another name")
         used = set()
         for key, template in (("summary", self.summary), ("description", self.description)):
             try:

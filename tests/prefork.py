@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-#: What the servers import, of jobs and of agents; whoever imports more pays for it.
+#: What the servers import, for jobs and for agents. A process that needs other modules imports them itself.
 PRELOADED = {
     "job": ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel"),
     "agent": ("commwatch.daemon", "commwatch.server.listener", "commwatch.server.web"),

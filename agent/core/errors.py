@@ -20,6 +20,6 @@ class CommwatchError(Exception):
 
 
 class UsageError(CommwatchError):
-    """The caller asked for something that does not exist; the text names it."""
+    """The command line or the request for a command is wrong; the text names the argument and a correct value."""
 
     exit_code = 2

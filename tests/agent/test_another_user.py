@@ -92,7 +92,7 @@ def somebody_else(running: RunningAgent, *places: Path, requests: tuple[tuple[st
 
 @pytest.mark.parametrize(("settings", "reading"), [("", 200), ("require_token = true", 401)])
 def test_requests(public: Path, settings: str, reading: int) -> None:
-    """Without the token another user triggers nothing, and reads nothing but metrics and health if the settings say so."""
+    """Without the token another user triggers nothing, and if the settings demand it, reads only metrics and health."""
     asked = (("/api/v1/profiles", '{"job": "job"}'), ("/login", "token=guess"), ("/", None), ("/api/v1/jobs", None))
     with busy(public, settings) as running:
         found = somebody_else(running, requests=(*asked, ("/metrics", None), ("/healthz", None)))

@@ -69,7 +69,7 @@ MISTAKES = [
     ("[{exposed:percent}]", "{exposed:percent}]", "TooMuch: description: ']' does not belong here"),
     ("[{exposed:percent}]", "{exposed:percent", "TooMuch: description: '{' does not belong here"),
     ("[{exposed:percent}]", "no number", "TooMuch: also: exposed: no text uses it"),
-    ("also: {exposed:", "also: {value:", "TooMuch: also: 'value' is no name for a number"),
+    ("also: {exposed:", "also: {value:", "TooMuch: also: 'value' is reserved for the number of 'expr'"),
     ("also_on: [job_id]", "also_on: job_id", "TooMuch: also_on: needs a list of labels"),
     ("also_on: [job_id]", "on: [job_id]", "TooMuch: unknown key 'True'"),
     # -- what only a look at the expressions tells --

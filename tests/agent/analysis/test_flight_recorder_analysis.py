@@ -69,7 +69,7 @@ def test_different_operations() -> None:
 
 
 def test_rank_without_a_dump() -> None:
-    """A member without a dump is unknown, and the verdict says so."""
+    """A member without a dump is unknown, and the verdict names it."""
     (verdict,) = conclude([taken(0, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]"), taken(1, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]")])  # fmt: skip
     assert (verdict.kind, verdict.cause, verdict.ranks) == ("stalled", "unseen", [2])
     assert "no word of rank 2" in verdict.says

@@ -137,7 +137,7 @@ def test_one_device() -> None:
 
 
 def test_nobody_has_counted_it() -> None:
-    """If no device has moved any bytes (another network namespace), the view says so."""
+    """If no device has moved any bytes (another network namespace), the view gives that reason."""
     view = window(({"eth0": 0}, 0), ({"eth0": 100}, 5))
     assert view.carriers is None
     assert view.says == NOT_COUNTED

@@ -91,7 +91,7 @@ def test_subsystems_are_the_users(tmp_path: Path) -> None:
 
 
 def test_file_is_the_users(tmp_path: Path) -> None:
-    """A file that the user has named is followed, whoever has set the level."""
+    """A log file that the user has named is followed, whether the user or commwatch has set the level."""
     assert planned(tmp_path, NCCL_DEBUG_FILE="/l/%h-%p") == Plan({"NCCL_DEBUG": "WARN"}, [f"/l/{HOST}-[0-9]*"])
     assert planned(tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="/l/%h-%p") == Plan(patterns=[f"/l/{HOST}-[0-9]*"])
     assert planned(tmp_path, NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="log").patterns == [str(Path.cwd() / "log")]

@@ -38,14 +38,14 @@ def test_what_does_something_shows_the_token(method: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/runbook", "/openapi.json", "/api/v1/jobs", "/static/page.js", "/no"])
 def test_reading(path: str) -> None:
-    """Reading requires it if the rules say so."""
+    """Reading requires the token if the rules demand it."""
     assert status("GET", path) == HTTPStatus.OK
     assert status("GET", path, CLOSED) == HTTPStatus.UNAUTHORIZED
     assert status("GET", path, CLOSED, **BEARER) == HTTPStatus.OK
 
 
 def test_monitoring_stays_open() -> None:
-    """Health needs no token, so that supervisors can query it; metrics, for Prometheus, need it only if the rules say so."""
+    """Health needs no token, so that supervisors can query it; metrics, which Prometheus reads, need a token only if the rules demand it."""
     for path in ("/healthz", "/readyz"):
         assert status("GET", path, SHUT) == HTTPStatus.OK
     assert (status("GET", "/metrics", CLOSED), status("GET", "/metrics", SHUT)) == (200, 401)

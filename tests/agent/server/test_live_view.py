@@ -100,7 +100,7 @@ def test_no_pace_in_a_hang() -> None:
 
 
 def test_probe_that_sheds() -> None:
-    """If ranks do not record everything, the page says so, and the length of their waits is unknown."""
+    """If ranks do not record everything, the page shows that, and the length of their waits is unknown."""
     shown = job(steps(0), steps(1))
     assert now(shown).sheds is None
     for book in books(shown):

@@ -160,7 +160,7 @@ def test_several_files() -> None:
 
 
 def test_what_was_not_kept() -> None:
-    """If a log holds more than is kept, the findings say so."""
+    """If a log has more facts than are kept, a finding gives the number of the others."""
     account = Account(most_facts=3)
     for number in range(1, 9):
         account.add(f"ant:1:2 [0] NCCL INFO NCCL_BUFFSIZE set by environment to {number}.", "job.log", number)

@@ -60,7 +60,7 @@ def test_any_name(tmp_path: Path) -> None:
 
 
 def test_restart(tmp_path: Path) -> None:
-    """A counter that begins anew is told as it is: whoever computes a rate sees that it has."""
+    """A counter that starts again from 0 is exported unchanged, so that a rate can detect the reset."""
     for n, value in enumerate((b"9 ", b"3 ")):
         (tmp_path / str(n)).mkdir()
         counts = counts_of(tmp_path / str(n), HEAD + b"eth0: " + value * 16 + b"\n")

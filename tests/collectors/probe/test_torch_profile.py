@@ -324,7 +324,7 @@ def test_profiler_that_fails(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_no_room_for_the_trace(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the trace cannot be written, the result says so, and nothing else is left."""
+    """If the trace cannot be written, the result has the reason, and no other file is left."""
     with small_tmpfs(tmp_path / "small", 65_536) as mounted:
         needs(mounted, "root, to mount a file system")
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "small"))
