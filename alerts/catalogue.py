@@ -84,22 +84,30 @@ class _Top(BaseModel):
 
 
 class _Range(BaseModel):
+    """The keys of a threshold; the fields are those of ``Threshold``, which adds its name and value."""
+
     model_config = TABLE
 
     default: _Number
     low: _Number
     high: _Number
-    #: ``ratio`` (0 to 1), ``seconds``, ``bytes_per_second`` or ``count``.
     unit: _Text
     help: _Text
 
 
-class Threshold(_Range):
+@dataclass(frozen=True)
+class Threshold:
     """A number of the list that the settings can change."""
 
     name: str
     #: The value in force: from the settings, else the default.
     value: float
+    default: float
+    low: float
+    high: float
+    #: ``ratio`` (0 to 1), ``seconds``, ``bytes_per_second`` or ``count``.
+    unit: str
+    help: str
 
 
 class _Record(BaseModel):
@@ -229,5 +237,5 @@ def _thresholds(table: Mapping[str, Any], given: Mapping[str, float]) -> dict[st
         value = given.get(name, limits.default)
         if not limits.low <= value <= limits.high:
             raise CatalogueError(f"{where}: needs a number from {limits.low:g} to {limits.high:g}, not {value!r}")
-        found[name] = Threshold(**dict(limits), name=name, value=value)
+        found[name] = Threshold(name, value, **dict(limits))
     return found

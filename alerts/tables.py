@@ -66,7 +66,9 @@ def checked_table(model: type[_Model], table: Any, *, context: Any = None, show_
 
 
 def _message(error: ErrorDetails, known: list[str], show_values: bool) -> str:
-    kind, place = error["type"], [part for part in error["loc"] if part != "[key]"]
+    kind, place = error["type"], list(error["loc"])
+    if place[-1:] == ["[key]"]:  # the error is in a key, which is no position in a list even if it is a number
+        place[-2:] = [str(place[-2])]
     if kind in ("extra_forbidden", "invalid_key"):
         key = error["input"] if kind == "invalid_key" else place[-1]
         return f"unknown key '{key}'; known are {', '.join(known)}"

@@ -27,7 +27,7 @@ CACHE = Path(__file__).parents[1] / ".stamps" / "cache"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by what it starts, as pyproject.toml lists it; ``unit``: nothing."""
+    """Mark each test by what it starts, as pyproject.toml lists it; ``unit``: nothing of that."""
     for item in items:
         item.add_marker(_kind(item))
 
@@ -41,7 +41,7 @@ def _kind(item: pytest.Item) -> str:
         return "browser"
     if any(getattr(value, "__module__", "") == "tests.prometheus" for value in names.values()):
         return "prometheus"
-    return "agent" if names.keys() & {"agent", "commwatch", "subprocess", "Commwatch"} else "unit"
+    return "agent" if names.keys() & {"agent", "commwatch", "subprocess", "Commwatch", "Trainer", "Worker"} else "unit"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -173,19 +173,23 @@ def _install(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _k8s(config: Config, arguments: argparse.Namespace) -> int:
-    documents = [(_KIND.findall(text)[0], text) for text in _documents(config, arguments)]
+    from commwatch.alerts.export import dumped
+
+    documents = _documents(config, arguments)
     kinds = list(dict.fromkeys(kind for kind, _ in documents))
     for kind in arguments.only:
         if kind not in kinds:
             raise UsageError(f"--only {kind}: unknown kind; choose from {', '.join(kinds)}")
-    chosen = [text for kind, text in documents if kind in (arguments.only or kinds)]
-    print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(chosen), end="")
+    chosen = [document for kind, document in documents if kind in (arguments.only or kinds)]
+    texts = [document if isinstance(document, str) else dumped(document) for document in chosen]
+    print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(texts), end="")
     return 0
 
 
-def _documents(config: Config, arguments: argparse.Namespace) -> list[str]:
+def _documents(config: Config, arguments: argparse.Namespace) -> list[tuple[str, str | dict[str, Any]]]:
+    """Return each object with its kind: as YAML if a template has it, else as an object."""
     from commwatch.alerting.alert_rules import catalogue
-    from commwatch.alerts.export import RUNBOOK_URL, dumped, prometheus_rule
+    from commwatch.alerts.export import RUNBOOK_URL, prometheus_rule
     from commwatch.dashboards.export import configmap_objects
     from commwatch.deploy import kubernetes
 
@@ -198,7 +202,10 @@ def _documents(config: Config, arguments: argparse.Namespace) -> list[str]:
     url = arguments.runbook_url or RUNBOOK_URL
     rules = prometheus_rule(catalogue(config), url, site.name, site.namespace, None)
     others = [rules, *configmap_objects(url, site.namespace)]
-    return [*documents, *(dumped(kubernetes.labelled(site, each)) for each in others)]
+    return [
+        *((_KIND.findall(text)[0], text) for text in documents),
+        *((each["kind"], kubernetes.labelled(site, each)) for each in others),
+    ]
 
 
 def _words(command: str) -> list[str]:

@@ -55,7 +55,7 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
     if live:
         return _live(ask, arguments.interval)
     if not urls():
-        raise UsageError(f"{no_agent}")
+        raise UsageError(no_agent)
     answers = ask()
     if isinstance(answers, str):
         raise CommwatchError(answers)

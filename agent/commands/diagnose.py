@@ -17,7 +17,7 @@ from commwatch.collectors.spans import spans
 from commwatch.commands.client import NO_KEYS, TOGETHER_S, Keys, get, together
 from commwatch.config import DEFAULT_PORT
 from commwatch.core import terminal_text
-from commwatch.core.errors import CommwatchError
+from commwatch.core.errors import UsageError
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.watchers.stack_capture import Evidence
@@ -27,10 +27,8 @@ _MOST_PARTS, _LEAST = 500_000, 64
 _T = TypeVar("_T")
 
 
-class CannotDiagnose(CommwatchError):
+class CannotDiagnose(UsageError):
     """No agent answers, or an address is wrong; the message names it."""
-
-    exit_code = 2
 
 
 @dataclass

@@ -22,16 +22,14 @@ from commwatch.collectors.nccl.labels import labels
 from commwatch.collectors.nccl.lines import lines_of
 from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, HostView, choices, hosts, views
 from commwatch.core import terminal_text
-from commwatch.core.errors import CommwatchError
+from commwatch.core.errors import UsageError
 
 #: Most entries shown of long lists; ``--json`` has all entries.
 _MOST_HOSTS, _MOST_COMMS, _MOST_SETTINGS, _MOST_CHOICES = 6, 8, 12, 8
 
 
-class UnreadableLog(CommwatchError):
+class UnreadableLog(UsageError):
     """A log cannot be read; the message names it and gives the reason."""
-
-    exit_code = 2
 
 
 def expand(patterns: Iterable[str]) -> list[str]:

@@ -63,9 +63,10 @@ def frame(seen: Seen, cells: int, height: int | None = None) -> list[Text]:
         old = seen.trouble is not None or seen.age_s > STALE_S
         body = [Text(line.plain, "dim") for line in body] if old else body
         lines = [_title(seen.answers, cells, height is not None), *lines, *body]
-    for line in lines[:height]:
+    lines = lines[:height]
+    for line in lines:
         line.truncate(cells, overflow="ellipsis")
-    return lines[:height]
+    return lines
 
 
 def _stale(seen: Seen, cells: int, height: int | None) -> list[Text]:

@@ -59,13 +59,13 @@ def table(columns: Sequence[Column], rows: Sequence[TableRow], cells: int) -> li
     head = TableRow([column.head for column in columns], "dim")
     wanted = {i: max(cell_len(row.texts[i]) for row in (head, *rows)) for i in kept}
     least = {i: min(wanted[i], columns[i].least or wanted[i]) for i in kept}
-    while sum(least[i] + len(_GAP) for i in kept) > cells + len(_GAP):
+    while _taken(least[i] for i in kept) > cells:
         last = max(kept, key=lambda i: columns[i].drop)
         if not columns[last].drop:
             break
         kept.remove(last)
     widths = {i: wanted[i] for i in kept}
-    while sum(widths.values()) + len(_GAP) * (len(widths) - 1) > cells:
+    while _taken(widths.values()) > cells:
         widest = max((i for i in kept if widths[i] > least[i]), key=lambda i: widths[i] - least[i], default=None)
         if widest is None:
             break
@@ -74,6 +74,11 @@ def table(columns: Sequence[Column], rows: Sequence[TableRow], cells: int) -> li
     for line in lines:
         line.truncate(cells, overflow="ellipsis")
     return lines
+
+
+def _taken(widths: Iterable[int]) -> int:
+    found = list(widths)
+    return sum(found) + len(_GAP) * (len(found) - 1)
 
 
 def _line(columns: Sequence[Column], row: TableRow, widths: dict[int, int]) -> Text:

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from commwatch.analysis.flight_recorder_analysis import positions, take
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.node.flight_recorder import BadDump
@@ -114,6 +112,8 @@ def recorder(rank: int, pid: int) -> str:
 
 def _environment(pid: int) -> Mapping[str, str]:
     """Return the environment that a process began with; empty if it cannot be read."""
+    import psutil  # not at the top: commands import this module, and most need no process
+
     try:
         return psutil.Process(pid).environ()
     except (OSError, psutil.Error):

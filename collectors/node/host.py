@@ -44,7 +44,10 @@ def cpu_seconds() -> dict[str, float]:
 
 
 def cpu() -> Cpu:
-    """Return CPU seconds; raise ``OSError`` or ``ValueError``."""
+    """Return CPU seconds; raise ``OSError`` or ``ValueError``.
+
+    The kernel's total is read for itself: it includes cores that are offline now, so a sum of the cores could fall.
+    """
     with _reading("stat"):
         cores = psutil.cpu_times(percpu=True)
     return Cpu(cpu_seconds(), [core.softirq for core in cores])

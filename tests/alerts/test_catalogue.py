@@ -47,6 +47,7 @@ MISTAKES = [
     ("default: 0.3", "default: 1.3", "thresholds: much: needs a number from 0 to 1, not 1.3"),
     ("default: 0.3", "default: .nan", "thresholds: much: default: needs a number"),
     ("much: {", "Much: {", "thresholds: Much: needs a name of lower-case letters"),
+    ("much: {", "8080: {", "thresholds: 8080: needs a name of lower-case letters"),
     ('help: "too much"', "help: 7", "thresholds: much: help: needs a text"),
     ("record: job:commwatch_comm_share_ratio:avg", "record: share", "share: record: needs a name such as level:metric"),
     ("alert: TooMuch", "alert: too_much", "too_much: alert: needs a name such as CommShareHigh, not 'too_much'"),
