@@ -1,0 +1,54 @@
+"""The flags that most commands have, and the settings that follow from them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from commwatch.config import Config, load
+
+#: Flags that control access to the agent, and credentials for requests to agents.
+_ACCESS = ("token_file", "require_token", "insecure", "ca_file", "client_cert")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return a parser of these flags, as a parent of the parsers of commands."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--dir",
+        help="run directory shared by trainers and agent; also holds the history unless --state is given",
+    )
+    common.add_argument("--state", help="directory of the history (default: $XDG_STATE_HOME/commwatch)")
+    common.add_argument("--config", type=Path, help="settings file (default: ./commwatch.toml if it exists)")
+    common.add_argument("--host", help="address the agent listens on (default: 127.0.0.1)")
+    common.add_argument(
+        "--port", type=int, help="port of the agent (default: 9477, or any free port if it is taken; 0: any free port)"
+    )
+    common.add_argument(
+        "--token-file", metavar="FILE", help="file with the agent's token (default: agent.token in its run directory)"
+    )
+    common.add_argument(
+        "--require-token", action="store_true", default=None, help="the agent requires its token for reading, too"
+    )
+    common.add_argument(
+        "--insecure", action="store_true", default=None, help="let the agent listen beyond this machine without TLS"
+    )
+    common.add_argument(
+        "--ca-file", metavar="FILE", help="CA certificates that agents are verified with (default: the system's)"
+    )
+    common.add_argument("--client-cert", metavar="FILE", help="certificate with its key, for agents that require one")
+    return common
+
+
+def settings_of(arguments: argparse.Namespace) -> Config:
+    """Return the settings of a command; raise ``ConfigError`` if one is wrong."""
+    return load(
+        os.environ,
+        arguments.config,
+        dir=arguments.dir,
+        state=arguments.state,
+        host=arguments.host,
+        port=arguments.port,
+        **{flag: getattr(arguments, flag, None) for flag in _ACCESS},
+    )

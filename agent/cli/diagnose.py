@@ -1,0 +1,72 @@
+"""``commwatch diagnose``: show what is wrong now, from agents or from dumps of PyTorch's Flight Recorder."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+from typing import Any
+
+from commwatch.config import Config
+from commwatch.core.errors import UsageError
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    diagnose = commands.add_parser(
+        "diagnose",
+        parents=[common],
+        help="show what is wrong now: hangs, stalls, stragglers",
+        description="Show what is wrong now with the jobs of this node, or of all nodes whose agents are named. "
+        "Exit code 0: healthy, 1: at least one verdict, 2: no verdict, but some agents did not answer.",
+    )
+    diagnose.add_argument(
+        "agents",
+        nargs="*",
+        metavar="ADDRESS",
+        help="agents (host, host:port, URL), or a Prometheus file_sd target file (.json)",
+    )
+    diagnose.add_argument("--job", help="only this job")
+    diagnose.add_argument(
+        "--flight-recorder",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="ask no agent: read these dumps of PyTorch's Flight Recorder, one for each rank, pickled or JSON",
+    )
+    diagnose.add_argument("--json", action="store_true", help="print JSON")
+    diagnose.set_defaults(command=_diagnose)
+
+
+def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands import client, diagnose
+    from commwatch.watchers.stack_capture import evidence
+
+    if arguments.flight_recorder:
+        return _flight_recorder(arguments)
+    urls = (
+        diagnose.addresses(arguments.agents, config.expects_tls)
+        if arguments.agents
+        else client.local_agents(config.dir)
+    )
+    seen = diagnose.ask(urls, arguments.job, client.keys_of(config))
+    found = diagnose.conclude(seen)
+    taken = evidence(found, seen.ranks, socket.gethostname())
+    say = diagnose.as_json if arguments.json else diagnose.text
+    print(say(found, seen, taken))
+    return 1 if found else 2 if seen.silent else 0
+
+
+def _flight_recorder(arguments: argparse.Namespace) -> int:
+    from commwatch.analysis import flight_recorder_analysis
+
+    if arguments.agents or arguments.job:
+        raise UsageError("--flight-recorder asks no agent; leave out ADDRESS and --job")
+    dumps, damaged = flight_recorder_analysis.take_all(arguments.flight_recorder)
+    if not dumps:
+        raise UsageError("; ".join(f"{file}: {why}" for file, why in damaged.items()))
+    found = flight_recorder_analysis.conclude(dumps)
+    print(
+        (flight_recorder_analysis.as_json if arguments.json else flight_recorder_analysis.text)(found, dumps, damaged)
+    )
+    return 1 if found else 2 if damaged else 0

@@ -1,0 +1,36 @@
+"""``commwatch native``: build the native hook, show its status, or remove it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from commwatch.config import Config
+from commwatch.core.errors import UsageError
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    native = commands.add_parser(
+        "native",
+        help="build the native hook, show its status, or remove it",
+        description="The hook in C++ costs the training almost nothing. It is built once for each version of torch, "
+        "in an image with `build`, otherwise by the first `run`. Without it, the Python hook is used.",
+    )
+    native.add_argument("verb", choices=("build", "status", "clean"))
+    native.add_argument("--python", default=sys.executable, help="the trainer's Python, if not this one")
+    native.add_argument("--force", action="store_true", help="build: even if it is built already")
+    native.add_argument("--json", action="store_true", help="status: print JSON")
+    native.set_defaults(command=_native, dir=None, state=None, config=None, host=None, port=None)
+
+
+def _native(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.commands.native_hook import call
+
+    flags = [f"--{name}" for name in ("force", "json") if getattr(arguments, name)]
+    try:
+        return call(arguments.python, [arguments.verb, *flags], os.environ)
+    except OSError as error:
+        raise UsageError(f"cannot run {arguments.python}: {error.strerror}") from None

@@ -1,0 +1,90 @@
+"""``commwatch report``: print the report on a job from the history."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from commwatch.config import Config
+from commwatch.core.durations import LAST, parse_age, parse_last
+from commwatch.core.errors import UsageError
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    report = commands.add_parser(
+        "report",
+        parents=[common],
+        help="report on a finished or running job",
+        description="Print the report on a job from the history.",
+    )
+    report.add_argument("job", nargs="?", help="job id (default: the latest)")
+    report.add_argument(
+        "--last",
+        type=_last,
+        default=LAST,
+        metavar="AGE",
+        help="how much of the job's end the advice covers, such as 90s or 2h; all: the whole job (default: %(default)s)",
+    )
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    report.set_defaults(command=_report)
+
+
+def _last(text: str) -> float | None:
+    """Return the seconds in a ``--last`` argument; ``None``: the whole job."""
+    try:
+        return parse_last(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _report(config: Config, arguments: argparse.Namespace) -> int:
+    from commwatch.analysis.queries import QueryService
+    from commwatch.reference.references import References, directory
+    from commwatch.report import charts, report, report_page
+    from commwatch.watchers.nccl_archive import kept
+
+    agent = QueryService(config.history, references=References(directory(config.state), config.links))
+    try:
+        jobs = [job.job_id for job in agent.jobs()]
+        if not jobs:
+            raise UsageError(f"no job in {config.history} yet")
+        job = arguments.job or jobs[0]
+        topology = kept(config.state, job)
+        findings = [] if topology is None else topology.findings
+        command = f"{again(arguments)}{_other_last(arguments.last)} {job}"
+        built = report.build(agent, job, config.history, command, findings, last_s=arguments.last)
+        if built is None:
+            known = f"{', '.join(jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
+            raise UsageError(f"no job '{job}' in {config.history}; it has {known}")
+        page = None if arguments.html is None else report_page.html(built, charts.gather(agent, job), topology)
+    except sqlite3.Error as error:
+        raise UsageError(f"{config.history}: {error}") from None
+    if page is None:
+        print(report.as_json(built) if arguments.json else report.text(built))
+        return 0
+    try:
+        arguments.html.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {arguments.html}: {error.strerror}") from None
+    return 0
+
+
+def again(arguments: argparse.Namespace) -> str:
+    """Return the command that prints the report of a run again, without the job's name."""
+    flags = [
+        (f"--{name}", getattr(arguments, name))
+        for name in ("config", "dir", "state")
+        if getattr(arguments, name) is not None
+    ]
+    return shlex.join(["commwatch", "report", *(str(part) for flag in flags for part in flag)])
+
+
+def _other_last(last_s: float | None) -> str:
+    """Return the ``--last`` flag with a space before it; empty for the default."""
+    return "" if last_s == parse_age(LAST) else " --last all" if last_s is None else f" --last {last_s:g}s"
