@@ -26,8 +26,8 @@ from commwatch.alerts.model import Alert
 from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.alerts.receivers.settings import receivers
 from commwatch.analysis.queries import QueryService
-from commwatch.collectors.registry import Collectors, Reading
-from commwatch.config import Config, addresses
+from commwatch.collectors.registry import Reading
+from commwatch.config import Config
 from commwatch.core.errors import CommwatchError
 from commwatch.history.chunks import Damaged
 from commwatch.history.examination import Examination
@@ -35,7 +35,6 @@ from commwatch.history.opening import StoreError
 from commwatch.history.store import begin
 from commwatch.ingest.intake import Intake, room_for_rings
 from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.processes import Processes
 from commwatch.prometheus.exporter import Exporter
 from commwatch.reference.references import References, directory
 from commwatch.reload import Change, change
@@ -48,13 +47,9 @@ from commwatch.server.history_worker import Worker
 from commwatch.server.listener import Server, listen
 from commwatch.server.services import Services
 from commwatch.server.web import application
-from commwatch.watchers.gpus import Gpus
-from commwatch.watchers.host import HostWatch
-from commwatch.watchers.inspector import Inspector
-from commwatch.watchers.nccl import NcclLogs, logs_of, remove_old
-from commwatch.watchers.nccl_archive import keep
+from commwatch.watchers.nccl import logs_of, remove_old
 from commwatch.watchers.profiles import Profiles, kept_in
-from commwatch.watchers.ras import Ras
+from commwatch.watchers.watchers import GPUS_S, Watchers
 
 log = logging.getLogger("commwatch")
 #: Seconds between two removals of data that is past its retention.
@@ -65,14 +60,14 @@ _STUCK_NS = 10_000_000_000
 _ALIVE_NS = 1_000_000_000
 #: Seconds in all that threads get to finish when the agent ends.
 _END_S = 10.0
-#: Seconds between two ticks of: NCCL logs and Inspector's files, NCCL's RAS, GPUs, node, alert rules.
-_LOGS_S, _RAS_S, _GPUS_S, _HOST_S, _ALERTS_S = 0.5, 1.0, 1.0, 1.0, 1.0
+#: Seconds between two evaluations of the alert rules.
+_ALERTS_S = 1.0
 #: Seconds between two checks whether an alert needs evidence; seconds for the last notifications when the agent ends.
 _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 #: Seconds between two checks for SIGHUP.
 _SIGNALS_S = 0.25
-#: Seconds between two readings of the trainers' state, and between two checks whether the worker process is idle.
-_PROCESSES_S, _IDLE_S = 1.0, 10.0
+#: Seconds between two checks whether the worker process is idle.
+_IDLE_S = 10.0
 #: Seconds between two pieces of the history that are checked for damage.
 _EXAMINE_S = 0.2
 #: Seconds between two checks for files of profiled ranks.
@@ -98,22 +93,17 @@ class Daemon:
         self.config = config
         self._given_plan, self._reread = plan, reread
         self._lock_fd = lock_directory(config)
+        self._damaged = Damaged()
         try:
-            damaged = Damaged()
-            self._store = begin(config.history, damaged)
+            self._store = begin(config.history, self._damaged)
         except StoreError as error:
             raise CannotStart(str(error)) from None
-        self._lock = threading.RLock()
-        self._aggregate = Aggregate(int(config.keep_ended * 1e9))
+        self._lock = lock = threading.RLock()
         handover = threading.RLock()
+        self._aggregate = aggregate = Aggregate(int(config.keep_ended * 1e9))
+        most_rings = room_for_rings(raised_limit())
         self._intake = Intake(
-            config.rings,
-            self._aggregate,
-            self._store,
-            self._lock,
-            handover=handover,
-            most_rings=room_for_rings(raised_limit()),
-            alive=self._alive,
+            config.rings, aggregate, self._store, lock, handover=handover, most_rings=most_rings, alive=self._alive
         )
         self._stop = threading.Event()
         self._last_alive_ns, self._notified_ns = time.monotonic_ns(), 0
@@ -122,98 +112,88 @@ class Daemon:
         self._socket = listen(config)
         self.port: int = self._socket.getsockname()[1]
         self.url = url_of(config, self.port)
-        self._registry = registry = CollectorRegistry()
-        self._nccl = NcclLogs(config.dir, self._aggregate, self._lock, keep=partial(keep, config.state))
-        self._inspector = Inspector(config.inspector_dir, self._aggregate, self._lock)
-        self._ras = Ras(addresses(config.ras) or () if config.ras else (), self._aggregate, self._lock)
-        self._references = references = References(directory(config.state), config.links)
-        self._gpus = Gpus(config.gpus)
-        self._processes = Processes(self._aggregate, self._lock, held_back=self._gpus.held_back)
-        collectors = Collectors()
-        self._host = HostWatch(self._aggregate, self._lock, time.monotonic_ns)
-        self._exporter = Exporter(
+        self._watchers = watchers = Watchers(config, aggregate, lock, self._stop)
+        self._references = References(directory(config.state), config.links)
+        self._exporter = self._exporter_of(config)
+        self._registry = CollectorRegistry()
+        self._registry.register(self._exporter)
+        queries = QueryService(
+            config.history,
+            aggregate,
+            lock,
+            time.monotonic_ns,
+            references=self._references,
+            gpu_at=watchers.gpus.place,
+            handover=handover,
+            damaged=self._damaged,
+        )
+        self._profiles = Profiles(config.dir, kept_in(config.state), queries)
+        self._address = address_of(config, self.port)
+        kept, self._alerts_lock_fd = place_of_alerts(config)
+        self._delivery = delivery_of(kept, self._address)
+        sources = Sources(queries, watchers.nccl, watchers.gpus, watchers.host)
+        self._evidence = Evidence(kept.evidence, self._address, sources.sections)
+        with _evaluable():
+            self._alerting = Alerting(self._plan(config), self._registry.collect, Book(kept.alerts))
+        self._delivery.resume(*self._alerting.alerts())
+        self._registry.register(self._alerting)
+        self._worker = Worker(queries, self._references, self._damaged)
+        app = application(self._services(queries), self._registry)
+        self._server = Server(app, config, self._socket.getsockname()[0])
+        self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
+        self._beside = [*watchers.threads, *self._own_threads(), self._profiling]
+        self._threads = [
+            threading.Thread(target=self._serve, name="web", daemon=True),
+            threading.Thread(target=self._work, name="intake", daemon=True),
+            *(each.thread for each in self._beside),
+        ]
+
+    def _exporter_of(self, config: Config) -> Exporter:
+        return Exporter(
             self._aggregate,
             self._lock,
             time.monotonic_ns,
-            lambda: known(
-                [
-                    *collectors.collect(),
-                    *self._host.readings(),
-                    *self._gpus.readings(),
-                    *self._nccl.readings(),
-                    *self._inspector.readings(),
-                    *self._ras.readings(),
-                    ("alerts", readings(self._delivery)),
-                    (
-                        "history",
-                        None if self._store.trouble else [Reading("history_damaged_chunks_total", (), len(damaged))],
-                    ),
-                ],
-                (*self._beside, self._gpu_watch),
-            ),
-            references=references,
-            gpu_of=self._gpus.label,
-            ras_verdicts=lambda: self._ras.verdicts(None),
+            self._readings,
+            references=self._references,
+            gpu_of=self._watchers.gpus.label,
+            ras_verdicts=partial(self._watchers.ras.verdicts, None),
             labels=config.labels,
         )
-        registry.register(self._exporter)
-        agent = QueryService(
-            config.history,
-            self._aggregate,
-            self._lock,
-            time.monotonic_ns,
-            references=references,
-            gpu_at=self._gpus.place,
-            handover=handover,
-            damaged=damaged,
+
+    def _readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """Return the readings for ``/metrics`` that are not about jobs, by collector; ``None``: it failed."""
+        damaged = None if self._store.trouble else [Reading("history_damaged_chunks_total", (), len(self._damaged))]
+        return known(
+            [*self._watchers.readings(), ("alerts", readings(self._delivery)), ("history", damaged)],
+            (*self._beside, self._watchers.gpu_thread),
         )
-        self._profiles = Profiles(config.dir, kept_in(config.state), agent)
-        self._address = address = address_of(config, self.port)
-        kept, self._alerts_lock_fd = place_of_alerts(config)
-        self._delivery = delivery_of(kept, address)
-        self._evidence = Evidence(kept.evidence, address, Sources(agent, self._nccl, self._gpus, self._host).sections)
-        with _evaluable():
-            self._alerting = Alerting(self._plan(config), registry.collect, Book(kept.alerts))
-        self._delivery.resume(*self._alerting.alerts())
-        registry.register(self._alerting)
-        self._worker = Worker(agent, references, damaged)
-        services = Services(
-            queries=agent,
+
+    def _services(self, queries: QueryService) -> Services:
+        return Services(
+            queries=queries,
             worker=self._worker,
-            logs=self._nccl,
+            logs=self._watchers.nccl,
             profiles=self._profiles,
-            gpus=self._gpus,
-            inspector=self._inspector,
-            ras=self._ras,
-            host=self._host,
+            gpus=self._watchers.gpus,
+            inspector=self._watchers.inspector,
+            ras=self._watchers.ras,
+            host=self._watchers.host,
             alerts=self._alerting,
             evidence=self._evidence,
             healthy=self._healthy,
             ready=self._ready,
             ending=self._stop.is_set,
         )
-        app = application(services, registry)
-        self._server = Server(app, config, self._socket.getsockname()[0])
-        examination = Examination(config.history, damaged)
-        self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
-        self._beside = [
-            Beside("nccl_log", self._nccl.tick, _LOGS_S, self._stop, self._nccl.close),
-            Beside("inspector", self._inspector.tick, _LOGS_S, self._stop, self._inspector.close),
-            Beside("ras", self._ras.tick, _RAS_S, self._stop),
-            Beside("network", self._host.tick, _HOST_S, self._stop),
+
+    def _own_threads(self) -> list[Beside]:
+        """Return the periodic threads that are neither watchers nor profiles."""
+        examination = Examination(self.config.history, self._damaged)
+        return [
             Beside("alerts", self._alerting.tick, _ALERTS_S, self._stop, self._alerting.close),
             Beside("examination", examination.tick, _EXAMINE_S, self._stop, examination.close),
             Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
-            Beside("processes", self._processes.tick, _PROCESSES_S, self._stop),
             Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
             Beside("answers", self._worker.tick, _IDLE_S, self._stop, self._worker.close),
-            self._profiling,
-        ]
-        self._gpu_watch = Beside("gpu", self._gpus.tick, _GPUS_S, self._stop, self._gpus.close)
-        self._threads = [
-            threading.Thread(target=self._serve, name="web", daemon=True),
-            threading.Thread(target=self._work, name="intake", daemon=True),
-            *(each.thread for each in self._beside),
         ]
 
     def run(self) -> bool:
@@ -224,7 +204,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         hangup = None if self._reread is None else Hangup()
-        for thread in (*self._threads, self._gpu_watch.thread):
+        for thread in (*self._threads, self._watchers.gpu_thread.thread):
             thread.start()
         announce(
             self.config.dir,
@@ -246,7 +226,7 @@ class Daemon:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
         self._delivery.close(_FAREWELL_S)
-        self._gpu_watch.thread.join(_GPUS_S)  # a GPU driver that hangs does not delay the end
+        self._watchers.gpu_thread.thread.join(GPUS_S)  # a GPU driver that hangs does not delay the end
         if not self._profiling.thread.is_alive():
             with contextlib.suppress(OSError, StoreError, sqlite3.Error):
                 self._profiles.close()

@@ -1,0 +1,60 @@
+"""All that one agent watches beside the rings: NCCL's logs, Inspector and RAS, GPUs, the node, the trainers' processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+
+from commwatch.collectors.registry import Collectors, Reading
+from commwatch.config import Config, addresses
+from commwatch.ingest.jobs import Aggregate
+from commwatch.ingest.processes import Processes
+from commwatch.runtime.periodic import Beside
+from commwatch.watchers.gpus import Gpus
+from commwatch.watchers.host import HostWatch
+from commwatch.watchers.inspector import Inspector
+from commwatch.watchers.nccl import NcclLogs
+from commwatch.watchers.nccl_archive import keep
+from commwatch.watchers.ras import Ras
+
+#: Seconds between two ticks of: NCCL logs and Inspector's files, NCCL's RAS, GPUs, node, the trainers' state.
+_LOGS_S, _RAS_S, GPUS_S, _HOST_S, _PROCESSES_S = 0.5, 1.0, 1.0, 1.0, 1.0
+
+
+class Watchers:
+    """The watchers of one agent, each with a thread.
+
+    Args:
+        lock: guards ``aggregate``.
+        stop: set when the agent ends.
+    """
+
+    def __init__(self, config: Config, aggregate: Aggregate, lock: threading.RLock, stop: threading.Event) -> None:
+        self.nccl = NcclLogs(config.dir, aggregate, lock, keep=partial(keep, config.state))
+        self.inspector = Inspector(config.inspector_dir, aggregate, lock)
+        self.ras = Ras(addresses(config.ras) or () if config.ras else (), aggregate, lock)
+        self.gpus = Gpus(config.gpus)
+        self.host = HostWatch(aggregate, lock, time.monotonic_ns)
+        self._collectors = Collectors()
+        processes = Processes(aggregate, lock, held_back=self.gpus.held_back)
+        self.threads = [
+            Beside("nccl_log", self.nccl.tick, _LOGS_S, stop, self.nccl.close),
+            Beside("inspector", self.inspector.tick, _LOGS_S, stop, self.inspector.close),
+            Beside("ras", self.ras.tick, _RAS_S, stop),
+            Beside("network", self.host.tick, _HOST_S, stop),
+            Beside("processes", processes.tick, _PROCESSES_S, stop),
+        ]
+        #: Not among ``threads``, because a GPU driver that hangs must not delay the end of the agent.
+        self.gpu_thread = Beside("gpu", self.gpus.tick, GPUS_S, stop, self.gpus.close)
+
+    def readings(self) -> list[tuple[str, list[Reading] | None]]:
+        """Return the readings of collectors and watchers by collector; ``None``: it failed."""
+        return [
+            *self._collectors.collect(),
+            *self.host.readings(),
+            *self.gpus.readings(),
+            *self.nccl.readings(),
+            *self.inspector.readings(),
+            *self.ras.readings(),
+        ]
