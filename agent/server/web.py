@@ -36,6 +36,17 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
         description="The communication of the training jobs on this node.",
     )
     app.state.services = services
+    for part in (jobs, alerts, diagnosis, gpus, profiles, witnesses):
+        app.include_router(part.router)
+    app.include_router(stream.router(_live_feed(services)))
+    answer_problems(app)
+    _add_monitoring(app, services, Scrape(registry))
+    _add_pages(app)
+    return app
+
+
+def _live_feed(services: Services) -> Feed:
+    """Return the feed of the live page, with the period in seconds of each topic."""
     live = LiveFeed(services)
     topics = [
         Topic("moment", live.moment, 1.0),
@@ -43,15 +54,12 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
         Topic("operations", live.operations, 5.0),
         Topic("told", live.insights, 10.0, "worker"),
     ]
-    feed = Feed(Topic("past", live.past, 0.0, "history"), topics, services.ending)
-    for part in (jobs, alerts, diagnosis, gpus, profiles, witnesses):
-        app.include_router(part.router)
-    app.include_router(stream.router(feed))
-    answer_problems(app)
+    return Feed(Topic("past", live.past, 0.0, "history"), topics, services.ending)
 
-    scrape = Scrape(registry)
 
-    # These three are coroutines, so that they need none of the threads in which routes run.
+def _add_monitoring(app: FastAPI, services: Services, scrape: Scrape) -> None:
+    """Add metrics and health. They are coroutines, so that they need none of the threads in which routes run."""
+
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """All metrics, in the text format of Prometheus or OpenMetrics."""
@@ -72,6 +80,10 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
         """200 while the agent drains the rings and writes the history, else 503."""
         return _state(services.ready())
 
+
+def _add_pages(app: FastAPI) -> None:
+    """Add what people open in a browser: the live page, the runbook, and the description of the API."""
+
     @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
     def docs() -> str:
         return _docs_page(app.openapi())
@@ -86,7 +98,6 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
 
     # Follows links, because an editable install consists of links to our own files.
     app.mount("/static", StaticFiles(directory=_STATIC, follow_symlink=True), name="static")
-    return app
 
 
 def _state(trouble: str | None) -> Response:
