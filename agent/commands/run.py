@@ -103,11 +103,8 @@ def run(
                 agent.end()
             nccl.remove_if_empty()
     if history is not None:
-        elsewhere = history != config.history
-        opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
         try:
-            references = References(directory(history.parent), config.links)
-            _report(QueryService(history, references=references), job, f"{opens} {job}", loaded)
+            _report(config, history, job, report_command, loaded)
             _explain(nccl, began)
         except Exception as error:  # a fault in the report must not change the job's exit code
             say(f"commwatch: no report: {type(error).__name__}: {error}")
@@ -371,10 +368,14 @@ def _explain(nccl: nccl_debug.Plan, since: float) -> None:
         say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 
 
-def _report(agent: QueryService, job: str, command: str, probe_loaded: bool) -> None:
+def _report(config: Config, history: Path, job: str, report_command: str, probe_loaded: bool) -> None:
+    """Print the report of the job, or why there is none."""
+    elsewhere = history != config.history
+    opens = shlex.join(["commwatch", "report", "--state", str(history.parent)]) if elsewhere else report_command
+    agent = QueryService(history, references=References(directory(history.parent), config.links))
     try:
-        topology = kept(agent.path.parent, job)
-        built = report.build(agent, job, agent.path, command, [] if topology is None else topology.findings)
+        topology = kept(history.parent, job)
+        built = report.build(agent, job, history, f"{opens} {job}", [] if topology is None else topology.findings)
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return

@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
-from commwatch.analysis.advice import Advice, advice_on
+from commwatch.analysis.advice import Advice, Facts, advice_on
 from commwatch.analysis.advice_input import LAST_S, count, count_last, facts, sums, usual_steps
 from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.queries import QueryService
@@ -125,8 +125,8 @@ def build(
     # ``counts`` covers only the steps that can be read; the sums cover the whole job.
     operations, by_rank = sums(agent, job_id) if counts.since_ns else (counts.operations, counts.by_rank)
     waits = {row.by["rank"]: row for row in by_rank}
-    latest, known = count_last(agent, job_id, last_s), facts(agent, job, counts, findings)
-    shorter = latest.since_ns / 1e9 > job.started_at
+    known = facts(agent, job, counts, findings)
+    advice, advice_last_s = _advice_on_end(agent, job, findings, known, last_s)
     lines = [_rank_line(rank, counts.steps_of.get(rank.rank, []), waits.get(rank.rank)) for rank in ranks]
     waited = None
     if _have_times([row for row in operations if row.by["op"] in SYMMETRIC]):
@@ -156,10 +156,25 @@ def build(
         lost=job.lost,
         history=str(history),
         command=command,
-        advice=advice_on(facts(agent, job, latest, findings) if shorter else known),
-        advice_last_s=job.last_seen_at - latest.since_ns / 1e9 if shorter else None,
+        advice=advice,
+        advice_last_s=advice_last_s,
         findings=findings,
     )
+
+
+def _advice_on_end(
+    agent: QueryService, job: JobView, findings: Iterable[Finding], known: Facts | None, last_s: float | None
+) -> tuple[list[Advice], float | None]:
+    """Return the advice based on the job's last ``last_s`` seconds, and how many seconds these were; ``None``: the whole job.
+
+    Args:
+        known: the facts about the whole job.
+    """
+    latest = count_last(agent, job.job_id, last_s)
+    began_at = latest.since_ns / 1e9
+    if began_at <= job.started_at:
+        return advice_on(known), None
+    return advice_on(facts(agent, job, latest, findings)), job.last_seen_at - began_at
 
 
 def lately(
