@@ -35,12 +35,13 @@ def install() -> None:
 def check() -> None:
     """The probe has seen every call."""
     from commwatch.collectors.probe import torch_collectives
-    from commwatch.collectors.wire import ring
+    from commwatch.collectors.wire.ring import CURSOR
+    from commwatch.collectors.wire.ring_reader import RingReader
 
     path = torch_collectives.ring_file()
     assert path is not None, "the probe is off"
-    reader = ring.RingReader(path)
-    written = reader.counter(ring.CURSOR)
+    reader = RingReader(path)
+    written = reader.counter(CURSOR)
     assert written >= CALLS > reader.slots, f"{written} records of {CALLS} calls in {reader.slots} slots"
 
 

@@ -21,7 +21,7 @@ from bench.agent_load import PER_SECOND, Agent, ended, running_agent, wait_for
 from bench.chaos import written
 from bench.common import emit, memory_mb, scratch
 from bench.synthetic import WORLD_SIZE
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.history.history import History
 
 MINUTES = 30.0

@@ -15,6 +15,7 @@ from commwatch.collectors.node.process import is_exiting
 from commwatch.collectors.probe.governor import COUNTERS
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.identity import boot_id, validate_identity
+from commwatch.collectors.wire.ring_reader import BadRing, RingReader
 from commwatch.core.endings import Ending
 from commwatch.history.job_exit import Exits
 from commwatch.history.store import RingRow, Writer
@@ -43,10 +44,10 @@ def room_for_rings(files: int) -> int:
 class _Source:
     """One ring and its totals; they are kept after its end, because other ranks' records still add waits to them."""
 
-    def __init__(self, reader: ring.RingReader, row: RingRow, totals: RankTotals) -> None:
+    def __init__(self, reader: RingReader, row: RingRow, totals: RankTotals) -> None:
         self.row, self.totals = row, totals
         #: ``None`` once everything has been read and the file is gone.
-        self.reader: ring.RingReader | None = reader
+        self.reader: RingReader | None = reader
         self.next_n = row.next_n
         self.lost = row.lost
         #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps.
@@ -161,10 +162,10 @@ class Intake:
         """Open a ring, or refuse a damaged one for good; return False if none can be opened now, to retry at the next tick."""
         with contextlib.ExitStack() as undo:
             try:
-                reader = ring.RingReader(Path(entry.path))
+                reader = RingReader(Path(entry.path))
                 undo.callback(reader.close)
                 if wrong := validate_identity(reader.identity):
-                    raise ring.BadRing(f"{entry.name}: damaged identity ({wrong})")
+                    raise BadRing(f"{entry.name}: damaged identity ({wrong})")
                 row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
                 counted = list(self._store.raw_since(row))
                 reader.next_n = row.next_n
@@ -175,7 +176,7 @@ class Intake:
             except sqlite3.Error as error:  # such as a full disk: the ring keeps its records meanwhile
                 self._store.trouble = f"{self._store.path}: {error}"
                 return False
-            except (ring.BadRing, OSError, KeyError, TypeError, ValueError) as error:
+            except (BadRing, OSError, KeyError, TypeError, ValueError) as error:
                 if getattr(error, "errno", None) in _PASSING:
                     self.waiting = f"cannot read ring {entry.name} yet: {error}"
                     return False
@@ -192,7 +193,7 @@ class Intake:
                 totals.ingest(records, until_n)
         return True
 
-    def _learn(self, source: _Source, reader: ring.RingReader) -> None:
+    def _learn(self, source: _Source, reader: RingReader) -> None:
         entries = reader.names()
         if not entries:
             return
@@ -285,7 +286,7 @@ class Intake:
                     self._remove(name, source.reader)
                     source.reader = None
 
-    def _remove(self, name: str, reader: ring.RingReader) -> None:
+    def _remove(self, name: str, reader: RingReader) -> None:
         self._refused.add((name, reader.inode))
         reader.close()
         for path in (reader.path, reader.path.with_suffix(".names")):

@@ -19,7 +19,7 @@ from typing import Any
 
 from commwatch.collectors.node.gpu_nvidia import NvidiaSource
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 
 JOB = Path(__file__).with_name("job.py")
 GATHERS, ROUNDS = 20, 3

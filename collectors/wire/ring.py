@@ -1,4 +1,4 @@
-"""The ring buffer file: one per rank, written by the trainer, read by the agent; it outlives both processes.
+"""The ring buffer file, and its writers: one per rank, written by the trainer, read by the agent; it outlives both processes.
 
 Layout (little endian)::
 
@@ -26,21 +26,16 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from commwatch.collectors.wire import bounded, others
-from commwatch.collectors.wire.events import BLOCKED, MAX_PLAUSIBLE, RECORD, RECORD_SIZE, Record
+from commwatch.collectors.wire.events import BLOCKED, RECORD, RECORD_SIZE
 from commwatch.collectors.wire.handlers import raised_by_handler
-from commwatch.collectors.wire.identity import process_of
-from commwatch.collectors.wire.mapping import MappedFile, is_locked, lock_owner
+from commwatch.collectors.wire.mapping import MappedFile, is_locked
 
 MAGIC = b"CWRING\r\n"
 VERSION = 2
-#: Version 2 added records of several operations (``events.COUNTED``), nothing else.
-_READABLE = (1, VERSION)
 HEADER = struct.Struct("<8sIIIIII")
 COUNTERS_AT, IDENTITY_AT, IN_FLIGHT_AT, RECORDS_AT = 64, 512, 4096, 8192
 IN_FLIGHT_SLOTS = (RECORDS_AT - IN_FLIGHT_AT) // RECORD_SIZE
@@ -50,14 +45,8 @@ MARGIN = 64
 STAMP_MASK = 0xFFFFFFFF
 #: Offsets of ``start_ns`` and ``flags`` in a record, in bytes.
 START_AT, FLAGS_AT = 40, 56
-#: Limits on the names that are read: bytes and lines in all, JSON values in one line.
-MOST_NAMES_BYTES, MOST_NAMES, _MOST_VALUES = 16 << 20, 1 << 17, 1 << 20
-#: Bytes reserved for names at first, and bytes of them read at a time.
-_FIRST_NAMES, _NAMES_AT_ONCE = 16 << 10, 64 << 10
-#: Most reads of a counter until two in a row agree.
-COUNTER_LOOKS = 8
-#: Drains that a reader waits for an unfinished record with finished ones after it.
-GAP_PATIENCE = 20
+#: Most bytes of names; and bytes reserved for them at first.
+MOST_NAMES_BYTES, _FIRST_NAMES = 16 << 20, 16 << 10
 
 # Indices of the 8-byte counters.
 CURSOR, HEARTBEAT, DROPPED, PROBE_NS, IN_FLIGHT_OVERFLOW, CLOSED, OPS_STARTED, MODE, MODE_SINCE_NS = range(9)
@@ -67,10 +56,6 @@ COUNTERS = 16
 def number_of(stamp: int, until_n: int) -> int:
     """Return the record number of a 32-bit stamp, in a run of records that ends before number ``until_n``."""
     return until_n - 1 - ((until_n - stamp) & STAMP_MASK)
-
-
-class BadRing(Exception):
-    """The file is not a ring that this version can read; the message gives the reason."""
 
 
 class RingFile:
@@ -228,232 +213,3 @@ class RingWriter(RingFile):
             at = IN_FLIGHT_AT + slot * RECORD_SIZE
             self._map[at : at + 4] = b"\0\0\0\0"
             self._free.append(slot)
-
-
-class Drained(NamedTuple):
-    """Result of one ``drain``: complete records one after another, their number, and the number of lost ones."""
-
-    records: bytes
-    read: int
-    lost: int
-
-
-def _open(path: Path) -> int:
-    """Open a trainer's file for reading; follow no link, and never block on a pipe."""
-    try:
-        return others.open_plain(path)
-    except others.Refused as why:
-        raise BadRing(f"{path.name}: {why.strerror}") from None
-
-
-def _parse_json(text: bytes) -> Any:
-    """Parse a trainer's JSON; half a surrogate pair, which cannot be stored or sent, becomes ``?``.
-
-    Raises ``ValueError`` if it is not JSON, and ``RecursionError`` if it is nested too deeply.
-    """
-    encoded = json.dumps(bounded.load(text, _MOST_VALUES), ensure_ascii=False).encode(errors="replace")
-    return json.loads(encoded)
-
-
-def _check_owner(path: Path, about: os.stat_result) -> None:
-    """Raise ``BadRing`` unless the file belongs to this user, to root, or to the group that shares the directory."""
-    try:
-        others.check_owner(path, about)
-    except others.Refused as why:
-        raise BadRing(f"{path.name}: {why.strerror}") from None
-
-
-class RingReader:
-    """Reads a ring file in the agent.
-
-    Args:
-        path: the ring file.
-        next_n: number of the first record not read yet, as remembered from an earlier reader.
-
-    Raises:
-        BadRing: not a ring, or one of another version.
-        OSError: cannot be opened.
-    """
-
-    def __init__(self, path: Path, next_n: int = 0) -> None:
-        self.path = path
-        self.next_n = next_n
-        self._gap = (-1, 0)
-        self._names_read = self._lines_read = 0
-        #: Result of ``process_of``; ``None`` before the first call.
-        self._pid: int | None = None
-        self._fd = _open(path)
-        try:
-            about = os.fstat(self._fd)
-            size, self.inode, self._uid = about.st_size, about.st_ino, about.st_uid
-            _check_owner(path, about)
-            head = os.pread(self._fd, HEADER.size, 0)
-            if len(head) < HEADER.size or not head.startswith(MAGIC):
-                raise BadRing(f"{path.name}: not a commwatch ring")
-            _, version, records_at, record_size, self.slots, _, blob = HEADER.unpack(head)
-            if version not in _READABLE:
-                raise BadRing(
-                    f"{path.name}: ring format {version}, this agent reads {VERSION}; use the same commwatch in trainer and agent"
-                )
-            if (
-                (records_at, record_size) != (RECORDS_AT, RECORD_SIZE)
-                or size != RECORDS_AT + self.slots * RECORD_SIZE
-                or not self.slots
-                or blob > IN_FLIGHT_AT - IDENTITY_AT
-            ):
-                raise BadRing(f"{path.name}: damaged header or cut short ({size} bytes)")
-            try:
-                self.identity: dict[str, Any] = _parse_json(os.pread(self._fd, blob, IDENTITY_AT))
-            except (ValueError, RecursionError) as error:
-                raise BadRing(f"{path.name}: damaged identity ({error})") from None
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def _read(self, at: int, length: int) -> bytes:
-        """Read bytes of the file, zeros past its end: reading a mapping there would end the process (SIGBUS)."""
-        return os.pread(self._fd, length, at).ljust(length, b"\0")
-
-    def counter(self, index: int) -> int:
-        """Return one of the trainer's counters (``HEARTBEAT``, ``DROPPED``, ...); 0 if the value is implausible."""
-        at = COUNTERS_AT + 8 * index
-        found = self._read(at, 8)
-        # A read may see part of an 8-byte store: two reads that agree did not.
-        for _ in range(COUNTER_LOOKS):
-            again = self._read(at, 8)
-            if again == found:
-                break
-            found = again
-        counted = int.from_bytes(found, "little")
-        return counted if counted < MAX_PLAUSIBLE else 0
-
-    def owner(self) -> int | None:
-        """Return the pid of the live trainer process as this process sees it; 0 if it is not visible, ``None`` if it has ended.
-
-        The lock on the file decides, also across containers. The pid in the file counts only if it is of this pid namespace
-        and belongs to the process that wrote the file.
-        """
-        holder = lock_owner(self._fd)
-        if holder is not None and holder >= 0:  # the trainer's commwatch uses process locks
-            return holder
-        if holder is None and self.identity.get("locked") is not False:
-            return None
-        if self._pid is None or holder is None:
-            self._pid = process_of(self.identity, self._uid)
-        return self._pid or (None if holder is None else 0)
-
-    def alive(self) -> bool:
-        """Return whether the trainer's process lives."""
-        return self.owner() is not None
-
-    def drain(self, final: bool = False, limit: int = 1 << 30) -> Drained:
-        """Return the records written since the last call.
-
-        Args:
-            final: the writer has ended; records that are incomplete now are lost.
-            limit: most records to take in one call.
-        """
-        first, cursor = self.next_n, max(self.counter(CURSOR), self.next_n)
-        if final:  # the writer may have been killed between a record and the cursor
-            cursor = max((n + 1 for n in range(cursor, cursor + MARGIN) if self._is_complete(n)), default=cursor)
-        oldest = max(first, cursor - self.slots)
-        upto = min(cursor + MARGIN, oldest + self.slots, oldest + limit)
-        # Writer and copy go from first word to last: a record half written when the copy reaches it can be complete
-        # when the copy leaves it. So the last words come from an earlier copy.
-        before, copy = self._copy(oldest, upto), self._copy(oldest, upto)
-        # Do not trust what a writer may have begun to overwrite during the copy.
-        margin = 0 if final else MARGIN
-        trusted = min(max(oldest, max(self.counter(CURSOR), cursor if final else 0) + margin - self.slots), upto)
-        skipped = (trusted - oldest) * RECORD_SIZE
-        taken, end = self._complete(before[skipped:], copy[skipped:], trusted, cursor, final)
-        read = len(taken) // RECORD_SIZE
-        self.next_n = end
-        return Drained(taken, read, end - first - read)
-
-    def _complete(self, before: bytes, copy: bytes, first: int, cursor: int, final: bool) -> tuple[bytes, int]:
-        """Return the complete records of ``copy``, whose first is number ``first``, and the number to continue from."""
-        total, words = len(copy) // RECORD_SIZE, RECORD_SIZE // 4
-        heads = memoryview(copy).cast("I")[::words].tolist()
-        tails = memoryview(before).cast("I")[words - 1 :: words].tolist()
-        expected = [(first + i + 1) & STAMP_MASK for i in range(total)]
-        if heads == tails == expected:
-            return copy, first + total
-        complete = [head == tail == stamp for head, tail, stamp in zip(heads, tails, expected, strict=True)]
-        written = max(cursor - first, max((i + 1 for i, good in enumerate(complete) if good), default=0))
-        kept: list[bytes] = []
-        for i in range(min(written, total)):
-            if complete[i]:
-                kept.append(copy[i * RECORD_SIZE : (i + 1) * RECORD_SIZE])
-            elif not final and not self._gave_up_on(first + i):
-                written = i
-                break
-        return b"".join(kept), first + min(written, total)
-
-    def _gave_up_on(self, n: int) -> bool:
-        """Return True once record ``n`` has stayed incomplete for ``GAP_PATIENCE`` drains: its writer is gone."""
-        gap, seen = self._gap
-        self._gap = (n, seen + 1) if gap == n else (n, 1)
-        return self._gap[1] > GAP_PATIENCE
-
-    def _is_complete(self, n: int) -> bool:
-        at = RECORDS_AT + n % self.slots * RECORD_SIZE
-        stamp = struct.pack("<I", (n + 1) & STAMP_MASK)
-        record = self._read(at, RECORD_SIZE)
-        return record[:4] == stamp == record[-4:]
-
-    def _copy(self, first: int, upto: int) -> bytes:
-        """Return the bytes of records ``first`` to ``upto`` (excluded; at most one lap)."""
-        a, b = first % self.slots, first % self.slots + (upto - first)
-        head = self._read(RECORDS_AT + a * RECORD_SIZE, (min(b, self.slots) - a) * RECORD_SIZE)
-        return head if b <= self.slots else head + self._read(RECORDS_AT, (b - self.slots) * RECORD_SIZE)
-
-    def in_flight(self) -> list[Record]:
-        """Return the operations in flight, oldest first."""
-        for _ in range(3):
-            table = self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT)
-            if table == self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT):
-                break
-        records = (Record._make(fields) for fields in RECORD.iter_unpack(table))
-        return sorted((r for r in records if r.stamp and r.stamp == r.stamp2), key=lambda r: r.launch_ns)
-
-    def names(self) -> list[dict[str, Any]]:
-        """Return the entries added to the names file since the last call; an incomplete line waits for the next one."""
-        try:
-            fd = _open(self.path.with_suffix(".names"))
-        except (OSError, BadRing):
-            return []
-        with open(fd, "rb", buffering=0) as file:
-            try:
-                _check_owner(self.path, os.fstat(fd))
-            except BadRing:
-                return []
-            text = self._names_from(file)
-        lines_text, newline, _ = text.rpartition(b"\n")
-        self._names_read += len(lines_text) + len(newline)
-        if not lines_text:
-            return []
-        entries, left = [], MOST_NAMES - self._lines_read
-        lines = lines_text.split(b"\n", left)[:left]
-        self._lines_read += len(lines)
-        for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):
-                entry = _parse_json(line)
-                if isinstance(entry, dict):
-                    entries.append(entry)
-        return entries
-
-    def _names_from(self, file: FileIO) -> bytes:
-        """Return the new bytes of the names file, up to its end or the first zero: reserved space is zeros."""
-        file.seek(self._names_read)
-        pieces, left = [], MOST_NAMES_BYTES - self._names_read
-        while left > 0 and (piece := file.read(min(left, _NAMES_AT_ONCE))):
-            written, zero, _ = piece.partition(b"\0")
-            pieces.append(written)
-            if zero:
-                break
-            left -= len(piece)
-        return b"".join(pieces)
-
-    def close(self) -> None:
-        """Close the descriptor; the file stays."""
-        os.close(self._fd)

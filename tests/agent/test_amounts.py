@@ -21,9 +21,9 @@ from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.evidence import Log
 from commwatch.collectors.nccl.text import Process, parse_line
 from commwatch.collectors.node import flight_recorder
-from commwatch.collectors.wire import bounded, ring
+from commwatch.collectors.wire import bounded, ring_reader
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.core.cells import OTHER
 from commwatch.core.intervals import Intervals
 from commwatch.core.sketch import Packed
@@ -232,8 +232,8 @@ def test_ended_life_is_small() -> None:
 
 def test_names_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the lines beside a ring so many are read, empty ones among them, and of one so many values."""
-    monkeypatch.setattr(ring, "MOST_NAMES", 8)
-    monkeypatch.setattr(ring, "_MOST_VALUES", 100)
+    monkeypatch.setattr(ring_reader, "MOST_NAMES", 8)
+    monkeypatch.setattr(ring_reader, "_MOST_VALUES", 100)
     path = write_ring(tmp_path, [], names=[]).path
     with closing(RingReader(path)) as reader:
         names = path.with_suffix(".names")

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from commwatch.analysis.queries import QueryService
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.core.cells import SLOT_NS, Cell, CellKey, StepRecord
 from commwatch.core.sketch import bin_of
 from commwatch.history.history import History

@@ -11,6 +11,7 @@ from commwatch.analysis.rank_state import shedding
 from commwatch.collectors.probe.governor import COUNTERS, FULL, SAMPLING
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
+from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.ingest.rank_totals import RankTotals
 from tests.helpers import MS, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
@@ -175,5 +176,5 @@ def test_ring_of_before(tmp_path: Path) -> None:
         file.seek(8)
         file.write(struct.pack("<I", 1))
     writer.write(*operation(start_ns=0, end_ns=9))
-    assert ring.RingReader(path).drain().read == 1
-    assert Aggregate().open("a", ring.RingReader(path).identity).mode == FULL
+    assert RingReader(path).drain().read == 1
+    assert Aggregate().open("a", RingReader(path).identity).mode == FULL

@@ -11,7 +11,7 @@ import pytest
 
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 from tests.e2e.torchjob import JOBS, RankRecords, alone, preforked, read_rings, results
 from tests.helpers import PATIENCE_S, clean_env
 

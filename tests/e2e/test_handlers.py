@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 from tests.e2e.torchjob import alone, read_rings, results
 from tests.helpers import free_port
 

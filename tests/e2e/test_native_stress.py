@@ -13,7 +13,7 @@ import pytest
 
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 from tests.e2e.torchjob import JOBS, RankRecords, alone, built_for_torch, read_rings, results, run_job, said, torchrun
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 

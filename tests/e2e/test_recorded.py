@@ -11,7 +11,7 @@ import pytest
 
 from commwatch.analysis.flight_recorder_analysis import conclude, take
 from commwatch.collectors.node.flight_recorder import load, unpickled
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 from tests.e2e.torchjob import run_job
 from tests.helpers import commwatch
 

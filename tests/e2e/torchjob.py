@@ -16,7 +16,7 @@ from typing import Any
 
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.history.store import Writer
 from commwatch.ingest.intake import Intake
 from commwatch.ingest.jobs import Aggregate

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from commwatch.analysis.cross_node import stragglers
 from commwatch.analysis.verdicts import Verdict, verdicts
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.core.views import GroupView, RankView
 from tests.helpers import Watch, identity, write_ring
 

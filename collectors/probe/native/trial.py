@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from commwatch.collectors.probe.native.library import Library
 from commwatch.collectors.probe.torch_native import NativeProbe
 from commwatch.collectors.wire.events import OP_CODE, RECORD, Record
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 
 CALLS = 5
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring import BadRing, RingReader
+from commwatch.collectors.wire import ring, ring_reader
+from commwatch.collectors.wire.ring_reader import BadRing, RingReader
 from commwatch.core.cells import SLOT_NS
 from tests.helpers import (
     EPOCH_NS,
@@ -170,7 +170,7 @@ def test_endless_names(watched: tuple[Watch, Trainer], monkeypatch: pytest.Monke
     """A names file that grows without end takes neither memory nor time without end; what came before its end counts."""
     watch, good = watched
     odd = write_ring(watch.rings, [FINE] * 3, [group_entry(label="before")], job="odd")
-    monkeypatch.setattr(ring, "MOST_NAMES_BYTES", 10_000)
+    monkeypatch.setattr(ring_reader, "MOST_NAMES_BYTES", 10_000)
     with open(odd.path.with_suffix(".names"), "ab") as file:
         file.write(b"\n" * 10_000 + json.dumps(group_entry(label="after")).encode() + b"\n")
         file.truncate(1 << 30)

@@ -25,6 +25,7 @@ from commwatch.collectors.node.gpu import readings as gpu_readings
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
+from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import MOST_GROUPS, Exporter
@@ -68,7 +69,7 @@ def samples(text: str) -> Samples:
 
 def take(aggregate: Aggregate, path: Path) -> RankTotals:
     """Read a ring as the agent does; its trainer counts as alive."""
-    reader = ring.RingReader(path)
+    reader = RingReader(path)
     book = aggregate.open(str(path), reader.identity)
     book.learn(reader.names())
     drained = reader.drain(final=True)

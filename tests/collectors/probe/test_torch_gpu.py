@@ -13,6 +13,7 @@ import torch
 from commwatch.collectors.probe.torch_gpu import Finder
 from commwatch.collectors.probe.torch_python import PythonProbe
 from commwatch.collectors.wire import ring
+from commwatch.collectors.wire.ring_reader import RingReader
 from tests.helpers import identity
 
 UUID = "5a0e1f2c-3b4d-4e6f-8a9b-00000000000{}"
@@ -140,7 +141,7 @@ def probe(tmp_path: Path, cuda: Any) -> PythonProbe:
 def names(made: PythonProbe) -> list[dict[str, Any]]:
     """The content of the names file."""
     assert made.ring is not None
-    return ring.RingReader(made.ring.path).names()
+    return RingReader(made.ring.path).names()
 
 
 def test_told_once(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import pytest
 from commwatch.collectors.wire import mapping, ring
 from commwatch.collectors.wire.identity import describe
 from commwatch.collectors.wire.mapping import MappedFile, is_locked
-from commwatch.collectors.wire.ring import RingReader, RingWriter
+from commwatch.collectors.wire.ring import RingWriter
+from commwatch.collectors.wire.ring_reader import RingReader
 from tests.helpers import NOBODY, Trainer, end_rank, identity, needs, operation, small_tmpfs, wait_for
 
 SIZE = 8192
@@ -51,7 +52,8 @@ def test_no_descriptor_is_kept(tmp_path: Path) -> None:
 CLOSES_EVERYTHING = """
 import json, os, sys
 from pathlib import Path
-from commwatch.collectors.wire.ring import RingReader, RingWriter
+from commwatch.collectors.wire.ring import RingWriter
+from commwatch.collectors.wire.ring_reader import RingReader
 folder = Path(sys.argv[1])
 writer = RingWriter(folder / "a.ring", {"job": "job"}, 128)
 own = {}

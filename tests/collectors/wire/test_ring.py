@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring import MARGIN, RingReader, RingWriter
+from commwatch.collectors.wire.ring import MARGIN, RingWriter
+from commwatch.collectors.wire.ring_reader import GAP_PATIENCE, RingReader
 from tests.helpers import examples, identity, operation, rewind_ring
 
 SLOTS = 128
@@ -188,7 +189,7 @@ def test_torn_record_is_given_up(pair: tuple[RingWriter, RingReader]) -> None:
     tear(writer.path, 7)
     tear(writer.path, 12)
     found, lost = list[int](), 0
-    for _ in range(3 * ring.GAP_PATIENCE):
+    for _ in range(3 * GAP_PATIENCE):
         drained = reader.drain()
         found += numbers(drained.records)
         lost += drained.lost

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.ring import IN_FLIGHT_SLOTS, BadRing, RingReader, RingWriter
+from commwatch.collectors.wire.ring import IN_FLIGHT_SLOTS, RingWriter
+from commwatch.collectors.wire.ring_reader import BadRing, RingReader
 from tests.helpers import Trainer, examples, identity, operation, small_tmpfs
 
 
@@ -206,7 +207,8 @@ def test_no_names_file(pair: tuple[RingWriter, RingReader]) -> None:
 NAMES_UNTIL_FULL = """
 import json, resource, sys
 from pathlib import Path
-from commwatch.collectors.wire.ring import RingReader, RingWriter
+from commwatch.collectors.wire.ring import RingWriter
+from commwatch.collectors.wire.ring_reader import RingReader
 writer = RingWriter(Path(sys.argv[1]), {"job": "job"}, 128)
 limit = 20_000  # of the names file; the ring is smaller
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

@@ -25,7 +25,7 @@ import commwatch
 from commwatch import collectors
 from commwatch.collectors.probe import torch_collectives
 from commwatch.collectors.probe.torch_probe import Probe
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 
 OURS = str(Path(collectors.__file__).parent)
 PATIENCE_S = 60

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from commwatch.collectors.probe import torch_collectives
-from commwatch.collectors.wire.ring import RingReader
+from commwatch.collectors.wire.ring_reader import RingReader
 
 State = dict[str, torch.Tensor]
 PATIENCE_S = 60
