@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import log
 from typing import Any
 
@@ -32,14 +32,13 @@ from commwatch.core.cells import (
     Messages,
     counted,
 )
-from commwatch.core.endings import Ending
 from commwatch.core.intervals import Intervals
-from commwatch.core.names_file import Names
 from commwatch.core.sketch import BINS_PER_E, merge, quantile
-from commwatch.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part, Waits, own_lateness_at_root, waits_at_root
+from commwatch.ingest.cell_totals import CellTotals, compare, must_be_equal
+from commwatch.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part
 from commwatch.ingest.step_accounting import StepAccounting
 from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
-from commwatch.ingest.why_late import MOST_SAMPLES, Sample
+from commwatch.ingest.trainer_state import TrainerState
 
 _MOST_FAILURES = 16
 #: Most groups with kept numbers, dropped groups included.
@@ -55,31 +54,7 @@ _UNMEASURED = ev.FAILED | ev.UNTIMED
 _NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
 
 
-class _CellTotals:
-    """A live cell with all that counting a record needs, for one lookup per record."""
-
-    __slots__ = ("bins", "busy", "cell", "compared", "factor", "join", "key", "live", "op", "owner", "p2p", "symmetric")
-
-    def __init__(
-        self, owner: RankTotals, key: CellKey, op: str, factor: float, *, join: GroupJoin | None, p2p: Intervals | None
-    ) -> None:
-        self.owner, self.key, self.op, self.factor, self.join, self.p2p = owner, key, op, factor, join, p2p
-        self.symmetric = op in ev.SYMMETRIC
-        self.busy = owner.steps.busy(owner.group(key.group).label)
-        self.cell, self.compared = Cell(), owner.compared.setdefault(key.group, Compared())
-        #: The cell's bins, while it is live.
-        self.bins: dict[int, int] = {}
-        self.cell.bins = self.bins
-        #: False once the cell has been closed.
-        self.live = True
-
-    def close(self) -> None:
-        """Stop counting and save memory, because incomplete collectives may keep this object for long."""
-        self.live, self.bins = False, {}
-        self.cell.pack()
-
-
-class RankTotals(Names):
+class RankTotals(TrainerState):
     """The totals of one ring, that is of one run of one rank.
 
     Args:
@@ -88,11 +63,7 @@ class RankTotals(Names):
     """
 
     def __init__(self, identity: dict[str, Any], joins: dict[str, GroupJoin]) -> None:
-        super().__init__()
-        self.identity = identity
-        self.rank: int = identity["rank"]
-        #: Wall time minus the trainer's clock.
-        self.offset_ns: int = identity["wall_offset_ns"]
+        super().__init__(identity)
         self._joins = joins
         #: Closed cells not in the store yet; and the sums of all closed cells.
         self.closed: list[tuple[int, CellKey, Cell]] = []
@@ -118,27 +89,8 @@ class RankTotals(Names):
         #: By group: launch of the collective in ``last_seq``; number of the latest whose end was not seen, or that was only counted.
         self.launched_ns: dict[int, int] = {}
         self.unseen: dict[int, int] = {}
-        #: State of the trainer in the ring; the intake keeps it current.
-        self.in_flight: list[ev.Record] = []
-        self.alive = True
-        #: The trainer's pid as the agent sees it; ``None``: not visible.
-        self.pid: int | None = None
-        #: Pid and state of its process at the latest sample, as in ``collectors.node.process``.
-        self.process: tuple[int, str | None] | None = None
-        #: The latest samples of its process and GPU.
-        self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
-        self.closed_properly = False
-        #: How it ended; ``None``: not ended.
-        self.ending: Ending | None = None
-        self.gone_ns: int | None = None  # monotonic time when its trainer was found ended
-        self.heartbeat_ns = self.dropped = self.probe_ns = self.overflow = 0
-        #: How much the probe records (``governor.MODES``), and since when.
-        self.mode = FULL
-        self.mode_since_ns = 0
         #: Lost records at the latest tick, and when they last grew: communication before that time is incomplete.
         self._lost_before = self._known_from_ns = 0
-        #: When the table of operations in flight was last found to have overflowed.
-        self.overflow_ns: int | None = None
         #: End of the latest operation that blocked this rank, and of its latest collective of any kind; 0: not known.
         self._came_out_ns = self._ended_ns = 0
         #: The latest two step marks; the key of the current run (``collective_join.OwnLateness``), and when the communication before it ended.
@@ -147,7 +99,7 @@ class RankTotals(Names):
         #: There were messages on a GPU, whose waits are not known.
         self.on_device = False
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}
-        self._live: dict[int, _CellTotals] = {}
+        self._live: dict[int, CellTotals] = {}
         #: Cells closed within the last minute.
         self._lately: deque[tuple[int, CellKey, Cell]] = deque()
         #: Number of the first record in the live cells.
@@ -155,10 +107,6 @@ class RankTotals(Names):
         self._slot_end = 0
 
     # -- records ------------------------------------------------------------------------------
-
-    def pending(self) -> Iterator[ev.Record]:
-        """Yield the operations in flight, but sends and receives only if a thread waits for them."""
-        return (noted for noted in self.in_flight if noted.flags & ev.BLOCKED or self.op_name(noted.op) not in ev.P2P)
 
     def ingest(self, records: bytes, until_n: int | None = None) -> None:
         """Count whole records, in the order of the ring.
@@ -220,7 +168,7 @@ class RankTotals(Names):
             if sums.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
                 own = self._own(launch, end, came_out, flags)
                 part = Part(rank, op, launch, end, duration, sums, size, dtypes.get(dtype), *own)
-                _compare(sums, sums.join, seq, part, peer)
+                compare(sums, sums.join, seq, part, peer)
         self.steps.trim(self._p2p_busy.values())
 
     def _own(self, launch_ns: int, end_ns: int, came_out_ns: int, flags: int) -> tuple[int, int | None]:
@@ -267,7 +215,7 @@ class RankTotals(Names):
             self.unseen[group] = record.seq
 
     def _message(
-        self, sums: _CellTotals, peer: int, size: int, waited_us: int, *, start_ns: int, end_ns: int, flags: int
+        self, sums: CellTotals, peer: int, size: int, waited_us: int, *, start_ns: int, end_ns: int, flags: int
     ) -> None:
         """Count what only messages have: a peer, and a wait for them.
 
@@ -315,16 +263,16 @@ class RankTotals(Names):
         if not message or flags & ev.ON_DEVICE:  # a message on the CPU counts only while a thread waits
             self.steps.untimed(noted.launch_ns)
 
-    def _open(self, group: int, op: int, size: int) -> _CellTotals:
+    def _open(self, group: int, op: int, size: int) -> CellTotals:
         """Open a new cell, or return the shared one if there are too many keys."""
         key = CellKey(group, op, ev.size_log2(size))
         if key not in self.totals and len(self.totals) + len(self._live) >= MOST_KINDS and key != OTHER_KIND:
             return self._live.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0)
         name, info = self.op_name(op), self.group(group)
         joinable = name in _JOINABLE and info.aligned and info.size > 1
-        join = self._joins.setdefault(info.group_id, GroupJoin(info.size, _same)) if joinable else None
+        join = self._joins.setdefault(info.group_id, GroupJoin(info.size, must_be_equal)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
-        sums = _CellTotals(self, key, name, bus_factor(name, info.size) or 0.0, join=join, p2p=p2p)
+        sums = CellTotals(self, key, name, bus_factor(name, info.size) or 0.0, join=join, p2p=p2p)
         self._live[key.place] = sums
         return sums
 
@@ -419,49 +367,3 @@ class RankTotals(Names):
 def _number(stamp: int, until_n: int | None) -> int:
     """Return a record's number, from its stamp and the number after the last record; without that, its stamp."""
     return number_of(stamp, until_n if until_n is not None else stamp + 1)
-
-
-def _compare(sums: _CellTotals, join: GroupJoin, seq: int, part: Part, root: int) -> None:
-    """Join a rank's part with those of the other ranks."""
-    if not sums.symmetric:
-        parts, to_root = join.add_rooted(seq, part, root), sums.op in ev.TO_ROOT
-        if parts is not None:
-            _write(zip(parts.values(), waits_at_root(parts, root, to_root).values(), strict=True))
-            join.window.add(part.end_ns, own_lateness_at_root(parts, root, to_root))
-        return
-    sums.compared.count += 1
-    sums.compared.duration_ns += part.duration_ns
-    joined = join.add(seq, part)
-    if joined is not None:
-        _settle(joined, join)
-
-
-def _settle(joined: Waits, join: GroupJoin) -> None:
-    """Add a complete collective to the totals of its ranks."""
-    _write(joined.waits)
-    late: _CellTotals = joined.late.totals
-    lateness = late.owner.lateness_ns
-    lateness[late.key.group] = lateness.get(late.key.group, 0) + joined.lateness_ns
-    join.window.add(joined.late.end_ns, join.own_lateness.of(joined))
-
-
-def _write(waits: Iterable[tuple[Part, int]]) -> None:
-    for part, wait in waits:
-        sums: _CellTotals = part.totals
-        cell = sums.cell if sums.live else sums.owner.cell(sums.key)
-        cell.wait_ns += wait
-        cell.joined += 1
-        if sums.owner.messages and part.run is None:
-            sums.owner.stood(part.end_ns, wait)
-
-
-def op_of(part: Part) -> tuple[str, int, str | None]:
-    """Return op name, size in bytes and dtype name of a part."""
-    sums: _CellTotals = part.totals
-    return sums.owner.op_name(part.op), part.size, part.dtype
-
-
-def _same(part: Part) -> tuple[str, int | None, str | None]:
-    """Return what must be equal on all ranks of a collective."""
-    name, size, dtype = op_of(part)
-    return name, size if name in ev.SAME_SIZE else None, dtype
