@@ -35,6 +35,13 @@ MEASURES: dict[Measure, Callable[[Sequence[Any], int], Measured]] = {
 }
 
 
+def device_of(argument: Any) -> torch.device | None:
+    """Return the device of the first tensor of an argument, ``None`` for the CPU."""
+    while isinstance(argument, (list, tuple)) and argument:
+        argument = argument[0]
+    return argument.device if isinstance(argument, torch.Tensor) and not argument.is_cpu else None
+
+
 class C10dOp(NamedTuple):
     """One operator as this version of torch has it; argument places come from its schema."""
 

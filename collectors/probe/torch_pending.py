@@ -21,11 +21,14 @@ from torch._C._distributed_c10d import Work
 from commwatch.collectors.probe.torch_groups import Group
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.handlers import raised_by_handler
+from commwatch.collectors.wire.ring import IN_FLIGHT_SLOTS, RingWriter
 
 HEARTBEAT_S = 1.0
 _POLL_FIRST_S, _POLL_SLOWEST_S = 0.002, 0.05
 #: References to a Work that only we hold: the flight's attribute and the argument of getrefcount.
 _ONLY_OURS = 2
+#: References to a flight that no code will end: the table of flights, a local variable, the argument of getrefcount.
+_ONLY_CLAIMED = 3
 _SURELY_HANDED_OVER_NS = 1_000_000_000
 #: Ns after the launch by which a blocking call has begun its wait.
 _SURELY_WAITING_NS = 50_000_000
@@ -92,6 +95,34 @@ class Flight:
         self.outputs: tuple[int, ...] = ()
         #: On a device, until the call returns: its ``Watch``.
         self.watch: Any = None
+
+
+class FlightTable:
+    """The flights in the ring's table of operations in flight."""
+
+    def __init__(self) -> None:
+        #: By slot; the last one is for flights that found the table full.
+        self.flights: list[Flight | None] = [None] * (IN_FLIGHT_SLOTS + 1)
+        #: Slots that no flight claimed at the latest sweep, and their stamps.
+        self._unclaimed: dict[int, int] = {}
+
+    def sweep(self, writer: RingWriter, finish: Callable[[Flight, int, int, int], None]) -> None:
+        """End abandoned operations: a signal handler raised during our bookkeeping of them.
+
+        Args:
+            finish: as for ``Pending``.
+        """
+        claimed, taken = self.flights, writer.taken()
+        for slot in taken:
+            flight = claimed[slot]
+            # ``Exposure`` holds a reference while the flight is watched.
+            if flight is not None and sys.getrefcount(flight) <= _ONLY_CLAIMED + flight.watched:
+                finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED)
+        unclaimed = {at: stamp for at, stamp in taken.items() if (each := claimed[at]) is None or each.done}
+        for at, _ in unclaimed.items() & self._unclaimed.items():
+            claimed[at] = None
+            writer.end(at)
+        self._unclaimed = unclaimed
 
 
 def _memory_of(outputs: Any) -> tuple[int, ...]:

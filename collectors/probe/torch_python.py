@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +27,13 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
+from commwatch.collectors.probe.cost_meter import CostMeter, cpu_now
 from commwatch.collectors.probe.exposure import Exposure
-from commwatch.collectors.probe.governor import COUNTERS, LOOK_NS, CostTurns, Counts, Governor, UsualCost, is_sampled
+from commwatch.collectors.probe.governor import COUNTERS, LOOK_NS, Counts, is_sampled
 from commwatch.collectors.probe.torch_device import POLL_S, Devices
 from commwatch.collectors.probe.torch_groups import Group
-from commwatch.collectors.probe.torch_ops import MEASURES, C10dOp, c10d_ops
-from commwatch.collectors.probe.torch_pending import HEARTBEAT_S, Flight, Pending
+from commwatch.collectors.probe.torch_ops import MEASURES, C10dOp, c10d_ops, device_of
+from commwatch.collectors.probe.torch_pending import HEARTBEAT_S, Flight, FlightTable, Pending
 from commwatch.collectors.probe.torch_probe import Probe
 from commwatch.collectors.probe.watcher import Watcher
 from commwatch.collectors.wire import events as ev
@@ -44,27 +44,11 @@ from commwatch.collectors.wire.ring import RingWriter
 
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _now = time.monotonic_ns
-_cpu = time.thread_time_ns
 _clock = time.clock_gettime_ns
 #: ``CLOCK_MONOTONIC_COARSE`` of Linux, for which Python has no name: a tick of some ms, at no cost.
 _COARSE = 6
-#: References to a flight that no code will end: the table of flights, a local variable, the argument of getrefcount.
-_ONLY_CLAIMED = 3
 #: Flags by which counted operations are kept apart.
 _COUNTED_FLAGS = ev.NO_SIZE | ev.UNALIGNED
-
-
-def _entered() -> int:
-    """Return the CPU time of this thread, in ns, at the start of a measurement. The first call brings the code into the caches."""
-    _cpu()
-    return _cpu()
-
-
-def _device_of(what: Any) -> torch.device | None:
-    """Return the device of the first tensor of an argument, ``None`` for the CPU."""
-    while isinstance(what, (list, tuple)) and what:
-        what = what[0]
-    return what.device if isinstance(what, torch.Tensor) and not what.is_cpu else None
 
 
 def _place_in(pg: Any) -> tuple[int, int]:
@@ -94,19 +78,14 @@ class PythonProbe(Probe):
         self.devices = Devices(self.timing, self.finish, self._wake, partial(self.say, about="devices"))
         self._library: torch.library.Library | None = None
         self._torch_dtypes: dict[torch.dtype, int] = {}
-        self._cost = 0
-        self._turns, self._usual = CostTurns(), UsualCost()
-        #: Ns of a measurement that the clock itself takes.
-        self._of_clock = min(-(_cpu() - _cpu()) for _ in range(64))
-        self._governor, self._counts = Governor(self.budget), Counts()
-        #: Begin of the governor's window and the cost by then, in ns; measurements since; time of its last check.
-        self._window, self._measured, self._looked = (0, 0), 0, 0
+        self._meter, self._counts = CostMeter(self.budget), Counts()
+        self._spent = self._meter.spent
+        #: Time of the latest check of the thread, in ns.
+        self._looked = 0
         #: An operation since the latest step mark was only counted.
         self._skipped = False
-        #: By slot of the in-flight table; the last one is for flights that found the table full.
-        self._flights: list[Flight | None] = [None] * (ring.IN_FLIGHT_SLOTS + 1)
-        #: Slots that no flight claimed at the latest sweep, and their stamps.
-        self._unclaimed: dict[int, int] = {}
+        self._table = FlightTable()
+        self._flights = self._table.flights
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -137,7 +116,7 @@ class PythonProbe(Probe):
             self.ring.close(_now())
 
     def _make_ring(self, *about: Any) -> None:
-        self._window = (_now(), 0)
+        self._meter.begin(_now())
         try:
             self._watcher.start()
             self.ring = RingWriter(*about)
@@ -169,40 +148,13 @@ class PythonProbe(Probe):
             if now - self._looked >= LOOK_NS:
                 self._looked = now
                 self._write_counts()
-                self._govern(now)
-                self._sweep(writer)
+                self._meter.govern(now, writer)
+                self._table.sweep(writer, self.finish)
                 self.pending.give_up_unclaimed(now)
             self.pending.poll()
             self.devices.poll()
         except Exception as error:
             self.fault(error, "looking for ended operations")
-
-    def _sweep(self, writer: RingWriter) -> None:
-        """End abandoned operations: a signal handler raised during our bookkeeping of them."""
-        claimed, taken = self._flights, writer.taken()
-        for slot in taken:
-            flight = claimed[slot]
-            # ``Exposure`` holds a reference while the flight is watched.
-            if flight is not None and sys.getrefcount(flight) <= _ONLY_CLAIMED + flight.watched:
-                self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
-        unclaimed = {at: stamp for at, stamp in taken.items() if (each := claimed[at]) is None or each.done}
-        for at, _ in unclaimed.items() & self._unclaimed.items():
-            claimed[at] = None
-            writer.end(at)
-        self._unclaimed = unclaimed
-
-    def _govern(self, now: int) -> None:
-        """If the governor's window is over, set how much is recorded from now on."""
-        assert self.ring is not None
-        began, spent = self._window
-        if not self._governor.is_over(now - began, self._measured):
-            return
-        self._measured = 0
-        self._window = (now, self._cost)
-        before = self._governor.mode
-        mode = self._governor.window((self._cost - spent) / (now - began))
-        if mode != before:
-            self.ring.counters[ring.MODE_SINCE_NS], self.ring.counters[ring.MODE] = now, mode
 
     def _write_counts(self) -> None:
         """Write the records of operations that were only counted."""
@@ -237,7 +189,7 @@ class PythonProbe(Probe):
         """Return a function that records a launch and returns its flight, or ``None`` if there is none to follow."""
         group_at, async_at, peer_at, tag_at, is_p2p = op.group_at, op.async_at, op.peer_at, op.tag_at, op.is_p2p
         name, known, codes, unbox = op.op, self.groups.known, self._ops, ProcessGroup.unbox
-        governor, counts, flights, turn = self._governor, self._counts, self._flights, self._turns.next
+        governor, counts, flights, turn = self._meter.governor, self._counts, self._flights, self._meter.turn
 
         def launch(args: Sequence[Any]) -> Flight | None:
             if self.off:
@@ -249,7 +201,7 @@ class PythonProbe(Probe):
                 writer = self.ring
                 assert writer is not None
                 cost_of = turn(_clock(_COARSE))
-                entered = _entered() if cost_of else 0
+                entered = cpu_now() if cost_of else 0
                 now = _now()
                 pg = unbox(args[group_at])
                 group = known.get(id(pg))
@@ -272,7 +224,7 @@ class PythonProbe(Probe):
                 if mode and (mode == COUNTERS or not is_sampled(seq)):
                     counts.add((code, group.small_id, flags & _COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
                     self._only_counted(group, queue, args[0])
-                    self._spent(entered, cost_of)
+                    self._spent(entered, cost_of, self.ring)
                     return None
                 head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
                 slot = writer.begin(*head, 0, 0, 0, flags, 0, 0)
@@ -283,7 +235,7 @@ class PythonProbe(Probe):
                 if device is not None:
                     flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC))
                 flight.cost_of = cost_of
-                self._spent(entered, cost_of)
+                self._spent(entered, cost_of, self.ring)
                 return flight
             except BaseException as error:
                 _take_back(group, numbered, seq, flight)
@@ -297,18 +249,11 @@ class PythonProbe(Probe):
         self.pending.overtaken(outputs)
         self._skipped = True
 
-    def _spent(self, entered: int, cost_of: int) -> None:
-        """Add the CPU time of the bookkeeping since ``entered``, for so many operations; 0: it is not measured."""
-        if cost_of and self.ring is not None:
-            took = max(0, self._usual.bound(_cpu() - entered) - self._of_clock)
-            self._cost, self._measured = self._cost + took * cost_of, self._measured + 1
-            self.ring.counters[ring.PROBE_NS] = self._cost
-
     def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:
         """Return flags, size in bytes and dtype id of an operation, and its device, ``None`` for the CPU."""
         flags = 0 if group.aligned else ev.UNALIGNED
         if op.measure is Measure.NONE:
-            device = _device_of(args[0])
+            device = device_of(args[0])
             return flags | ev.NO_SIZE | (ev.ON_DEVICE if device else 0), 0, ev.NO_DTYPE, device
         tensors, factor = MEASURES[op.measure](args, group.size)
         if not tensors:
@@ -334,7 +279,7 @@ class PythonProbe(Probe):
         """After the launch, arrange that the end is seen, without keeping objects of the user past it."""
         try:
             cost_of, flight.cost_of = flight.cost_of, 0  # an end inside this function is part of its cost
-            entered = _entered() if cost_of else 0
+            entered = cpu_now() if cost_of else 0
             work = out[-1] if isinstance(out, tuple) else out
             if work is None:
                 self.finish(flight, _now(), ev.BY_CALL)
@@ -361,7 +306,7 @@ class PythonProbe(Probe):
             else:
                 self.finish(flight, _now(), ev.BY_NONE, ev.UNTIMED)
             flight.cost_of = cost_of
-            self._spent(entered, cost_of)
+            self._spent(entered, cost_of, self.ring)
         except Exception as error:
             self.fault(error, "following an operation")
 
@@ -405,7 +350,7 @@ class PythonProbe(Probe):
                 return
             flight.done = True
             cost_of = flight.cost_of  # `_follow` may set it meanwhile, in another thread
-            entered = _entered() if cost_of else 0
+            entered = cpu_now() if cost_of else 0
             flight.work = flight.future = None
             self._flights[flight.slot] = None
             writer.end(flight.slot)
@@ -423,7 +368,7 @@ class PythonProbe(Probe):
             if flight.after_skipped and not measured:
                 flag |= ev.UNTIMED
             writer.write(*flight.head, waited, start, end, flight.flags | flag, timing, 0)
-            self._spent(entered, cost_of)
+            self._spent(entered, cost_of, self.ring)
         except Exception as error:
             self.fault(error, "writing a record")
 
