@@ -6,26 +6,23 @@ upper bound if it is not known how much communication is hidden behind compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import mean, median
-from types import MappingProxyType
 from typing import NamedTuple
 
 from commwatch.analysis import framework_settings
+from commwatch.analysis.advice_facts import LEAST_GAIN, Facts, Kind
 from commwatch.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
-from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.spans import spans
-from commwatch.core.alpha_beta import Curve, messages
+from commwatch.core.alpha_beta import messages
 from commwatch.core.bandwidth import bus_factor
 from commwatch.reference.efficiency import BELOW_THE_LINK
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
 #: The threshold of the alert ``CommShareHigh`` has the same default, and is a setting (``alerts/rules.yaml``).
 LIMIT, WORTH = 0.30, 0.10
-#: Smaller gains (shares of step time) are ignored.
-_LEAST_GAIN = 0.01
 #: Ranks are late if the others wait at least this share of a step.
 _LEAST_WAITING = 0.05
 #: Ranks are late in turn if each waits at least this part of the median wait.
@@ -50,119 +47,6 @@ class Advice:
     gain: str
     #: Largest gain as a share of step time; ``None``: not known.
     saves_share: float | None
-
-
-class Kind(NamedTuple):
-    """The operations of one kind in one group; numbers are per rank and step."""
-
-    group: str
-    op: str
-    group_size: int
-    #: Operations per step, their mean size S in bytes (0: none), and their seconds per step.
-    per_step: float
-    size_bytes: float
-    seconds: float
-    #: Expected durations; ``None``: no reference.
-    curve: Curve | None = None
-    #: Expected over measured time, and the kind of reference; ``None``: not known.
-    efficiency: float | None = None
-    reference: str | None = None
-    #: Ranks of the group on this node.
-    local: int = 0
-    #: ``None``: not known.
-    dtype: str | None = None
-    #: The part of ``seconds`` spent waiting for late ranks, where it is known.
-    waiting_s: float = 0.0
-    #: A data parallel group of the job has all_gathers and reduce_scatters.
-    sharded: bool = False
-
-    @property
-    def spans_nodes(self) -> bool:
-        """Whether the group has ranks on other nodes."""
-        return self.local < self.group_size
-
-    @property
-    def latency_s(self) -> float | None:
-        """Seconds per step that do not depend on sizes, at most ``seconds``; ``None``: no reference."""
-        if self.curve is None:
-            return None
-        return min(self.seconds, self.per_step * self.curve.latency_s(self.op, self.group_size))
-
-    @property
-    def transport_s(self) -> float:
-        """Seconds per step that fewer bytes could save at most: all but the latency."""
-        return max(0.0, self.seconds - (self.latency_s or 0.0))
-
-    @property
-    def gradients(self) -> bool:
-        """Whether these are probably the exchange of gradients: large reductions of a group that is not for model parallelism."""
-        return self.role in (framework_settings.REPLICATED, framework_settings.SHARDED) and self.op != "all_gather"
-
-    @property
-    def role(self) -> str:
-        """Purpose of the operations: one of the roles in ``knobs``."""
-        return framework_settings.role(self.group, self.op, self.size_bytes, self.sharded)
-
-    def knob(self, rule: str) -> str:
-        """Return the advice of a rule for this role; empty: the general text of the rule applies."""
-        return framework_settings.KNOBS[rule].get(self.role, "")
-
-    def named(self) -> str:
-        return f"{self.op} of group {self.group}"
-
-
-class Facts(NamedTuple):
-    """The facts about a job that the rules use; all shares are 0 to 1."""
-
-    #: Mean step in seconds.
-    step_s: float
-    #: Shares of step time; ``None``: not known.
-    comm: float
-    exposed: float | None
-    kinds: list[Kind]
-    #: Share of its steps that a rank waited for late ranks and messages, for ranks with enough known steps.
-    waits: Mapping[int, float]
-    #: Share of the steps spent in waits for messages; ``None``: there are none.
-    bubble: float | None
-    findings: list[Finding]
-    network: Network = Network()
-    #: The current stragglers by rank, with the share of time that the others wait for each.
-    late: Mapping[int, float] = MappingProxyType({})
-    #: Share of a step that ``without_waiting`` has removed as waiting for late ranks.
-    left_out: float = 0.0
-
-    @property
-    def visible(self) -> float:
-        """Exposed part of the communication (0 to 1); 1 if not known."""
-        return 1.0 if self.exposed is None or not self.comm else min(1.0, self.exposed / self.comm)
-
-    @property
-    def gradients(self) -> Kind | None:
-        """The largest exchange of gradients; ``None``: there is none."""
-        return max((kind for kind in self.kinds if kind.gradients), key=lambda kind: kind.seconds, default=None)
-
-    @property
-    def waiting(self) -> float:
-        """Share of a step spent waiting for late ranks, as far as it is known."""
-        return min(self.comm, sum(kind.waiting_s for kind in self.kinds) / self.step_s)
-
-    def without_waiting(self) -> Facts:
-        """Return the facts as if no rank were late: steps and communication are shorter by the waiting."""
-        waiting = self.waiting
-        rest = 1 - waiting
-        if waiting < _LEAST_GAIN or rest < _LEAST_GAIN:
-            return self
-        return self._replace(
-            step_s=self.step_s * rest,
-            comm=(self.comm - waiting) / rest,
-            exposed=None if self.exposed is None else max(0.0, self.exposed - waiting) / rest,
-            kinds=[kind._replace(seconds=kind.seconds - kind.waiting_s, waiting_s=0.0) for kind in self.kinds],
-            left_out=waiting,
-        )
-
-    def saves(self, seconds: float) -> float:
-        """Return the share of a step saved by ``seconds`` less communication, if hidden and exposed parts shrink alike."""
-        return seconds / self.step_s * self.visible
 
 
 class Found(NamedTuple):
@@ -241,7 +125,7 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
         total = kind.per_step * kind.size_bytes
         count = max(1, ceil(total / good)) if good > 0 else kind.per_step
         saved = latency * (1 - count / kind.per_step)
-        if kind.size_bytes >= good or facts.saves(saved) < _LEAST_GAIN:
+        if kind.size_bytes >= good or facts.saves(saved) < LEAST_GAIN:
             continue
         because = [
             *_about(facts, kind),
@@ -285,7 +169,7 @@ def _tensor_in_node(facts: Facts) -> Iterator[Found]:
             yield Found(because, "not known: no group within the node to compare with", None)
             continue
         saves = facts.saves(max(0.0, kind.seconds - kind.per_step * time))
-        if saves >= _LEAST_GAIN:
+        if saves >= LEAST_GAIN:
             yield Found(because, f"at the speed of the node's own links up to {percent(saves)} of a step", saves)
 
 
@@ -299,7 +183,7 @@ def _compression(facts: Facts) -> Iterator[Found]:
     kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
     forms = {"fp16": 2 / width, "int8": 1 / width, "top-k of 1 %": kept}
     saved = {name: facts.saves(transport * (1 - part)) for name, part in forms.items() if part < 1}
-    worth = {name: saves for name, saves in saved.items() if saves >= _LEAST_GAIN}
+    worth = {name: saves for name, saves in saved.items() if saves >= LEAST_GAIN}
     if worth:
         gain = ", ".join(f"{name} {percent(saves)}" for name, saves in worth.items())
         because = [*_about(facts, kind), f"gradients travel as {kind.dtype}"]
@@ -313,7 +197,7 @@ def _faster_network(facts: Facts) -> Iterator[Found]:
     kind = max(bound, key=lambda kind: kind.transport_s)
     saved = sum(kind.transport_s for kind in bound) / 2
     saves = facts.saves(saved)
-    if saves >= _LEAST_GAIN:
+    if saves >= LEAST_GAIN:
         after = (facts.comm - saved / facts.step_s) / (1 - saves)
         gain = f"twice the bandwidth: {percent(saves)} of a step less, communication {percent(max(0.0, after))} of it"
         yield Found([*_about(facts, kind), "bandwidth-bound (α-β model)"], gain, saves)
@@ -324,7 +208,7 @@ def _below_the_link(facts: Facts) -> Iterator[Found]:
         if kind.efficiency is None or kind.reference in (None, "own_best") or kind.efficiency >= BELOW_THE_LINK:
             continue
         saves = facts.saves(kind.seconds * (1 - kind.efficiency / 0.9))
-        if saves >= _LEAST_GAIN:
+        if saves >= LEAST_GAIN:
             because = [*_about(facts, kind), f"efficiency {percent(kind.efficiency)} against {kind.reference}"]
             yield Found(because, f"at 90 % of the reference {percent(saves)} of a step", saves)
 
@@ -447,7 +331,7 @@ def advice_on(facts: Facts | None) -> list[Advice]:
         Advice(rule.name, one.title or rule.title, one.because, one.do or rule.do, one.gain, one.saves_share)
         for rule in RULES
         for one in rule.check(rest)
-        if one.saves_share is None or one.saves_share >= _LEAST_GAIN
+        if one.saves_share is None or one.saves_share >= LEAST_GAIN
     ]
     return sorted(
         found, key=lambda each: (each.rule != "straggler", each.saves_share is None, -(each.saves_share or 0.0))

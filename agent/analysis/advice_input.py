@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from statistics import median
 from typing import NamedTuple
 
-from commwatch.analysis.advice import Facts, Kind
+from commwatch.analysis.advice_facts import Facts, Kind
 from commwatch.analysis.framework_settings import is_model
 from commwatch.analysis.gpu_nic_affinity import places
 from commwatch.analysis.network_advice import Network

@@ -11,7 +11,8 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 
-from commwatch.analysis.advice import Advice, Facts, advice_on
+from commwatch.analysis.advice import Advice, advice_on
+from commwatch.analysis.advice_facts import Facts
 from commwatch.analysis.advice_input import LAST_S, count, count_last, facts, sums, usual_steps
 from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.queries import QueryService

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.advice import RULES, Advice, Facts, Kind, advice_on
+from commwatch.analysis.advice import RULES, Advice, advice_on
+from commwatch.analysis.advice_facts import Facts, Kind
 from commwatch.analysis.gpu_nic_affinity import GpuNicPair
 from commwatch.analysis.network_advice import Network
 from commwatch.collectors.nccl.findings import Finding
