@@ -122,6 +122,14 @@ class RasView:
     answers: list[RasAnswer]
 
 
+@dataclass(frozen=True)
+class WitnessesView:
+    """Data of NCCL Inspector and of NCCL's RAS."""
+
+    inspector: InspectorView
+    ras: RasView
+
+
 def means(parsed: list[Mean], jobs: set[str], at: float) -> list[InspectorMean]:
     """Return the means of one file; lines with equal labels become one entry."""
     together: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}

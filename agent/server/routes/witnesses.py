@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fastapi import APIRouter, Depends
 
-from commwatch.core.witness_views import InspectorView, RasView
+from commwatch.core.witness_views import WitnessesView
 from commwatch.server.history_queries import job_exists
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import JobFilter, QueriesOf, ServicesOf, sound_parameters
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
-
-
-@dataclass(frozen=True)
-class WitnessesView:
-    """Data of NCCL Inspector and of NCCL's RAS."""
-
-    inspector: InspectorView
-    ras: RasView
 
 
 @router.get("/witnesses")
