@@ -15,7 +15,7 @@ from typing import NamedTuple
 from commwatch.analysis import framework_settings
 from commwatch.analysis.advice_facts import LEAST_GAIN, Facts, Kind
 from commwatch.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
-from commwatch.collectors.spans import spans
+from commwatch.collectors.spans import ranks
 from commwatch.core.alpha_beta import messages
 from commwatch.core.bandwidth import bus_factor
 from commwatch.reference.efficiency import BELOW_THE_LINK
@@ -81,10 +81,10 @@ def _mib(size: float) -> str:
 def _about(facts: Facts, kind: Kind) -> list[str]:
     share = percent(kind.seconds / facts.step_s)
     exposed = "not known" if facts.exposed is None else percent(facts.exposed)
-    left_out = f", without waiting for late ranks, which takes {percent(facts.left_out)}" if facts.left_out else ""
+    left_out = f", excluding the {percent(facts.left_out)} spent waiting for late ranks" if facts.left_out else ""
     return [
-        f"communication is {percent(facts.comm)} of a step (exposed: {exposed}){left_out}",
-        f"{kind.named()}: {share} of a step, {kind.per_step:.3g} a step of {_mib(kind.size_bytes)}",
+        f"communication takes {percent(facts.comm)} of a step (exposed: {exposed}){left_out}",
+        f"{kind.named()}: {share} of a step, {kind.per_step:.3g} per step of {_mib(kind.size_bytes)} each",
     ]
 
 
@@ -105,11 +105,11 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
     steps = min(needed or _MOST_MICRO_STEPS, _MOST_MICRO_STEPS)
     share = (steps * other + exchange) / (steps * (compute + other) + exchange)
     saves = exchange * (1 - 1 / steps) * facts.visible
-    enough = "brings" if share <= LIMIT + 1e-9 else "is not enough, but brings"
+    enough = "reduces" if share <= LIMIT + 1e-9 else "is not enough, but reduces"
     gain = f"accumulating over {steps} steps {enough} communication from {percent(facts.comm)} to {percent(share)}"
     yield Found(
         _about(facts, kind),
-        f"{gain}; up to {percent(saves)} less time a sample",
+        f"{gain} and saves up to {percent(saves)} of the time per sample",
         saves,
         kind.knob("accumulate_gradients"),
     )
@@ -129,10 +129,10 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
             continue
         because = [
             *_about(facts, kind),
-            f"starting them is {percent(latency / kind.seconds)} of their time (α-β model)",
+            f"latency is {percent(latency / kind.seconds)} of their time (α-β model)",
         ]
         saves = facts.saves(saved)
-        gain = f"{count} a step of {_mib(total / count)} would save up to {percent(saves)} of a step"
+        gain = f"{count} per step of {_mib(total / count)} each would save up to {percent(saves)} of a step"
         yield Found(because, gain, saves, kind.knob("larger_buckets"))
 
 
@@ -145,7 +145,7 @@ def _overlap(facts: Facts) -> Iterator[Found]:
     saves = min(exposed, 1 - facts.comm) * (1 - 1 / max(1.0, kind.per_step))
     yield Found(
         _about(facts, kind),
-        f"hidden behind compute it would save up to {percent(saves)} of a step",
+        f"hiding it behind compute would save up to {percent(saves)} of a step",
         saves,
         kind.knob("overlap"),
     )
@@ -166,11 +166,12 @@ def _tensor_in_node(facts: Facts) -> Iterator[Found]:
         time = None if near is None else near.time_s(kind.op, kind.group_size, kind.size_bytes)
         because = [*_about(facts, kind), f"{kind.local} of its {kind.group_size} ranks are on this node"]
         if time is None:
-            yield Found(because, "not known: no group within the node to compare with", None)
+            yield Found(because, "not known: there is no group within the node to compare with", None)
             continue
         saves = facts.saves(max(0.0, kind.seconds - kind.per_step * time))
         if saves >= LEAST_GAIN:
-            yield Found(because, f"at the speed of the node's own links up to {percent(saves)} of a step", saves)
+            gain = f"the speed of the node's own links would save up to {percent(saves)} of a step"
+            yield Found(because, gain, saves)
 
 
 def _compression(facts: Facts) -> Iterator[Found]:
@@ -181,13 +182,14 @@ def _compression(facts: Facts) -> Iterator[Found]:
     transport = kind.transport_s
     # Top-k with 1 % keeps values and 4-byte indices, and has to gather them from every rank.
     kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
-    forms = {"fp16": 2 / width, "int8": 1 / width, "top-k of 1 %": kept}
+    forms = {"fp16": 2 / width, "int8": 1 / width, "top-k (1 %)": kept}
     saved = {name: facts.saves(transport * (1 - part)) for name, part in forms.items() if part < 1}
     worth = {name: saves for name, saves in saved.items() if saves >= LEAST_GAIN}
     if worth:
         gain = ", ".join(f"{name} {percent(saves)}" for name, saves in worth.items())
-        because = [*_about(facts, kind), f"gradients travel as {kind.dtype}"]
-        yield Found(because, f"up to, of a step: {gain}", max(worth.values()), kind.knob("compression"))
+        because = [*_about(facts, kind), f"gradients are sent as {kind.dtype}"]
+        gain = f"would save up to this share of a step: {gain}"
+        yield Found(because, gain, max(worth.values()), kind.knob("compression"))
 
 
 def _faster_network(facts: Facts) -> Iterator[Found]:
@@ -199,8 +201,9 @@ def _faster_network(facts: Facts) -> Iterator[Found]:
     saves = facts.saves(saved)
     if saves >= LEAST_GAIN:
         after = (facts.comm - saved / facts.step_s) / (1 - saves)
-        gain = f"twice the bandwidth: {percent(saves)} of a step less, communication {percent(max(0.0, after))} of it"
-        yield Found([*_about(facts, kind), "bandwidth-bound (α-β model)"], gain, saves)
+        rest = percent(max(0.0, after))
+        gain = f"twice the bandwidth would save {percent(saves)} of a step and reduce communication to {rest} of it"
+        yield Found([*_about(facts, kind), "it is bandwidth-bound (α-β model)"], gain, saves)
 
 
 def _below_the_link(facts: Facts) -> Iterator[Found]:
@@ -209,8 +212,8 @@ def _below_the_link(facts: Facts) -> Iterator[Found]:
             continue
         saves = facts.saves(kind.seconds * (1 - kind.efficiency / 0.9))
         if saves >= LEAST_GAIN:
-            because = [*_about(facts, kind), f"efficiency {percent(kind.efficiency)} against {kind.reference}"]
-            yield Found(because, f"at 90 % of the reference {percent(saves)} of a step", saves)
+            because = [*_about(facts, kind), f"its efficiency is {percent(kind.efficiency)} against {kind.reference}"]
+            yield Found(because, f"reaching 90 % of the reference would save {percent(saves)} of a step", saves)
 
 
 def _straggler(facts: Facts) -> Iterator[Found]:
@@ -220,15 +223,16 @@ def _straggler(facts: Facts) -> Iterator[Found]:
             f"the others wait {percent(share)} of the time for rank {rank}"
             for rank, share in sorted(facts.late.items())
         ]
-        yield Found(because, f"up to {percent(cost)} of a step", cost, title=_are_late(sorted(facts.late)))
+        yield Found(because, _up_to(cost), cost, title=_are_late(sorted(facts.late)))
         return
     found = _late_by_waits(facts)
     if found is None:
         return
     late, theirs, others = found
-    because = [f"rank {spans(late)} waits for others {percent(theirs)} of its steps, they (median) {percent(others)}"]
+    spend = f"{ranks(late)} spend{'s' * (len(late) == 1)}"
+    because = [f"{spend} {percent(theirs)} of the step time waiting, the others {percent(others)} (medians)"]
     cost = others - theirs
-    yield Found(because, f"up to {percent(cost)} of a step", cost, title=_are_late(late))
+    yield Found(because, _up_to(cost), cost, title=_are_late(late))
 
 
 def _late_by_waits(facts: Facts) -> tuple[list[int], float, float] | None:
@@ -253,14 +257,18 @@ def _uneven_work(facts: Facts) -> Iterator[Found]:
         return
     waiting = mean(waits) * facts.visible
     if waiting >= WORTH and min(waits) >= _ALIKE * median(waits):
-        because = [f"each rank waits for others, {percent(min(waits))} to {percent(max(waits))} of its steps"]
-        yield Found(because, f"up to {percent(waiting)} of a step", waiting)
+        because = [f"each rank waits for others {percent(min(waits))} to {percent(max(waits))} of its step time"]
+        yield Found(because, _up_to(waiting), waiting)
 
 
-def _are_late(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} is late, the others wait for it"
-    return f"ranks {spans(ranks)} are late, the others wait for them"
+def _up_to(share: float) -> str:
+    return f"would save up to {percent(share)} of a step"
+
+
+def _are_late(late: Sequence[int]) -> str:
+    if len(late) == 1:
+        return f"{ranks(late)} is late and the others wait for it"
+    return f"{ranks(late)} are late and the others wait for them"
 
 
 def _bubble(facts: Facts) -> Iterator[Found]:
@@ -270,15 +278,15 @@ def _bubble(facts: Facts) -> Iterator[Found]:
     # The bubble is (p−1)/(m+p−1), here with twice the m; the time per sample is proportional to 1/(1−bubble).
     after = bubble / (2 - bubble)
     saves = 1 - (1 - bubble) / (1 - after)
-    gain = f"twice the micro-batches: bubble {percent(after)}, {percent(saves)} less time a sample"
-    yield Found([f"ranks spend {percent(bubble)} of a step in waits for sends and receives"], gain, saves)
+    gain = f"twice the micro-batches would reduce the bubble to {percent(after)} and the time per sample by {percent(saves)}"
+    yield Found([f"ranks spend {percent(bubble)} of a step waiting for sends and receives"], gain, saves)
 
 
 def _network(check: Callable[[Network], Iterable[NetworkFinding]]) -> Callable[[Facts], Iterator[Found]]:
     def rule(facts: Facts) -> Iterator[Found]:
         share = sum(kind.seconds for kind in facts.kinds if kind.spans_nodes) / facts.step_s
         for finding in check(facts.network) if share >= WORTH else ():
-            because = [f"groups across nodes take {percent(share)} of a step", *finding.because]
+            because = [f"groups that span nodes take {percent(share)} of a step", *finding.because]
             yield Found(because, "not known: see `/api/v1/host`", None, finding.do, finding.title)
 
     return rule
@@ -291,31 +299,32 @@ def _transport(facts: Facts) -> Iterator[Found]:
 
 
 RULES = (
-    Rule("straggler", "a rank is late", "Look at what it does before its collectives (data loading, clocks, other processes, "
-         "an uneven batch): `commwatch diagnose`, `/api/v1/verdicts`.", _straggler),
-    Rule("uneven_work", "the ranks are late in turn", "Give all ranks alike work in each step: batches of like length (bucketing, packing), even "
-         "loading; nothing that one rank does alone between collectives.", _uneven_work),
+    Rule("straggler", "a rank is late", "Find out what it does before its collectives (data loading, low clocks, other processes, "
+         "an uneven batch): see `commwatch diagnose` or `/api/v1/verdicts`.", _straggler),
+    Rule("uneven_work", "the ranks take turns being late", "Give all ranks the same amount of work in each step: batches of similar length "
+         "(bucketing, packing), even loading, and no work that only one rank does between collectives.", _uneven_work),
     Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches and exchange "
-         "them once (DDP: `no_sync()`; FSDP2: `set_requires_gradient_sync(False)`); adapt the learning rate to the larger batch.", _accumulate),
-    Rule("larger_buckets", "operations are too small", "Put more into one operation: a larger `bucket_cap_mb` of DDP, larger FSDP "
-         "units, coalesced collectives.", _larger_buckets),
-    Rule("overlap", "communication does not run beside compute", "Start operations early and wait for them late: `async_op=True`, DDP's or "
-         "FSDP's own overlap (`backward_prefetch`, `forward_prefetch`), fewer host synchronisations before collectives.", _overlap),
-    Rule("below_the_link", "slower than the link", "Look for the wrong transport or interface: `commwatch explain` on the job's NCCL log, "
-         "`/api/v1/topology`, link errors, other traffic on it.", _below_the_link),
-    Rule("tensor_parallel_in_node", "tensor parallelism crosses nodes", "Order the ranks so that each tensor-parallel group lies within one "
-         "node: its operations are in every layer, on the critical path.", _tensor_in_node),
-    Rule("compression", "gradients can be smaller", "DDP's `fp16_compress_hook` or `bf16_compress_hook`, PowerSGD, an int8 or top-k hook: "
-         "check that training still converges.", _compression),
-    Rule("faster_network", "the network limits", "A faster link, or more of them (rails, bonding).", _faster_network),
-    Rule("micro_batches", "the pipeline is idle", "More micro-batches a step, an interleaved or zero-bubble schedule, more equal stages.", _bubble),
-    Rule("gpu_far_from_nic", "a rank crosses NUMA to its NIC", "Put ranks that talk to other nodes on GPUs of the NIC's socket, or give "
-         "each socket a NIC.", _network(far_from_nic)),
-    Rule("nic_below_its_rate", "a NIC runs at less than it can", "Look at slot, cable and switch port: `commwatch doctor`.",
+         "them once (DDP: `no_sync()`; FSDP2: `set_requires_gradient_sync(False)`). Adapt the learning rate to the larger batch.", _accumulate),
+    Rule("larger_buckets", "operations are too small", "Put more data into each operation: raise DDP's `bucket_cap_mb`, use larger FSDP "
+         "units or coalesced collectives.", _larger_buckets),
+    Rule("overlap", "communication does not overlap with compute", "Start operations early and wait for them late: use `async_op=True` or the "
+         "overlap of DDP or FSDP (`backward_prefetch`, `forward_prefetch`), and synchronise the host less often before collectives.", _overlap),
+    Rule("below_the_link", "operations are slower than the link", "Look for a wrong transport or interface (`commwatch explain` on the job's NCCL "
+         "log, `/api/v1/topology`), for link errors and for other traffic on the link.", _below_the_link),
+    Rule("tensor_parallel_in_node", "tensor parallelism crosses nodes", "Order the ranks so that each tensor-parallel group stays within one "
+         "node: it communicates in every layer, on the critical path.", _tensor_in_node),
+    Rule("compression", "gradients can be compressed", "Use DDP's `fp16_compress_hook` or `bf16_compress_hook`, PowerSGD, or an int8 or top-k "
+         "hook. Check that training still converges.", _compression),
+    Rule("faster_network", "the network limits the job", "Use a faster link, or several links (rails, bonding).", _faster_network),
+    Rule("micro_batches", "the pipeline is partly idle", "Use more micro-batches per step, an interleaved or zero-bubble schedule, or more equal "
+         "stages.", _bubble),
+    Rule("gpu_far_from_nic", "a rank reaches its NIC across NUMA nodes", "Place ranks that communicate with other nodes on GPUs of the NIC's "
+         "socket, or give each socket a NIC of its own.", _network(far_from_nic)),
+    Rule("nic_below_its_rate", "a NIC runs below its full speed", "Check the slot, the cable and the switch port; see `commwatch doctor`.",
          _network(complaints("slow", "down"))),
-    Rule("link_errors", "a link loses packets, or is congested", "Look at cable, transceiver and switch port, PFC and ECN: `commwatch doctor`.",
-         _network(complaints("errors", "congestion"))),
-    Rule("nccl_finding", "NCCL's log tells of trouble", "As the finding says: `commwatch explain`.", _transport),
+    Rule("link_errors", "a link loses packets or is congested", "Check the cable, the transceiver, the switch port, PFC and ECN; see "
+         "`commwatch doctor`.", _network(complaints("errors", "congestion"))),
+    Rule("nccl_finding", "NCCL's log reports a problem", "Follow the finding's advice; see `commwatch explain`.", _transport),
 )  # fmt: skip
 
 

@@ -22,18 +22,18 @@ KNOBS: Mapping[str, Mapping[str, str]] = {
     "accumulate_gradients": {
         REPLICATED: "DDP: `no_sync()` around all but the last micro-batch; DeepSpeed with ZeRO 0 or 1: `gradient_accumulation_steps`. Adapt "
         "the learning rate to the larger batch.",
-        SHARDED: "FSDP2: `set_requires_gradient_sync(False)` for all but the last micro-batch; the gathers of parameters stay. Adapt the learning "
-        "rate to the larger batch.",
+        SHARDED: "FSDP2: `set_requires_gradient_sync(False)` for all but the last micro-batch; parameters are still gathered for each. Adapt the "
+        "learning rate to the larger batch.",
     },
     "larger_buckets": {
         REPLICATED: "DDP: a larger `bucket_cap_mb`; DeepSpeed: a larger `reduce_bucket_size`; Megatron: a larger `--ddp-bucket-size`.",
         SHARDED: "FSDP2: larger units (`fully_shard` of several layers together); DeepSpeed: a larger `reduce_bucket_size` and "
         "`stage3_prefetch_bucket_size`.",
-        TENSOR: "A larger micro-batch: each layer then sends more at a time.",
+        TENSOR: "Use a larger micro-batch, so that each layer sends more data at a time.",
         VALUES: "Put several values into one tensor, or exchange them every few steps.",
     },
     "overlap": {
-        REPLICATED: "Let the exchange run beside the backward pass: DDP in place of `all_reduce` calls after it; DeepSpeed: `overlap_comm`; "
+        REPLICATED: "Overlap the exchange with the backward pass: DDP instead of `all_reduce` calls after it; DeepSpeed: `overlap_comm`; "
         "Megatron: `--overlap-grad-reduce`.",
         SHARDED: "FSDP2: `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`; DeepSpeed: `overlap_comm`; "
         "Megatron: `--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather`.",

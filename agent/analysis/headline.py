@@ -61,7 +61,7 @@ def bottleneck(
         whom = f"{named(late)} {'are' if len(late) > 1 else 'is'}" if late else "late ranks are"
         return f"above 30 %: {whom} the bottleneck, not the network"
     if 2 * ((waiting or 0.0) + (messages or 0.0)) > comm:
-        return "above 30 %: uneven stages or a late rank are likelier than the network"
+        return "above 30 %: uneven stages or a late rank are more likely the cause than the network"
     return "above 30 %: communication is the bottleneck"
 
 

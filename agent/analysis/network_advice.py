@@ -27,22 +27,24 @@ class NetworkFinding(NamedTuple):
 
 
 def far_from_nic(network: Network) -> Iterator[NetworkFinding]:
-    """Yield advice on ranks whose GPU is in another NUMA node than the device that carries their traffic."""
+    """Yield advice on ranks whose GPU is on a different NUMA node from the device that carries their traffic."""
     far = [place for place in network.places if place.distance == SYS]
     if not far:
         return
     because = [
-        f"rank {place.rank}: GPU {place.gpu} is in another NUMA node than {place.nic}, "
-        f"{'which carries the traffic' if place.seen else 'the nearest there is'}"
+        f"rank {place.rank}: GPU {place.gpu} is on a different NUMA node from {place.nic}, "
+        f"{'which carries the traffic' if place.seen else 'the nearest device'}"
         for place in far
     ]
     nearer = sorted({place.nearest for place in far if place.nearest_distance != SYS})
-    let = "let the job use it: `NCCL_IB_HCA`, `NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME` not set, or naming it too."
+    let = "leave `NCCL_IB_HCA`, `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` unset, or add the device to them."
     who = ", ".join(str(place.rank) for place in far)
     yield NetworkFinding(
         because,
-        f"Nearer: {', '.join(nearer)}; {let}" if nearer else "",
-        f"rank {who} crosses NUMA to its NIC" if len(far) == 1 else f"ranks {who} cross NUMA to their NICs",
+        f"Let the job use a nearer device ({', '.join(nearer)}): {let}" if nearer else "",
+        f"rank {who} reaches its NIC across NUMA nodes"
+        if len(far) == 1
+        else f"ranks {who} reach their NICs across NUMA nodes",
     )
 
 

@@ -24,7 +24,7 @@ _LOST = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "roce_adp
 _TOO_MANY_LOST, _TOO_MANY_CNPS = 1e-4, 1e-2
 _HARDWARE = ("ethernet", "infiniband", "roce", "rdma")
 _CABLE = (
-    "look at the cable, the transceiver and the switch port; compare with its other end (`ibqueryerrors`, `ethtool -S`)"
+    "check the cable, the transceiver and the switch port; compare with the other end (`ibqueryerrors`, `ethtool -S`)"
 )
 
 
@@ -47,8 +47,8 @@ def complaints(nics: list[NicView]) -> list[Complaint]:
 def _down(nic: NicView) -> Iterator[Complaint]:
     """Yield a complaint if a device is down, unless it never moved a byte: then it may have no cable."""
     if nic.up is False and nic.kind in _HARDWARE and (nic.received_bytes or nic.sent_bytes):
-        remedy = "look at cable and switch; `ip link set DEVICE up` if somebody has put it down"
-        yield Complaint("down", nic.device, f"is {nic.state}, and has carried traffic before", remedy)
+        remedy = "check the cable and the switch; if the link was set down by hand, run `ip link set DEVICE up`"
+        yield Complaint("down", nic.device, f"is {nic.state}, but has carried traffic before", remedy)
 
 
 def _errors(nic: NicView) -> Iterator[Complaint]:
@@ -61,7 +61,7 @@ def _lost(nic: NicView) -> Iterator[Complaint]:
     lately = {name: nic.errors_lately[name] for name in _LOST if _grown(nic, name)}
     if not lately or not nic.packets_lately or max(lately.values()) < _TOO_MANY_LOST * nic.packets_lately:
         return
-    remedy = "packets are lost under way: on RoCE check PFC and ECN on every switch, MTU, and other traffic; on Ethernet the queues"
+    remedy = "packets are lost in transit: on RoCE, check PFC and ECN on every switch, the MTU and other traffic; on Ethernet, check the queues"
     yield Complaint(
         "errors", nic.device, f"{_events_text(lately)} of {nic.packets_lately} packets within ten minutes", remedy
     )
@@ -70,7 +70,7 @@ def _lost(nic: NicView) -> Iterator[Complaint]:
 def _congestion(nic: NicView) -> Iterator[Complaint]:
     cnps = {name: nic.errors_lately[name] for name in ("np_cnp_sent", "rp_cnp_handled") if _grown(nic, name)}
     if cnps and nic.packets_lately and max(cnps.values()) > _TOO_MANY_CNPS * nic.packets_lately:
-        remedy = "many send to one: check ECN thresholds and routing (ECMP collisions), rails, and who else is on this network"
+        remedy = "many ranks send to one: check ECN thresholds, routing (ECMP collisions), rails, and other users of this network"
         says = f"{_events_text(cnps)} of {nic.packets_lately} packets within ten minutes: senders are slowed down"
         yield Complaint("congestion", nic.device, says, remedy)
 
@@ -83,9 +83,9 @@ def _slot(nic: NicView) -> Iterator[Complaint]:
     says = f"{_gbit(nic.speed)} behind a PCI Express link of {pci.link} ({_gbit(pci.bandwidth)})"
     if pci.most_bandwidth is not None and pci.most_bandwidth > pci.bandwidth:
         says += f", which could be {pci.most}"
-        remedy = "put the card into a slot with all lanes, seat it anew, look at the riser and the firmware's settings of the slot"
+        remedy = "use a slot with all lanes, reseat the card, check the riser and the firmware settings of the slot"
     else:
-        remedy = "a slot or a card of a newer generation; until then reckon with the bandwidth of the slot"
+        remedy = "use a slot or a card of a newer generation; until then, the slot limits the bandwidth"
     yield Complaint("slow", nic.device, says, remedy)
 
 
@@ -96,7 +96,7 @@ def _slower(nic: NicView, like: Iterable[NicView]) -> Iterator[Complaint]:
     )
     if nic.up and nic.speed and fastest is not None and fastest.speed and nic.speed < 0.95 * fastest.speed:
         says = f"{_gbit(nic.speed)}, while {fastest.device}, the same model, runs at {_gbit(fastest.speed)}"
-        remedy = "look at cable, transceiver and switch port: a link that lost lanes comes up slower"
+        remedy = "check the cable, the transceiver and the switch port: a link that lost lanes comes up slower"
         yield Complaint("slow", nic.device, says, remedy)
 
 

@@ -43,7 +43,7 @@ def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:
     parts = [f"{part} of {named(ranks)}" for part, ranks in who.items() if ranks]
     if not parts:
         return None
-    return f"recorded in part: {', '.join(parts)}; the rest is only counted, for the probe was above its budget"
+    return f"recorded in part: {', '.join(parts)}; the rest is only counted, because the probe was above its budget"
 
 
 def culprits(verdicts: Iterable[Verdict]) -> dict[int, str]:

@@ -68,9 +68,7 @@ def test_sheds_and_recovers(hook: str, slow_clock: Path, tmp_path: Path) -> None
         assert {rank["probe_mode"] for rank in running.get("/api/v1/ranks")} == {"counters"}
         doctor = commwatch("doctor", "--dir", tmp_path).stdout
         assert "of the time (budget 2.00%)" in doctor
-        told = (
-            "recorded in part: no operation of ranks 0-1; the rest is only counted, for the probe was above its budget"
-        )
+        told = "recorded in part: no operation of ranks 0-1; the rest is only counted, because the probe was above its budget"
         assert told in doctor
         diagnosis = commwatch("diagnose", "--dir", tmp_path)
         assert (diagnosis.returncode, told in diagnosis.stdout, "healthy" in diagnosis.stdout) == (0, True, False)

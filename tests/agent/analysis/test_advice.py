@@ -186,12 +186,12 @@ def test_steps_that_bring_the_share_under_the_limit() -> None:
     """Of 100 ms with 40 ms of gradients: k x 60 ms of compute and one exchange; from k = 2 on it is under 30 % (40 / 160)."""
     found = given("accumulate_gradients", facts())
     assert found is not None
-    assert "over 2 steps brings communication from 40 % to 25 %" in found.gain
+    assert "over 2 steps reduces communication from 40 % to 25 %" in found.gain
     assert found.saves_share == pytest.approx(0.4 / 2)  # a sample takes 60 + 20 ms instead of 100
     # 60 %: 60 / (k x 40 + 60) under 30 % from k = 4 on (60 / 220 = 27 %).
     found = given("accumulate_gradients", facts(kind(seconds=0.06), comm=0.6, exposed=0.6))
     assert found is not None
-    assert "over 4 steps brings communication from 60 % to 27 %" in found.gain
+    assert "over 4 steps reduces communication from 60 % to 27 %" in found.gain
 
 
 def test_steps_are_not_enough() -> None:
@@ -229,7 +229,7 @@ def test_twice_the_bandwidth() -> None:
     found = given("faster_network", facts(kind(curve=CURVE)))
     assert found is not None
     assert found.saves_share == pytest.approx(0.185)
-    assert "communication 26 % of it" in found.gain
+    assert "reduce communication to 26 % of it" in found.gain
 
 
 def test_tensor_parallel_by_the_nodes_own_curve() -> None:
@@ -252,7 +252,7 @@ def test_late_in_turn() -> None:
     found = given("uneven_work", facts(waits={0: 0.2, 1: 0.15, 2: 0.3}))
     assert found is not None
     assert found.saves_share == pytest.approx(0.65 / 3)
-    assert found.because == ["each rank waits for others, 15 % to 30 % of its steps"]
+    assert found.because == ["each rank waits for others 15 % to 30 % of its step time"]
 
 
 def test_bubble_of_twice_the_micro_batches() -> None:
@@ -278,7 +278,7 @@ def test_what_remains_without_waiting() -> None:
     assert (straggler.rule, overlap.rule) == ("straggler", "overlap")
     assert (
         overlap.because[0]
-        == "communication is 25 % of a step (exposed: 25 %), without waiting for late ranks, which takes 20 %"
+        == "communication takes 25 % of a step (exposed: 25 %), excluding the 20 % spent waiting for late ranks"
     )
     assert facts(kind(waiting_s=0.0)).without_waiting() == facts(kind(waiting_s=0.0))
 
@@ -287,14 +287,14 @@ def test_two_late_ranks() -> None:
     """Two ranks that hardly wait, where all others do, are late together."""
     found = given("straggler", facts(waits={0: 0.3, 1: 0.01, 2: 0.3, 3: 0.03}))
     assert found is not None
-    assert found.title == "ranks 1, 3 are late, the others wait for them"
+    assert found.title == "ranks 1, 3 are late and the others wait for them"
     assert found.saves_share == pytest.approx(0.28)
 
 
 def test_stragglers_of_now() -> None:
     """A straggler that is named right now is the first advice, whatever the averages of the whole job are."""
     found = advice_on(facts(waits={0: 0.2, 1: 0.2}, late={1: 0.42}))
-    assert (found[0].rule, found[0].title) == ("straggler", "rank 1 is late, the others wait for it")
+    assert (found[0].rule, found[0].title) == ("straggler", "rank 1 is late and the others wait for it")
     assert found[0].because == ["the others wait 42 % of the time for rank 1"]
     assert found[0].saves_share == 0.42
 
@@ -303,7 +303,7 @@ def test_uneven_stages() -> None:
     """Of the stages of a pipeline, which all wait, one is late that waits less than half as long as the others."""
     found = given("straggler", facts(waits={0: 0.6, 1: 0.25, 2: 0.6}, bubble=0.5))
     assert found is not None
-    assert found.title == "rank 1 is late, the others wait for it"
+    assert found.title == "rank 1 is late and the others wait for it"
     assert given("straggler", facts(waits={0: 0.6, 1: 0.35, 2: 0.6}, bubble=0.5)) is None
 
 
@@ -321,17 +321,17 @@ def test_rank_that_crosses_numa() -> None:
     assert alone is not None
     assert nearer is not None
     assert unseen is not None
-    assert alone.title == "rank 3 crosses NUMA to its NIC"
+    assert alone.title == "rank 3 reaches its NIC across NUMA nodes"
     assert alone.because == [
-        "groups across nodes take 40 % of a step",
-        "rank 3: GPU 0000:03:00.0 is in another NUMA node than mlx5_0:1, which carries the traffic",
+        "groups that span nodes take 40 % of a step",
+        "rank 3: GPU 0000:03:00.0 is on a different NUMA node from mlx5_0:1, which carries the traffic",
     ]
     assert "NICs" not in alone.do
-    assert nearer.do.startswith("Nearer: mlx5_0:1; let the job use it")
-    assert unseen.because[1].endswith("the nearest there is")
+    assert nearer.do.startswith("Let the job use a nearer device (mlx5_0:1): ")
+    assert unseen.because[1].endswith("the nearest device")
     both = given("gpu_far_from_nic", facts(kind(local=2), network=Network([place("SYS"), place("SYS", rank=5)])))
     assert both is not None
-    assert both.title == "ranks 3, 5 cross NUMA to their NICs"
+    assert both.title == "ranks 3, 5 reach their NICs across NUMA nodes"
 
 
 def test_trouble_of_a_device() -> None:

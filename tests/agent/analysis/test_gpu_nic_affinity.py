@@ -79,7 +79,7 @@ def test_late_rank_of_few_steps(tmp_path: Path, steps: int, step_ms: int, late: 
     assert [line.wait_s for line in built.ranks] == [pytest.approx(0.12), pytest.approx(0)]
     assert built.wait_hours == pytest.approx(0.12 / 3600)
     assert [each.title for each in built.advice if each.rule == "straggler"] == [
-        "rank 1 is late, the others wait for it"
+        "rank 1 is late and the others wait for it"
     ] * late
 
 
@@ -102,7 +102,7 @@ def test_late_onset(tmp_path: Path) -> None:
     watch.tick((steps + 1) * 1000 * MS)
     now_ns = time.time_ns()
     watch.store.tidy(now_ns, 1 << 40, now_ns)  # the history is old, and keeps 5 minutes together
-    for last_s, late in ((None, []), (LAST_S, ["rank 1 is late, the others wait for it"])):
+    for last_s, late in ((None, []), (LAST_S, ["rank 1 is late and the others wait for it"])):
         built = report.build(watch.agent, "job", watch.path, "", last_s=last_s)
         assert built is not None
         assert [each.title for each in built.advice if each.rule == "straggler"] == late

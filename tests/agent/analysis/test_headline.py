@@ -27,14 +27,14 @@ from commwatch.analysis.headline import bottleneck, of_some, split
             0.5,
             0.1,
             0.3,
-            "above 30 %: uneven stages or a late rank are likelier than the network",
+            "above 30 %: uneven stages or a late rank are more likely the cause than the network",
         ),
         (
             0.41,
             0.4,
             0.2,
             0.01,
-            "above 30 %: uneven stages or a late rank are likelier than the network",
+            "above 30 %: uneven stages or a late rank are more likely the cause than the network",
         ),
     ],
 )

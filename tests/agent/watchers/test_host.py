@@ -175,7 +175,7 @@ def test_down(tmp_path: Path) -> None:
     assert said(watched.watch.view()) == {}  # mlx5_1 has no cable
     watched.say(f"{MLX5_0}/state", "1: DOWN")
     watched.say("sys/class/net/ens1f0np0/operstate", "down")
-    assert said(watched.later(10)) == {("mlx5_0:1", "down"): "is down, and has carried traffic before"}
+    assert said(watched.later(10)) == {("mlx5_0:1", "down"): "is down, but has carried traffic before"}
 
 
 def test_slower_than_its_like(tmp_path: Path) -> None:
