@@ -89,7 +89,7 @@ def take_all(paths: Iterable[Path]) -> tuple[list[RankDump], dict[str, str]]:
             damaged[str(path)] = getattr(error, "strerror", None) or str(error)
             continue
         if taken.rank in dumps:
-            damaged[str(path)] = f"another dump of rank {taken.rank}, beside {dumps[taken.rank].file}"
+            damaged[str(path)] = f"a second dump of rank {taken.rank}, after {dumps[taken.rank].file}"
         dumps.setdefault(taken.rank, taken)
     return list(dumps.values()), damaged
 
@@ -203,10 +203,14 @@ def positions(taken: RankDump) -> list[str]:
     """Return a line on the rank's position in each group."""
     lines = []
     for op in last_operations(taken):
-        how = f"{op.state}, not completed, called {op.age_s:.1f} s before" if not op.done else "completed, the latest"
+        how = (
+            "completed, the latest"
+            if op.done
+            else f"{op.state}, not completed, called {op.age_s:.1f} s before the dump"
+        )
         behind = f", {op.behind} more behind it" if op.behind else ""
         lines.append(f"{op.group}: {op.op} {op.seq} {how}{behind}{f' ({op.where})' if op.where else ''}")
-    return lines or ["it has no collectives"]
+    return lines or ["the dump has no collectives"]
 
 
 def text(found: list[Verdict], dumps: list[RankDump], damaged: dict[str, str]) -> str:

@@ -23,11 +23,11 @@ CERTAIN_S = 2.0
 _CAUSES = ("dead", "gone", "stopped", "silent", "not_joined", "unseen")
 _SAYS = {
     "dead": "process dead: rank {} was killed or crashed",
-    "gone": "rank gone: rank {} has ended and will not come",
+    "gone": "rank gone: rank {} has ended and will not join",
     "stopped": "stalled: rank {} has not joined; its process is stopped",
-    "unseen": "no word of rank {}: it runs elsewhere (ask its agent, too), or has not communicated yet",
-    "silent": "stalled: rank {} has not joined; its Python does not run (stuck in C, or holding the GIL)",
-    "not_joined": "stalled: rank {} has not joined; it is alive and does something else",
+    "unseen": "no data from rank {}: it runs elsewhere (query its agent as well), or has not communicated yet",
+    "silent": "stalled: rank {} has not joined; its Python code is not running (stuck in C, or holding the GIL)",
+    "not_joined": "stalled: rank {} has not joined; it is alive but doing something else",
 }
 
 
@@ -248,7 +248,11 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
     kind, cause, culprits, says = _blame({view.rank: view for view in here if view.rank in late})
     ahead = [rank for rank in members if rank not in late]
     since = min(idle[rank] for rank in ahead)
-    text = f"{says} (rank {spans(ahead)} launched number {top} of group {group.group} {since:.0f} s ago, rank {spans(late)} number {max(at[r] for r in late)})"
+    last = max(at[rank] for rank in late)
+    text = (
+        f"{says} (rank {spans(ahead)} launched operation {top} of group {group.group} {since:.0f} s ago, "
+        f"rank {spans(late)} operation {last})"
+    )
     about = (group.job_id, group.group_id, group.group, top, "")
     return Verdict(kind, cause, *about, culprits, ahead, since, text)
 
@@ -266,11 +270,11 @@ def _judge(wait: Wait, known: dict[tuple[str, int], RankView]) -> Iterator[Verdi
     elif wait.since_s > wait.limit_s:
         stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank))) == "stopped"]
         if stopped:
-            says = f"stalled: rank {spans(stopped)} has entered, and its process is stopped"
+            says = f"stalled: rank {spans(stopped)} has entered; its process is stopped"
             yield _verdict(wait, "hang", "stopped", stopped, says)
             return
-        first = ", the group's first: its connections are being made, or cannot be" if wait.is_first else ""
-        says = f"stuck inside: every rank has entered{first}; look at the network between them"
+        first = " the group's first operation, whose connections are being set up or cannot be" if wait.is_first else ""
+        says = f"stuck inside: every rank has entered{first}; check the network between them"
         yield _verdict(wait, "stalled" if wait.is_first else "hang", "stuck", list(wait.inside), says)
 
 
@@ -290,6 +294,7 @@ def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) 
     waiting = sorted(set(wait.inside) - set(culprits)) if cause != "stuck" else []
     verb = "raised in" if wait.raised else "in"
     whom = f"rank {spans(waiting)} {verb}" if waiting else verb
+    since = f"{wait.since_s:.0f} s ago" if wait.raised else f"for {wait.since_s:.0f} s"
     return Verdict(
         kind=kind,
         cause=cause,
@@ -301,7 +306,7 @@ def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) 
         ranks=sorted(culprits),
         waiting=waiting,
         since_s=wait.since_s,
-        says=f"{says} ({whom} {where} for {wait.since_s:.0f} s)",
+        says=f"{says} ({whom} {where} {since})",
     )
 
 

@@ -32,10 +32,10 @@ class Trouble(NamedTuple):
 
 TROUBLES = (
     Trouble("stop", 1, "hang", "stopped", "stalled: rank 1 has not joined; its process is stopped"),
-    Trouble("stop_inside", 1, "hang", "stopped", "stalled: rank 1 has entered, and its process is stopped"),
+    Trouble("stop_inside", 1, "hang", "stopped", "stalled: rank 1 has entered; its process is stopped"),
     Trouble("die", 2, "hang", "dead", "process dead: rank 2"),
     Trouble("leave", 0, "hang", "gone", "rank gone: rank 0"),
-    Trouble("hold_gil", 1, "stalled", "silent", "stalled: rank 1 has not joined; its Python does not run"),
+    Trouble("hold_gil", 1, "stalled", "silent", "stalled: rank 1 has not joined; its Python code is not running"),
     Trouble("save", 0, "stalled", "not_joined", "stalled: rank 0 has not joined; it is alive"),
     Trouble("compute", 2, "stalled", "not_joined", "stalled: rank 2 has not joined; it is alive", good=1),
     Trouble("other_op", 1, "desync", "ops", "ranks in different ops: rank 0, 2: all_reduce; rank 1: broadcast"),

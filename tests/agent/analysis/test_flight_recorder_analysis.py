@@ -72,7 +72,7 @@ def test_rank_without_a_dump() -> None:
     """A member without a dump is unknown, and the verdict names it."""
     (verdict,) = conclude([taken(0, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]"), taken(1, entry(0, 1), pending(1, 2), ranks="[0, 1, 2]")])  # fmt: skip
     assert (verdict.kind, verdict.cause, verdict.ranks) == ("stalled", "unseen", [2])
-    assert "no word of rank 2" in verdict.says
+    assert "no data from rank 2" in verdict.says
 
 
 def test_overwritten() -> None:
@@ -115,10 +115,10 @@ def test_last_operations() -> None:
     )
     assert (ended.group, ended.seq, ended.done) == ("1", 7, True)
     assert positions(one) == [
-        "default_pg: all_reduce 2 started, not completed, called 58.0 s before, 1 more behind it (/job/train.py:33 in train)",
+        "default_pg: all_reduce 2 started, not completed, called 58.0 s before the dump, 1 more behind it (/job/train.py:33 in train)",
         "1: all_reduce 7 completed, the latest (/job/train.py:33 in train)",
     ]
-    assert positions(taken(0)) == ["it has no collectives"]
+    assert positions(taken(0)) == ["the dump has no collectives"]
 
 
 # -- files
@@ -160,7 +160,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     said = text(conclude(dumps), dumps, damaged)
     assert "t1 is skipped: not a dump of the Flight Recorder" in said
     assert "t2 is skipped: No such file or directory" in said
-    assert "no word of rank 1" in said
+    assert "no data from rank 1" in said
 
 
 def test_command(tmp_path: Path) -> None:

@@ -70,10 +70,10 @@ WAITING = [rank(n, op()) for n in (0, 1, 2)]
     [
         (rank(3), "stalled", "not_joined", "stalled: rank 3 has not joined; it is alive"),
         (rank(3, process="stopped"), "hang", "stopped", "its process is stopped"),
-        (rank(3, heartbeat_age_s=30.0), "stalled", "silent", "its Python does not run"),
+        (rank(3, heartbeat_age_s=30.0), "stalled", "silent", "its Python code is not running"),
         (rank(3, state="gone"), "hang", "dead", "process dead: rank 3"),
         (rank(3, state="ended"), "hang", "gone", "rank gone: rank 3"),
-        (None, "stalled", "unseen", "no word of rank 3"),
+        (None, "stalled", "unseen", "no data from rank 3"),
     ],
 )
 def test_missing_rank(missing: RankView | None, kind: str, cause: str, says: str) -> None:
@@ -111,7 +111,7 @@ def test_stopped_inside() -> None:
     """Where every rank has entered and the process of one is stopped, that one is named, and the others wait for it."""
     (verdict,) = judged(rank(0, op()), rank(1, op(), process="stopped"), rank(2, op()), rank(3, op()))
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "stopped", [1], [0, 2, 3])
-    assert "rank 1 has entered, and its process is stopped" in verdict.says
+    assert "rank 1 has entered; its process is stopped" in verdict.says
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_raised() -> None:
     assert (verdict.cause, verdict.ranks) == ("sizes", [1])
     (verdict,) = judged(*(rank(n, failed=[failed]) for n in (0, 1, 2)), rank(3, state="gone"))
     assert (verdict.cause, verdict.ranks, verdict.waiting) == ("dead", [3], [0, 1, 2])
-    assert "raised in all_reduce 7" in verdict.says
+    assert "(rank 0-2 raised in all_reduce 7 of group world 5 s ago)" in verdict.says
     assert judged(*(rank(n, failed=[replace(failed, ago_s=600)]) for n in (0, 1, 2)), rank(3, state="gone")) == []
 
 
@@ -219,7 +219,7 @@ def test_launches_without_ends() -> None:
         [0, 1, 2],
         40,
     )
-    assert "rank 0-2 launched number 40 of group world 30 s ago, rank 3 number 37" in verdict.says
+    assert "rank 0-2 launched operation 40 of group world 30 s ago, rank 3 operation 37" in verdict.says
     assert judged(*(launched(n, 40, 30.0) for n in range(4))) == []
     assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2)), launched(3, 37, 1.0)) == []
     assert judged(*(launched(n, 40, 30.0) for n in (0, 1, 2))) == []
