@@ -151,7 +151,7 @@ def teardown(log: Log) -> Iterator[Hit]:
     """Service threads that lose their peers, as at the end of any job."""
     found = [w for w in log.account.warnings.values() if _TEARDOWN.search(w.text)]
     if found:
-        yield Hit(f"{sum(w.seen.lines for w in found)} warnings of service threads", [w.seen for w in found])
+        yield Hit(f"{sum(w.seen.lines for w in found)} warnings from service threads", [w.seen for w in found])
 
 
 def devices_closed(log: Log) -> Iterator[Hit]:
@@ -176,7 +176,7 @@ def versions_differ(log: Log) -> Iterator[Hit]:
     # Before 2.22 the line is bare, and only rank 0 of each communicator prints it.
     bare = {version: by[None] for version, by in by_version.items() if None in by}
     if len(bare) > 1:
-        yield Hit(f"versions {', '.join(sorted(bare))} in one log (or several jobs are)", list(bare.values()))
+        yield Hit(f"versions {', '.join(sorted(bare))} in one log (which may hold several jobs)", list(bare.values()))
 
 
 def inits_incomplete(log: Log) -> Iterator[Hit]:
@@ -186,9 +186,9 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
     for comm in log.communicators:
         if _began_only(comm) and comm not in cut:
             missing = rest(comm.ranks, comm.nranks)
-            whom = f"rank {spans(comm.ranks)} began; no word of rank {missing}"
+            whom = f"rank {spans(comm.ranks)} began; the log has nothing from rank {missing}"
             alike.setdefault(
-                whom if missing else f"all {comm.nranks} ranks began, none finished as far as the log goes", []
+                whom if missing else f"all {comm.nranks} ranks began, and none had finished when the log ended", []
             ).append(comm)
     for says, comms in alike.items():
         which = comms[0].name if len(comms) == 1 else f"{len(comms)} communicators of {comms[0].nranks} ranks"
@@ -198,7 +198,8 @@ def inits_incomplete(log: Log) -> Iterator[Hit]:
     if on_their_way and not any(comm.complete for comm in log.communicators):
         steps = [seen for by in on_their_way.values() for seen in by]
         if not log.ends_in(min(steps, key=lambda seen: seen.number), steps):
-            yield Hit(f"{who(on_their_way)} began an init, none finished", [by[0] for by in on_their_way.values()])
+            says = f"{who(on_their_way)} began an init and did not finish it"
+            yield Hit(says, [by[0] for by in on_their_way.values()])
 
 
 def _began_only(comm: Communicator) -> bool:
@@ -241,7 +242,7 @@ def _by_ras(log: Log, late: bool) -> Iterator[Hit]:
         if ("timeout warning" in dead.text) is late:
             alike.setdefault(_SECONDS.sub("# s", dead.text), []).append((process, seen))
     for text, printed in alike.items():
-        yield Hit(f"{text} (said by {who(process for process, _ in printed)})", [seen for _, seen in printed])
+        yield Hit(f"{text} (reported by {who(process for process, _ in printed)})", [seen for _, seen in printed])
 
 
 def torch_errors(log: Log) -> Iterator[Hit]:

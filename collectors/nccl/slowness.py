@@ -40,7 +40,7 @@ def sockets(log: Log) -> Iterator[Hit]:
     if cause:
         yield Hit(f"{whose}; {_text(cause[0])}", cause[:2] + seen)
     elif devices or fast:
-        why = f"there is {some(sorted(devices))}" if devices else f"others use {', '.join(fast)}"
+        why = f"the node has {some(sorted(devices))}" if devices else f"others use {', '.join(fast)}"
         yield Hit(f"{whose}; {why}", seen + [seen for _, seen in list(log.hcas.values())[:1]])
     else:
         why = "no InfiniBand or RoCE device was found" if nothing else "the log names no other network"
@@ -161,8 +161,8 @@ def slow_paths(log: Log) -> Iterator[Hit]:
         # Without NVLink, most machines have no shorter paths than over one CPU.
         if found and (nvlink or kind == "SYS"):
             slowest = min(pattern.bw_intra for pattern, _ in found)
-            expected = " though there is NVLink" if nvlink else ""
-            says = f"rings inside the node take {kind} paths at {slowest:g} GB/s a channel{expected}"
+            expected = ", although the node has NVLink" if nvlink else ""
+            says = f"rings inside the node take {kind} paths at {slowest:g} GB/s per channel{expected}"
             yield Hit(says, [seen for _, seen in found])
 
 
@@ -198,7 +198,7 @@ def _all_logged(log: Log, host: str) -> bool:
 
 
 def nvls_unused(log: Log) -> Iterator[Hit]:
-    """NVLink SHARP was asked for and is not used."""
+    """NVLink SHARP was requested and is not used."""
     requested = log.setting("NCCL_NVLS_ENABLE", "1") + [
         seen for value, by in log.env.get("NCCL_ALGO", {}).items() if "nvls" in value.lower() for seen in by.values()
     ]
@@ -212,14 +212,14 @@ def nvls_unused(log: Log) -> Iterator[Hit]:
     ]
     if unable and len(unable) == len(reports):
         yield Hit(
-            f"not available on {who(process for process, _, _ in log.account.of(f.Nvls))}", requested[:1] + unable
+            f"not available to {who(process for process, _, _ in log.account.of(f.Nvls))}", requested[:1] + unable
         )
     elif without and all(nvls == 0 for nvls, _ in without):
         yield Hit("no communicator has NVLS channels", requested[:1] + [seen for _, seen in without])
 
 
 def sharp_unused(log: Log) -> Iterator[Hit]:
-    """CollNet (SHARP) was asked for or tried, and is not used."""
+    """CollNet (SHARP) was requested or tried, and is not used."""
     requested = log.setting("NCCL_COLLNET_ENABLE", "1")
     failed = [
         w
@@ -246,7 +246,7 @@ def slow_inits(log: Log) -> Iterator[Hit]:
         worst, longest = max(slow, key=lambda found: found[0].total_s)
         parts = {name: float(took) for name, took in _TIMING.findall(longest.line.partition(" total ")[2])}
         most = max(parts, key=lambda name: parts[name], default="")
-        spent = f", {parts[most]:.0f} s of them in {most}" if most else ""
+        spent = f", of which {parts[most]:.0f} s in {most}" if most else ""
         ranks = spans(time.rank for time, _ in slow)
         yield Hit(f"{worst.total_s:.0f} s{spent}, on rank {ranks}", [longest] + [seen for _, seen in slow])
 
@@ -263,7 +263,7 @@ def mixed_output(log: Log) -> Iterator[Hit]:
     torn = log.account.torn
     if torn:
         whose = f"{many(torn, 'message')} {'is' if torn == 1 else 'are'}"
-        yield Hit(f"{whose} glued to others or without a head", log.account.torn_samples)
+        yield Hit(f"{whose} merged with others or without a head", log.account.torn_samples)
 
 
 def cut_output(log: Log) -> Iterator[Hit]:
@@ -272,7 +272,7 @@ def cut_output(log: Log) -> Iterator[Hit]:
     cut = cut_in_init(log)
     if cut:
         last = [seen for comm in cut for _, _, seen in comm.of(f.Via)][-_LAST:]
-        yield Hit(f"it ends while {many(len(cut), 'communicator')} (all ranks are there) still connect", last)
+        yield Hit(f"it ends while connecting {many(len(cut), 'communicator')} (no rank is missing)", last)
     headless = [
         (life.process, next(iter(found[f.Via].values())))
         for life in account.lives.values()
@@ -281,8 +281,10 @@ def cut_output(log: Log) -> Iterator[Hit]:
     ]
     if headless:
         yield Hit(
-            f"connections of {who(process for process, _ in headless)}, but no init of theirs",
+            f"connections of {who(process for process, _ in headless)}, but not their init",
             [seen for _, seen in headless],
         )
     if account.overflow:
-        yield Hit(f"{many(account.overflow, 'further distinct fact')} not kept: this is said of the first part", [])
+        yield Hit(
+            f"{many(account.overflow, 'further distinct fact')} not kept: the findings cover only the first part", []
+        )

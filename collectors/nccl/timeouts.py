@@ -48,7 +48,7 @@ def watchdogs(log: Log) -> Iterator[Hit]:
         ]
         where = f" in process group {group}" if len(by_group) > 1 and group else ""
         suspicion, evidence = _suspicion(log, group, late)
-        says = f"no end{where} after {late[0].dog.ran_ms / 1000:.0f} s: {some(operations)}{suspicion}"
+        says = f"not finished{where} after {late[0].dog.ran_ms / 1000:.0f} s: {some(operations)}{suspicion}"
         yield Hit(says, [report.seen for report in late[:3]] + evidence + [report.seen for report in late[3:]])
 
 
@@ -84,9 +84,9 @@ def _suspicion(log: Log, group: str, late: list[_Late]) -> tuple[str, list[Seen]
     if len(known) == 1:
         parts.append("the log has no other rank")
     elif not behind and not silent and unknown:
-        parts.append(f"no word of rank {unknown} in the log: look there first, then at the network")
+        parts.append(f"the log has nothing from rank {unknown}: look there first, then at the network")
     elif not behind and not silent:
-        parts.append("all ranks in the log came to it: suspect the network")
+        parts.append("all ranks in the log entered it: suspect the network")
     raised = [
         (fact, seen) for _, fact, seen in log.account.of(f.Raised) if fact.rank in behind | silent and _first(fact)
     ]

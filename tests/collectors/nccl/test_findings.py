@@ -107,7 +107,7 @@ def test_evidence_is_bounded() -> None:
     text = "comm 0x{0:x} rank {0} nranks 99 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x5ee - Init START"
     lines = [f"ant:{rank}:{rank} [0] NCCL INFO ncclCommInitRank {text.format(rank)}" for rank in range(1, 99)]
     (found,) = findings(_account(lines))
-    assert found.says == "communicator 0x5ee (99 ranks): rank 1-98 began; no word of rank 0"
+    assert found.says == "communicator 0x5ee (99 ranks): rank 1-98 began; the log has nothing from rank 0"
     assert [seen.line for seen in found.evidence] == [1, 2, 3, 4, 5]
 
 
@@ -117,7 +117,10 @@ def test_as_many_ranks_as_somebody_wrote() -> None:
     text = f"comm 0x1 rank 7 nranks {most} cudaDev 0 nvmlDev 0 busId 1b000 commId 0x5ee - Init START"
     account = _account([f"ant:1:1 [0] NCCL INFO ncclCommInitRank {text}"])
     (found,) = findings(account)
-    assert found.says == f"communicator 0x5ee ({most} ranks): rank 7 began; no word of rank 0-6, 8-{most - 1}"
+    assert (
+        found.says
+        == f"communicator 0x5ee ({most} ranks): rank 7 began; the log has nothing from rank 0-6, 8-{most - 1}"
+    )
     (view,) = views(account)
     assert (view.in_sight, view.missing_ranks[:9]) == ("7", [0, 1, 2, 3, 4, 5, 6, 8, 9])
     assert len(view.missing_ranks) == 400
@@ -127,7 +130,7 @@ def test_as_many_ranks_as_somebody_wrote() -> None:
         "before timing out."
     )
     (found,) = findings(_account([watchdog.format(0), watchdog.format(most)]))
-    assert f"no word of rank 1-{most - 1} in the log" in found.says
+    assert f"the log has nothing from rank 1-{most - 1}" in found.says
 
 
 @pytest.mark.parametrize("case", FOUND, ids=_name)
@@ -165,5 +168,5 @@ def test_what_was_not_kept() -> None:
     for number in range(1, 9):
         account.add(f"ant:1:2 [0] NCCL INFO NCCL_BUFFSIZE set by environment to {number}.", "job.log", number)
     assert [(found.name, found.says) for found in findings(account)] == [
-        ("cut_output", "6 further distinct facts not kept: this is said of the first part")
+        ("cut_output", "6 further distinct facts not kept: the findings cover only the first part")
     ]
