@@ -118,8 +118,8 @@ class Config:
         return self.state / f"alerts-{gethostname()}.json"
 
     @property
-    def told(self) -> Path:
-        """File of what was sent to receivers of alerts, one per host."""
+    def sent_alerts(self) -> Path:
+        """File of the alerts that were sent to receivers, one per host."""
         return self.state / f"told-{gethostname()}.json"
 
 

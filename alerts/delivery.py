@@ -89,12 +89,12 @@ class Delivery:
         go = [lane for lane in self._lanes if lane not in stay]
         _end(go, timeout_s, self._clock)
         with self._changing:
-            told = {lane.name: lane.state() for lane in go}
+            states = {lane.name: lane.state() for lane in go}
             by_receiver = {lane.name: lane for lane in stay}
             self._lanes = [by_receiver.get(receiver.name) or self._lane(receiver) for receiver in receivers]
             for lane in self._lanes:
                 if lane not in stay:
-                    lane.restore(told.get(lane.name, []), lambda alert: alert)
+                    lane.restore(states.get(lane.name, []), lambda alert: alert)
         self._write()
 
     def resume(self, active: Sequence[Alert], past: Sequence[Alert]) -> None:
@@ -125,8 +125,8 @@ class Delivery:
         if self._file is None:
             return
         with self._writing:
-            told = {lane.name: lane.state() for lane in self._lanes}
-            self._file.save(json.dumps({"version": _VERSION, "saved_at": self._wall(), "receivers": told}))
+            states = {lane.name: lane.state() for lane in self._lanes}
+            self._file.save(json.dumps({"version": _VERSION, "saved_at": self._wall(), "receivers": states}))
 
     def send(self, alerts: Sequence[Alert]) -> None:
         """Take in all firing and just resolved alerts, after each evaluation; does not wait for receivers."""
@@ -162,8 +162,8 @@ def _read(text: str) -> Mapping[str, Any]:
         if given["version"] != _VERSION:
             raise ValueError(f"version {given['version']}, and this is {_VERSION}")
         float(given["saved_at"])
-        for told in given["receivers"].values():
-            for one in told:
+        for state in given["receivers"].values():
+            for one in state:
                 from_json(one["alert"])
                 float(one["ago_s"])
                 one["told"]

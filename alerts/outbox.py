@@ -57,14 +57,14 @@ class Batch:
 class _Entry:
     """What one receiver was sent of one alert."""
 
-    __slots__ = ("alert", "ended", "seen_s", "told", "told_s", "tried")
+    __slots__ = ("alert", "ended", "seen_s", "sent_id", "sent_s", "tried")
 
     def __init__(self, alert: Alert, now_s: float) -> None:
         #: Its latest state, and when the evaluator last passed that in (for a resolved alert: first).
         self.alert, self.seen_s = alert, now_s
         #: Id of the occurrence that was sent as firing, and when the alert was last sent.
-        self.told: str | None = None
-        self.told_s = now_s
+        self.sent_id: str | None = None
+        self.sent_s = now_s
         #: The receiver may have it, because a message with it was in flight.
         self.tried = False
         #: Its end was sent.
@@ -113,7 +113,7 @@ class Outbox:
 
     def _drop(self) -> None:
         """Drop the oldest alerts that were never sent, down to ``most_waiting``; ends of sent alerts are not dropped."""
-        waiting = [each for each in self._entries() if each[2].told is None and not each[2].ended]
+        waiting = [each for each in self._entries() if each[2].sent_id is None and not each[2].ended]
         if len(waiting) > self._policy.most_waiting:
             waiting.sort(key=lambda each: each[2].alert.active_at)
             for at, key, _ in waiting[: len(waiting) - self._policy.most_waiting]:
@@ -152,7 +152,7 @@ class Outbox:
         if not due:
             return None
         if not self._policy.grouped:
-            due = sorted(due, key=lambda entry: (entry.told_s, entry.told is not None))[:MOST_ALERTS]
+            due = sorted(due, key=lambda entry: (entry.sent_s, entry.sent_id is not None))[:MOST_ALERTS]
         others = (entry for entry in entries if entry.alert.state == FIRING and not self._due(entry, now_s))
         rest = list(others) if self._policy.grouped else []
         for entry in due + rest:
@@ -165,9 +165,9 @@ class Outbox:
 
     def _due_s(self, entry: _Entry, now_s: float) -> float:
         """Return when an alert is due, in monotonic seconds; infinity: not, unless it changes."""
-        again_s, never = entry.told_s + self._policy.repeat_s, float("inf")
+        again_s, never = entry.sent_s + self._policy.repeat_s, float("inf")
         if entry.alert.state == FIRING:
-            if entry.told != entry.alert.id:
+            if entry.sent_id != entry.alert.id:
                 return entry.seen_s
             return again_s if max(again_s, now_s) - entry.seen_s < _STALE_S else never
         if not entry.ended:
@@ -192,24 +192,24 @@ class Outbox:
     def sent(self, batch: Batch, now_s: float) -> None:
         """Record that the receiver accepted a message."""
         self.sent_count += len(batch.alerts) + len(batch.truncated)
-        self._told(batch, now_s)
+        self._mark_sent(batch, now_s)
 
     def failed(self, batch: Batch, now_s: float, again: bool) -> None:
         """Record that a message was not delivered; its alerts stay due (``again``), or wait for the next repeat."""
         self.failed_count += len(batch.alerts) + len(batch.truncated)
         if not again:
-            self._told(batch, now_s)
+            self._mark_sent(batch, now_s)
 
-    def _told(self, batch: Batch, now_s: float) -> None:
+    def _mark_sent(self, batch: Batch, now_s: float) -> None:
         group = self._groups.get(batch.group, {})
         for alert in batch.alerts + batch.truncated:
             key = tuple(sorted(alert.labels.items()))
             entry = group.get(key)
             if entry is None:
                 continue
-            entry.told_s = now_s
+            entry.sent_s = now_s
             if alert.state == FIRING:
-                entry.told = alert.id
+                entry.sent_id = alert.id
             elif entry.alert.state == RESOLVED and entry.alert.id == alert.id:
                 entry.ended = True
 
@@ -217,7 +217,7 @@ class Outbox:
     def waiting(self) -> int:
         """Number of alerts whose latest state the receiver does not have yet."""
         entries = (entry for _, _, entry in self._entries())
-        return sum(e.told != e.alert.id if e.alert.state == FIRING else e.tried and not e.ended for e in entries)
+        return sum(e.sent_id != e.alert.id if e.alert.state == FIRING else e.tried and not e.ended for e in entries)
 
     # -- over a restart -----------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class Outbox:
     def state(self, now_s: float) -> list[dict[str, Any]]:
         """Return the state to keep over a restart, as JSON types: alerts that may have been sent, and whose end was not."""
         return [
-            {"alert": as_json(entry.alert), "told": entry.told, "ago_s": now_s - entry.told_s}
+            {"alert": as_json(entry.alert), "told": entry.sent_id, "ago_s": now_s - entry.sent_s}
             for _, _, entry in self._entries()
             if entry.tried and not entry.ended
         ]
@@ -245,7 +245,7 @@ class Outbox:
             if alert.state == RESOLVED and not self._policy.send_resolved:
                 continue
             entry = _Entry(alert, now_s)
-            entry.told, entry.told_s, entry.tried = one["told"], now_s - one["ago_s"], True
+            entry.sent_id, entry.sent_s, entry.tried = one["told"], now_s - one["ago_s"], True
             self._groups.setdefault(self._group_of(alert), {})[tuple(sorted(alert.labels.items()))] = entry
 
 
@@ -256,5 +256,5 @@ def _change(entry: _Entry, alert: Alert, now_s: float) -> None:
         if is_old or entry.alert.state == RESOLVED:
             return
     elif entry.alert.state == RESOLVED:  # its end may be sent already or in flight, so it is news again
-        entry.told = None
+        entry.sent_id = None
     entry.alert, entry.seen_s, entry.ended = alert, now_s, False

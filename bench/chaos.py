@@ -159,8 +159,8 @@ class Chaos:
         samples = self._agent.samples()
         for trainer in self.trainers:
             name = f'commwatch_collectives_total{{group="default_pg",job_id="{trainer.job}",op="all_reduce",rank="0"}}'
-            told, there = samples.get(name, 0), trainer.counted() + 1
-            assert told <= there, f"{trainer.job}: {told:.0f} in /metrics, {there} written"
+            exported, there = samples.get(name, 0), trainer.counted() + 1
+            assert exported <= there, f"{trainer.job}: {exported:.0f} in /metrics, {there} written"
         self.done.looks += 1
 
     def _account(self, trainer: Trainer) -> Account:

@@ -44,8 +44,8 @@ def healthy(node: Node, after_s: float = 0.0) -> Answer:
         await asyncio.sleep(after_s)
         if path not in recorded:
             asked = urlsplit(path)
-            told = node.answer(asked.path.removeprefix("/api/v1/"), parse_qs(asked.query))
-            recorded[path] = json.dumps(told).encode()
+            answered = node.answer(asked.path.removeprefix("/api/v1/"), parse_qs(asked.query))
+            recorded[path] = json.dumps(answered).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + recorded[path])
         await writer.drain()
         writer.close()
@@ -105,10 +105,10 @@ def asked(nodes: int, bad: int) -> dict[str, Any]:
             took.append(time.perf_counter() - begin)
     finally:
         agents.kill()
-    told = json.loads(done.stdout)
-    stragglers = [each["ranks"] for each in told["verdicts"] if each["kind"] == "straggler"]
+    diagnosis = json.loads(done.stdout)
+    stragglers = [each["ranks"] for each in diagnosis["verdicts"] if each["kind"] == "straggler"]
     reasons: dict[str, int] = {}
-    for why in told["silent"].values():
+    for why in diagnosis["silent"].values():
         reasons[why] = reasons.get(why, 0) + 1
     return {
         "bad": len(KINDS) * bad,

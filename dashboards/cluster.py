@@ -183,14 +183,16 @@ def _nodes() -> Panel:
 
 
 def _alerts() -> list[Panel]:
-    told = f'max by (alertname, severity, job_id, instance) (ALERTS{{alertstate="firing", alertname=~"{ALERT_NAMES}"}})'
+    firing = (
+        f'max by (alertname, severity, job_id, instance) (ALERTS{{alertstate="firing", alertname=~"{ALERT_NAMES}"}})'
+    )
     return [
         cells(
             "Firing in Prometheus",
             "Alerts of the list that fire, if Prometheus has the rules of `commwatch alerts export`. What each means stands in "
             "the runbook (link above).",
             {"alertname": "Alert", "severity": "Severity", "job_id": "Job", "instance": "Node"},
-            Query(told, "Firing", "short"),
+            Query(firing, "Firing", "short"),
             width=12,
         ),
         cells(

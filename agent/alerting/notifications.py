@@ -17,7 +17,7 @@ def delivery_of(config: Config, agent_url: str) -> Delivery:
     Args:
         agent_url: base URL of the agent, for links in notifications.
     """
-    return Delivery(receivers(config.receivers, agent_url), file=KeptFile(config.told))
+    return Delivery(receivers(config.receivers, agent_url), file=KeptFile(config.sent_alerts))
 
 
 def address_of(config: Config, port: int) -> str:

@@ -95,7 +95,7 @@ def _late_senders(rank_totals: Mapping[int, RankTotals], now_ns: int) -> Iterato
         if all(_waits_are_known(totals, rank_totals, now_ns) for totals in of_group):
             bins: dict[int, dict[int, int]] = {}
             for totals in of_group:
-                for at, waited_ns in totals.stood_ns.items():
+                for at, waited_ns in totals.binned_waits_ns.items():
                     bins.setdefault(at, {})[totals.rank] = waited_ns
             yield from ((group_id, late) for late in waiting_least(bins, ranks, now_ns, _steps(rank_totals, ranks)))
 

@@ -21,7 +21,7 @@ from commwatch.core.terminal_text import clean
 from commwatch.core.text_table import NOT_KNOWN, Column, TableRow, table, wrap
 from commwatch.core.units import percent, rate, seconds
 from commwatch.core.views import InFlight, RankView, StepView
-from commwatch.ingest.step_accounting import comm_share, exposed_share, of_known, stands_still
+from commwatch.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known
 from commwatch.report.report import job_state
 
 #: Age in seconds from which answers are marked as old.
@@ -157,9 +157,9 @@ def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
     if shown.job.state != "running":
         return ""
     ended = max(step.end_at for step in shown.steps)
-    still_s = 0.0 if answers.about.at is None else answers.about.at - ended
-    if stands_still(still_s, usual_s):
-        return f"none for {seconds(still_s)}, before that "
+    since_s = 0.0 if answers.about.at is None else answers.about.at - ended
+    if is_rate_stale(since_s, usual_s):
+        return f"none for {seconds(since_s)}, before that "
     return f"{len(shown.steps) / sum(step.duration_s for step in shown.steps):.3g}/s, "
 
 

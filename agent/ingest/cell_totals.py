@@ -69,7 +69,7 @@ def _write(waits: Iterable[tuple[Part, int]]) -> None:
         cell.wait_ns += wait
         cell.joined += 1
         if sums.owner.messages and part.run is None:
-            sums.owner.stood(part.end_ns, wait)
+            sums.owner.add_wait(part.end_ns, wait)
 
 
 def op_of(part: Part) -> tuple[str, int, str | None]:

@@ -85,7 +85,7 @@ class RankTotals(TrainerState):
         #: The latest records, as whole records in bytes.
         self.tail = b""
         #: Of a rank with messages: its waits for messages and for late ranks, by bins of ``stragglers.BIN_NS``.
-        self.stood_ns: dict[int, int] = {}
+        self.binned_waits_ns: dict[int, int] = {}
         #: By group: launch of the collective in ``last_seq``; number of the latest whose end was not seen, or that was only counted.
         self.launched_ns: dict[int, int] = {}
         self.unseen: dict[int, int] = {}
@@ -229,15 +229,15 @@ class RankTotals(TrainerState):
             waited_ns = max(start_ns, end_ns - waited_us * 1000)
             sums.busy.add(waited_ns, end_ns)
             self.steps.messages().add(waited_ns, end_ns)
-            self.stood(end_ns, end_ns - waited_ns)
+            self.add_wait(end_ns, end_ns - waited_ns)
         self._messages_with(sums.key.group, sums.key.op, peer).add(size, waited_us)
 
-    def stood(self, end_ns: int, waited_ns: int) -> None:
+    def add_wait(self, end_ns: int, waited_ns: int) -> None:
         """Add a wait of ``waited_ns`` that ended at ``end_ns``."""
         at = end_ns // BIN_NS
-        self.stood_ns[at] = self.stood_ns.get(at, 0) + waited_ns
-        if len(self.stood_ns) > MOST_BINS:
-            del self.stood_ns[next(iter(self.stood_ns))]
+        self.binned_waits_ns[at] = self.binned_waits_ns.get(at, 0) + waited_ns
+        if len(self.binned_waits_ns) > MOST_BINS:
+            del self.binned_waits_ns[next(iter(self.binned_waits_ns))]
 
     def _messages_with(self, group: int, op: int, peer: int) -> Messages:
         whom = group, op, peer

@@ -28,13 +28,13 @@ MOST_RECENT = 8192
 LONG_TIMES, NEIGHBOURS, LEAST_NEIGHBOURS = 3, 31, 5
 #: Least number of steps for a share.
 LEAST_STEPS = 3
-#: A rate of steps is invalid this long after the latest step; later if steps are long.
-_STILL_S = 5.0
+#: A rate of steps is stale this long after the latest step; later if steps are long.
+_STALE_S = 5.0
 
 
-def stands_still(since_s: float, usual_s: float) -> bool:
-    """Return whether a rate of steps is invalid: none has ended for ``since_s``, and one usually takes ``usual_s``."""
-    return since_s > max(_STILL_S, LONG_TIMES * usual_s)
+def is_rate_stale(since_s: float, usual_s: float) -> bool:
+    """Return whether a rate of steps is stale: no step has ended for ``since_s``, and a step usually takes ``usual_s``."""
+    return since_s > max(_STALE_S, LONG_TIMES * usual_s)
 
 
 class StepTotals:

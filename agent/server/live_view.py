@@ -20,7 +20,7 @@ from commwatch.core.cells import SLOT_NS, StepRecord
 from commwatch.core.views import RankView
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import LAST_NS, RankTotals
-from commwatch.ingest.step_accounting import LEAST_STEPS, of_known, shares_of, stands_still
+from commwatch.ingest.step_accounting import LEAST_STEPS, is_rate_stale, of_known, shares_of
 
 #: The latest steps are those that ended within this time (ns), and at least the latest three.
 LATELY_NS = 10_000_000_000
@@ -202,7 +202,7 @@ def _recent(totals: RankTotals, now_ns: int) -> list[StepRecord]:
 def _pace(steps: list[StepRecord], now_ns: int) -> float | None:
     """Return steps per second; ``None`` where no step has ended for long."""
     usual_s = median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else 0.0
-    if steps and stands_still((now_ns - steps[-1].end_ns) / 1e9, usual_s):
+    if steps and is_rate_stale((now_ns - steps[-1].end_ns) / 1e9, usual_s):
         return None
     length_ns = steps[-1].end_ns - steps[0].start_ns if steps else 0
     return len(steps) * 1e9 / length_ns if length_ns else None

@@ -65,7 +65,7 @@ class Alertmanager:
 
     def _alert(self, alert: Alert, now_s: float) -> dict[str, Any]:
         """Return an alert in Alertmanager's form. Its end is never before its start, even if the clock was set back."""
-        told = {
+        message = {
             "labels": labels_of(alert),
             "annotations": {name: value for name, value in alert.annotations.items() if value},
             "startsAt": rfc3339(min(began(alert), now_s)),
@@ -73,9 +73,9 @@ class Alertmanager:
         }
         if alert.state == RESOLVED:
             ends = min(now_s if alert.resolved_at is None else alert.resolved_at, now_s)
-            return {**told, "startsAt": rfc3339(min(began(alert), ends)), "endsAt": rfc3339(ends)}
+            return {**message, "startsAt": rfc3339(min(began(alert), ends)), "endsAt": rfc3339(ends)}
         # No `endsAt`: Alertmanager resolves an alert that is not repeated within its `resolve_timeout` (five minutes).
-        return told
+        return message
 
 
 @dataclass(frozen=True)

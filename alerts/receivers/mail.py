@@ -100,8 +100,8 @@ class Mail:
 
 def _refused(where: str, recipients: dict[str, tuple[int, bytes]]) -> CannotSend:
     again = all(code < 500 for code, _ in recipients.values())
-    told = "; ".join(f"{address}: {code} {said(text)}" for address, (code, text) in recipients.items())
-    return CannotSend(f"{where}: refuses {said(told)}", again=again)
+    refusals = "; ".join(f"{address}: {code} {said(text)}" for address, (code, text) in recipients.items())
+    return CannotSend(f"{where}: refuses {said(refusals)}", again=again)
 
 
 def _why(error: Exception) -> str:

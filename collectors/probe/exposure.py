@@ -62,9 +62,9 @@ class Exposure:
     def _count(self, now_ns: int) -> None:
         cpu_ns = self._cpu_time()
         if cpu_ns >= 0 <= self._cpu_ns:
-            stood_still = (now_ns - self._wall_ns) - (cpu_ns - self._cpu_ns)
-            if stood_still > 0:
-                self._exposed_ns += stood_still
+            idle_ns = (now_ns - self._wall_ns) - (cpu_ns - self._cpu_ns)
+            if idle_ns > 0:
+                self._exposed_ns += idle_ns
         self._wall_ns, self._cpu_ns = now_ns, cpu_ns
 
     def _cpu_time(self) -> int:

@@ -154,11 +154,11 @@ export class Timeline {
     if (chosen === null) return this.show(this.next);
     this.draw();
     const parts = this.hits.filter((hit) => name(hit) === this.chosen).sort((a, b) => a.start - b.start);
-    if (parts.length) say(find("timeline-said"), this.told(parts));
+    if (parts.length) say(find("timeline-said"), this.describe(parts));
   }
 
   // Which rank entered when, and which waited longest.
-  told(parts) {
+  describe(parts) {
     const [first, last] = [parts[0], parts.at(-1)];
     const size = parts.find((part) => part.size)?.size;
     let text = `${plain(this.seen.ops[first.op])} ${first.seq} of ${plain(this.seen.groups[first.group])}${size ? `, ${bytes(size)}` : ""}: `;

@@ -37,13 +37,13 @@ class Exposure {
 
   void begin(uint64_t now) {
     entered_.fetch_add(1);
-    if (in_flight_.fetch_add(1) == 0) sum_.fetch_sub(stood_still(now));
+    if (in_flight_.fetch_add(1) == 0) sum_.fetch_sub(wall_minus_cpu(now));
     left_.fetch_add(1);
   }
 
   void end(uint64_t now) {
     entered_.fetch_add(1);
-    if (in_flight_.fetch_sub(1) == 1) sum_.fetch_add(stood_still(now));
+    if (in_flight_.fetch_sub(1) == 1) sum_.fetch_add(wall_minus_cpu(now));
     left_.fetch_add(1);
   }
 
@@ -72,7 +72,7 @@ class Exposure {
   static constexpr int64_t kSlack = 1000000;
   static constexpr int kTries = 1000;
 
-  int64_t stood_still(uint64_t now) const {
+  int64_t wall_minus_cpu(uint64_t now) const {
     return static_cast<int64_t>(now) - static_cast<int64_t>(clock_ns(clock_.load(std::memory_order_relaxed)));
   }
 
@@ -80,7 +80,7 @@ class Exposure {
   bool look(uint64_t now, int64_t* sum) {
     for (int i = 0; i < kTries; ++i) {
       const uint64_t left = left_.load();
-      *sum = sum_.load() + (in_flight_.load() > 0 ? stood_still(now) : 0);
+      *sum = sum_.load() + (in_flight_.load() > 0 ? wall_minus_cpu(now) : 0);
       if (entered_.load() == left) return true;
       sched_yield();
     }

@@ -312,7 +312,7 @@ def test_two_agents_of_a_host(tmp_path: Path) -> None:
     kept, lock_fd = place_of_alerts(first)
     assert kept.alerts == first.alerts
     other, other_fd = place_of_alerts(second)
-    assert other.alerts.parent == other.told.parent == other.evidence.parent == second.dir
+    assert other.alerts.parent == other.sent_alerts.parent == other.evidence.parent == second.dir
     os.close(lock_fd)
     os.close(other_fd)
     again, lock_fd = place_of_alerts(second)
