@@ -1,10 +1,10 @@
-"""Follows each piece of advice in a real job, and compares what it brings with what it promised (``make advice``; as root).
+"""Follows each piece of advice in a real job, and compares the measured gain with the promised one (``make advice``, as root).
 
-A job runs on two hosts (network namespaces joined by a link of a known rate or delay); the agent is asked what to try. Then the job runs
-again as the advice would have it. A rule is confirmed if a sample takes less time by half of the promised gain or more; less time, where the rule
-says that the gain is not known.
+A job runs on two hosts (network namespaces joined by a link of a known rate or delay), and the test requests the agent's advice. Then the
+job runs again with the advice applied. A rule is confirmed if the time per sample decreases by at least half of the promised gain, or, if
+the rule names no gain, if it decreases at all.
 
-Arguments: rules; only these are tried.
+Arguments: names of rules; only these are tried.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from tests.faults.run import Place, ranks
 from tests.helpers import PATIENCE_S, RunningAgent, agent
 
 TRAIN = Path(__file__).parent / "jobs" / "train.py"
-#: A job runs for so long, and the agent is asked shortly before its end.
+#: Duration of a job, and the time after which its advice is requested, shortly before its end.
 SECONDS, ASKED_AFTER_S = 24.0, 18.0
-#: A gain is confirmed if so much of it is there.
+#: Least measured part of a promised gain that confirms it.
 LEAST = 0.5
 
 
 class Trial(NamedTuple):
-    """A job, and the same job when the advice of a rule is followed."""
+    """A job, and the same job with the advice of a rule applied."""
 
     rule: str
     what: str
     before: tuple[str, ...]
     after: tuple[str, ...]
     ranks: int = 2
-    #: What ``tc`` does to the link, before and after.
+    #: Arguments of ``tc`` for the link, before and after; empty: the link is not limited.
     link: str = ""
     link_after: str = ""
-    #: One agent for all ranks, as if they were on one node; else one for each host.
+    #: One agent watches all ranks, as if they were on one node; otherwise each host has an agent.
     one_node: bool = True
-    #: The link that the agent knows of (``[links]`` in its settings); empty: none.
+    #: The link in the agent's settings (``[links]``); empty: none.
     links: str = ""
-    #: Where in the words on the gain the percentage of what was done is, if it is not the whole of it.
+    #: Pattern of the percentage that the text of the gain gives for this change; empty: the whole gain applies.
     named: str = ""
 
 
 def slow(rate: str) -> str:
-    """A link of this rate, such as ``200mbit``."""
+    """Return the arguments of ``tc`` for a link of this rate, such as ``200mbit``."""
     return f"tbf rate {rate} burst 64kb latency 100ms"
 
 
-#: In place of the number of micro-batches that the advice names.
+#: Placeholder for the number of micro-batches that the advice names.
 STEPS = "STEPS"
 DDP, SLOW, SLOWER = ("ddp",), slow("600mbit"), slow("200mbit")
 TRIALS = (
@@ -75,7 +75,7 @@ TRIALS = (
 
 @contextmanager
 def shaped(hosts: Sequence[Host], link: str) -> Iterator[None]:
-    """Hold the link between the hosts to what ``tc`` is to do, in both directions."""
+    """Limit the link between the hosts in both directions with ``tc``."""
     for host in hosts if link else ():
         subprocess.run([*host.there, "tc", "qdisc", "add", "dev", host.device, "root", *link.split()], check=True)
     try:
@@ -86,7 +86,7 @@ def shaped(hosts: Sequence[Host], link: str) -> Iterator[None]:
 
 
 def advised(running: RunningAgent, rule: str) -> dict[str, Any] | None:
-    """What a rule says right now."""
+    """Return the current advice of a rule; ``None``: there is none."""
     found: list[dict[str, Any]] = running.get("/api/v1/advice")
     return next((each for each in found if each["rule"] == rule), None)
 
@@ -94,7 +94,7 @@ def advised(running: RunningAgent, rule: str) -> dict[str, Any] | None:
 def played(
     hosts: Sequence[Host], trial: Trial, words: tuple[str, ...], link: str
 ) -> tuple[float, dict[str, Any] | None]:
-    """Samples a second of a job, and what the rule said of it."""
+    """Run a job; return its samples per second and the advice of the rule, ``None`` if there is none."""
     with ExitStack() as stack:
         stack.enter_context(shaped(hosts, link))
         made = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(1 if trial.one_node else 2)]
@@ -117,7 +117,7 @@ def played(
 
 
 def promised_by(trial: Trial, said: dict[str, Any] | None) -> float | None:
-    """The share of a step that the advice promises; ``None``: there is no advice, or no promise."""
+    """Return the share of a step that the advice promises to save; ``None``: no advice, or no promise."""
     if said is None:
         return None
     named = re.search(trial.named, said["gain"]) if trial.named else None
@@ -126,7 +126,7 @@ def promised_by(trial: Trial, said: dict[str, Any] | None) -> float | None:
 
 
 def main() -> int:
-    """Try them all; 1 if one is not confirmed."""
+    """Try the rules and print a table; return the exit code, 1 if a rule is not confirmed."""
     chosen = [trial for trial in TRIALS if trial.rule in (sys.argv[1:] or [trial.rule])]
     failed = 0
     print("| rule | what was done | promised | measured | confirmed |\n|---|---|---|---|---|", flush=True)

@@ -1,4 +1,4 @@
-"""Jobs with the real packages: what commwatch says of them is true, and they do not notice it (``make frameworks``)."""
+"""Jobs with the frameworks' own packages: commwatch records them correctly and does not change them (``make frameworks``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANY_TIME = 2**62
 
 @pytest.fixture(scope="session", autouse=True)
 def _extensions() -> None:
-    """DeepSpeed compiles an operator when it is first asked to communicate: here, and not in the jobs."""
+    """Compile the operator that DeepSpeed builds at its first communication here, and not in the jobs."""
     os.environ["TORCH_EXTENSIONS_DIR"] = str(CACHE / "torch_extensions")
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja
     build = "from deepspeed.comm.torch import build_shm_op; build_shm_op()"
@@ -31,7 +31,7 @@ def _extensions() -> None:
 
 @pytest.fixture(scope="session")
 def without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Workload], Run]:
-    """A workload's run without commwatch; one for both hooks."""
+    """Return a function that runs a workload without commwatch, once for both hooks."""
     runs: dict[str, Run] = {}
 
     def ran(workload: Workload) -> Run:
@@ -45,7 +45,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Workload], Ru
 @pytest.mark.usefixtures("hook")
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 def test_framework(workload: Workload, without: Callable[[Workload], Run], tmp_path: Path) -> None:
-    """Operations are those that PyTorch's recorder saw, steps those that the framework counted; the job is as without us."""
+    """Recorded operations match the Flight Recorder, steps match the framework's count, and the job runs as without commwatch."""
     plain, watched = without(workload), run(workload, tmp_path, COMMWATCH="1")
     assert plain.code == 0, plain.errors[-4000:]
     assert watched.code == 0, watched.errors[-4000:]
@@ -63,7 +63,7 @@ def test_framework(workload: Workload, without: Callable[[Workload], Run], tmp_p
         compare(rank, witness["entries"])
         for op, number in witness["messages"].items():
             assert len(rank.of(op)) == number
-        # The first step has no begin: it would be where the first mark is.
+        # The first step has no start, because the first mark ends it.
         steps = agent.steps(0, ANY_TIME, rank.identity["job"], rank.rank, 10_000)
         assert len(steps) == witness["steps"] - 1
     assert len({rank.identity["job"] for rank in ranks.values()}) == workload.jobs

@@ -1,6 +1,6 @@
 """Compiles and links the native hook against PyTorch's wheels, version by version; prints one line for each (``make torch-builds``).
 
-Arguments: versions of torch. Only headers and libraries are taken out of a wheel (about 800 MB each), so nothing is run.
+Arguments: versions of torch. Only headers and libraries are extracted from a wheel (about 800 MB each), so the hook is not run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = ("torch/include/", "torch/lib/libtorch_cpu.so", "torch/lib/libc10.so")
 
 
 def unpacked(version: str, where: Path) -> Path:
-    """The folder ``torch`` of a version's wheel, as far as it is needed."""
+    """Download the wheel of a version; return its folder ``torch``, with headers and libraries only."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(where), f"torch=={version}"]
     subprocess.run(pip, check=True)
     (wheel,) = where.glob("torch-*.whl")
@@ -32,7 +32,7 @@ def unpacked(version: str, where: Path) -> Path:
 
 
 def build(version: str) -> str | None:
-    """What the compiler said where it failed; ``None``: the hook builds."""
+    """Build the hook with a version; return the compiler's errors, or ``None`` if the build succeeds."""
     with tempfile.TemporaryDirectory() as made:
         where = Path(made)
         torch = unpacked(version, where)
@@ -45,7 +45,7 @@ def build(version: str) -> str | None:
 
 
 def main() -> None:
-    """Build with every version; exit code 1 if one fails."""
+    """Build with every version; exit with code 1 if a build fails."""
     failed = False
     for version in sys.argv[1:]:
         said = build(version)

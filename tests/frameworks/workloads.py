@@ -1,4 +1,4 @@
-"""The workloads with the frameworks' own packages, and one run of one of them."""
+"""The workloads that use the frameworks' own packages, and a function that runs one of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.e2e.torchjob import UPSTREAM_FLAKE, torchrun
 from tests.helpers import clean_env, free_port
 
 JOBS = Path(__file__).parent / "jobs"
-#: A framework alone may need a minute to be imported by all ranks of a busy machine.
+#: Limit of one run in seconds. On a busy machine, the import of a framework alone may take all ranks a minute.
 PATIENCE_S = 900
-#: What differs between any two runs: times of day, how long it took, process ids.
+#: Text that differs between any two runs: times of day, durations, process ids.
 VARIES = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]?\d*|'(train_runtime|train_\w+_per_second)': '[^']*'"
     r"|[\d.]+ (ms|s|seconds|sec)\b|(time|Time|latency|pid|SamplesPerSec|\w*PerSec)\W+[\d.]+"
@@ -25,17 +25,17 @@ VARIES = re.compile(
 
 
 def python(script: str, *arguments: str) -> Callable[[], list[str]]:
-    """The command for a script that starts its ranks itself."""
+    """Return a function that makes the command for a script that starts its ranks itself."""
     return lambda: [sys.executable, str(JOBS / script), *arguments]
 
 
 def by_torchrun(ranks: int, script: str, *arguments: str) -> Callable[[], list[str]]:
-    """The command for a script that torchrun starts."""
+    """Return a function that makes the command for a script that torchrun starts."""
     return lambda: torchrun(str(JOBS / script), ranks, *arguments)
 
 
 def by_accelerate(script: str, *arguments: str) -> Callable[[], list[str]]:
-    """The command for a script that ``accelerate launch`` starts on two ranks."""
+    """Return a function that makes the command for a script that ``accelerate launch`` starts on two ranks."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(JOBS / "accelerate.yaml")]
     return lambda: [*launch, "--main_process_port", str(free_port()), str(JOBS / script), *arguments]
 
@@ -45,10 +45,10 @@ class Workload:
     """One line of the table in docs/compatibility.md."""
 
     name: str
-    #: Makes the command; anew for each run, for the sake of free ports.
+    #: Makes the command, anew for each run, because it contains a free port.
     command: Callable[[], list[str]]
     ranks: int = 2
-    #: Jobs that it is seen as.
+    #: Number of jobs that commwatch sees.
     jobs: int = 1
 
 
@@ -82,25 +82,25 @@ WORKLOADS = [
 
 @dataclass(frozen=True)
 class Run:
-    """How a run of a workload ended."""
+    """The result of a run of a workload."""
 
     code: int
-    #: Its standard output, line by line in an order that does not depend on when ranks wrote.
+    #: The sorted lines of its standard output, so that their order does not depend on timing.
     output: list[str]
     errors: str
-    #: What each rank left for the test (``tell`` in jobs/common.py), by process id.
+    #: By process id: the report that each rank wrote for the test (``tell`` in jobs/common.py).
     witnesses: dict[int, dict[str, Any]]
     #: Its run directory.
     directory: Path
 
 
 def run(workload: Workload, where: Path, **env: str) -> Run:
-    """Run a workload to its end; it finds the run directory and the witnesses' folder under ``where``."""
-    directory, told = where / "run", where / "told"
-    told.mkdir(parents=True)
+    """Run a workload to its end, with the run directory and the folder of the ranks' reports under ``where``."""
+    directory, reports = where / "run", where / "reports"
+    reports.mkdir(parents=True)
     environment = clean_env(
         COMMWATCH_DIR=str(directory),
-        WITNESS_DIR=str(told),
+        WITNESS_DIR=str(reports),
         TORCH_FR_BUFFER_SIZE="20000",
         MASTER_PORT=str(free_port()),
         DS_ACCELERATOR="cpu",
@@ -113,7 +113,7 @@ def run(workload: Workload, where: Path, **env: str) -> Run:
     done = subprocess.run(
         command, env=environment, cwd=where, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    left = [json.loads(path.read_text()) for path in told.glob("*.json")]
+    left = [json.loads(path.read_text()) for path in reports.glob("*.json")]
     flaked = UPSTREAM_FLAKE in done.stderr and len(left) == workload.ranks
     output = sorted(VARIES.sub("…", line) for line in done.stdout.splitlines())
     witnesses = {witness["pid"]: witness for witness in left}

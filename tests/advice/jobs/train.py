@@ -1,6 +1,6 @@
-"""A small real job that communicates in one of several ways, as advice would have it before and after it is followed.
+"""A small real job that communicates in one of several ways, before and after advice is applied.
 
-Trains for as long as is asked, and prints how many samples a second the first rank has trained on.
+It trains for a given time, and prints the samples per second of the first rank.
 """
 
 import argparse
@@ -16,27 +16,27 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import commwatch
 
-#: Steps before the clock starts: DDP arranges its buckets anew after the first.
+#: Steps before the clock starts, because DDP rebuilds its buckets after the first step. A block of steps has this length, too.
 WARM = 5
 LAYERS, WIDTH = 8, 256
-#: What a layer, a micro-batch or a stage computes, in seconds.
+#: Compute time of a layer, a micro-batch or a stage, in seconds.
 PIECE_S = 0.005
 
 
 def compute(seconds: float) -> None:
-    """Keep a core for so much of its time."""
+    """Use this much CPU time."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
 
 
 def wait(seconds: float) -> None:
-    """Leave the core to the other ranks: here four share two."""
+    """Sleep, and leave the core to the other ranks, because four ranks may share two cores."""
     time.sleep(seconds)
 
 
 def layers(sizes: list[int]) -> nn.Sequential:
-    """Layers each of which takes its time on the way back."""
+    """Return a model whose layers each take ``PIECE_S`` in the backward pass."""
     model = nn.Sequential(*(nn.Linear(before, after, bias=False) for before, after in pairwise(sizes)))
     for layer in model:
         layer.register_full_backward_hook(lambda *_: compute(PIECE_S))
@@ -44,7 +44,7 @@ def layers(sizes: list[int]) -> nn.Sequential:
 
 
 def ddp(options: argparse.Namespace) -> Callable[[], None]:
-    """Gradients in buckets, after so many micro-batches, perhaps in half the bytes."""
+    """DDP reduces gradients in buckets, after one or more micro-batches, optionally compressed to fp16."""
     model = nn.parallel.DistributedDataParallel(layers([WIDTH] * (LAYERS + 1)), bucket_cap_mb=0.25)
     if options.half:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -62,7 +62,7 @@ def ddp(options: argparse.Namespace) -> Callable[[], None]:
 
 
 def values(options: argparse.Namespace) -> Callable[[], None]:
-    """Many small sums a step, each by itself or in one tensor; and two that are larger."""
+    """Each step reduces many small tensors, one by one or as one tensor, and two larger ones."""
     small = [torch.ones(1000) for _ in range(60)]
 
     def step() -> None:
@@ -77,7 +77,7 @@ def values(options: argparse.Namespace) -> Callable[[], None]:
 
 
 def by_hand(options: argparse.Namespace) -> Callable[[], None]:
-    """Gradients one after another once they are all there: nothing runs beside the backward pass."""
+    """Gradients are reduced one after another after the backward pass, so nothing overlaps with it."""
     model = layers([WIDTH] * (LAYERS + 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -92,7 +92,7 @@ def by_hand(options: argparse.Namespace) -> Callable[[], None]:
 
 
 def plain(options: argparse.Namespace) -> Callable[[], None]:
-    """One all_reduce a step, behind work that may be uneven."""
+    """Each step is work, which may be uneven, and one all_reduce."""
 
     def step() -> None:
         compute(0.03 + 0.08 * (random.random() if options.uneven else 0.5))
@@ -103,14 +103,14 @@ def plain(options: argparse.Namespace) -> Callable[[], None]:
 
 
 def of_mine(pairs: list[list[int]], description: str) -> dist.ProcessGroup:
-    """The group of this rank; all ranks make all groups."""
+    """Create all groups, as every rank must, and return the group of this rank."""
     groups = [dist.new_group(pair, group_desc=description) for pair in pairs]
     mine: dist.ProcessGroup = groups[[dist.get_rank() in pair for pair in pairs].index(True)]
     return mine
 
 
 def tensor(options: argparse.Namespace) -> Callable[[], None]:
-    """Two by two: activations among tensor parallel pairs, gradients among data parallel ones."""
+    """Two by two ranks: tensor parallel pairs reduce activations, data parallel pairs reduce gradients."""
     near, far = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
     pairs, others = (near, far) if options.in_node else (far, near)
     tp, dp = of_mine(pairs, "tp"), of_mine(others, "dp")
@@ -126,7 +126,7 @@ def tensor(options: argparse.Namespace) -> Callable[[], None]:
 
 
 def pipe(options: argparse.Namespace) -> Callable[[], None]:
-    """A pipeline, a stage on each rank: so many micro-batches of one batch forward, then back."""
+    """A pipeline with one stage per rank: all micro-batches of a batch go forward, then backward."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     data = torch.ones(1000)
 
@@ -165,7 +165,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     random.seed(dist.get_rank())
     step, done, began = SHAPES[options.shape](options), 0, 0.0
-    # All ranks make as many steps as the first one decides.
+    # The first rank decides for all ranks whether to continue.
     more = torch.ones(1)
     while more.item():
         if done == WARM:

@@ -1,4 +1,4 @@
-"""What the jobs share: a small model with its data, and the witness that each rank leaves for the test."""
+"""Shared by the jobs: a small model with its data, and the report that each rank writes for the test."""
 
 import atexit
 import json
@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import _dump_fr_trace_json
 
 FEATURES = 16
 STEPS = 12
-_told: dict[str, Any] = {}
+_report: dict[str, Any] = {}
 _trace: torch.profiler.ExecutionTraceObserver | None = None
 
 
@@ -34,12 +34,12 @@ def batches(rank: int, number: int = STEPS, size: int = 4) -> list[tuple[torch.T
 
 
 def show(loss: Any, rank: int | None = None) -> None:
-    """Print a loss in full; the test holds it against that of a run without commwatch."""
+    """Print a loss with all its digits; the test compares it with that of a run without commwatch."""
     os.write(1, f"rank {dist.get_rank() if rank is None else rank} loss {float(loss)!r}\n".encode())
 
 
 def count_messages() -> None:
-    """From here on count sends and receives, which the Flight Recorder does not see on Gloo."""
+    """Count sends and receives from now on, because the Flight Recorder does not record them on Gloo."""
     global _trace
     _trace = torch.profiler.ExecutionTraceObserver()
     _trace.register_callback(str(Path(os.environ["WITNESS_DIR"]) / f"{os.getpid()}.trace"))
@@ -47,30 +47,30 @@ def count_messages() -> None:
 
 
 def tell(steps: int, rank: int | None = None) -> None:
-    """Leave word of this rank for the test: the framework's own count of steps, and what the Flight Recorder saw.
+    """Write the report of this rank for the test: the framework's own count of steps, and the Flight Recorder's entries.
 
-    The recorder is asked again at the end of the process, for what comes after this. Messages are counted until now.
+    The entries are read again at the end of the process, because operations may follow. Messages are counted until now.
     """
-    _told.update(rank=dist.get_rank() if rank is None else rank, steps=steps, pid=os.getpid(), messages=_messages())
+    _report.update(rank=dist.get_rank() if rank is None else rank, steps=steps, pid=os.getpid(), messages=_messages())
     _write()
     atexit.register(_write)
-    Finalize(None, _write, exitpriority=0)  # a forked child runs these, but not what atexit has
+    Finalize(None, _write, exitpriority=0)  # a forked child runs finalizers, but not the functions of atexit
 
 
 def _write() -> None:
-    if _told.get("pid") != os.getpid():
+    if _report.get("pid") != os.getpid():
         return
     wanted = ("profiling_name", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "process_group")
-    entries = json.loads(_dump_fr_trace_json()).get("entries", [])  # absent where there was none
+    entries = json.loads(_dump_fr_trace_json()).get("entries", [])  # absent if there are none
     seen = [{key: entry[key] for key in wanted} for entry in entries]
     path = Path(os.environ["WITNESS_DIR"]) / f"{os.getpid()}.json"
-    path.write_text(json.dumps({**_told, "entries": seen}))
+    path.write_text(json.dumps({**_report, "entries": seen}))
 
 
 def _messages() -> dict[str, int]:
     if _trace is None:
         return {}
-    _trace.unregister_callback()  # which completes the file
+    _trace.unregister_callback()  # this completes the file
     path = Path(os.environ["WITNESS_DIR"]) / f"{os.getpid()}.trace"
     names = Counter(node["name"] for node in json.loads(path.read_text())["nodes"])
     return {"send": names["c10d::send"], "recv": names["c10d::recv_"] + names["c10d::recv_any_source_"]}

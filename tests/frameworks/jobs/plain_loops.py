@@ -1,4 +1,4 @@
-"""Training loops as PyTorch's examples and nanoGPT have them; the argument says which."""
+"""Training loops in the style of PyTorch's examples and nanoGPT; the argument is the name of one."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
-    """Pictures of noise, made from their number."""
+    """Random pictures; the index of a picture is its seed."""
 
     def __init__(self, number: int, shape: tuple[int, ...], classes: int) -> None:
         self.number, self.shape, self.classes = number, shape, classes
@@ -29,7 +29,7 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
 
 
 def mnist() -> None:
-    """Convolutions with worker processes that load the data, an evaluation after each epoch, and a checkpoint."""
+    """Train a convolutional network with data loader workers, an evaluation and a checkpoint after each epoch."""
     dist.init_process_group("gloo")
     rank, data = dist.get_rank(), Pictures(64, (1, 28, 28), 10)
     sampler: DistributedSampler[tuple[torch.Tensor, int]] = DistributedSampler(data)
@@ -62,7 +62,7 @@ def mnist() -> None:
 
 
 def imagenet() -> None:
-    """A residual network with buffers that DDP broadcasts, and accuracies that are gathered, its ranks made by ``mp.spawn``."""
+    """Train a network with buffers that DDP broadcasts and a loss that is reduced after each epoch; ``mp.spawn`` starts the ranks."""
     mp.spawn(_imagenet, (os.environ["MASTER_PORT"],), nprocs=2)
 
 
@@ -94,7 +94,7 @@ def _imagenet(rank: int, port: str) -> None:
 
 
 def nanogpt() -> None:
-    """Gradient accumulation by switching DDP's synchronisation off, clipping, weight decay by groups, an evaluation in between."""
+    """Train with gradient accumulation (DDP's synchronisation switched off), clipping, two parameter groups and evaluations in between."""
     dist.init_process_group("gloo")
     torch.manual_seed(1337)
     layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
@@ -129,7 +129,7 @@ def nanogpt() -> None:
 
 
 def pipelining() -> None:
-    """1F1B of ``torch.distributed.pipelining`` over two stages."""
+    """Train two stages with the schedule 1F1B of ``torch.distributed.pipelining``."""
     dist.init_process_group("gloo")
     count_messages()
     rank, layers = dist.get_rank(), list(made())

@@ -1,4 +1,4 @@
-"""Accelerate; the argument is how it is started: ``launch`` (by ``accelerate launch``) or ``notebook``."""
+"""Accelerate; the argument is the way it is started: ``launch`` (``accelerate launch``) or ``notebook``."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""DeepSpeed on CPU; arguments: a stage of ZeRO, or ``pipe`` for its pipeline; how many parameter groups."""
+"""DeepSpeed on CPU; arguments: a stage of ZeRO, or ``pipe`` for its pipeline, and the number of parameter groups."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ def settings(stage: int, **more: Any) -> dict[str, Any]:
 
 def zero(stage: int, groups: int) -> None:
     net = made()
-    # Small sub-groups: ZeRO-3 then calls its optimizer once for each of them.
+    # With small sub-groups, ZeRO-3 calls its optimizer several times per step, once for each of them.
     more = {"sub_group_size": 100, "stage3_param_persistence_threshold": 0} if stage == 3 else {}
     parts = [
         {"params": [p for p in net.parameters() if p.dim() > 1]},

@@ -1,4 +1,4 @@
-"""PyTorch Lightning; the argument is the strategy, or ``gan`` for two optimizers that take turns under ddp."""
+"""PyTorch Lightning; the argument is the strategy, or ``gan`` for two optimizers that take turns with the strategy ddp."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""Megatron-core: a small GPT with tensor and data parallelism, two ranks each way.
+"""Megatron-core: a small GPT with tensor and data parallelism, two ranks each.
 
-It is made for CUDA. On a CPU its layers, its DDP and its gradient reduction run as they are, with two of its questions to CUDA
-answered here; its schedules (``get_forward_backward_func``) do not, so that the loop is ours.
+Megatron-core requires CUDA. On a CPU its layers, its DDP and its gradient reduction run unchanged, if two of its calls to CUDA are
+replaced; its schedules (``get_forward_backward_func``) do not run, so this file has a loop of its own.
 """
 
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""torchft: two replica groups of one process each, every one under a torchrun of its own, and a lighthouse between them."""
+"""torchft: two replica groups of one process each, each under its own torchrun, and a lighthouse that coordinates them."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""torchrec: a table of embeddings on each rank, reached by all_to_all, under a dense part with data parallelism."""
+"""torchrec: one embedding table per rank, accessed by all_to_all, and a dense part with data parallelism."""
 
 import torch
 import torch.distributed as dist

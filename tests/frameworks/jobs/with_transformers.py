@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer; arguments: ``gpt2`` or ``llama``, micro-batches a step, optionally a stage of DeepSpeed's ZeRO."""
+"""Hugging Face's Trainer; arguments: ``gpt2`` or ``llama``, micro-batches per step, optionally a stage of DeepSpeed's ZeRO."""
 
 import sys
 import tempfile
