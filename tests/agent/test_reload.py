@@ -25,7 +25,7 @@ import pytest
 from commwatch.config import Config
 from commwatch.reload import change
 from commwatch.runtime.sd_notify import READY, RELOADING
-from tests.agent.runtime.test_sd_notify import supervisor, told
+from tests.agent.runtime.test_sd_notify import received, supervisor
 from tests.agent.server.test_tls import authority, believing, settings_of
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, fetch, wait_for, write_ring
 from tests.receivers import Server
@@ -259,7 +259,7 @@ def test_supervisor_hears_of_it(tmp_path: Path) -> None:
         heard: list[str] = []
 
         def is_ready() -> bool:
-            heard.extend(told(listening))
+            heard.extend(received(listening))
             return READY in heard
 
         wait_for(is_ready, "the agent")

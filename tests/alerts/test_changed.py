@@ -85,15 +85,15 @@ def test_receivers(tmp_path: Path) -> None:
     stays, goes, old = Ears("stays", []), Ears("goes", []), Ears("moves", [])
     delivery = Delivery([stays, goes, old], file=KeptFile(tmp_path / "told.json"))
 
-    def told(*alerts: str) -> None:
+    def deliver(*alerts: str) -> None:
         delivery.send([alert(name) for name in alerts])
         wait_for(lambda: all(each.waiting == 0 for each in delivery.delivered()), "everyone to be told")
 
-    told("First")
+    deliver("First")
     moved, new = Moved("moves", []), Ears("new", [])
     delivery.change([new, stays, moved], PATIENCE_S)
     assert [(each.receiver, each.sent) for each in delivery.delivered()] == [("new", 0), ("stays", 1), ("moves", 0)]
-    told("First", "Second")
+    deliver("First", "Second")
     delivery.send([ended(alert("First"))])
     wait_for(lambda: ("First", RESOLVED) in moved.heard, "the end")
     delivery.close(PATIENCE_S)

@@ -20,8 +20,8 @@ def ended(one: Alert) -> Alert:
     return replace(one, state=RESOLVED, resolved_at=one.active_at + 600)
 
 
-def told(box: Outbox, now_s: float) -> list[Batch]:
-    """All that is to be told now, and is."""
+def send_due(box: Outbox, now_s: float) -> list[Batch]:
+    """Send all messages that are due, and return them."""
     batches = []
     while (batch := box.next(now_s)) is not None:
         box.sent(batch, now_s)
@@ -41,7 +41,7 @@ def rounds(
     found, now = [], from_s
     while now <= until_s:
         box.take(alerts, now)
-        found += [(now, state) for state in states(told(box, now))]
+        found += [(now, state) for state in states(send_due(box, now))]
         now += 15
     return found
 
@@ -62,7 +62,7 @@ def test_alertmanager_is_told_each_minute() -> None:
     box.take([ended(one)], 300)
     ends, now = [], 300.0
     while now < 2000:
-        ends += [(now, batch.alerts[0].state) for batch in told(box, now)]
+        ends += [(now, batch.alerts[0].state) for batch in send_due(box, now)]
         now += 15
     assert ends == [(300 + 60 * n, RESOLVED) for n in range(15)]
     assert box.due_in_s(2000) is None
@@ -72,10 +72,10 @@ def test_what_nobody_mentions_is_not_repeated() -> None:
     """An evaluator that is no more has nothing told on: Alertmanager lets it end by itself."""
     box = Outbox(OFTEN)
     box.take([alert()], 0)
-    assert len(told(box, 0)) == 1
-    assert [len(told(box, now)) for now in (60.0, 120.0, 180.0, 3000.0)] == [1, 0, 0, 0]
+    assert len(send_due(box, 0)) == 1
+    assert [len(send_due(box, now)) for now in (60.0, 120.0, 180.0, 3000.0)] == [1, 0, 0, 0]
     box.take([alert()], 3001)
-    assert len(told(box, 3001)) == 1
+    assert len(send_due(box, 3001)) == 1
 
 
 def test_again_after_the_end() -> None:
@@ -83,59 +83,59 @@ def test_again_after_the_end() -> None:
     box, first = Outbox(OFTEN), alert(at=1000)
     second = alert(at=5000)
     box.take([first], 0)
-    told(box, 0)
+    send_due(box, 0)
     box.take([ended(first)], 15)
-    told(box, 15)
+    send_due(box, 15)
     box.take([second], 30)
-    (batch,) = told(box, 30)
+    (batch,) = send_due(box, 30)
     assert batch.alerts == (second,)
-    assert [batch.alerts[0].state for batch in told(box, 90)] == [FIRING]
+    assert [batch.alerts[0].state for batch in send_due(box, 90)] == [FIRING]
 
 
 def test_new_occurrence_without_an_end() -> None:
     """A condition that began anew is news, though nobody has said that it had ended."""
     box = Outbox(Policy(HOURS_4))
     box.take([alert(at=1000)], 0)
-    told(box, 0)
+    send_due(box, 0)
     box.take([alert(at=5000)], 15)
-    assert states(told(box, 15)) == [[("", FIRING)]]
+    assert states(send_due(box, 15)) == [[("", FIRING)]]
 
 
 def test_end_for_a_receiver_that_was_away_for_long() -> None:
     """The end of what was told waits for the receiver, however long it is away."""
     box = Outbox(Policy(HOURS_4))
     box.take([alert()], 0)
-    told(box, 0)
+    send_due(box, 0)
     box.take([ended(alert())], 15)
     for now in (15.0, 4000.0, 90_000.0):
         batch = box.next(now)
         assert batch is not None
         box.failed(batch, now, again=True)
-    assert states(told(box, 200_000)) == [[("", RESOLVED)]]
+    assert states(send_due(box, 200_000)) == [[("", RESOLVED)]]
 
 
 def test_old_end_after_a_new_beginning() -> None:
     """The end of an earlier occurrence, mentioned again, does not end the one that fires now."""
     box, first, second = Outbox(Policy(HOURS_4)), alert(at=1000), alert(at=5000)
     box.take([second], 0)
-    told(box, 0)
+    send_due(box, 0)
     box.take([second, ended(first)], 15)
-    assert told(box, 15) == []
+    assert send_due(box, 15) == []
     box.take([ended(second)], 30)
-    assert states(told(box, 30)) == [[("", RESOLVED)]]
+    assert states(send_due(box, 30)) == [[("", RESOLVED)]]
 
 
 def test_beginning_while_an_end_is_on_its_way() -> None:
     """What fires again while its end is being told is told again."""
     box, one = Outbox(Policy(HOURS_4)), alert()
     box.take([one], 0)
-    told(box, 0)
+    send_due(box, 0)
     box.take([ended(one)], 15)
     batch = box.next(15)
     assert batch is not None
     box.take([one], 20)
     box.sent(batch, 25)
-    assert states(told(box, 25)) == [[("", FIRING)]]
+    assert states(send_due(box, 25)) == [[("", FIRING)]]
 
 
 def test_everyone_gets_a_turn() -> None:
@@ -157,7 +157,7 @@ def test_grouped_by_alert_and_job() -> None:
     a, b, c = alert(rank="1"), alert(rank="2"), alert(rank="1", job_id="other")
     other = alert("CollectiveHang", rank="1")
     box.take([a, b, c, other], 0)
-    batches = told(box, 0)
+    batches = send_due(box, 0)
     assert [batch.group for batch in batches] == [
         (("alertname", "CommShareHigh"), ("job_id", "train")),
         (("alertname", "CommShareHigh"), ("job_id", "other")),
@@ -165,22 +165,22 @@ def test_grouped_by_alert_and_job() -> None:
     ]
     assert states(batches)[0] == [("1", FIRING), ("2", FIRING)]
     box.take([ended(a), b, c, other], 15)
-    assert states(told(box, 15)) == [[("1", RESOLVED), ("2", FIRING)]]
+    assert states(send_due(box, 15)) == [[("1", RESOLVED), ("2", FIRING)]]
     box.take([b, c, other, alert(rank="3")], 30)
-    assert states(told(box, 30)) == [[("3", FIRING), ("2", FIRING)]]
+    assert states(send_due(box, 30)) == [[("3", FIRING), ("2", FIRING)]]
 
 
 def test_a_thousand_at_once() -> None:
     """A group of a thousand is one message with a hundred and the number of the rest; nothing of it is told twice."""
     box, many = Outbox(Policy(HOURS_4)), [alert(rank=str(n)) for n in range(1000)]
     box.take(many, 0)
-    (batch,) = told(box, 0)
+    (batch,) = send_due(box, 0)
     assert (len(batch.alerts), len(batch.truncated)) == (MOST_ALERTS, 900)
     box.take(many, 15)
-    assert told(box, 15) == []
+    assert send_due(box, 15) == []
     each = Outbox(OFTEN)
     each.take(many, 0)
-    batches = told(each, 0)
+    batches = send_due(each, 0)
     assert [(len(batch.alerts), len(batch.truncated)) for batch in batches] == [(MOST_ALERTS, 0)] * 10
     assert {one.id for batch in batches for one in batch.alerts} == {one.id for one in many}
 
@@ -192,13 +192,13 @@ def test_severity() -> None:
         [alert(severity=WARNING), alert(rank="7", severity=CRITICAL), replace(alert(severity=CRITICAL), state=PENDING)],
         0,
     )
-    assert states(told(box, 0)) == [[("7", FIRING)]]
+    assert states(send_due(box, 0)) == [[("7", FIRING)]]
 
 
 def test_no_ends_where_none_are_wanted() -> None:
     """A receiver without ``send_resolved`` hears of no end, and of the next beginning."""
     box = Outbox(Policy(HOURS_4, send_resolved=False))
-    assert [len(told_) for told_ in (rounds(box, [alert()], 0, 15), rounds(box, [ended(alert())], 30, 45))] == [1, 0]
+    assert [len(sent) for sent in (rounds(box, [alert()], 0, 15), rounds(box, [ended(alert())], 30, 45))] == [1, 0]
     assert len(rounds(box, [alert(at=9000)], 60, 90)) == 1
 
 
@@ -210,13 +210,13 @@ def test_end_of_what_was_never_told() -> None:
     box = Outbox(Policy(HOURS_4))
     box.take([alert()], 0)
     box.take([ended(alert())], 15)
-    assert told(box, 15) == []
+    assert send_due(box, 15) == []
     box.take([alert()], 20)
     batch = box.next(20)
     assert batch is not None
     box.take([ended(alert())], 25)  # while it is on its way
     box.failed(batch, 30, again=True)
-    assert states(told(box, 31)) == [[("", RESOLVED)]]
+    assert states(send_due(box, 31)) == [[("", RESOLVED)]]
 
 
 def test_end_while_the_beginning_is_on_its_way() -> None:
@@ -227,7 +227,7 @@ def test_end_while_the_beginning_is_on_its_way() -> None:
     assert batch is not None
     box.take([ended(alert())], 5)
     box.sent(batch, 10)
-    assert states(told(box, 10)) == [[("", RESOLVED)]]
+    assert states(send_due(box, 10)) == [[("", RESOLVED)]]
 
 
 def test_end_of_what_fired_before_the_agent_began() -> None:
@@ -255,7 +255,7 @@ def test_one_message_that_fails_holds_up_no_other() -> None:
     first = box.next(0)
     assert first is not None
     box.failed(first, 0, again=True)
-    assert [batch.alerts[0].name for batch in told(box, 1)] == ["Good", "Fine", "Bad"]
+    assert [batch.alerts[0].name for batch in send_due(box, 1)] == ["Good", "Fine", "Bad"]
 
 
 def test_room() -> None:
@@ -264,16 +264,16 @@ def test_room() -> None:
     known = [alert("Known", rank=str(n)) for n in range(50)]
     for at in range(0, 50, 10):
         box.take(known[at : at + 10], 0)
-        told(box, 0)
+        send_due(box, 0)
     flood = [alert(at=1000 + n, rank=str(n)) for n in range(30)]
     box.take([*(ended(one) for one in known), *flood], 15)
     assert (box.dropped_count, box.waiting) == (20, 60)
-    found = {(one.name, one.labels["rank"], one.state) for batch in told(box, 15) for one in batch.alerts}
+    found = {(one.name, one.labels["rank"], one.state) for batch in send_due(box, 15) for one in batch.alerts}
     assert {("Known", str(n), RESOLVED) for n in range(50)} <= found
     assert {rank for name, rank, _ in found if name != "Known"} == {str(n) for n in range(20, 30)}
     for now in (30.0, 45.0):
         box.take(flood, now)
-        found |= {(one.name, one.labels["rank"], one.state) for batch in told(box, now) for one in batch.alerts}
+        found |= {(one.name, one.labels["rank"], one.state) for batch in send_due(box, now) for one in batch.alerts}
     assert {rank for name, rank, _ in found if name != "Known"} == {str(n) for n in range(30)}
     assert (box.dropped_count, box.waiting) == (30, 0)
 
@@ -283,7 +283,7 @@ def test_nothing_is_kept_for_ever(policy: Policy) -> None:
     """An alert that nobody mentions any more is forgotten, though its end was never told."""
     box = Outbox(policy)
     box.take([alert()], 0)
-    told(box, 0)
+    send_due(box, 0)
     assert box.next(7200) is None
     box.take([alert()], 7201)
-    assert len(told(box, 7201)) == 1  # it is news again
+    assert len(send_due(box, 7201)) == 1  # it is news again

@@ -13,7 +13,7 @@ from commwatch.alerts.delivery import Delivery
 from commwatch.alerts.kept import KeptFile
 from commwatch.alerts.model import FIRING, RESOLVED, Alert
 from commwatch.alerts.outbox import Batch, Outbox, Policy
-from tests.alerts.test_outbox import HOURS_4, OFTEN, ended, rounds, states, told
+from tests.alerts.test_outbox import HOURS_4, OFTEN, ended, rounds, send_due, states
 from tests.helpers import PATIENCE_S, wait_for
 from tests.receivers import NOON, alert
 
@@ -32,35 +32,35 @@ def test_what_fires_on() -> None:
     """What was told is not told again before it is time, the time without an agent included; its end is."""
     box, one = Outbox(POLICY), alert()
     box.take([one], 0)
-    told(box, 0)
+    send_due(box, 0)
     box = restarted(box, 0, one)
     again = HOURS_4 - 3600 - 100
     assert [at for at, _ in rounds(box, [one], 0, again + 60)] == [again + (-again % 15)]
     box.take([ended(one)], 20_000)
-    assert states(told(box, 20_000)) == [[("", RESOLVED)]]
+    assert states(send_due(box, 20_000)) == [[("", RESOLVED)]]
 
 
 def test_what_has_ended() -> None:
     """Of what was told and has ended meanwhile the end is told, once; where no ends are wanted it is not."""
     box = Outbox(POLICY)
     box.take([alert(rank="1"), alert(rank="2")], 0)
-    told(box, 0)
-    assert told(restarted(box, 0, policy=Policy(HOURS_4, send_resolved=False)), 0) == []
+    send_due(box, 0)
+    assert send_due(restarted(box, 0, policy=Policy(HOURS_4, send_resolved=False)), 0) == []
     box = restarted(box, 0, alert(rank="2"))
-    assert states(told(box, 0)) == [[("1", RESOLVED), ("2", FIRING)]]
-    assert told(restarted(box, 0, alert(rank="2")), 0) == []
+    assert states(send_due(box, 0)) == [[("1", RESOLVED), ("2", FIRING)]]
+    assert send_due(restarted(box, 0, alert(rank="2")), 0) == []
 
 
 def test_end_that_waits() -> None:
     """An end that a receiver has not taken waits for it over a restart."""
     box = Outbox(POLICY)
     box.take([alert()], 0)
-    told(box, 0)
+    send_due(box, 0)
     box.take([ended(alert())], 15)
     batch = box.next(15)
     assert batch is not None
     box.failed(batch, 16, again=True)
-    assert states(told(restarted(box, 0), 0)) == [[("", RESOLVED)]]
+    assert states(send_due(restarted(box, 0), 0)) == [[("", RESOLVED)]]
 
 
 def test_what_was_on_its_way() -> None:
@@ -68,8 +68,8 @@ def test_what_was_on_its_way() -> None:
     box = Outbox(POLICY)
     box.take([alert("Tried"), alert("Untried")], 0)
     assert box.next(0) is not None
-    assert states(told(restarted(box, 0, alert("Tried")), 0)) == [[("", FIRING)]]
-    (batch,) = told(restarted(box, 0), 0)
+    assert states(send_due(restarted(box, 0, alert("Tried")), 0)) == [[("", FIRING)]]
+    (batch,) = send_due(restarted(box, 0), 0)
     assert [(one.name, one.state) for one in batch.alerts] == [("Tried", RESOLVED)]
 
 

@@ -92,11 +92,11 @@ def verdicts_of(running: RunningAgent, job: str) -> list[dict[str, Any]]:
 def test_trouble(troubled: RunningAgent, trouble: Trouble) -> None:
     """The verdict has the right kind, cause and culprit, says it in words, and names who waits."""
 
-    def told() -> dict[str, Any] | None:
+    def judged() -> dict[str, Any] | None:
         found = [verdict for verdict in verdicts_of(troubled, trouble.does) if verdict["cause"] == trouble.cause]
         return found[0] if found else None
 
-    verdict = wait_for(told, f"the verdict on {trouble.does}")
+    verdict = wait_for(judged, f"the verdict on {trouble.does}")
     assert (verdict["kind"], verdict["ranks"]) == (trouble.kind, [trouble.culprit]), verdict
     assert trouble.says in verdict["says"]
     assert (verdict["job_id"], verdict["group"]) == (trouble.does, "default_pg")

@@ -83,8 +83,8 @@ def state(running: RunningAgent, name: str) -> list[str]:
     return [one["state"] for part in ("active", "past") for one in found[part] if one["name"] == name]
 
 
-def told(server: Server, name: str, job: str = "train") -> list[str]:
-    """The messages that a server received about an alert, one by one."""
+def statuses(server: Server, name: str, job: str = "train") -> list[str]:
+    """Return the status of each message that a server received about an alert."""
     wanted = {"alertname": name, "job_id": job}
     return [asked.json["status"] for asked in list(server.asked) if asked.json["groupLabels"] == wanted]
 
@@ -92,7 +92,7 @@ def told(server: Server, name: str, job: str = "train") -> list[str]:
 def others_are_told(scene: Scene, server: Server, number: int) -> None:
     """Another job, about which the server gets a message: all earlier messages have been sent by then."""
     with scene.rank(f"other{number}"):
-        wait_for(lambda: told(server, "Later", f"other{number}") == [FIRING], "news of another job")
+        wait_for(lambda: statuses(server, "Later", f"other{number}") == [FIRING], "news of another job")
 
 
 def test_while_firing(tmp_path: Path) -> None:
@@ -101,15 +101,15 @@ def test_while_firing(tmp_path: Path) -> None:
         scene = Scene(tmp_path, server.url)
         with scene.rank() as rank:
             with scene.agent():
-                wait_for(lambda: told(server, "Here") == [FIRING] and scene.noted("Here"), "the alert")
+                wait_for(lambda: statuses(server, "Here") == [FIRING] and scene.noted("Here"), "the alert")
             with scene.agent():
                 others_are_told(scene, server, 1)
-                assert told(server, "Here") == [FIRING]
+                assert statuses(server, "Here") == [FIRING]
                 rank.kill()
-                wait_for(lambda: told(server, "Here") == [FIRING, RESOLVED] and not scene.noted("Here"), "the end")
+                wait_for(lambda: statuses(server, "Here") == [FIRING, RESOLVED] and not scene.noted("Here"), "the end")
             with scene.agent():
                 others_are_told(scene, server, 2)
-            assert told(server, "Here") == [FIRING, RESOLVED]
+            assert statuses(server, "Here") == [FIRING, RESOLVED]
 
 
 def test_end_while_away(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_end_while_away(tmp_path: Path) -> None:
     with Server() as server:
         scene = Scene(tmp_path, server.url)
         with scene.rank(), scene.agent():
-            wait_for(lambda: told(server, "Here") == [FIRING] and scene.noted("Here"), "the alert")
+            wait_for(lambda: statuses(server, "Here") == [FIRING] and scene.noted("Here"), "the alert")
         with scene.agent():
-            wait_for(lambda: len(told(server, "Here")) > 1, "the end")
-        assert told(server, "Here") == [FIRING, RESOLVED]
+            wait_for(lambda: len(statuses(server, "Here")) > 1, "the end")
+        assert statuses(server, "Here") == [FIRING, RESOLVED]
 
 
 def test_end_that_did_not_arrive(tmp_path: Path) -> None:
@@ -129,16 +129,16 @@ def test_end_that_did_not_arrive(tmp_path: Path) -> None:
         scene = Scene(tmp_path, server.url)
         with scene.rank() as rank:
             with scene.agent():
-                wait_for(lambda: told(server, "Here") == [FIRING] and scene.noted("Here"), "the alert")
+                wait_for(lambda: statuses(server, "Here") == [FIRING] and scene.noted("Here"), "the alert")
             scene.leads_to(f"http://127.0.0.1:{free_port()}/nobody")
             with scene.agent() as running:
                 rank.kill()
                 wait_for(lambda: state(running, "Here") == [RESOLVED], "its end")
         scene.leads_to(server.url)
         with scene.agent():
-            wait_for(lambda: told(server, "Here") == [FIRING, RESOLVED], "the end")
+            wait_for(lambda: statuses(server, "Here") == [FIRING, RESOLVED], "the end")
             others_are_told(scene, server, 1)
-        assert told(server, "Here") == [FIRING, RESOLVED]
+        assert statuses(server, "Here") == [FIRING, RESOLVED]
 
 
 def test_while_pending(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_while_pending(tmp_path: Path) -> None:
         with scene.rank() as rank:
             with scene.agent() as running:
                 wait_for(lambda: state(running, "Later") == [PENDING], "the condition")
-            assert told(server, "Later") == []
+            assert statuses(server, "Later") == []
             with scene.agent():
-                wait_for(lambda: told(server, "Later") == [FIRING], "the alert")
+                wait_for(lambda: statuses(server, "Later") == [FIRING], "the alert")
                 rank.kill()
-                wait_for(lambda: len(told(server, "Later")) > 1, "the end")
-            assert told(server, "Later") == [FIRING, RESOLVED]
+                wait_for(lambda: len(statuses(server, "Later")) > 1, "the end")
+            assert statuses(server, "Later") == [FIRING, RESOLVED]

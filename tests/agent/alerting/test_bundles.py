@@ -45,8 +45,8 @@ class Scene:
             raise self.errors.pop()
         return {"ranks": lambda: [0, 1]}
 
-    def told(self, *alerts: Alert) -> list[str | None]:
-        """A round in which these alerts fire: returns the links that are sent; bundles are taken after it."""
+    def evaluate(self, *alerts: Alert) -> list[str | None]:
+        """Evaluate a round in which these alerts fire; return the links that are sent. Bundles are taken after it."""
         self.evidence.want(alerts)
         links = [one.annotations.get("evidence_url") for one in self.evidence.linked(alerts)]
         self.evidence.tick()
@@ -130,7 +130,7 @@ def test_shared(tmp_path: Path) -> None:
     """Alerts of one name and job that fire together share a bundle; those of another job, name or time have their own."""
     scene = Scene(tmp_path)
     together = [fired(rank="1"), fired(rank="2")]
-    links = scene.told(*together, fired(job_id="other"), fired("StragglerRank"))
+    links = scene.evaluate(*together, fired(job_id="other"), fired("StragglerRank"))
     assert links == [
         f"{URL}/api/v1/alerts/{one.id}/evidence" for one in [*together, fired(job_id="other"), fired("StragglerRank")]
     ]
@@ -139,26 +139,26 @@ def test_shared(tmp_path: Path) -> None:
     assert text is not None
     assert {scene.evidence.read(one) for one in together} == {text}
     scene.now += 15
-    scene.told(*together, fired(at=NOON + 15, rank="3"))
+    scene.evaluate(*together, fired(at=NOON + 15, rank="3"))
     assert len(scene.kept()) == 4
 
 
 def test_not_told_again(tmp_path: Path) -> None:
     """What still fires, or has ended, has no second bundle, and keeps the link to the one that it has."""
     scene = Scene(tmp_path)
-    first = scene.told(fired())
+    first = scene.evaluate(fired())
     for _ in range(5):
         scene.now += 15
-        assert scene.told(fired()) == first
-    assert scene.told(replace(fired(), state=RESOLVED, resolved_at=scene.now)) == first
+        assert scene.evaluate(fired()) == first
+    assert scene.evaluate(replace(fired(), state=RESOLVED, resolved_at=scene.now)) == first
     assert len(scene.asked) == 1
 
 
 def test_restart(tmp_path: Path) -> None:
     """After a restart an alert keeps the link to its bundle; one that has fired for a minute and has none gets none."""
-    links = Scene(tmp_path).told(fired())
+    links = Scene(tmp_path).evaluate(fired())
     scene = Scene(tmp_path, NOON + 61)
-    assert scene.told(fired(), fired("StragglerRank")) == [*links, None]
+    assert scene.evaluate(fired(), fired("StragglerRank")) == [*links, None]
     assert (scene.asked, len(scene.kept())) == ([], 1)
 
 
@@ -167,9 +167,9 @@ def test_killed_while_it_was_taken(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.evidence.want([fired()])
     assert len(list(tmp_path.iterdir())) == 1
-    assert Scene(tmp_path, NOON + 61).told(fired()) == [None]
+    assert Scene(tmp_path, NOON + 61).evaluate(fired()) == [None]
     assert list(tmp_path.iterdir()) == []
-    assert Scene(tmp_path, NOON + 30).told(fired()) != [None]
+    assert Scene(tmp_path, NOON + 30).evaluate(fired()) != [None]
     assert len(scene.kept()) == 1
 
 
@@ -182,7 +182,7 @@ def test_oldest_go(tmp_path: Path) -> None:
     alerts = [fired(at=NOON + n) for n in range(MOST_KEPT + 3)]
     for one in alerts:
         scene.now = one.active_at
-        scene.told(one)
+        scene.evaluate(one)
     assert len(scene.kept()) == MOST_KEPT
     gone = [scene.evidence.read(one) is None for one in alerts]
     assert gone == [True] * 3 + [False] * MOST_KEPT
@@ -193,17 +193,17 @@ def test_oldest_go(tmp_path: Path) -> None:
 def test_a_thousand_at_once(tmp_path: Path) -> None:
     """Of a thousand alerts of as many jobs a few have a bundle, and only those a link; of one job they share it."""
     scene = Scene(tmp_path / "jobs")
-    links = [link for link in scene.told(*(fired(job_id=str(n)) for n in range(1000))) if link]
+    links = [link for link in scene.evaluate(*(fired(job_id=str(n)) for n in range(1000))) if link]
     assert 0 < len(links) == len(scene.kept()) < 20
     scene = Scene(tmp_path / "ranks")
-    assert None not in scene.told(*(fired(rank=str(n)) for n in range(1000)))
+    assert None not in scene.evaluate(*(fired(rank=str(n)) for n in range(1000)))
     assert len(scene.kept()) == 1
 
 
 def test_private(tmp_path: Path) -> None:
     """Nobody but the agent's user can read a bundle, and a file is no larger than what is in it."""
     scene = Scene(tmp_path / "state" / "evidence")
-    scene.told(fired())
+    scene.evaluate(fired())
     (file,) = scene.directory.iterdir()
     assert [stat.S_IMODE(path.stat().st_mode) for path in (scene.directory, file)] == [0o700, 0o600]
     assert json.loads(file.read_text())["ranks"] == [0, 1]
@@ -225,7 +225,7 @@ def said_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> str:
     with caplog.at_level(logging.WARNING, "commwatch"):
         for _ in range(3):
             scene.now += 15
-            assert scene.told(fired(), fired(at=scene.now)) == [None, None]
+            assert scene.evaluate(fired(), fired(at=scene.now)) == [None, None]
     (record,) = caplog.records
     return record.getMessage()
 
@@ -243,7 +243,7 @@ def test_directory_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCapture
     scene = Scene(tmp_path / "evidence")
     assert said_once(scene, caplog) == f"alerts: no evidence is kept in {tmp_path}/evidence: File exists"
     (tmp_path / "evidence").unlink()
-    assert scene.told(fired(at=scene.now)) != [None]
+    assert scene.evaluate(fired(at=scene.now)) != [None]
     assert len(scene.kept()) == 1
 
 

@@ -44,7 +44,7 @@ def add(aggregate: Aggregate, rank: int, size: int) -> RankTotals:
     return book
 
 
-def told(*aggregates: Aggregate, now_ns: int = 51 * EVERY, limit: int = MOST_PENDING) -> list[RankParts]:
+def parts_of(*aggregates: Aggregate, now_ns: int = 51 * EVERY, limit: int = MOST_PENDING) -> list[RankParts]:
     """The parts that several agents report, each agent one second later than the previous one."""
     return [
         column
@@ -83,7 +83,7 @@ def test_whole_group() -> None:
 @pytest.mark.parametrize("late", range(4))
 def test_put_together(late: int) -> None:
     """The parts of two agents name the late rank and what it cost, even if they were reported a second apart."""
-    (who,) = named(told(node((0, 1), late), node((2, 3), late)))
+    (who,) = named(parts_of(node((0, 1), late), node((2, 3), late)))
     assert who.rank == late
     assert who.window_ns == 48 * EVERY  # no second in it that is none, and without the first period: it began before
     assert who.cost_ns == 48 * LATE_MS * MS
@@ -91,29 +91,29 @@ def test_put_together(late: int) -> None:
 
 def test_one_rank_a_node() -> None:
     """Agents with one rank each: the whole difference is the lateness."""
-    (who,) = named(told(node([0], 1, size=2), node([1], 1, size=2)))
+    (who,) = named(parts_of(node([0], 1, size=2), node([1], 1, size=2)))
     assert (who.rank, who.cost_ns) == (1, 48 * LATE_MS * MS)
 
 
 def test_nobody_is_late() -> None:
     """If all ranks are slow, none is late; if the parts of a node are missing, there is no verdict."""
-    assert named(told(node((0, 1), None), node((2, 3), None))) == []
-    assert named(told(node((0, 1), 1))) == []
+    assert named(parts_of(node((0, 1), None), node((2, 3), None))) == []
+    assert named(parts_of(node((0, 1), 1))) == []
 
 
 def test_told_twice() -> None:
     """An agent that was queried under two names counts once."""
     here, there = node((0, 1), 3), node((2, 3), 3)
-    (who,) = named(told(here, there, here))
+    (who,) = named(parts_of(here, there, here))
     assert (who.rank, who.cost_ns) == (3, 48 * LATE_MS * MS)
 
 
 def test_only_complete_ones() -> None:
     """Only collectives with the parts of all ranks count, and only if all ranks were in the same symmetric operation."""
     here, there = node((0, 1), 3, seqs=range(40)), node((2, 3), 3, seqs=range(20, 60))
-    (who,) = named(told(here, there, now_ns=61 * EVERY))
+    (who,) = named(parts_of(here, there, now_ns=61 * EVERY))
     assert (who.rank, who.cost_ns) == (3, 19 * LATE_MS * MS)
-    columns = told(node((0, 1), 3), node((2, 3), 3))
+    columns = parts_of(node((0, 1), 3), node((2, 3), 3))
     assert named([replace(columns[0], op=["barrier"] * 50), *columns[1:]]) == []
     assert named([replace(column, op=["broadcast"] * 50) for column in columns]) == []
 
@@ -127,25 +127,25 @@ def test_rooted_and_unobserved_operations_are_not_told() -> None:
     book.ingest(operations(range(10, 15), 10, flags=ev.ASYNC, timing=ev.BY_WAIT))
     book.ingest(operations(range(15, 20), 10, flags=ev.UNALIGNED))
     book.ingest(operations(range(20, 25), 10, flags=ev.FAILED))
-    assert told(here) == []
+    assert parts_of(here) == []
     assert book.compared[0].count == 0
     book.ingest(operations(range(25, 28), 10))
-    assert [column.seq for column in told(here)] == [[27, 26, 25]]
+    assert [column.seq for column in parts_of(here)] == [[27, 26, 25]]
     assert (book.compared[0].count, book.compared[0].duration_ns) == (3, 30 * MS)
 
 
 def test_the_dead_and_the_old_are_not_told() -> None:
     """Parts of ranks that are no more, and those older than the window, are left out."""
     here = node((0, 1), late=None)
-    assert [len(column.seq) for column in told(here, now_ns=WINDOW_NS + 20 * EVERY)] == [30, 30]
-    assert told(here, now_ns=2 * WINDOW_NS) == []
+    assert [len(column.seq) for column in parts_of(here, now_ns=WINDOW_NS + 20 * EVERY)] == [30, 30]
+    assert parts_of(here, now_ns=2 * WINDOW_NS) == []
     next(here.rank_totals()).alive = False
-    assert [column.rank for column in told(here)] == [1]
+    assert [column.rank for column in parts_of(here)] == [1]
 
 
 def test_bounds() -> None:
     """An answer holds at most so many collectives of a group, the latest, and fewer where there are many groups and ranks."""
-    assert [column.seq for column in told(node((0, 1), None), limit=3)] == [[49, 48, 47]] * 2
+    assert [column.seq for column in parts_of(node((0, 1), None), limit=3)] == [[49, 48, 47]] * 2
     ranks, size = 64, 128
     crowd = Aggregate()
     for rank in range(ranks):
@@ -172,7 +172,7 @@ def test_late_out_of_another_operation() -> None:
                     operation("barrier", start_ns=launch, end_ns=seq * EVERY + 90 * MS, seq=seq),
                 ]
             book.ingest(packed(*records))
-        columns = [column for column in told(*here, now_ns=21 * EVERY) if column.group_id == "w"]
+        columns = [column for column in parts_of(*here, now_ns=21 * EVERY) if column.group_id == "w"]
         assert {own for column in columns for own in column.own_s} == {0.0, *([idles / 1e3] if idles else [])}
         assert [who.rank for who in named(columns)] == culprits
 
@@ -271,7 +271,7 @@ def test_buckets_beside_computation(late_ms: int, culprits: list[int]) -> None:
 @pytest.mark.parametrize(("late_ms", "culprits"), [(10, []), (80, [2])])
 def test_buckets_across_nodes(late_ms: int, culprits: list[int]) -> None:
     """The same of ranks on two nodes, put together."""
-    found = named(told(buckets((0, 1), late_ms), buckets((2, 3), late_ms), now_ns=20 * S))
+    found = named(parts_of(buckets((0, 1), late_ms), buckets((2, 3), late_ms), now_ns=20 * S))
     assert [late.rank for late in found] == culprits
     for late in found:
         assert late.cost_ns / late.window_ns == pytest.approx(0.08, rel=0.1)

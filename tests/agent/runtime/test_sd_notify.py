@@ -27,8 +27,8 @@ def supervisor(address: str) -> Iterator[socket.socket]:
         yield listening
 
 
-def told(listening: socket.socket) -> list[str]:
-    """All messages since the last call."""
+def received(listening: socket.socket) -> list[str]:
+    """Return all messages since the last call."""
     found = []
     while True:
         try:
@@ -43,7 +43,7 @@ def test_life_of_an_agent(tmp_path: Path) -> None:
         heard: list[str] = []
 
         def times(state: str) -> int:
-            heard.extend(told(listening))
+            heard.extend(received(listening))
             return heard.count(state)
 
         with agent(tmp_path / "run", env=clean_env(NOTIFY_SOCKET=str(tmp_path / "notify"))) as running:
@@ -73,9 +73,9 @@ def test_stuck_intake_is_not_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with daemon._lock:
             ticking.start()
             wait_for(in_the_intake, "the intake to wait for the lock")
-            assert told(listening) == []
+            assert received(listening) == []
         ticking.join(60)
-        assert told(listening) == [ALIVE]
+        assert received(listening) == [ALIVE]
 
 
 def test_addresses(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_addresses(tmp_path: Path) -> None:
     for address in (str(tmp_path / "notify"), f"@commwatch-test-{os.getpid()}"):
         with supervisor(address) as listening:
             tell(READY, {"NOTIFY_SOCKET": address})
-            assert told(listening) == [READY]
+            assert received(listening) == [READY]
     for nobody in (
         {},
         {"NOTIFY_SOCKET": ""},
@@ -94,4 +94,4 @@ def test_addresses(tmp_path: Path) -> None:
     with supervisor(str(tmp_path / "full")) as listening:
         for _ in range(10_000):
             tell(ALIVE, {"NOTIFY_SOCKET": str(tmp_path / "full")})
-        assert 0 < len(told(listening)) < 10_000
+        assert 0 < len(received(listening)) < 10_000

@@ -16,7 +16,7 @@ def messages(line: str, hosts: tuple[str, ...] = ()) -> list[Message]:
     return parse_line(clean(line), hosts)
 
 
-def told(*lines: str) -> Account:
+def account_of(*lines: str) -> Account:
     account = Account()
     for number, line in enumerate(lines, 1):
         account.add(line, "log", number)
@@ -120,7 +120,7 @@ def test_prefixes(prefix: str) -> None:
 )
 def test_behind_other_text(before: str) -> None:
     """Behind any other text a message counts, but not its host and pid, which may be glued to something."""
-    account = told(f"{before}{HEAD} NCCL INFO {SAID}")
+    account = account_of(f"{before}{HEAD} NCCL INFO {SAID}")
     said = labels(account)
     assert (said["n_info"], said["connected_trees"], said["prefix"]) == (1, 1, {"other": 1})
     assert "hosts" not in said
@@ -133,7 +133,7 @@ def test_behind_other_text(before: str) -> None:
 )
 def test_torn_heads(head: str) -> None:
     """A message whose head is torn counts for all but hosts, processes and prefixes."""
-    said = labels(told(f"{head}NCCL INFO {SAID}"))
+    said = labels(account_of(f"{head}NCCL INFO {SAID}"))
     assert (said["n_info"], said["connected_trees"]) == (1, 1)
     assert not {"hosts", "n_processes", "prefix"} & set(said)
 
@@ -144,7 +144,7 @@ def test_glued_messages() -> None:
     first, second = messages(line, ("gpu-b1",))
     assert (first.text, first.head.process) == ("NCCL_ALGO set to Tree", Process("", "gpu-a7", 4411))
     assert (second.text, second.head.process, second.head.prefix) == (SAID, None, "")
-    said = labels(told("gpu-b1:7:8 [0] NCCL INFO x", line))
+    said = labels(account_of("gpu-b1:7:8 [0] NCCL INFO x", line))
     assert (said["n_info"], said["n_lines_with_two_or_more_messages"], said["prefix"]) == (3, 1, {"none": 2})
     assert (said["hosts"], said["n_processes"], said["env"]) == (["gpu-a7", "gpu-b1"], 2, {"NCCL_ALGO": "Tree"})
 
@@ -169,14 +169,14 @@ def test_glued_to_a_number() -> None:
 )
 def test_glued_to_a_stranger(text: str, key: str) -> None:
     """A message is complete even if the head of an unknown host is glued to it."""
-    alone = labels(told(f"{HEAD} NCCL INFO {text}"))
-    assert labels(told(f"{HEAD} NCCL INFO {text}stranger:7:8 [0] NCCL INFO x"))[key] == alone[key]
+    alone = labels(account_of(f"{HEAD} NCCL INFO {text}"))
+    assert labels(account_of(f"{HEAD} NCCL INFO {text}stranger:7:8 [0] NCCL INFO x"))[key] == alone[key]
 
 
 def test_cut_level() -> None:
     """A head ends the text before it, also where its own level was cut away; it counts as no message."""
     for rest in ("NCCL", "NCCL "):
-        said = labels(told(f"{HEAD} NCCL INFO NCCL_NTHREADS set to 64{HEAD} {rest}"))
+        said = labels(account_of(f"{HEAD} NCCL INFO NCCL_NTHREADS set to 64{HEAD} {rest}"))
         assert (said["env"], said["n_info"]) == ({"NCCL_NTHREADS": "64"}, 1)
 
 
@@ -195,7 +195,7 @@ def test_versions_glued() -> None:
         (f"{HEAD} NCCL INFO NCCL version 2.7.8+cuda10.2", 1),
         ("3: NCCL version 2.7.8+cuda10.2", 1),
     ):
-        said = labels(told(line))
+        said = labels(account_of(line))
         assert (said["version_line_count"], said["nccl_version"], said["cuda_version"]) == (
             expected,
             ["2.7.8"],
@@ -207,7 +207,7 @@ def test_versions_glued() -> None:
 def test_quoted_version() -> None:
     """A version in an exception's text is no version line of the library's."""
     said = labels(
-        told("torch.distributed.DistBackendError: NCCL error in: a.cpp:1, unhandled error, NCCL version 2.20.5")
+        account_of("torch.distributed.DistBackendError: NCCL error in: a.cpp:1, unhandled error, NCCL version 2.20.5")
     )
     assert said["nccl_version"] == ["2.20.5"]
     assert "version_line_count" not in said
@@ -244,7 +244,7 @@ def test_processes() -> None:
     lines = [
         f"{rank}: gpu-a7:{pid}:{tid} [0] NCCL INFO x" for rank, pid, tid in ((0, 9, 1), (0, 9, 2), (1, 9, 1), (1, 8, 3))
     ]
-    account = told(*lines)
+    account = account_of(*lines)
     assert len(account.lives) == 3
     assert labels(account)["n_processes"] == 2
 
@@ -254,7 +254,7 @@ def test_other_text() -> None:
     assert messages("epoch 3") == [Message("", "epoch 3")]
     assert messages("export NCCL_DEBUG=INFO") == [Message("", "export NCCL_DEBUG=INFO")]
     assert messages("our NCCL wrapper") == [Message("", "our NCCL wrapper")]
-    said = labels(told("", "\r", "epoch 3"))
+    said = labels(account_of("", "\r", "epoch 3"))
     assert (said["n_lines"], said["n_info"], said["library"], said["line_endings"]) == (
         3,
         0,
@@ -265,15 +265,15 @@ def test_other_text() -> None:
 
 def test_rccl_is_said_by_messages() -> None:
     """RCCL is known by a path in a message, also of a warning's origin, but not by a shell's echo."""
-    assert labels(told("+ /opt/rccl-tests/build/all_reduce", f"{HEAD} NCCL INFO x"))["library"] == "NCCL"
-    assert labels(told("gpu-a7:1:2 [0] /build/rccl/src/init.cc:19 NCCL WARN any"))["library"] == "RCCL"
-    assert labels(told("Librccl path : /opt/rocm/lib/librccl.so.1"))["library"] == "RCCL"
+    assert labels(account_of("+ /opt/rccl-tests/build/all_reduce", f"{HEAD} NCCL INFO x"))["library"] == "NCCL"
+    assert labels(account_of("gpu-a7:1:2 [0] /build/rccl/src/init.cc:19 NCCL WARN any"))["library"] == "RCCL"
+    assert labels(account_of("Librccl path : /opt/rocm/lib/librccl.so.1"))["library"] == "RCCL"
 
 
 def test_orphan_setting() -> None:
     """A setting whose name has lost its beginning is none."""
-    assert "env" not in labels(told("CCL_ALGO set by environment to Ring"))
-    assert labels(told("NCCL_ALGO set by environment to Ring"))["env"] == {"NCCL_ALGO": "Ring"}
+    assert "env" not in labels(account_of("CCL_ALGO set by environment to Ring"))
+    assert labels(account_of("NCCL_ALGO set by environment to Ring"))["env"] == {"NCCL_ALGO": "Ring"}
 
 
 HOSTILE = [
@@ -289,4 +289,4 @@ NEEDLES = " via  COMPLETE - Init START opCount Bytes -> Algo -> retrying Watchdo
 def test_hostile_lines(seed: str) -> None:
     """Lines of 64 KiB made to be tried again and again are read in the time that their length needs."""
     line = (seed * 65_536)[: 65_536 - len(NEEDLES)] + NEEDLES
-    told(line, f"{line} ", f" {line}")
+    account_of(line, f"{line} ", f" {line}")

@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import Work
 Behaviour = dict[str, Any]
 
 
-def told(call: Callable[[], Any]) -> Any:
-    """What a call returns or raises, without what differs from run to run."""
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what a call returns or raises, without the parts that differ between runs."""
     try:
         result = call()
     except Exception as error:
@@ -43,16 +43,16 @@ def about(work: Work) -> Behaviour:
         "op": lambda: work._get_op_type() if hasattr(work, "_get_op_type") else None,
         "boxed": lambda: type(Work.unbox(work.boxed())),
     }
-    return {name: told(call) for name, call in calls.items()}
+    return {name: outcome(call) for name, call in calls.items()}
 
 
 def waited(work: Work, *timeout: timedelta, again: bool = True) -> Behaviour:
     """A work before and after its wait, and after another."""
     before = about(work)
-    first = told(lambda: work.wait(*timeout))
-    after = {"completed": told(work.is_completed), **about(work), "result": told(work.result)}
+    first = outcome(lambda: work.wait(*timeout))
+    after = {"completed": outcome(work.is_completed), **about(work), "result": outcome(work.result)}
     # A second wait for a send or recv waits for another one: so does Gloo.
-    second = told(lambda: work.wait(*timeout)) if again else None
+    second = outcome(lambda: work.wait(*timeout)) if again else None
     return {"before": before, "wait": first, "after": after, "again": second}
 
 
@@ -96,7 +96,7 @@ def destroyed(rank: int, other: int) -> Behaviour:
         flying.append(dist.reduce_scatter_single(torch.zeros(1), torch.ones(2), group=group, async_op=True))
         if rank == 0:
             dist.destroy_process_group(group)
-        found[str(life)] = [told(work.wait) for work in flying if work is not None]
+        found[str(life)] = [outcome(work.wait) for work in flying if work is not None]
         if rank == 1:
             dist.destroy_process_group(group)
         del group, flying
@@ -119,7 +119,7 @@ def failing(rank: int, other: int) -> Behaviour:
     assert pending is not None
     found: Behaviour = {
         "timeout of a recv": waited(pending, timedelta(milliseconds=100), again=False),
-        "timeout of an all_reduce": told(lambda: dist.all_reduce(torch.ones(3), group=late)),
+        "timeout of an all_reduce": outcome(lambda: dist.all_reduce(torch.ones(3), group=late)),
     }
     time.sleep(2)
     calls: dict[str, Callable[[dist.ProcessGroup], Any]] = {
@@ -130,7 +130,7 @@ def failing(rank: int, other: int) -> Behaviour:
         "recv": lambda group: dist.recv(torch.ones(4), other, group=group),
     }
     for (name, call), group in zip(calls.items(), gone, strict=True):
-        found[f"peer gone, {name}"] = told(partial(call, group))
+        found[f"peer gone, {name}"] = outcome(partial(call, group))
     return found
 
 
