@@ -55,7 +55,7 @@ def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], sinc
     mine = held_back.pop(rank, set())
     slowed = sorted(why for why in mine if 2 * sum(why in theirs for theirs in held_back.values()) <= len(held_back))
     if slowed:
-        return f"its GPU keeps its clock down: {', '.join(slowed)}"
+        return f"its GPU throttles its clock: {', '.join(slowed)}"
     known = {each: shares for each, of_rank in recent.items() if (shares := _shares(of_rank)) is not None}
     culprit = known.pop(rank, None)
     if culprit is None or not known:
@@ -93,7 +93,7 @@ def _shares(samples: Sequence[Sample]) -> Shares | None:
 def _of_process(mine: Shares, others: Shares, late: float) -> str | None:
     enough = _EXPLAINS * late
     if mine.throttled - others.throttled >= enough:
-        return f"its cgroup was stopped {mine.throttled:.0%} of the time, as its CPU quota was used up"
+        return f"its cgroup was stopped {mine.throttled:.0%} of the time because its CPU quota was used up"
     if mine.wanted - others.wanted >= max(enough, mine.ran - others.ran):
         return (
             f"its main thread waited {mine.wanted:.0%} of the time for a core, those of the others {others.wanted:.0%}"
@@ -103,8 +103,8 @@ def _of_process(mine: Shares, others: Shares, late: float) -> str | None:
             f"its main thread ran {mine.ran:.0%} of the time, those of the others {others.ran:.0%}: it computes longer"
         )
     if mine.faults_per_s >= max(_FAULTS_PER_S, _TIMES * others.faults_per_s):
-        return f"it read {mine.faults_per_s:.0f} pages a second from disk (swap, or files in memory)"
+        return f"it read {mine.faults_per_s:.0f} pages a second from disk (swap, or memory-mapped files)"
     used = mine.ran + mine.wanted - others.ran - others.wanted
     if abs(used) <= _NO_DIFFERENCE * late and mine.ran + mine.wanted <= 1 - enough:
-        return "meanwhile its main thread neither ran nor wanted a core: it waits for data, a disk, a lock, its GPU or another of its threads"
+        return "meanwhile its main thread neither ran nor was ready to run: it waits for data, a disk, a lock, its GPU or another of its threads"
     return None

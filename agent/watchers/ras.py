@@ -85,7 +85,7 @@ def judge(comm: Communicator, where: Joined, unchanged_s: float) -> Verdict | No
     others = [m for m in comm.members if m.state == ras.RUNNING]
     if by_state[ras.DEAD]:
         lost = by_state[ras.DEAD]
-        says = f"{_processes(lost, where)} cannot be reached any more and counts as dead"
+        says = f"{_processes(lost, where)} can no longer be reached and counts as dead"
         return _verdict("hang", "dead", where, culprits=lost, waiting=others, since_s=unchanged_s, op="", says=says)
     if unchanged_s < HANG_S:
         return None
@@ -108,7 +108,7 @@ def _counts(members: Sequence[Member], where: Joined, unchanged_s: float) -> Ver
     top = tuple(max(vector[at] for vector in vectors.values()) for at in range(len(ops)))
     differing = [op for at, op in enumerate(ops) if len({vector[at] for vector in vectors.values()}) > 1]
     says = "; ".join(_lots(op, [(m, (m.counts or {}).get(op, 0)) for m in counted], where) for op in differing)
-    says = f"{says}; none has launched anything for {unchanged_s:.0f} s"
+    says = f"{says}; no rank has launched anything for {unchanged_s:.0f} s"
     ahead = [m for m in counted if vectors[m.rank] == top]
     if ahead:
         behind = [m for m in counted if vectors[m.rank] != top]
@@ -130,12 +130,12 @@ def _counts(members: Sequence[Member], where: Joined, unchanged_s: float) -> Ver
 
 
 def _lots(op: str, counts: list[tuple[Member, int]], where: Joined) -> str:
-    """Return which ranks have launched how many, in words, the most first."""
+    """Return the launches of an operation by rank as text, the most first."""
     by_count: dict[int, list[Member]] = {}
     for member, count in counts:
         by_count.setdefault(count, []).append(member)
-    parts = [f"rank {_ranks(by_count[count], where)} {count}" for count in sorted(by_count, reverse=True)]
-    return f"{op} launched: {', '.join(parts)}"
+    parts = [f"{count} times by rank {_ranks(by_count[count], where)}" for count in sorted(by_count, reverse=True)]
+    return f"{op} launched {', '.join(parts)}"
 
 
 def _processes(members: Sequence[Member], where: Joined) -> str:
@@ -168,7 +168,7 @@ def _verdict(
         ranks=sorted(where.members[member.rank] for member in culprits),
         waiting=sorted(where.members[member.rank] for member in waiting),
         since_s=since_s,
-        says=f"RAS says: {says} (group {where.label})",
+        says=f"RAS reports: {says} (group {where.label})",
         source=COLLECTOR,
     )
 

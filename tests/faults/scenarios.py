@@ -41,7 +41,12 @@ _HANGS = frozenset({"hang", "stalled"})
 _QUARREL = frozenset({"desync"})
 
 #: Why a rank is late that sleeps, that computes longer, and whose core others want or whose quota is too small.
-_SLEEPS, _COMPUTES, _STARVES, _THROTTLED = "neither ran nor wanted a core", "computes longer", "for a core", "CPU quota"
+_SLEEPS, _COMPUTES, _STARVES, _THROTTLED = (
+    "neither ran nor was ready to run",
+    "computes longer",
+    "for a core",
+    "CPU quota",
+)
 
 STRAGGLERS = [
     *(Scenario(shape, "late", (2,), LATE, why=_SLEEPS) for shape in ("plain", "ddp1", "ddp4", "ddp8", "fsdp", "grid")),

@@ -45,25 +45,25 @@ def looks(
         (looks(ran=0.3, wanted=0.5), "its main thread waited 50% of the time for a core, those of the others 0%"),
         (
             looks(ran=0.25, wanted=0.7, throttled=0.7),
-            "its cgroup was stopped 70% of the time, as its CPU quota was used up",
+            "its cgroup was stopped 70% of the time because its CPU quota was used up",
         ),
         (looks(ran=0.7), "its main thread ran 70% of the time, those of the others 20%: it computes longer"),
         (
             looks(ran=0.65, wanted=0.31),
             "its main thread ran 65% of the time, those of the others 20%: it computes longer",
         ),
-        (looks(faults=400), "it read 400 pages a second from disk (swap, or files in memory)"),
+        (looks(faults=400), "it read 400 pages a second from disk (swap, or memory-mapped files)"),
         (
             looks(),
-            "meanwhile its main thread neither ran nor wanted a core: it waits for data, a disk, a lock, its GPU or another of its threads",
+            "meanwhile its main thread neither ran nor was ready to run: it waits for data, a disk, a lock, its GPU or another of its threads",
         ),
-        (looks(held_back=("hardware_thermal",)), "its GPU keeps its clock down: hardware_thermal"),
+        (looks(held_back=("hardware_thermal",)), "its GPU throttles its clock: hardware_thermal"),
         (looks(ran=0.4), None),
         (
             looks(ran=0.7, faults=400),
             "its main thread ran 70% of the time, those of the others 20%: it computes longer",
         ),
-        (looks(wanted=0.5, throttled=4.0), "its cgroup was stopped 100% of the time, as its CPU quota was used up"),
+        (looks(wanted=0.5, throttled=4.0), "its cgroup was stopped 100% of the time because its CPU quota was used up"),
         (
             looks(ran=0.9, wanted=0.02),
             "its main thread ran 90% of the time, those of the others 20%: it computes longer",
@@ -84,7 +84,7 @@ def test_what_all_have_explains_nothing() -> None:
         looks(held_back=("software_thermal",)),
     ):
         found = reason(1, 0.6, dict.fromkeys(range(4), all_alike), 0)
-        assert found is None or "neither ran nor wanted" in found
+        assert found is None or "neither ran nor was ready" in found
         assert "core, those" not in (found or "")
 
 

@@ -105,7 +105,8 @@ def test_behind() -> None:
     )
     assert (found.job_id, found.group_id, found.group, found.op) == ("job", "pair-1", "pair", "all_reduce")
     assert found.says == (
-        "RAS says: all_reduce launched: rank 4 42, rank 6 41; none has launched anything for 20 s (group pair)"
+        "RAS reports: all_reduce launched 42 times by rank 4, 41 times by rank 6; no rank has launched anything for 20 s "
+        "(group pair)"
     )
     assert verdict("behind.json", 9.0) is None  # they are asked one after the other
 
@@ -115,7 +116,8 @@ def test_crossed() -> None:
     found = verdict("crossed.json")
     assert found is not None
     assert (found.kind, found.cause, found.ranks, found.waiting) == ("desync", "ops", [4, 6], [])
-    assert "all_reduce launched: rank 4 42, rank 6 41; broadcast launched: rank 6 8, rank 4 7" in found.says
+    says = "all_reduce launched 42 times by rank 4, 41 times by rank 6; broadcast launched 8 times by rank 6, 7 times by rank 4"
+    assert says in found.says
 
 
 def test_crossed_majority() -> None:
@@ -152,7 +154,7 @@ def test_text_is_judged_alike() -> None:
     found = judge(comm, Joined("job", "all", "g", (0, 1, 2, 3)), 15.0)
     assert found is not None
     assert (found.kind, found.ranks, found.waiting) == ("stalled", [1], [0, 2, 3])
-    assert "collective launched: rank 0, 2-3 6650, rank 1 6649" in found.says
+    assert "collective launched 6650 times by rank 0, 2-3, 6649 times by rank 1" in found.says
 
 
 # -- the poller
@@ -347,7 +349,7 @@ def test_routes_and_diagnose(tmp_path: Path) -> None:
         seen = diagnose.ask([url, url.replace("127.0.0.1", "localhost")], None)
         (found,) = diagnose.conclude(seen)
         assert (found.source, found.kind, found.ranks) == ("ras", "stalled", [6])
-        assert "RAS says" in diagnose.text([found], seen, [])
+        assert "RAS reports" in diagnose.text([found], seen, [])
 
 
 def test_in_the_agent(tmp_path: Path) -> None:
