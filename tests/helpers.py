@@ -46,7 +46,7 @@ from commwatch.watchers.inspector import Inspector
 from commwatch.watchers.nccl import NcclLogs
 from commwatch.watchers.profiles import Profiles
 from commwatch.watchers.ras import Ras
-from tests.prefork import Commwatch
+from tests import prefork
 
 MS = 1_000_000
 #: Unix time of monotonic 0 in ``identity``.
@@ -292,13 +292,14 @@ class Watch:
 
 def wait_for(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     """Look until ``condition`` is true and return what it returned; fail naming ``what``."""
-    end = time.monotonic() + patience_s
+    end, pause_s = time.monotonic() + patience_s, 0.01
     while True:
         result = condition()
         if result:
             return result
         assert time.monotonic() < end, f"waited {patience_s:.0f} s for {what}"
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.2)  # often at first; most questions cost an agent some milliseconds
 
 
 def free_port() -> int:
@@ -325,11 +326,15 @@ def clean_env(**more: str) -> dict[str, str]:
     }
 
 
-def commwatch(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+def commwatch(
+    *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
-    kwargs.setdefault("env", clean_env())
-    command = [sys.executable, "-m", "commwatch", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 2, check=False, **kwargs)
+    words, env, timeout = list(map(str, arguments)), env or clean_env(), 2 * PATIENCE_S
+    if _at_start(env) == _at_start(clean_env()):
+        return prefork.commwatch(*words, env=env, cwd=cwd, timeout=timeout)
+    command = [sys.executable, "-m", "commwatch", *words]
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 #: Body and content type of a URL; raises ``HTTPError`` on an error answer.
@@ -345,7 +350,7 @@ def fetch(url: str) -> tuple[bytes, str]:
 class RunningAgent:
     """An agent process and how to ask it."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | Commwatch, directory: Path, fetch: Fetch) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | prefork.Commwatch, directory: Path, fetch: Fetch) -> None:
         self.process, self.directory = process, directory
         self.url: str = ""
         self._fetch = fetch
@@ -391,7 +396,7 @@ def agent(
     command, env = ["agent", "--dir", str(directory), "--port", "0", *flags], env or clean_env()
     true_start = [*there, sys.executable, "-m", "commwatch", *command]
     forked = not there and _at_start(env) == _at_start(clean_env())
-    process = Commwatch(*command, env=env) if forked else subprocess.Popen(true_start, env=env)
+    process = prefork.Commwatch(*command, env=env) if forked else subprocess.Popen(true_start, env=env)
     running = RunningAgent(process, directory, fetch)
     try:
 

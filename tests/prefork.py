@@ -31,8 +31,15 @@ from typing import Any
 
 #: What the servers import, for jobs and for agents. A process that needs other modules imports them itself.
 PRELOADED = {
-    "job": ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel"),
-    "agent": ("commwatch.daemon", "commwatch.server.listener", "commwatch.server.web"),
+    # The first use of an optimizer imports `torch._dynamo`, which takes 2 s of a core.
+    "job": ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo"),
+    "agent": (
+        "commwatch.cli",
+        "commwatch.commands.client",
+        "commwatch.daemon",
+        "commwatch.server.listener",
+        "commwatch.server.web",
+    ),
 }
 #: What a rank shares with its client: the network, and ``/sys``, where its devices are seen.
 NAMESPACES = ("net", "mnt")
@@ -47,17 +54,32 @@ def command(script: Path, *arguments: str, ranks: int = 0) -> list[str]:
     Args:
         ranks: how many processes, as torchrun starts them; 0: one process whose environment says who it is.
     """
-    return [sys.executable, "-S", "-E", __file__, str(_server("job")), str(ranks), str(script), *arguments]
+    return [*launcher(ranks), str(script), *arguments]
+
+
+def launcher(ranks: int) -> list[str]:
+    """The start of such a command line: what runs the script that follows."""
+    return [sys.executable, "-S", "-E", __file__, str(_server("job")), str(ranks)]
 
 
 class Commwatch:
-    """A process that runs ``python -m commwatch``; of the interface of ``subprocess.Popen``, what tests of agents use."""
+    """A process that runs ``python -m commwatch``; of the interface of ``subprocess.Popen``, what tests of agents use.
 
-    def __init__(self, *arguments: str, env: Mapping[str, str]) -> None:
+    Args:
+        arguments: of the command line.
+        env: its whole environment.
+        cwd: its folder; by default that of this process.
+        streams: files of its standard input, output and error.
+    """
+
+    def __init__(
+        self, *arguments: str, env: Mapping[str, str], cwd: Path | None = None, streams: Sequence[int] = (0, 1, 2)
+    ) -> None:
         program = find_spec("commwatch.__main__")
         assert program is not None
         assert program.origin is not None
-        self._connection = _connected(str(_server("agent")), 0, [program.origin, *arguments], env)
+        argv = [program.origin, *arguments]
+        self._connection = _connected(str(_server("agent")), 0, argv, env, cwd or Path.cwd(), streams)
         self._replies = self._connection.makefile()
         self.pid = int(self._replies.readline())
         self.returncode: int | None = None
@@ -94,6 +116,22 @@ class Commwatch:
         self.send_signal(signal.SIGKILL)
 
 
+def commwatch(
+    *arguments: str, env: Mapping[str, str], cwd: Path | None, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m commwatch`` to its end, without input; raise ``TimeoutExpired`` after ``timeout`` seconds."""
+    with Path(os.devnull).open() as nothing, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        streams = (nothing.fileno(), out.fileno(), err.fileno())
+        process = Commwatch(*arguments, env=env, cwd=cwd, streams=streams)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+
+
 @cache
 def _server(kind: str) -> Path:
     """Socket of a server of ``PRELOADED``, which starts with the first client and ends with the tests."""
@@ -119,15 +157,17 @@ def _server(kind: str) -> Path:
 # -- the client -----------------------------------------------------------------------------------
 
 
-def _connected(path: str, ranks: int, argv: Sequence[str], env: Mapping[str, str]) -> socket.socket:
+def _connected(
+    path: str, ranks: int, argv: Sequence[str], env: Mapping[str, str], cwd: Path, streams: Sequence[int]
+) -> socket.socket:
     """Start a program on a server. The connection yields its pid (the first rank's), and its end, as ``Popen.returncode``: a line each."""
     umask = os.umask(0o077)
     os.umask(umask)
-    request = {"argv": argv, "ranks": ranks, "cwd": str(Path.cwd()), "env": dict(env), "umask": umask}
+    request = {"argv": argv, "ranks": ranks, "cwd": str(cwd), "env": dict(env), "umask": umask}
     namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)
-    descriptors = array.array("i", [0, 1, 2, *namespaces])
+    descriptors = array.array("i", [*streams, *namespaces])
     server.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
     server.sendall(json.dumps(request).encode() + b"\n")
     for namespace in namespaces:
@@ -137,7 +177,7 @@ def _connected(path: str, ranks: int, argv: Sequence[str], env: Mapping[str, str
 
 def _client(path: str, ranks: str, *argv: str) -> int:
     """Run a job on the server; returns how it ended, as ``Popen.returncode``."""
-    with _connected(path, int(ranks), argv, os.environ) as server, server.makefile() as replies:
+    with _connected(path, int(ranks), argv, os.environ, Path.cwd(), (0, 1, 2)) as server, server.makefile() as replies:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: server.send(bytes([number])))
         replies.readline()

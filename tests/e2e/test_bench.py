@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.reference.references import load
+from tests import prefork
 from tests.agent.test_config import one_line
 from tests.e2e.hosts import Host
 from tests.helpers import clean_env, commwatch, free_port
@@ -20,9 +21,9 @@ NCCL_TESTS = Path(__file__).parents[1] / "fixtures" / "nccl_tests"
 QUICK = ("--min-bytes", "4K", "--max-bytes", "1M", "--factor", "16", "--seconds", "2")
 
 
-def launch(ranks: int = 2) -> list[str]:
+def launch() -> list[str]:
     """A launch command as a user gives it."""
-    flags = ["--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+    flags = ["--nproc-per-node", "2", "--master-port", str(free_port())]
     return ["--", sys.executable, "-m", "torch.distributed.run", *flags]
 
 
@@ -91,7 +92,7 @@ def test_json_of_two_backends(tmp_path: Path) -> None:
     """What a backend cannot do here is reported and left out, the others are measured; --json gives points in seconds and curves."""
     ops = "all_reduce,reduce,gather,scatter"
     flags = ("--backends", "nccl,gloo", "--ops", ops, "--json", "--state", tmp_path)
-    done = commwatch("bench", *QUICK, *flags, *launch())
+    done = commwatch("bench", *QUICK, *flags, "--", *prefork.launcher(2))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     (one,) = found["references"]
@@ -154,7 +155,7 @@ def test_asked_wrongly(arguments: tuple[str, ...], named: str, tmp_path: Path) -
 )
 def test_cannot_be_swept(flags: tuple[str, ...], ranks: int, named: str, tmp_path: Path) -> None:
     """An unknown backend, or too few ranks, is reported in one line, without torch's traceback; nothing is kept."""
-    done = commwatch("bench", *QUICK, *flags, "--state", tmp_path, *launch(ranks))
+    done = commwatch("bench", *QUICK, *flags, "--state", tmp_path, "--", *prefork.launcher(ranks))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert named in done.stderr.splitlines()[-1]

@@ -113,8 +113,8 @@ def test_tensor_parallel(tmp_path: Path) -> None:
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     """On a terminal a line at the bottom shows the progress of the job, apart from the job's own lines, and is removed at the end."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path), "--port", "0", "--", *TORCHRUN]
-    job = [str(EXAMPLES / "train_ddp.py"), "--steps", "60"]
+    command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path), "--port", "0", "--"]
+    job = prefork.command(EXAMPLES / "train_ddp.py", "--steps", "60", ranks=2)
     env = clean_env(TERM="xterm", LINES="30", COLUMNS="100")
     with subprocess.Popen([*command, *job], stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:
         os.close(theirs)

@@ -15,7 +15,7 @@ import pytest
 
 from commwatch.collectors.probe.governor import is_sampled
 from commwatch.collectors.wire import events as ev
-from tests.e2e.torchjob import JOBS, RankRecords, read_rings, results, torchrun
+from tests.e2e.torchjob import JOBS, RankRecords, preforked, read_rings, results, torchrun
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, needs, wait_for
 
 #: Bytes of the operations of a step of ``governed.py``.
@@ -36,8 +36,9 @@ def slow_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def job(directory: Path, pause_s: float, **env: str) -> Iterator[subprocess.Popen[str]]:
     """``governed.py`` while it runs; it ends when ``directory/stop`` appears."""
+    start = torchrun if "LD_PRELOAD" in env else preforked
     process = subprocess.Popen(
-        torchrun("governed.py", 2, str(directory / "stop"), str(pause_s)),
+        start("governed.py", 2, str(directory / "stop"), str(pause_s)),
         env=clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB="governed", **env),
         stdout=subprocess.PIPE,
         text=True,

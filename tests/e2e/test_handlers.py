@@ -16,10 +16,12 @@ from tests.helpers import free_port
 STEPS, HITS = 50, 5
 
 
-def single(directory: Path, script: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+def single(
+    directory: Path, script: str, *arguments: object, forked: bool = True, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run a job of one process that joins its own group."""
     where = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    return alone(directory, script, *arguments, **where, **env)
+    return alone(directory, script, *arguments, forked=forked, **where, **env)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("where", ["ring", "group", "dtype"])
 def test_exit_in_the_middle(where: str, hook: str, tmp_path: Path) -> None:
     """A handler that calls ``sys.exit(9)`` while the probe makes its ring, or takes in a group or a dtype, ends the job with 9."""
-    done = single(tmp_path, "handlers.py", "exit", where)
+    done = single(tmp_path, "handlers.py", "exit", where, forked=False)
     assert (done.returncode, results(done.stdout)) == (9, ["killed"]), done.stderr[-4000:]
     assert "commwatch: " not in done.stderr
 
@@ -41,7 +43,7 @@ def test_exit_in_the_middle(where: str, hook: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("native")
 def test_aside(tmp_path: Path) -> None:
     """A thread in which the native hook asks Python waits for no import of the trainer's, and leaves nothing behind."""
-    told = said(single(tmp_path, "handlers.py", "aside", COMMWATCH_HOOK="native"))
+    told = said(single(tmp_path, "handlers.py", "aside", forked=False, COMMWATCH_HOOK="native"))
     assert told == {"imported": [], "threads": ["MainThread"]}
 
 

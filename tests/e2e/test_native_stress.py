@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring_reader import RingReader
+from tests import prefork
 from tests.e2e.torchjob import JOBS, RankRecords, alone, built_for_torch, read_rings, results, run_job, said, torchrun
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 
@@ -69,7 +69,7 @@ def test_100_000_operations(hook: str, tmp_path: Path) -> None:
     """Of 100,000 operations by eight threads, read while they are written, none is lost or torn."""
     each, go = 12_500, tmp_path / "go"
     job = subprocess.Popen(
-        [sys.executable, str(JOBS / "flood.py"), str(each), str(go)],
+        prefork.command(JOBS / "flood.py", str(each), str(go)),
         env=clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path), COMMWATCH_SLOTS="131072", RANK="0"),
     )
     (path,) = wait_for(lambda: list(tmp_path.glob("rings/*.ring")), "the ring")
@@ -159,7 +159,7 @@ def test_fork_with_works_in_flight(hook: str, tmp_path: Path) -> None:
 
 def test_leaving_with_works_in_flight(hook: str, lazy_backend: Path, tmp_path: Path) -> None:
     """A sys.exit with works in flight ends as without us: same exit code, same stderr; the ring says what never ended."""
-    done, plain = (alone(tmp_path, "lazy.py", lazy_backend, "leave", COMMWATCH=on) for on in "10")
+    done, plain = (alone(tmp_path, "lazy.py", lazy_backend, "leave", forked=False, COMMWATCH=on) for on in "10")
     assert (
         (done.returncode, done.stdout, done.stderr)
         == (plain.returncode, plain.stdout, plain.stderr)

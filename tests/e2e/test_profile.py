@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from commwatch.commands.client import Keys, post
-from tests.e2e.torchjob import UPSTREAM_FLAKE, preforked, results, run_job, torchrun
+from tests.e2e.torchjob import UPSTREAM_FLAKE, preforked, results, run_job
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
 
 JOB = "train"
@@ -46,8 +46,7 @@ def training(directory: Path, does: str = "nothing", *prefix: str) -> Iterator[T
     """The job; it has come to its steps once this is entered where an agent watches."""
     stop = directory.with_name("stop")
     env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB=JOB)
-    start = torchrun if prefix else preforked
-    command = [*prefix, *start("profiled.py", 2, str(stop), "1", does)]
+    command = [*prefix, *preforked("profiled.py", 2, str(stop), "1", does)]
     job = Training(subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE), stop)
     try:
         yield job

@@ -122,10 +122,17 @@ def run_job(directory: Path, script: str, *arguments: str, nproc: int = 2, **env
     return done.stdout
 
 
-def alone(directory: Path, script: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a job of one process to its end."""
+def alone(
+    directory: Path, script: str, *arguments: object, forked: bool = True, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a job of one process to its end.
+
+    Args:
+        forked: False for a job of which a test sees how Python starts or ends, or what it imports.
+    """
+    words = list(map(str, arguments))
     return subprocess.run(
-        [sys.executable, str(JOBS / script), *map(str, arguments)],
+        prefork.command(JOBS / script, *words) if forked else [sys.executable, str(JOBS / script), *words],
         env=clean_env(**{"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), "RANK": "0", **env}),
         capture_output=True,
         text=True,

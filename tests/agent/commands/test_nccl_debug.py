@@ -16,7 +16,7 @@ import pytest
 from commwatch.collectors.wire import nccl_debug_file as debug
 from commwatch.commands.nccl_debug import Plan, in_memory, plan
 from commwatch.commands.output_filter import Passing
-from tests.helpers import PATIENCE_S, clean_env, wait_for
+from tests.helpers import PATIENCE_S, clean_env, commwatch, wait_for
 
 HOST = socket.gethostname().partition(".")[0]
 
@@ -301,8 +301,7 @@ def watched(directory: Path, *flags: str, code: str = RANK) -> list[str]:
 
 def run_watched(directory: Path, *flags: str, code: str = RANK, **env: str) -> subprocess.CompletedProcess[str]:
     """A watched job to its end."""
-    command, patience = watched(directory, *flags, code=code), PATIENCE_S * 2
-    return subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False, env=clean_env(**env))
+    return commwatch(*watched(directory, *flags, code=code)[3:], env=clean_env(**env))
 
 
 def in_terminal(command: list[str], env: dict[str, str]) -> tuple[int, str]:
