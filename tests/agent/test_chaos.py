@@ -10,7 +10,7 @@ import pytest
 from bench.chaos import Chaos
 from bench.common import scratch
 
-SECONDS = 20.0
+SECONDS = 10.0
 
 
 def test_killed_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ ANY_TIME = 2**62
 
 
 def test_identity(tmp_path: Path) -> None:
-    """Groups with one description, plain groups and groups made again keep their identity apart, alike on all ranks."""
+    """Groups with one description, plain groups and groups made again keep their identity apart, alike on all ranks, and are joined by it."""
     run_job(tmp_path, "identity.py", str(tmp_path), nproc=4)
     ranks = read_rings(tmp_path)
     assert len(ranks) == 4
@@ -38,11 +38,7 @@ def test_identity(tmp_path: Path) -> None:
     assert all(len(used) == 1 for used in sizes.values())
     descriptions = [group["desc"] for group in ranks[0].groups.values()]
     assert len(descriptions) > len(set(descriptions))
-
-
-def test_identity_joins(tmp_path: Path) -> None:
-    """Every collective of every group is joined with exactly the ranks of its own group."""
-    run_job(tmp_path, "identity.py", str(tmp_path), nproc=4)
+    # Every collective of every group is joined with exactly the ranks of its own group.
     agent, _ = digest(tmp_path)
     groups = agent.groups(None)
     assert all(group.aligned and group.ranks == group.members for group in groups)

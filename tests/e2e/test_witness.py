@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,8 @@ def test_witness(workload: str, tmp_path: Path) -> None:
             compare(rank, entries, after=["barrier"])  # the script's last, which comes after the recorder was asked
             assert all(record.end_ns >= record.start_ns >= record.launch_ns > 0 for record in rank.operations)
             assert {r.timing for r in rank.operations} - LOOKED[hook] <= {ev.BY_FUTURE, ev.BY_WAIT, ev.BY_CALL}
+        if workload in MORE:
+            MORE[workload](*ranks)
     for native, python in zip(seen["native"], seen["python"], strict=True):
         assert (native.groups, native.dtypes, native.ops) == (python.groups, python.dtypes, python.ops)
         assert without_times(native) == without_times(python)
@@ -73,22 +76,18 @@ def without_times(rank: RankRecords) -> list[tuple[int, ...]]:
     return [without_time(record) for record in ordered(rank)]
 
 
-@pytest.mark.usefixtures("hook")
-def test_point_to_point(tmp_path: Path) -> None:
+def messages(first: RankRecords, second: RankRecords) -> None:
     """Sends and receives carry peer, tag, their own numbering and size; the recorder does not see them on Gloo."""
-    run_job(tmp_path, "witness.py", "point_to_point")
-    first, second = read_rings(tmp_path)
-    assert [(r.peer, r.tag, r.seq, r.size_bytes) for r in first.of("send")] == [
-        (1, 0, 0, 32),
-        (1, 7, 0, 32),
-        (1, 0, 1, 32),
-    ]
+    sends = [(r.peer, r.tag, r.seq, r.size_bytes) for r in first.of("send")]
+    assert sends == [(1, 0, 0, 32), (1, 7, 0, 32), (1, 0, 1, 32)]
     assert [(r.peer, r.tag, r.seq) for r in second.of("recv")] == [(0, 0, 0), (0, 7, 0), (-1, 0, 0)]
 
 
-@pytest.mark.usefixtures("hook")
-def test_monitored_barrier(tmp_path: Path) -> None:
+def barriers(*ranks: RankRecords) -> None:
     """A monitored barrier, which the recorder leaves out on Gloo, is seen, and its end known from the call itself."""
-    run_job(tmp_path, "witness.py", "plain")
-    for rank in read_rings(tmp_path):
+    for rank in ranks:
         assert len([r for r in rank.of("barrier") if r.timing == ev.BY_CALL]) == 1
+
+
+#: What the recorder does not see of a workload.
+MORE: dict[str, Callable[..., None]] = {"point_to_point": messages, "plain": barriers}

@@ -32,7 +32,7 @@ from tests.helpers import (
 S = 1000 * MS
 ALWAYS = (0, 1 << 62)
 #: Bytes that are changed at once, and how often so many: 2,000 in all.
-ROUNDS = {1: 60, 5: 28, 90: 20}
+ROUNDS = {1: 30, 5: 14, 95: 20}
 JOBS = {"ended": 400, "running": 300}
 
 
