@@ -18,9 +18,9 @@ def hosts() -> Iterator[list[Host]]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuietJob]:
-    """A healthy job beside the tests."""
+    """A healthy job beside the tests of a module."""
     directory = tmp_path_factory.mktemp("quiet")
     with agent(directory) as running:
         job = QuietJob(running, directory)
@@ -28,10 +28,3 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuietJob]:
             yield job
         finally:
             job.end()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quiet_from_the_beginning(request: pytest.FixtureRequest) -> None:
-    """It begins with the first test of this folder, if it is asked for at all: so nobody has to wait for its two minutes."""
-    if any("quiet" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("quiet")

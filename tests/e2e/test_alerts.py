@@ -21,6 +21,7 @@ from commwatch.alerts.catalogue import shipped
 from commwatch.alerts.model import FIRING, RESOLVED
 from tests import prefork
 from tests.e2e.hosts import Host
+from tests.e2e.quiet import PAUSE_S, QuietJob
 from tests.e2e.test_shares import SIZE, TAKES_S
 from tests.e2e.test_verdicts import Job, Trouble
 from tests.e2e.torchjob import JOBS
@@ -28,6 +29,8 @@ from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch,
 from tests.prometheus import Prometheus, prometheus
 from tests.receivers import Server, alertmanager
 
+#: It runs beside all of them.
+pytestmark = pytest.mark.usefixtures("quiet")
 JOB = "ddp"
 HIGH = "CommShareHigh"
 #: What a job that waits for its link may be told of, and no more.
@@ -37,6 +40,8 @@ SHARE = f'job:commwatch_comm_share_ratio:avg{{job_id="{JOB}"}}'
 ROUNDS = "changes(commwatch_alert_evaluation_seconds_total[1h])"
 #: A share goes down over the minute that it is of; then there are ``keep_firing_for`` and the rounds.
 LONG_S = 3 * PATIENCE_S
+#: Age of the healthy job at the end.
+MINUTES_S = 125
 
 
 class Scene:
@@ -202,3 +207,12 @@ def test_hang(tmp_path: Path) -> None:
     stacks = {one["rank"]: one["text"] for one in evidence["stacks"] if one["kind"] == "python_stack"}
     assert "stop (" in stacks[stopped.culprit]
     assert evidence["left_out"] == {}
+
+
+def test_no_verdict_on_a_healthy_job(quiet: QuietJob) -> None:
+    """Two minutes of uneven compute, checkpoints and posted receives on a busy machine, and not one verdict."""
+    wait_for(lambda: quiet.age_s > MINUTES_S or not quiet.running(), "two minutes", 2 * MINUTES_S)
+    assert quiet.running()
+    assert quiet.steps() > 100
+    assert quiet.asked > 0.2 * MINUTES_S / PAUSE_S
+    assert quiet.verdicts == []
