@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import ref
 
@@ -31,7 +31,7 @@ _SPARE = 64
 class Watch:
     """An operation on a GPU, or all operations of a batch, which begin and end together."""
 
-    __slots__ = ("began_ns", "device", "flights", "over", "pg", "ready", "seen_waiting", "work")
+    __slots__ = ("began_ns", "device", "flights", "line", "over", "pg", "ready", "seen_running", "seen_waiting", "work")
 
     def __init__(self, device: torch.device, pg: Any, ready: torch.Event | None) -> None:
         self.device = device
@@ -40,11 +40,14 @@ class Watch:
         #: On the stream that was current at the launch: the operation's input is ready.
         self.ready = ready
         self.flights: list[Flight] = []
+        #: Operations of one line end in the order of their launch.
+        self.line: Hashable = None
         self.work: Any = None
         #: Recorded after the call, if there is no Work: the operation runs on the current stream.
         self.over: torch.Event | None = None
         self.began_ns = 0
-        self.seen_waiting = False
+        #: What an earlier poll saw: inputs that were not ready; an operation that had begun.
+        self.seen_waiting = self.seen_running = False
 
 
 class Devices:
@@ -59,7 +62,9 @@ class Devices:
         self, timing: Timing, finish: Finish, wake: Callable[[], None], complain: Callable[[str], None]
     ) -> None:
         self._mode, self._finish, self._wake, self._complain = timing.mode, finish, wake, complain
-        self._pending: deque[Watch] = deque()
+        #: By line, for the probe's thread; it takes what has arrived there.
+        self._lines: dict[Hashable, deque[Watch]] = {}
+        self._arrived: deque[Watch] = deque()
         self._spare: deque[torch.Event] = deque(maxlen=_SPARE)
         self._batches = threading.local()
         #: Process groups whose timing is enabled, by id; not a WeakSet, for the reason in torch_steps.py.
@@ -68,7 +73,7 @@ class Devices:
 
     def __bool__(self) -> bool:
         """Whether something is pending."""
-        return bool(self._pending)
+        return bool(self._arrived or self._lines)
 
     # -- in the trainer's threads -------------------------------------------------------------
 
@@ -105,6 +110,8 @@ class Devices:
     def follow(self, watch: Watch, flight: Flight, work: Any) -> None:
         """Track an operation after its call."""
         batch = getattr(self._batches, "open", {}).get(id(watch.pg))
+        # A group has a stream for each device, one for each peer, and one for batches.
+        watch.line = (id(watch.pg), watch.device, flight.queue if batch is None else "batch")
         watch.pg = None
         if batch is None:
             watch.flights.append(flight)
@@ -136,14 +143,15 @@ class Devices:
     def _watch(self, watch: Watch, work: Any) -> None:
         watch.work = work
         if work is None:
+            watch.line = id(watch)  # on any stream
             try:
                 watch.over = self._record(watch.device)
             except RuntimeError as error:
                 self._leave_alone(error)
                 self._untimed(watch)
                 return
-        self._pending.append(watch)
-        if len(self._pending) == 1:
+        self._arrived.append(watch)
+        if len(self._arrived) == 1 and not self._lines:
             self._wake()
 
     def _record(self, device: torch.device) -> torch.Event:
@@ -158,46 +166,58 @@ class Devices:
 
     def poll(self) -> None:
         """Finish the operations that have ended."""
-        for _ in range(len(self._pending)):
-            watch = self._pending.popleft()
-            if self._mode == OFF:
-                self._untimed(watch)
-                continue
-            try:
-                if watch.device != self._on:
-                    step_aside(watch.device)
-                    self._on = watch.device
-                over = self._looked(watch)
-            except RuntimeError as error:
-                self._leave_alone(error)
-                self._untimed(watch)
-                continue
-            if over:
-                self._spare.extend(event for event in (watch.ready, watch.over) if event is not None)
-            else:
-                self._pending.append(watch)
+        while self._arrived:
+            watch = self._arrived.popleft()
+            self._lines.setdefault(watch.line, deque()).append(watch)
+        for line, watches in list(self._lines.items()):
+            while watches and self._is_over(watches[0]):
+                watches.popleft()
+            if not watches:
+                del self._lines[line]
 
     def give_up(self) -> None:
         """Finish all pending operations without times, because the probe is removed."""
-        while self._pending:
-            self._untimed(self._pending.popleft())
+        for watches in (self._arrived, *self._lines.values()):
+            while watches:
+                self._untimed(watches.popleft())
+        self._lines.clear()
+
+    def _is_over(self, watch: Watch) -> bool:
+        """Finish an operation if it has ended, or can no longer be watched."""
+        if self._mode == OFF:
+            self._untimed(watch)
+            return True
+        try:
+            if watch.device != self._on:
+                step_aside(watch.device)
+                self._on = watch.device
+            over = self._looked(watch)
+        except RuntimeError as error:
+            self._leave_alone(error)
+            self._untimed(watch)
+            return True
+        if over:
+            self._spare.extend(event for event in (watch.ready, watch.over) if event is not None)
+        return over
 
     def _looked(self, watch: Watch) -> bool:
-        now = time.monotonic_ns()
         if watch.ready is not None and self._mode != EVENTS:
             if not watch.ready.query():
                 watch.seen_waiting = True
             else:
                 self._spare.append(watch.ready)
                 watch.ready = None
-                watch.began_ns = now if watch.seen_waiting else 0
+                watch.began_ns = time.monotonic_ns() if watch.seen_waiting else 0
+        begun = watch.ready is None
         if not (watch.work.is_completed() if watch.over is None else watch.over.query()):
+            watch.seen_running = begun
             return False
+        now = time.monotonic_ns()  # not before the query, which may wait for a lock of the backend
         took_ns = self._duration_ns(watch) if self._mode == EVENTS else None
         watch.work = None
         if took_ns is not None:
             ended = (now, ev.BY_EVENTS, 0, now - took_ns, True)
-        elif self._mode == EVENTS:
+        elif self._mode == EVENTS or not watch.seen_running:  # the latter: shorter than the time between two polls
             ended = (now, ev.BY_NONE, ev.UNTIMED, 0, False)
         else:
             ended = (now, ev.BY_POLL, 0, watch.began_ns, False)

@@ -63,6 +63,24 @@ def test_no_timing_events_with_one_queue(hook: str, gpu: Path, tmp_path: Path) -
     assert second.start_ns >= first.end_ns
 
 
+def test_shorter_than_a_poll(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """Polling records no duration of an operation that it has never seen running: it would be that of the poll."""
+    _, rank = play(tmp_path, gpu, "short", COMMWATCH_TIMING="poll")
+    (record,) = rank.operations
+    assert (ev.TIMING[record.timing], record.flags & ev.UNTIMED) == ("none", ev.UNTIMED)
+
+
+def test_work_that_does_not_answer(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """An end is recorded when the device has reported it, not when it was asked; the native hook's heartbeat does not wait for the answer."""
+    asked = {"COMMWATCH": "0", "COMMWATCH_TIMING": "events"}
+    told, _ = said(alone(tmp_path, "gpu_timing.py", gpu, "slow", **asked))
+    (rank,) = read_rings(tmp_path)
+    (record,) = rank.operations
+    assert record.end_ns >= told["over"]
+    assert took(record) == pytest.approx(15 * OP_NS, rel=1e-3)
+    assert told["beats"] > (2 if hook == "native" else 0)
+
+
 @pytest.mark.parametrize("asked", ["off", "auto"])
 def test_counted_only(hook: str, asked: str, gpu: Path, tmp_path: Path) -> None:
     """With COMMWATCH_TIMING=off, and unasked, the device is left alone: no event is made, operations have no duration."""

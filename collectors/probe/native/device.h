@@ -9,8 +9,10 @@
 #include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -128,17 +130,25 @@ inline void leave_devices_alone(const char* why) {
   if (device_timing().exchange(DeviceTiming::kOff) != DeviceTiming::kOff) Session::say("operations on GPUs are no longer timed", "asking", why);
 }
 
+// Number of a line of the poller: operations on one queue, which end in order. part: of the queue.
+inline uint64_t line_of(const void* queue, int64_t part) {
+  const auto mixed = (reinterpret_cast<uint64_t>(queue) >> 4) * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(part);
+  return std::max<uint64_t>(mixed >> 1, 1);
+}
+
 // What is recorded about one operation at its launch.
 struct OnDevice {
   c10::Device device;
   DeviceTiming timing = DeviceTiming::kOff;
+  // Of the poller, if the operation has a Work.
+  uint64_t line = 0;
   // Recorded on the stream that was current at the launch: complete once the operation's inputs are ready and earlier work is over.
   Events::Event ready;
 };
 
-// Called before the operation. own_times: its Work reports the duration, so no event is needed.
-inline OnDevice launch_on(const c10::Device& device, bool own_times) {
-  OnDevice noted{device, device_timing().load(), nullptr};
+// Called before the operation. own_times: its Work reports the duration, so no event is needed; it is the next of its `line`.
+inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t line) {
+  OnDevice noted{device, device_timing().load(), line, nullptr};
   if (noted.timing == DeviceTiming::kOff) return noted;
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());
@@ -167,11 +177,16 @@ class DeviceWatch {
       : noted_(std::move(noted)), work_(std::move(work)), flights_(std::move(flights)) {
     if (work_) return;
     const c10::impl::VirtualGuardImpl guard(noted_.device.type());
-    over_ = Events::record(guard.getStream(noted_.device), timed());
+    const c10::Stream stream = guard.getStream(noted_.device);
+    over_ = Events::record(stream, timed());
+    noted_.line = line_of(nullptr, static_cast<int64_t>(std::hash<c10::Stream>()(stream)));
   }
 
   DeviceWatch(const DeviceWatch&) = delete;
   DeviceWatch& operator=(const DeviceWatch&) = delete;
+
+  // Line of the poller that it belongs to.
+  uint64_t line() const { return noted_.line; }
 
   // Called in the poller's thread; returns true once there is nothing left to watch.
   bool look() {
@@ -201,21 +216,26 @@ class DeviceWatch {
   }
 
   bool looked() {
-    const uint64_t now = now_ns();
     if (noted_.ready && !timed()) {
       if (!noted_.ready->query()) {
         not_ready_ = true;
       } else {
         noted_.ready.reset();
-        if (not_ready_) began_ns_ = now;  // the begin was observed
+        if (not_ready_) began_ns_ = now_ns();  // the begin was observed
       }
     }
-    if (work_ ? !work_->isCompleted() : !over_->query()) return false;
+    const bool begun = !noted_.ready;
+    if (work_ ? !work_->isCompleted() : !over_->query()) {
+      seen_running_ = begun;
+      return false;
+    }
+    const uint64_t now = now_ns();  // not before the query, which may wait for a lock of the backend
     const uint8_t failed = work_ && work_->exception() ? format::kFailed : 0;
-    if (!timed() || failed != 0) {
+    if (failed != 0 || (!timed() && seen_running_)) {
       for (auto& flight : flights_) flight->finish(now, format::kByPoll, failed, began_ns_);
       return true;
     }
+    if (!timed()) return true;  // shorter than the time between two polls: no duration is known
     const int64_t took_ns = duration_ns();
     const bool known = took_ns >= 0 && static_cast<uint64_t>(took_ns) < now;
     for (auto& flight : flights_) {
@@ -249,6 +269,7 @@ class DeviceWatch {
   Events::Event over_;
   std::vector<std::shared_ptr<Flight>> flights_;
   bool not_ready_ = false;
+  bool seen_running_ = false;  // by an earlier poll, so that begin and end are known to the interval of the polls
   uint64_t began_ns_ = 0;
 };
 

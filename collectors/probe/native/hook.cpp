@@ -274,7 +274,8 @@ std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
 void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, std::vector<std::shared_ptr<Flight>> flights) {
   try {
     auto watch = std::make_shared<DeviceWatch>(std::move(noted), std::move(work), std::move(flights));
-    session.poller().add([watch = std::move(watch)] { return watch->look(); });
+    const uint64_t line = watch->line();
+    session.poller().add([watch = std::move(watch)] { return watch->look(); }, line);
   } catch (const std::exception& error) {
     leave_devices_alone(error.what());
   }
@@ -421,7 +422,9 @@ struct Kernel : c10::OperatorKernel {
     launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !device.has_value(), cost_of, record);
     if (device) {
       have_times(*group, process_group, *device);
-      launched.noted = launch_on(*device, (record.flags & format::kAsync) != 0);
+      // One stream for each device of a group, and one for each peer.
+      const uint64_t line = line_of(&process_group, (op.p2p ? record.peer + 1 : 0) * int64_t{256} + device->index());
+      launched.noted = launch_on(*device, (record.flags & format::kAsync) != 0, line);
     }
     return launched;
   }
@@ -492,6 +495,7 @@ void batch_ends(const std::optional<c10::intrusive_ptr<c10d::Work>>& work, const
   const Entered entered;
   std::optional<Batch> batch = take_batch(group.get());
   if (entered.get() == nullptr || !batch || !batch->last) return;
+  batch->last->line = line_of(group.get(), -1);
   look_after(*entered.get(), std::move(*batch->last), work.value_or(nullptr), std::move(batch->flights));
 }
 

@@ -1,33 +1,76 @@
-// A thread that polls operations whose end is not reported, and writes the ring's heartbeat.
+// Two threads of the probe: one writes the heartbeat, the other polls operations whose end is not reported.
 //
-// It polls often while operations end, less and less often while none does, and sleeps while none is pending.
+// They are separate because a poll may block: in the driver, or in a backend that is being destroyed.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace commwatch {
 
-class Poller {
+// Calls a function at once, and then once a second until it is stopped.
+class Heartbeat {
  public:
-  using Clock = std::chrono::steady_clock;
-  // Polls one operation; returns true once it needs no more polling. Must not throw.
-  using Look = std::function<bool()>;
-
-  // begin: called once in the thread; beat: at least once a second.
-  Poller(std::function<void()> begin, std::function<void()> beat)
+  // begin: called once in the thread.
+  Heartbeat(std::function<void()> begin, std::function<void()> beat)
       : beat_(std::move(beat)), thread_([this, begin = std::move(begin)] {
           begin();
           loop();
         }) {}
+
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+  ~Heartbeat() { stop(); }
+
+  void stop() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void loop() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (auto next = std::chrono::steady_clock::now(); !stop_;) {
+      lock.unlock();
+      beat_();
+      lock.lock();
+      next += std::chrono::seconds(1);
+      wake_.wait_until(lock, next, [this] { return stop_; });
+    }
+  }
+
+  std::function<void()> beat_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+// Polls often while operations end, less and less often while none does, and sleeps while none is pending. Its thread starts
+// with the first operation.
+class Poller {
+ public:
+  // Polls one operation; returns true once it needs no more polling. Must not throw.
+  using Look = std::function<bool()>;
+
+  // begin: called once in the thread.
+  explicit Poller(std::function<void()> begin) : begin_(std::move(begin)) {}
 
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
@@ -35,24 +78,35 @@ class Poller {
   ~Poller() { stop(); }
 
   // Ends the thread and destroys pending Looks, also those added later. If called in the thread itself (for example by a
-  // tensor's finalizer), it does not wait: the thread ends after the call returns.
+  // tensor's finalizer), it does not wait: the thread ends after the call returns. It waits a second at most for a Look that
+  // blocks; then this object must be kept, as the thread still uses it.
   void stop() {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      stop_.store(true);
-    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    stop_.store(true);
     wake_.notify_one();
-    if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
+    if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) {
+      const bool over = ended_.wait_for(lock, kPatience, [this] { return !running_; });
+      lock.unlock();
+      over ? thread_.join() : thread_.detach();
+    } else {
+      lock.unlock();
+    }
     drop_arrived();
   }
 
-  // May be called in any thread; takes a lock only if the poller sleeps.
-  void add(Look look) {
-    auto* node = new Node{std::move(look), arrived_.load(std::memory_order_relaxed)};
+  // May be called in any thread; takes a lock only if the poller sleeps or has no thread yet.
+  //
+  // line: operations with the same number, less than 2^63, end in the order in which they are added, so only the first of them is
+  // polled; 0: it ends in no such order.
+  // Throws std::system_error if the process may not have another thread.
+  void add(Look look, uint64_t line = 0) {
+    auto* node = new Node{std::move(look), line, arrived_.load(std::memory_order_relaxed)};
     while (!arrived_.compare_exchange_weak(node->next, node)) {
     }
     if (stop_.load()) {
       drop_arrived();
+    } else if (!started_.load()) {
+      start();
     } else if (asleep_.load()) {
       const std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_one();
@@ -62,59 +116,84 @@ class Poller {
  private:
   struct Node {
     Look look;
+    uint64_t line;
     Node* next;
   };
+  using Lines = std::unordered_map<uint64_t, std::deque<Look>>;
   static constexpr std::chrono::microseconds kFirst{100}, kSlowest{2000};
-  static constexpr std::chrono::seconds kBeat{1};
+  static constexpr std::chrono::seconds kPatience{1};
+  static constexpr uint64_t kAlone = uint64_t{1} << 63;
 
-  static Node* next_of(std::unique_ptr<Node> node) { return node->next; }
+  void start() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (thread_.joinable() || stop_.load()) return;
+    try {
+      thread_ = std::thread([this] {
+        begin_();
+        loop();
+        const std::lock_guard<std::mutex> ending(mutex_);
+        running_ = false;
+        ended_.notify_all();
+      });
+    } catch (...) {
+      drop_arrived();
+      throw;
+    }
+    running_ = true;
+    started_.store(true);
+  }
 
   void drop_arrived() {
-    for (Node* node = arrived_.exchange(nullptr); node != nullptr;) node = next_of(std::unique_ptr<Node>(node));
+    for (Node* node = arrived_.exchange(nullptr); node != nullptr;) delete std::exchange(node, node->next);
+  }
+
+  // Put what was added into its line, oldest first; returns whether there was anything.
+  bool take(Lines* lines) {
+    std::vector<std::unique_ptr<Node>> added;
+    for (Node* node = arrived_.exchange(nullptr); node != nullptr; node = added.back()->next) added.emplace_back(node);
+    for (auto node = added.rbegin(); node != added.rend(); ++node) {
+      const uint64_t line = (*node)->line != 0 ? (*node)->line : kAlone | ++alone_;
+      (*lines)[line].push_back(std::move((*node)->look));
+    }
+    return !added.empty();
   }
 
   void loop() {
-    std::vector<Look> pending;
-    auto next_beat = Clock::now();
+    Lines lines;
     std::chrono::microseconds pause = kFirst;
     while (!stop_.load()) {
-      const auto now = Clock::now();
-      if (now >= next_beat) {
-        beat_();
-        next_beat = now + kBeat;
-      }
-      bool moved = false;
-      for (Node* node = arrived_.exchange(nullptr); node != nullptr; moved = true) {
-        pending.push_back(std::move(node->look));
-        node = next_of(std::unique_ptr<Node>(node));
-      }
-      for (size_t i = 0; i < pending.size();) {
-        if (pending[i]()) {
-          pending[i] = std::move(pending.back());
-          pending.pop_back();
-          moved = true;
-        } else {
-          ++i;
-        }
+      bool moved = take(&lines);
+      for (auto line = lines.begin(); line != lines.end();) {
+        auto& looks = line->second;
+        for (; !looks.empty() && looks.front()(); moved = true) looks.pop_front();
+        line = looks.empty() ? lines.erase(line) : std::next(line);
       }
       pause = moved ? kFirst : std::min(2 * pause, kSlowest);
-      sleep(pending.empty() ? next_beat : std::min(Clock::now() + pause, next_beat), pending.empty());
+      sleep(pause, lines.empty());
     }
   }
 
-  void sleep(Clock::time_point until, bool until_woken) {
+  // Sleep for `pause`, or until something is added.
+  void sleep(std::chrono::microseconds pause, bool until_added) {
     std::unique_lock<std::mutex> lock(mutex_);
-    asleep_.store(until_woken);
-    wake_.wait_until(lock, until, [&] { return stop_.load() || (until_woken && arrived_.load() != nullptr); });
+    asleep_.store(until_added);
+    if (until_added) {
+      wake_.wait(lock, [this] { return stop_.load() || arrived_.load() != nullptr; });
+    } else {
+      wake_.wait_for(lock, pause, [this] { return stop_.load(); });
+    }
     asleep_.store(false);
   }
 
-  std::function<void()> beat_;
+  const std::function<void()> begin_;
   std::atomic<Node*> arrived_{nullptr};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> started_{false};
   std::atomic<bool> asleep_{false};
+  bool running_ = false;
+  uint64_t alone_ = 0;  // used only by the thread
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, ended_;
   std::thread thread_;  // last: it uses all of the above
 };
 

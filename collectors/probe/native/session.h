@@ -61,7 +61,8 @@ class Session {
         return 0;
       }
       window_ns_ = now_ns();
-      poller_ = std::make_unique<Poller>(keep_signals_out, [this, ring = made.get()] { beat(*ring, now_ns()); });
+      poller_ = std::make_unique<Poller>(keep_signals_out);
+      heartbeat_ = std::make_unique<Heartbeat>(keep_signals_out, [this, ring = made.get()] { beat(*ring, now_ns()); });
     } catch (const std::exception&) {  // no thread
       munmap(base, size);
       return EAGAIN;
@@ -86,6 +87,7 @@ class Session {
     }
     if (Ring* ring = this->ring()) {
       poller_->stop();
+      heartbeat_->stop();
       write_counts(*ring, now_ns());
       ring->set(format::kClosed, now_ns());
     }
@@ -205,7 +207,7 @@ class Session {
   static constexpr size_t kBuckets = 64, kMostRetired = 1024;
   static constexpr int64_t kOpen = int64_t{1} << 32;
 
-  // Called once a second in the poller's thread: writes the heartbeat and the counts, and ends the governor's window if it is over.
+  // Called once a second in the heartbeat's thread: writes the heartbeat and the counts, and ends the governor's window if it is over.
   void beat(Ring& ring, uint64_t now) {
     ring.set(format::kHeartbeat, now);
     write_counts(ring, now);
@@ -260,9 +262,10 @@ class Session {
   std::mutex closing_;  // `attach` comes before `close` or after it
   bool closed_ = false;
   std::unique_ptr<Poller> poller_;  // stopped only by `close`, and kept, because its thread may be the last to leave
+  std::unique_ptr<Heartbeat> heartbeat_;
   char* base_ = nullptr;
   size_t size_ = 0;
-  Governor governor_;  // used only by the poller's thread, as are the next two
+  Governor governor_;  // used only by the heartbeat's thread, as are the next two
   uint64_t window_ns_ = 0;
   uint64_t spent_ns_ = 0;
   std::atomic<uint32_t> measured_{0};
@@ -270,7 +273,7 @@ class Session {
   std::atomic<bool> skipped_{false};
   std::atomic<int64_t> users_{kOpen};  // threads in the session, plus kOpen until it is closed
   std::atomic<bool> cleared_{false};
-  const uint32_t life_ = forks.load();  // in a forked child the poller's thread does not exist
+  const uint32_t life_ = forks.load();  // in a forked child the threads do not exist
   std::mutex adding_;
   std::atomic<Group*> groups_[kBuckets] = {};
   std::vector<std::unique_ptr<Group>> retired_;  // no longer found, but perhaps still in use

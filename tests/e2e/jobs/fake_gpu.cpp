@@ -5,6 +5,7 @@
 // which runs on the current stream; within a batch, works that report completion at once; durations on demand, once enabled.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <time.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
@@ -22,7 +23,7 @@ std::mutex mutex;
 int64_t busy_until[kStreams];
 std::atomic<int64_t> op_takes{0};
 std::atomic<int> events[2], works{0}, disturbed{0}, at_home{0}, timed_groups{0};
-std::atomic<bool> capturing{false}, broken{false};
+std::atomic<bool> capturing{false}, broken{false}, slow{false};
 thread_local int capture_mode = 0, device = -1;
 thread_local c10::StreamId current = kMain;
 
@@ -102,6 +103,7 @@ class NcclWork : public c10d::Work {
   ~NcclWork() override { --works; }
   bool isCompleted() override {
     ask();
+    while (slow && now() < end_) usleep(1000);  // as NCCL's does while another thread holds the communicator's lock
     return now() >= end_;
   }
   bool wait(std::chrono::milliseconds) override {
@@ -205,6 +207,11 @@ extern "C" void gpu_capture(int on) { capturing = on != 0; }
 extern "C" int gpu_capturing() { return capturing ? 1 : 0; }
 extern "C" void gpu_set_device() { device = 0; }
 extern "C" void gpu_break() { broken = true; }
+extern "C" void gpu_slow() { slow = true; }
+extern "C" int64_t gpu_nccl_over() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return busy_until[kNccl];
+}
 extern "C" int gpu_events(int timed) { return events[timed]; }
 extern "C" int gpu_works() { return works; }
 extern "C" int gpu_timed_groups() { return timed_groups; }

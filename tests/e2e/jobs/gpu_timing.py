@@ -16,6 +16,8 @@ from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
 
 import commwatch
 from commwatch.collectors.probe.torch_collectives import ring_file
+from commwatch.collectors.wire.ring import HEARTBEAT
+from commwatch.collectors.wire.ring_reader import RingReader
 
 MS = 1_000_000
 #: Compute before the first operation, and what operations take.
@@ -34,6 +36,7 @@ class Scene:
         assert isinstance(self.group, ProcessGroup)
         self.gpu.gpu_use(self.group.group_name.encode())
         self.gpu.gpu_op_takes(ctypes.c_int64(OP_MS * MS))
+        self.gpu.gpu_nccl_over.restype = ctypes.c_int64
         self.device = torch.device("privateuseone:0")
         module = SimpleNamespace(
             current_device=lambda: 0,
@@ -51,11 +54,25 @@ class Scene:
         return dist.all_reduce(torch.ops.fake_gpu.tensor(256), group=self.group, async_op=async_op)
 
     def recorded(self, records: int) -> None:
-        """Wait until so many records stand in the ring."""
+        """Wait until the ring has so many records."""
+        while self.cursor() < records:
+            time.sleep(0.01)
+
+    def cursor(self) -> int:
+        """The number of records in the ring."""
         ring = ring_file()
         assert ring is not None
-        while int.from_bytes(ring.read_bytes()[64:72], "little") < records:  # its cursor
-            time.sleep(0.01)
+        return int.from_bytes(ring.read_bytes()[64:72], "little")
+
+    def heartbeat(self) -> int:
+        """The heartbeat in the ring."""
+        ring = ring_file()
+        assert ring is not None
+        reader = RingReader(ring)
+        try:
+            return reader.counter(HEARTBEAT)
+        finally:
+            reader.close()
 
     # -- scenes -------------------------------------------------------------------------------
 
@@ -68,6 +85,25 @@ class Scene:
         self.reduce(False)
         self.recorded(3)
         del work, works
+
+    def short(self) -> None:
+        """One operation that is over before anybody can look."""
+        self.gpu.gpu_op_takes(ctypes.c_int64(1000))
+        work = self.reduce(True)
+        self.recorded(1)
+        del work
+
+    def slow(self) -> None:
+        """One operation, whose Work answers the first question only when it is over."""
+        self.gpu.gpu_slow()
+        self.gpu.gpu_op_takes(ctypes.c_int64(3000 * MS))
+        beats = set()
+        work = self.reduce(True)
+        while not (beats and self.cursor()):
+            beats.add(self.heartbeat())
+            time.sleep(0.01)
+        say({"over": self.gpu.gpu_nccl_over(), "beats": len(beats)})
+        del work
 
     def capture(self) -> None:
         """One operation before a capture, over in the midst of it; one captured; one after it."""

@@ -40,7 +40,7 @@ void test_looks_end() {
   constexpr int kLooks = 500, kMostCalls = 4;
   Looks looks;
   std::atomic<int> expected{0};
-  Poller poller(nothing, nothing);
+  Poller poller(nothing);
   in_threads(kThreads, [&](int) {
     for (int i = 0; i < kLooks; ++i) {
       expected.fetch_add(1 + i % kMostCalls);
@@ -53,7 +53,7 @@ void test_looks_end() {
 
 void test_stop() {
   Looks looks;
-  Poller poller(nothing, nothing);
+  Poller poller(nothing);
   for (int i = 0; i < 100; ++i) poller.add(looks.look(0));
   wait_until([&] { return looks.calls.load() > 0; }, "poller: looks at what is pending");
   poller.stop();
@@ -65,7 +65,7 @@ void test_stop() {
 void test_stop_while_adding() {
   for (int round = 0; round < 50; ++round) {
     Looks looks;
-    auto poller = std::make_unique<Poller>(nothing, nothing);
+    auto poller = std::make_unique<Poller>(nothing);
     in_threads(kThreads + 1, [&](int thread) {
       if (thread == kThreads) return poller->stop();
       for (int i = 0; i < 20 + round; ++i) poller->add(looks.look(i % 3));
@@ -76,24 +76,64 @@ void test_stop_while_adding() {
 }
 
 void test_wake() {
-  std::atomic<int> began{0}, beats{0};
-  Poller poller([&] { began.fetch_add(1); }, [&] { beats.fetch_add(1); });
-  wait_until([&] { return beats.load() >= 2; }, "poller: the heart beats while nothing is pending");
-  CHECK(began.load() == 1, "poller: begins once");
-  // A poller that is not woken runs at its next beat, and then always beats first.
-  int woken = 0;
-  for (int i = 0; i < 5; ++i) {
+  std::atomic<int> began{0}, seen{0};
+  Poller poller([&] { began.fetch_add(1); });
+  for (int i = 1; i <= 5; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
-    const int before = beats.load();
-    std::atomic<int> seen{-1};
-    poller.add([&] {
-      seen.store(beats.load());
-      return true;
-    });
-    wait_until([&] { return seen.load() >= 0; }, "poller: a look comes to its turn");
-    woken += seen.load() == before;
+    poller.add([&] { return seen.fetch_add(1) >= 0; });
+    wait_until([&] { return seen.load() == i; }, "poller: adding wakes it");
   }
-  CHECK(woken > 0, "poller: adding wakes it");
+  CHECK(began.load() == 1, "poller: begins once");
+}
+
+// Operations of a line end one after another: the polls of those that wait for their turn would be wasted.
+void test_lines() {
+  constexpr int kLines = 4, kEach = 1000;
+  std::atomic<int> over[kLines + 1] = {}, in_order{0}, calls{0};
+  std::atomic<bool> open{false};
+  Poller poller(nothing);
+  for (int i = 0; i < kEach; ++i) {
+    for (int line = 1; line <= kLines; ++line) {
+      poller.add(
+          [&, line, i] {
+            calls.fetch_add(1);
+            if (!open.load()) return false;
+            in_order.fetch_add(over[line].fetch_add(1) == i);
+            return true;
+          },
+          static_cast<uint64_t>(line));
+    }
+  }
+  std::atomic<bool> alone{false};
+  poller.add([&] { return alone.exchange(true) || true; });
+  wait_until([&] { return alone.load(); }, "poller: what is in no line waits for no line");
+  const int before = calls.load();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(calls.load() - before <= kLines * 500, "poller: only the first of each line is polled");
+  open.store(true);
+  wait_until([&] { return in_order.load() == kLines * kEach; }, "poller: the operations of a line are polled in their order");
+}
+
+void test_look_that_blocks() {
+  std::atomic<int> beats{0};
+  std::atomic<bool> blocked{false}, free{false}, gone{false};
+  Heartbeat heartbeat(nothing, [&] { beats.fetch_add(1); });
+  auto* poller = new Poller(nothing);  // kept, as a session keeps its own
+  poller->add([&, held = std::shared_ptr<int>(new int, [&](int* it) {
+                delete it;
+                gone.store(true);
+              })] {
+    blocked.store(true);
+    while (!free.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return true;
+  });
+  wait_until([&] { return blocked.load(); }, "poller: a poll blocks");
+  const int before = beats.load();
+  wait_until([&] { return beats.load() >= before + 2; }, "heartbeat: beats while a poll blocks");
+  poller->stop();
+  CHECK(!gone.load(), "poller: stopping it does not wait for a poll that blocks");
+  free.store(true);
+  wait_until([&] { return gone.load(); }, "poller: the thread drops what is pending once its poll returns");
 }
 
 // -- session
@@ -534,6 +574,8 @@ void test_poller() {
   test_stop();
   test_stop_while_adding();
   test_wake();
+  test_lines();
+  test_look_that_blocks();
 }
 
 void test_session() {
