@@ -32,16 +32,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(_kind(item))
 
 
+#: What a module imports that starts processes, by where it comes from, and otherwise by its name.
+_RUNS_PROMETHEUS = {"tests.prometheus", "tests.alerts.promtool", "tests.alerts.recorded"}
+_STARTS_PROCESSES = {"agent", "commwatch", "subprocess", "Commwatch", "Trainer", "Worker"}
+
+
 def _kind(item: pytest.Item) -> str:
     """Return the marker of a test. What its module imports decides, so that no test has to be marked by hand."""
     names = vars(item.module) if isinstance(item, pytest.Function) else {}
+    sources = {getattr(value, "__module__", None) or "" for value in names.values()}
     if item.path.is_relative_to(Path(__file__).parent / "e2e"):
         return "job"
     if "browser" in getattr(item, "fixturenames", ()):
         return "browser"
-    if any(getattr(value, "__module__", "") == "tests.prometheus" for value in names.values()):
+    if sources & _RUNS_PROMETHEUS:
         return "prometheus"
-    return "agent" if names.keys() & {"agent", "commwatch", "subprocess", "Commwatch", "Trainer", "Worker"} else "unit"
+    starts = names.keys() & _STARTS_PROCESSES or any(source.startswith("bench.") for source in sources)
+    return "agent" if starts else "unit"
 
 
 @pytest.fixture(scope="session", autouse=True)
