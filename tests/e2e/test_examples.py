@@ -20,9 +20,6 @@ from tests.helpers import clean_env, commwatch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-
 def run(tmp_path: Path, script: str, ranks: int, **env: str) -> dict[str, Any]:
     """Run an example under ``commwatch run`` and read its report; the output is in it under ``said``."""
     job = prefork.command(EXAMPLES / script, "--steps", "10", ranks=ranks)
@@ -84,8 +81,8 @@ def test_no_compiler(tmp_path: Path) -> None:
     assert told == ["commwatch: no native hook, using the Python one: no C++ compiler on PATH (c++, g++, clang++)"]
     # Without `commwatch run`, the first rank says it.
     probe = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "run"), **env)
-    command = [*TORCHRUN, str(EXAMPLES / "train_ddp.py"), "--steps", "10"]
-    done = subprocess.run(command, env=probe, capture_output=True, text=True, check=False)
+    job = prefork.command(EXAMPLES / "train_ddp.py", "--steps", "10", ranks=2)
+    done = subprocess.run(job, env=probe, capture_output=True, text=True, check=False)
     assert "step 10: loss" in done.stdout
     told = [line for line in done.stderr.splitlines() if "native" in line]
     assert len(told) == 1
