@@ -159,6 +159,12 @@ def test_settings_are_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+def test_run_is_light() -> None:
+    """`commwatch run` begins without pydantic, so that the job starts quickly."""
+    code = "import sys, commwatch.cli, commwatch.commands.run; print('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 def test_editable_install(copy: Path, tmp_path: Path) -> None:
     """A strict editable install of the copy imports, from the copy, and edits are seen."""
     flags = ("--no-deps", "--config-settings", "editable_mode=strict", "--editable")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def labels(given: list[str]) -> dict[str, str]:
     for each in given:
         parts = _LABEL.fullmatch(each)
         if parts is None:
-            raise ConfigError(f"--label {each}: needs KEY=VALUE, such as release=prometheus")
+            raise ConfigError(f"--label {shlex.quote(each)}: needs KEY=VALUE, such as release=prometheus")
         found[parts[1]] = parts[2]
     return found
 

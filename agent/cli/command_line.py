@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     log.setFormatter(OneLine("commwatch: %(message)s"))
     logging.basicConfig(handlers=[log], level=logging.WARNING if getattr(arguments, "quiet", False) else logging.INFO)
     try:
-        code: int = arguments.command(common_flags.settings_of(arguments), arguments)
+        with common_flags.explained_if_deleted():
+            code: int = arguments.command(common_flags.settings_of(arguments), arguments)
         sys.stdout.flush()
     except CommwatchError as error:
         complain(f"{_name(arguments)}: {error}" if error.names_command else str(error))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from commwatch.config import Config, load
+from commwatch.core.errors import UsageError
 
 #: Flags that control access to the agent, and credentials for requests to agents.
 _ACCESS = ("token_file", "require_token", "insecure", "ca_file", "client_cert")
@@ -43,12 +46,26 @@ def parser() -> argparse.ArgumentParser:
 
 def settings_of(arguments: argparse.Namespace) -> Config:
     """Return the settings of a command; raise ``ConfigError`` if one is wrong."""
-    return load(
-        os.environ,
-        arguments.config,
-        dir=arguments.dir,
-        state=arguments.state,
-        host=arguments.host,
-        port=arguments.port,
-        **{flag: getattr(arguments, flag, None) for flag in _ACCESS},
-    )
+    with explained_if_deleted():  # here, too, as an agent reads its settings again
+        return load(
+            os.environ,
+            arguments.config,
+            dir=arguments.dir,
+            state=arguments.state,
+            host=arguments.host,
+            port=arguments.port,
+            **{flag: getattr(arguments, flag, None) for flag in _ACCESS},
+        )
+
+
+@contextlib.contextmanager
+def explained_if_deleted() -> Iterator[None]:
+    """Turn the error of a path relative to the current folder into ``UsageError`` if that folder was deleted."""
+    try:
+        yield
+    except FileNotFoundError:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            raise UsageError("the current folder was deleted; change to one that exists") from None
+        raise

@@ -172,14 +172,23 @@ def _install(config: Config, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_utf8(arguments: argparse.Namespace, *names: str) -> None:
+    """Raise ``UsageError`` if one of these arguments has bytes that are not UTF-8: no reader of the output would accept them."""
+    for name in names:
+        value = str(getattr(arguments, name) or "")
+        if value != value.encode(errors="replace").decode():
+            raise UsageError(f"--{name.replace('_', '-')} {shlex.quote(value)}: needs text in UTF-8")
+
+
 def _k8s(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.alerts.export import dumped
 
+    _check_utf8(arguments, "image", "runtime_class", "runbook_url", "trainer_image", "trainer_command")
     documents = _documents(config, arguments)
     kinds = list(dict.fromkeys(kind for kind, _ in documents))
     for kind in arguments.only:
         if kind not in kinds:
-            raise UsageError(f"--only {kind}: unknown kind; choose from {', '.join(kinds)}")
+            raise UsageError(f"--only {shlex.quote(kind)}: unknown kind; choose from {', '.join(kinds)}")
     chosen = [document for kind, document in documents if kind in (arguments.only or kinds)]
     texts = [document if isinstance(document, str) else dumped(document) for document in chosen]
     print("# Made by `commwatch manifest k8s`.\n" + "---\n".join(texts), end="")
@@ -225,7 +234,7 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
         value = getattr(arguments, flag)
         if value is not None and not _DNS_LABEL.fullmatch(value):
             raise UsageError(
-                f"--{flag.replace('_', '-')} {value}: needs a Kubernetes name: a-z, 0-9 and '-', at most 52 characters"
+                f"--{flag.replace('_', '-')} {shlex.quote(value)}: needs a Kubernetes name: a-z, 0-9 and '-', at most 52 characters"
             )
     for flag, least in (("user", 1), ("group", 1), ("gpus", 0)):
         if getattr(arguments, flag) < least:
@@ -247,9 +256,10 @@ def _site(config: Config, arguments: argparse.Namespace) -> Site:
 
 
 def _slurm(config: Config, arguments: argparse.Namespace) -> int:
+    _check_utf8(arguments, "run_dir", "state_dir", "probe", "config", "host")
     for part in arguments.parts:
         if part not in FILES:
-            raise UsageError(f"{part}: unknown script; choose from {', '.join(FILES)}")
+            raise UsageError(f"{shlex.quote(part)}: unknown script; choose from {', '.join(FILES)}")
     folders = {"run_dir": arguments.run_dir, "state_dir": arguments.state_dir, "probe": arguments.probe or ""}
     for flag, value in folders.items():
         if value and not re.fullmatch(r"/[^:\0-\x1f\x7f]+", value):  # separators of Slurm, of PYTHONPATH
@@ -290,14 +300,15 @@ def _given(arguments: argparse.Namespace) -> list[str]:
 def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch.deploy.systemd import unit
 
+    _check_utf8(arguments, "config", "host")
     for flag in ("name", "user", "group"):
         value = getattr(arguments, flag)
         if not _ACCOUNT.fullmatch(value):
-            raise UsageError(f"--{flag} {value}: needs a-z, 0-9, '_' and '-', at most 32 characters")
+            raise UsageError(f"--{flag} {shlex.quote(value)}: needs a-z, 0-9, '_' and '-', at most 32 characters")
     for flag, pattern, example in (("memory", r"\d+[KMGT]?", "512M"), ("cpu", r"\d+%", "50%")):
         value = getattr(arguments, flag)
         if not re.fullmatch(pattern, value):
-            raise UsageError(f"--{flag} {value}: needs an amount such as {example}")
+            raise UsageError(f"--{flag} {shlex.quote(value)}: needs an amount such as {example}")
     command = [str(_program()), "agent", *_given(arguments)]
     accounts = {"name": arguments.name, "user": arguments.user, "group": arguments.group}
     print(unit(command, **accounts, memory=arguments.memory, cpu=arguments.cpu), end="")

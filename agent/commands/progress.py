@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import sys
 import time
@@ -32,6 +31,15 @@ def is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
+def _size() -> os.terminal_size:
+    """Return columns and rows of the terminal behind standard error; 80 and 24 if they are not known."""
+    with contextlib.suppress(OSError, ValueError):
+        size = os.get_terminal_size(sys.stderr.fileno())
+        if min(size) > 0:
+            return size
+    return os.terminal_size((80, 24))
+
+
 class Progress:
     """A status line at the bottom of the terminal; the job's output scrolls above it."""
 
@@ -54,7 +62,7 @@ class Progress:
             text = f"commwatch: step {latest}, {each} each, communication {units.percent(comm_share(steps))}"
         else:
             text = "commwatch: no step has ended in the last 10 s"
-        columns, rows = shutil.get_terminal_size()
+        columns, rows = _size()
         room = ""
         if rows != self._rows:  # first call or resize: scroll up by one line, and exclude the last line from scrolling
             self._rows, room = rows, f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A"

@@ -86,13 +86,13 @@ def run(
         try:
             agent = _find_agent(config) or _start_agent(config, file)
             probe = {} if agent is None else _probe(agent, command, env)
-            mark = None if agent is None else _await_probe(agent, job)
             history = None if agent is None else agent.history
             if agent is not None:
+                _await_probe(agent, job)
                 nccl = _follow_nccl(agent, job, env, nccl_level)
             env_of_job = {**env, "COMMWATCH_JOB": job, **nccl.env, **probe}
             code = _run_job(command, env_of_job, nccl, job, history=history, signals=signals)
-            loaded = _has_come(mark)
+            loaded = agent is None or _has_come(agent.mark)
             if agent is not None:
                 _leave_code(agent, job, code)
                 _take_all(agent, job)
@@ -124,28 +124,23 @@ def _take_all(agent: _JobAgent, job: str) -> None:
         say(f"commwatch: the agent {agent.ended}; the report covers what it had read by then")
 
 
-def _await_probe(agent: _JobAgent, job: str) -> Path | None:
-    """Create the empty file that the probe writes to when it is loaded; return its path, ``None`` if that fails."""
+def _await_probe(agent: _JobAgent, job: str) -> None:
+    """Create ``agent.mark``, the empty file that the probe writes to when it is loaded; ``None`` if that fails."""
     path = probe_mark(agent.directory, job)
     try:
         mode = make_private_dir(path.parent, os.environ)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode))
     except OSError:
-        return None
-    return path
+        return
+    agent.mark = path
 
 
 def _has_come(mark: Path | None) -> bool:
-    """Return whether the probe was loaded in a process of the job, True if that is not known; remove the file."""
-    if mark is None:
-        return True
+    """Return whether the probe was loaded in a process of the job, True if that is not known."""
     try:
-        return mark.stat().st_size > 0
+        return mark is None or mark.stat().st_size > 0
     except OSError:
         return True
-    finally:
-        with contextlib.suppress(OSError):
-            mark.unlink()
 
 
 def _leave_code(agent: _JobAgent, job: str, code: int) -> None:
@@ -193,7 +188,9 @@ class _JobAgent:
     process: subprocess.Popen[bytes] | None = None
     #: How and when our own agent ended, as text; empty while it runs.
     ended: str = ""
-    #: File that requests that the agent follow the job's NCCL logs, and file with the job's exit code.
+    #: File that the probe writes to when it is loaded, file that requests that the agent follow the job's NCCL logs, and file with
+    #: the job's exit code.
+    mark: Path | None = None
     request: Path | None = None
     exit: Path | None = None
 
@@ -224,11 +221,11 @@ class _JobAgent:
         return bool(self.ended) or (taken and not any(path.name.startswith(prefix) for path in rings))
 
     def end(self) -> None:
-        """Have our own agent drain the rings and end; withdraw the request for NCCL logs from another agent."""
+        """Have our own agent drain the rings and end; remove ``mark`` and ``request`` from the run directory of another agent."""
         if self.process is None:
-            if self.request is not None:
+            for path in filter(None, (self.mark, self.request)):
                 with contextlib.suppress(OSError):  # the job's exit code matters more
-                    self.request.unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
             return
         self.process.terminate()
         try:

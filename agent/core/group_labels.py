@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from commwatch.core.cells import OTHER
+
 #: Megatron's group descriptions to the short names in its own settings.
 _MEGATRON = {
     "DATA_PARALLEL_GROUP": "dp",
@@ -38,7 +40,7 @@ _MOST_HASH = 8
 
 
 def label(name: str, description: str, ranks: Sequence[int] | None, size: int) -> str:
-    """Return the label of a group, which is equal on all its ranks.
+    """Return the label of a group, which is equal on all its ranks and never ``other``, the label of groups beyond a limit.
 
     Args:
         ranks: global ranks of its members; ``None``: not known.
@@ -48,6 +50,11 @@ def label(name: str, description: str, ranks: Sequence[int] | None, size: int) -
     >>> label("7", "TENSOR_MODEL_PARALLEL_GROUP", (0, 1), 2)
     'tp'
     """
+    found = _label(name, description, ranks, size)
+    return f"{found} group" if found == OTHER else found
+
+
+def _label(name: str, description: str, ranks: Sequence[int] | None, size: int) -> str:
     if description not in ("", "undefined") and not description.startswith("undefined:"):
         plain = description.removesuffix(_GLOO)
         return f"{_MEGATRON[plain]}{description[len(plain) :].lower()}" if plain in _MEGATRON else description

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
-from pydantic import Field
+from dataclasses import dataclass, field
 
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.nccl.topology import ChoiceView, CommunicatorView, HostView
@@ -18,7 +15,7 @@ class NcclMessage:
     job_id: str
     #: Unix time at which the agent read it, because NCCL before 2.26 logs no time.
     at: float
-    message_class: Annotated[str, Field(serialization_alias="class")]
+    message_class: str = field(metadata={"serialization_alias": "class"})
     text: str
     host: str | None
     pid: int | None

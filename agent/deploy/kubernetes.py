@@ -10,11 +10,12 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from textwrap import indent
 from typing import Any
 
 import yaml
+
+from commwatch.deploy.templates import template
 
 _FIELD = re.compile(r"\$(\w+)")
 
@@ -82,15 +83,11 @@ def _labels(site: Site) -> dict[str, str]:
 def _documents(mode: str, site: Site, more: Mapping[str, object]) -> list[str]:
     """Return the YAML documents of a template, with the site's settings and the fields ``more``."""
     fields = {**vars(site), "labels": _labels(site), **more}
-    whole = _template(mode).replace("      $agent\n", indent(_template("agent"), "      "))
+    whole = template(f"k8s-{mode}.yaml").replace("      $agent\n", indent(template("k8s-agent.yaml"), "      "))
     lines = whole.splitlines(keepends=True)
     kept = [line for line in lines if all(fields[name] is not None for name in _FIELD.findall(line))]
     filled = _FIELD.sub(lambda found: _written(fields[found[1]]), "".join(kept))
     return re.split(r"^---\n", filled, flags=re.MULTILINE)
-
-
-def _template(name: str) -> str:
-    return resources.files("commwatch.deploy").joinpath(f"k8s-{name}.yaml").read_text(encoding="utf-8")
 
 
 def _written(value: object) -> str:

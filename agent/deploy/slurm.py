@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from importlib import resources
 from string import Template
+
+from commwatch.deploy.templates import template
 
 #: The scripts, each with the file that it is written to.
 FILES = {
@@ -39,5 +40,4 @@ def scripts(commwatch: str, agent_flags: Sequence[str], *, run: str, state: str,
 
 
 def _filled(part: str, words: dict[str, str]) -> str:
-    text = resources.files("commwatch.deploy").joinpath(f"slurm-{part}.sh").read_text(encoding="utf-8")
-    return _Script(text).substitute(words)
+    return _Script(template(f"slurm-{part}.sh")).substitute(words)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from string import Template
+
+from commwatch.deploy.templates import template
 
 
 def unit(command: Sequence[str], *, name: str, user: str, group: str, memory: str, cpu: str) -> str:
@@ -16,9 +17,10 @@ def unit(command: Sequence[str], *, name: str, user: str, group: str, memory: st
         user, group: account of the agent, and the group that trainers share their rings with.
         memory, cpu: limits for the agent, in systemd's notation: ``512M``, ``50%``.
     """
-    template = resources.files("commwatch.deploy").joinpath("systemd.service").read_text(encoding="utf-8")
     started = " ".join(map(_word, command))
-    return Template(template).substitute(command=started, name=name, user=user, group=group, memory=memory, cpu=cpu)
+    return Template(template("systemd.service")).substitute(
+        command=started, name=name, user=user, group=group, memory=memory, cpu=cpu
+    )
 
 
 def _word(text: str) -> str:

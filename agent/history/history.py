@@ -129,7 +129,7 @@ class History:
             " TOTAL(comm_ns), COUNT(CASE WHEN comm_ns NOT NULL THEN exposed_ns END),"
             " TOTAL(CASE WHEN comm_ns NOT NULL AND exposed_ns NOT NULL THEN end_ns - start_ns END),"
             " TOTAL(CASE WHEN comm_ns NOT NULL THEN exposed_ns END) FROM step"
-            " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
+            f" WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) AND {SOUND['step']} GROUP BY 1",
             (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
         )
         found = ((slot, StepSums(*sums).shares()) for slot, *sums in rows)
@@ -139,7 +139,7 @@ class History:
         """Return bus bytes and their busy time in ns, of the rings' operations, by slot of 10 s and op."""
         rows = self._db.execute(
             "SELECT slot_ns, op, TOTAL(bus_bytes), TOTAL(busy_ns) FROM rollup WHERE slot_ns >= ? AND slot_ns < ? AND NOT coarse"
-            " AND bus_bytes > 0 AND op BETWEEN 1 AND ? AND ring IN (SELECT value FROM json_each(?)) GROUP BY 1, 2",
+            f" AND bus_bytes > 0 AND op BETWEEN 1 AND ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['rollup']} GROUP BY 1, 2",
             (from_ns, until_ns, len(OPS), json.dumps(rings)),
         )
         found: dict[int, dict[str, tuple[float, float]]] = {}
@@ -161,16 +161,19 @@ class History:
 
     def chunks_with(self, group_id: str, seq: int) -> Iterator[tuple[Chunk, int]]:
         """Yield the chunks that may have collective ``seq`` of a group, with the group's number in that ring."""
-        rows = self._db.execute(
-            "SELECT c.id, c.ring, c.until_ns, c.data, g.small_id FROM grp g"
+        found = self._db.execute(
+            f"SELECT s.chunk, g.small_id FROM (SELECT ring, small_id FROM grp WHERE group_id = ? AND {SOUND['grp']}) g"
             " JOIN chunk c ON c.ring = g.ring JOIN span s ON s.chunk = c.id AND s.small_id = g.small_id"
-            " WHERE g.group_id = ? AND ? BETWEEN s.seq_from AND s.seq_until",
+            " WHERE ? BETWEEN s.seq_from AND s.seq_until",
             (group_id, seq),
         )
-        for chunk, ring, until, data, small_id in rows:
-            records = self._unpacked(chunk, data)
-            if records is not None:
-                yield Chunk(chunk, ring, until, records), small_id
+        # Only these chunks are checked: SQLite reads the whole data of a row to get at its checksum.
+        one = f"SELECT ring, until_ns, data FROM chunk WHERE id = ? AND {SOUND['chunk']}"
+        for chunk, small_id in found:
+            for ring, until, data in self._db.execute(one, (chunk,)):
+                records = self._unpacked(chunk, data)
+                if records is not None:
+                    yield Chunk(chunk, ring, until, records), small_id
 
 
 def _listed(rings: list[int] | None) -> str | None:

@@ -18,6 +18,7 @@ from commwatch.collectors.wire.identity import boot_id, validate_identity
 from commwatch.collectors.wire.ring_reader import BadRing, RingReader
 from commwatch.core.endings import Ending
 from commwatch.history.job_exit import Exits
+from commwatch.history.soundness import is_malformed
 from commwatch.history.store import RingRow, Writer
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
@@ -159,7 +160,7 @@ class Intake:
                 break
 
     def _open(self, entry: os.DirEntry[str], wall_ns: int) -> bool:
-        """Open a ring, or refuse a damaged one for good; return False if none can be opened now, to retry at the next tick."""
+        """Open a ring, or refuse a damaged one for good; return False if no ring can be opened now, to retry at the next tick."""
         with contextlib.ExitStack() as undo:
             try:
                 reader = RingReader(Path(entry.path))
@@ -175,7 +176,11 @@ class Intake:
                 return True
             except sqlite3.Error as error:  # such as a full disk: the ring keeps its records meanwhile
                 self._store.trouble = f"{self._store.path}: {error}"
-                return False
+                if not is_malformed(error):
+                    return False
+                # Perhaps only the rows of this ring are damaged. The next commit of other rings clears ``trouble``.
+                self.waiting = f"cannot read ring {entry.name} yet: {self._store.trouble}"
+                return True
             except (BadRing, OSError, KeyError, TypeError, ValueError) as error:
                 if getattr(error, "errno", None) in _PASSING:
                     self.waiting = f"cannot read ring {entry.name} yet: {error}"

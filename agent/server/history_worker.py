@@ -77,7 +77,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process, even in the middle of an answer; later questions raise ``ApiError``."""
-        self._closed, process = True, self._process
+        self._closed = True
+        process = self._process  # read after that, as `_started` sets it before it looks at `_closed` again
         if process is not None:
             process.kill()
         with self._lock:
@@ -127,10 +128,7 @@ class Worker:
     def _started(self) -> tuple[Connection, subprocess.Popen[bytes]]:
         """Return the process and its connection, ready for a question; start it if there is none."""
         ended = None if self._process is None else self._process.poll()
-        # Checked after the poll: `close` sets `_closed` before it kills the process.
-        if self._closed:
-            self._end()
-            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is shutting down")
+        self._check_open()  # after the poll: `close` sets `_closed` before it kills the process
         if ended is not None:
             log.warning("the history worker process ended (%s); another is started", ended)
             self._end()
@@ -145,9 +143,18 @@ class Worker:
                     cwd="/",
                 )
             self._connection = ours
+            self._check_open()
             with contextlib.suppress(OSError):
                 ours.send(Begin(self._agent.path.absolute(), self._references.where.absolute()))
         return self._connection, self._process
+
+    def _check_open(self) -> None:
+        """End the process and raise ``ApiError`` if ``close`` was called."""
+        if self._closed:
+            if self._process is not None:
+                self._process.kill()
+            self._end()
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is shutting down")
 
     def _end(self) -> None:
         process, connection, self._process, self._connection = self._process, self._connection, None, None

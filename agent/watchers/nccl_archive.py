@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+from functools import cache
 from pathlib import Path
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING
 
 from commwatch.core.nccl_views import Topology
 from commwatch.watchers.nccl import logs_of
 
-_ADAPTER = TypeAdapter(Topology)
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 def keep(state: Path, topology: Topology) -> None:
@@ -20,15 +20,25 @@ def keep(state: Path, topology: Topology) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     hidden = path.with_suffix(".new")
     hidden.touch(mode=0o600)
-    hidden.write_bytes(_ADAPTER.dump_json(topology))
+    hidden.write_bytes(_adapter().dump_json(topology))
     hidden.replace(path)
 
 
 def kept(state: Path, job_id: str) -> Topology | None:
     """Return the stored topology of a job; ``None``: there is none, or it cannot be read."""
-    with contextlib.suppress(OSError, ValidationError):
-        return _ADAPTER.validate_json(_path(state, job_id).read_bytes())
-    return None
+    try:
+        stored = _path(state, job_id).read_bytes()
+        return _adapter().validate_json(stored)
+    except (OSError, ValueError):
+        return None
+
+
+@cache
+def _adapter() -> TypeAdapter[Topology]:
+    # Here, because it imports pydantic, which `commwatch run` does without where NCCL has logged nothing.
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Topology)
 
 
 def _path(state: Path, job_id: str) -> Path:

@@ -237,9 +237,9 @@ class RingReader:
         with open(fd, "rb", buffering=0) as file:
             try:
                 _check_owner(self.path, os.fstat(fd))
-            except BadRing:
+                text = self._names_from(file)
+            except (OSError, BadRing):
                 return []
-            text = self._names_from(file)
         lines_text, newline, _ = text.rpartition(b"\n")
         self._names_read += len(lines_text) + len(newline)
         if not lines_text:

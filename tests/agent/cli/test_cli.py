@@ -127,6 +127,46 @@ def test_report_of_nothing(tmp_path: Path) -> None:
     assert history.read_text().startswith("this is no database")
 
 
+def in_deleted_folder(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder that was deleted."""
+    folder.mkdir()
+    shell = ["/bin/sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(folder), sys.executable, "-m", "commwatch"]
+    return subprocess.run(
+        [*shell, *arguments], env=clean_env(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "--dir", "run"),
+        ("config", "show", "--state", "state"),
+        ("probe", "install", "probe"),
+        ("dashboards", "export", "--dir", "grafana", "--format", "provisioning"),
+    ],
+)
+def test_in_a_deleted_folder(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A path relative to a folder that was deleted ends the command with one line that gives the reason."""
+    assert "the current folder was deleted" in one_line(in_deleted_folder(tmp_path / "gone", *arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--version",),
+        ("config", "check"),
+        ("manifest", "slurm"),
+        ("agent", "--until-stdin-closes"),
+        ("run", "--", "true"),
+    ],
+)
+def test_no_folder_needed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A command that needs no folder works where the current one was deleted."""
+    more = ("--dir", str(tmp_path / "run"), "--port", "0") if arguments[0] in ("agent", "run") else ()
+    done = in_deleted_folder(tmp_path / "gone", *arguments[:1], *more, *arguments[1:])
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
 # -- the agent ----------------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from commwatch.commands import run as commands_run
+from commwatch.config import load
 from tests.agent.cli.test_cli import python, started, taken
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, elsewhere, wait_for
 
@@ -276,6 +278,26 @@ def test_signal_before_the_job_began(tmp_path: Path) -> None:
             if private.exists():
                 wait_for((private / "agent.json").exists, "the agent that was left")
                 os.kill(json.loads((private / "agent.json").read_text())["pid"], signal.SIGTERM)
+
+
+def test_mark_of_a_job_that_never_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the job does not begin, nothing of it stays in the run directory of an agent that watches others."""
+    lost = tmp_path / "lost"
+    lost.write_text("#!/no/such/interpreter\n")
+    lost.chmod(0o700)
+    with agent(tmp_path / "run"):
+        done = run(tmp_path / "run", str(lost))
+        assert (done.returncode, "cannot run" in done.stderr) == (2, True), done.stderr
+        assert list((tmp_path / "run" / "probes").iterdir()) == []
+
+        def stopped(*_: object) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+        monkeypatch.setattr(commands_run, "_follow_nccl", stopped)
+        config, env = load({"HOME": str(tmp_path)}, dir=str(tmp_path / "run")), clean_env()
+        code = commands_run.run(config, None, ["true"], env, report_command="", nccl_level="warn")
+        assert code == 128 + signal.SIGTERM
+        assert list((tmp_path / "run" / "probes").iterdir()) == []
 
 
 def test_two_runs_at_once(tmp_path: Path) -> None:

@@ -38,10 +38,12 @@ HASH = "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"
         ("5", "EXPERT_MODEL_PARALLEL_GROUP", (0, 1), "ep"),
         ("5", "DATA_PARALLEL_GROUP_WITH_CP_GLOO", (0, 1), "dp_cp_gloo"),
         ("5", "SOME_OTHER_GROUP", (0, 1), "SOME_OTHER_GROUP"),
+        ("5", "other", (0, 1), "other group"),
+        ("other", "undefined", (0, 1), "other group"),
     ],
 )
 def test_label(name: str, description: str, ranks: tuple[int, ...] | None, said: str) -> None:
-    """A description stays, Megatron's descriptions become its short names, and a group without one is labelled by its members."""
+    """A description stays unless it is `other`, Megatron's descriptions become its short names, and a group without one is labelled by its members."""
     assert label(name, description, ranks, 2) == said
 
 

@@ -285,6 +285,29 @@ def test_refused(flags: tuple[str, ...]) -> None:
     assert flags[0] in done.stderr
 
 
+@pytest.mark.parametrize("kind", ["k8s", "systemd"])
+def test_empty_value_is_quoted(kind: str) -> None:
+    """An empty value is quoted in the error as in a shell."""
+    done = commwatch("manifest", kind, "--name=")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "--name '': needs " in done.stderr
+
+
+NO_TEXT = {
+    "k8s": ("--image", "--runtime-class", "--runbook-url", "--trainer-image", "--trainer-command"),
+    "slurm": ("--run-dir", "--state-dir", "--probe", "--host"),
+    "systemd": ("--host",),
+}
+
+
+@pytest.mark.parametrize(("kind", "flag"), [(kind, flag) for kind, flags in NO_TEXT.items() for flag in flags])
+def test_bytes_that_are_no_text(kind: str, flag: str) -> None:
+    """A value that is not UTF-8 is refused by name in one line, because no parser would accept it."""
+    done = commwatch("manifest", kind, flag, "/a\udcff")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"{flag} '/a�': needs text in UTF-8" in done.stderr
+
+
 def test_documented_pod() -> None:
     """The pod that docs/deploy.md shows beside the DaemonSet has its folders, its group and the probe's place."""
     (block,) = re.findall(r"```yaml\n(.*?)```", (TREE / "docs" / "deploy.md").read_text(), re.DOTALL)

@@ -14,7 +14,8 @@ from commwatch.history.chunks import Damaged
 from commwatch.history.examination import Examination
 from commwatch.history.soundness import mark
 from commwatch.history.store import begin
-from tests.helpers import Trainer, Watch, agent, clean_env, commwatch, group_entry, identity, operation, wait_for
+from tests.helpers import MS, Trainer, Watch, agent, clean_env, commwatch, group_entry, identity, operation, wait_for
+from tests.helpers import mark as mark_of_step
 
 FINE = operation(start_ns=0, end_ns=9)
 
@@ -179,6 +180,53 @@ def test_damaged_rows(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def stored(tmp_path: Path) -> Watch:
+    """A history of a rank that has ended, with one operation of 1 ms in a step of 10 ms."""
+    watch = Watch(tmp_path)
+    with Trainer(tmp_path / "rings" / "a.ring") as rank:
+        rank.call("name", [(group_entry(),)])
+        rank.write([mark_of_step(0, 0), operation(start_ns=MS, end_ns=2 * MS, seq=7), mark_of_step(1, 10 * MS)])
+        watch.tick(10 * MS)
+    watch.tick(11 * MS)
+    watch.store.close()
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (None, (0.1, 1)),
+        ("UPDATE step SET comm_ns = 5 * comm_ns", (None, 1)),
+        ("UPDATE rollup SET bus_bytes = 5 * bus_bytes", (0.1, 0)),
+    ],
+)
+def test_damaged_rows_in_plots(tmp_path: Path, damage: str | None, expected: tuple[float | None, int]) -> None:
+    """A damaged step or rollup is counted, and no part of the plots over time."""
+    path = stored(tmp_path).path
+    change(path, *filter(None, [damage]))
+    after = Watch(tmp_path)
+    (slot,) = after.agent.slots(0, 1 << 62, "job")
+    assert (slot.comm, len(slot.busbw)) == expected
+    assert len(after.damaged) == (damage is not None)
+
+
+@pytest.mark.parametrize(
+    ("damage", "group_id"),
+    [
+        ("UPDATE chunk SET from_ns = from_ns + 1", "default_pg-0"),
+        ("UPDATE grp SET group_id = 'another'", "another"),
+    ],
+)
+def test_damaged_rows_of_a_collective(tmp_path: Path, damage: str, group_id: str) -> None:
+    """A collective whose chunk or group is damaged is not found under any name, and the damage is counted."""
+    before = stored(tmp_path)
+    assert before.agent.collective("default_pg-0", 7) is not None
+    change(before.path, damage)
+    after = Watch(tmp_path)
+    assert after.agent.collective(group_id, 7) is None
+    assert len(after.damaged) == 1
+
+
 def test_the_ring_of_a_damaged_row(tmp_path: Path) -> None:
     """A rank whose row is damaged is read again from its ring, and nothing that was stored under that row is counted twice."""
     with Trainer(tmp_path / "rings" / "a.ring") as rank:
@@ -193,6 +241,23 @@ def test_the_ring_of_a_damaged_row(tmp_path: Path) -> None:
         after.tick(1)
         assert (after.count(), len(after.damaged)) == (55, 1)
         assert len(after.agent.operations(0, 1 << 62, None, lambda _: True, 100)) == 55
+
+
+def test_rings_after_one_with_malformed_rows(tmp_path: Path) -> None:
+    """A ring whose rows in the history are malformed is named, and the rings after it are read in the same tick."""
+    watch = Watch(tmp_path)
+    watch.store._db.execute(
+        "CREATE TRIGGER breaks AFTER INSERT ON ring WHEN NEW.uid LIKE '%/a.ring'"
+        " BEGIN UPDATE ring SET world_size = 99 WHERE uid = NEW.uid; END"
+    )
+    with Trainer(tmp_path / "rings" / "a.ring"), Trainer(tmp_path / "rings" / "b.ring", identity(rank=1)) as good:
+        good.write([FINE] * 5)
+        for n in range(2):
+            watch.tick(n)
+            assert {key: row.count for key, row in watch.rows("rank").items()} == {(1,): 5}
+            assert "a.ring" in (watch.intake.waiting or "")
+            assert "malformed" in (watch.intake.waiting or "")
+        assert watch.intake.bad_rings == 0, "it is tried again"
 
 
 def test_damaged_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -164,6 +166,22 @@ def test_names_in_odd_places(watched: tuple[Watch, Trainer], put: Callable[[Path
     put(odd.path.with_suffix(".names"))
     goes_on(watch, good)
     assert watch.rows("job_id")["odd",].count == 3
+
+
+def test_names_that_cannot_be_read(watched: tuple[Watch, Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names on a disk that cannot read them are none; the ring is read without, and so are the other rings."""
+    watch, good = watched
+    write_ring(watch.rings, [FINE] * 3, job="broken")
+    names_from = RingReader._names_from
+
+    def failing(self: RingReader, file: FileIO) -> bytes:
+        if self.path.name.startswith("broken"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return names_from(self, file)
+
+    monkeypatch.setattr(RingReader, "_names_from", failing)
+    goes_on(watch, good)
+    assert watch.rows("job_id")["broken",].count == 3
 
 
 def test_endless_names(watched: tuple[Watch, Trainer], monkeypatch: pytest.MonkeyPatch) -> None:

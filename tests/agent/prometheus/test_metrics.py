@@ -321,6 +321,20 @@ def test_group_labels_are_capped() -> None:
         assert found["commwatch_series_dropped_total", frozenset()] == more
 
 
+def test_a_group_called_other() -> None:
+    """A group that its user calls `other` keeps series of its own: `other` has only the groups past the limit."""
+    aggregate, more = Aggregate(), 3
+    labels = ["other", *(f"group_{i}" for i in range(1, MOST_GROUPS + more))]
+    book = aggregate.open("ring", {"job": "many", "restart": 0, "rank": 0, "world_size": 2, "wall_offset_ns": 0})
+    book.learn([group_entry(i, label=label) for i, label in enumerate(labels)])
+    book.ingest(packed(*(operation(start_ns=MS, end_ns=2 * MS, group=i) for i in range(len(labels)))))
+    found = samples(page(aggregate))
+    counts = {dict(labels)["group"]: v for (name, labels), v in found.items() if name == "commwatch_collectives_total"}
+    assert (counts["other group"], counts["other"], len(counts)) == (1, more, MOST_GROUPS + 1)
+    infos = {dict(labels)["group"] for name, labels in found if name == "commwatch_group_info"}
+    assert infos == counts.keys() - {"other"}
+
+
 def test_second_life_adds_up() -> None:
     """A restarted rank goes on counting where its first life ended: counters never fall."""
     aggregate = Aggregate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -255,6 +256,24 @@ def test_closed_as_a_question_begins(asked: Worker, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ApiError, match="shutting down"):
         asked.find("summary", **SUMMARY)
     assert asked._process is None
+
+
+def test_closed_as_the_process_starts(asked: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that ends while the process for a question starts does not wait for its answer."""
+    closing, start = threading.Thread(target=asked.close), subprocess.Popen
+
+    def starting(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        closing.start()
+        wait_for(lambda: asked._closed, "the end of the agent")
+        started = start(*arguments, **options)
+        os.kill(started.pid, signal.SIGSTOP)
+        return started
+
+    monkeypatch.setattr(subprocess, "Popen", starting)
+    with pytest.raises(ApiError, match="shutting down"):
+        asked.find("summary", **SUMMARY)
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
 
 
 def test_damaged_chunk(watch: Watch, asked: Worker, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,36 @@
+"""The status line of ``commwatch run``."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from commwatch.commands.progress import Progress
+from tests.helpers import MS, Watch, end_rank, mark, write_ring
+
+
+@pytest.mark.parametrize(("size", "last"), [((50, 100), 50), ((0, 0), 24)])
+def test_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], last: int) -> None:
+    """The line is on the last row of the terminal behind standard error, whatever standard output is; of 24 where its size is unknown."""
+    watch = Watch(tmp_path)
+    end_rank(write_ring(watch.rings, [mark(n, n * MS) for n in range(3)], wall_offset_ns=time.time_ns()))
+    watch.tick()
+    watch.store.close()
+    terminal, behind = pty.openpty()
+    fcntl.ioctl(behind, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    with open(behind, "w", encoding="utf-8") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        Progress(watch.path, "job").show()
+        monkeypatch.undo()
+        drawn = os.read(terminal, 65_536).decode()
+    os.close(terminal)
+    assert f"\x1b[1;{last - 1}r" in drawn
+    assert f"\x1b[{last};1H\x1b[2Kcommwatch: step 2, " in drawn
