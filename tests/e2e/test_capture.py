@@ -40,11 +40,11 @@ def test_identity(tmp_path: Path) -> None:
     assert len(descriptions) > len(set(descriptions))
     # Every collective of every group is joined with exactly the ranks of its own group.
     agent, _ = digest(tmp_path)
-    groups = agent.groups(None)
-    assert all(group.aligned and group.ranks == group.members for group in groups)
-    for group in groups:
-        operations, waits = agent.collective(group.group_id, 0) or ([], None)
-        assert [o.rank for o in operations] == group.members
+    joined = agent.groups(None)
+    assert all(view.aligned and view.ranks == view.members for view in joined)
+    for view in joined:
+        operations, waits = agent.collective(view.group_id, 0) or ([], None)
+        assert [o.rank for o in operations] == view.members
         assert len({o.size_bytes for o in operations}) == 1
         assert waits is not None
 

@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 
 from commwatch.collectors.wire.ring_reader import RingReader
-from tests.e2e.torchjob import alone, read_rings, results
+from tests.e2e.torchjob import alone, alone_anew, read_rings, results
 from tests.helpers import free_port
 
 #: Raising signals of each job of the storm: four jobs, a thousand in all.
 STEPS, HITS = 50, 5
 
 
-def single(
-    directory: Path, script: str, *arguments: object, forked: bool = True, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a job of one process that joins its own group."""
-    where = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    return alone(directory, script, *arguments, forked=forked, **where, **env)
+def world() -> dict[str, str]:
+    """The environment in which one process joins its own group."""
+    return {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
 
 
 def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -35,7 +32,7 @@ def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("where", ["ring", "group", "dtype"])
 def test_exit_in_the_middle(where: str, hook: str, tmp_path: Path) -> None:
     """A handler that calls ``sys.exit(9)`` while the probe makes its ring, or takes in a group or a dtype, ends the job with 9."""
-    done = single(tmp_path, "handlers.py", "exit", where, forked=False)
+    done = alone_anew(tmp_path, "handlers.py", "exit", where, **world())
     assert (done.returncode, results(done.stdout)) == (9, ["killed"]), done.stderr[-4000:]
     assert "commwatch: " not in done.stderr
 
@@ -43,13 +40,13 @@ def test_exit_in_the_middle(where: str, hook: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("native")
 def test_aside(tmp_path: Path) -> None:
     """A thread in which the native hook asks Python waits for no import of the trainer's, and leaves nothing behind."""
-    told = said(single(tmp_path, "handlers.py", "aside", forked=False, COMMWATCH_HOOK="native"))
+    told = said(alone_anew(tmp_path, "handlers.py", "aside", **world(), COMMWATCH_HOOK="native"))
     assert told == {"imported": [], "threads": ["MainThread"]}
 
 
 def test_every_line(hook: str, tmp_path: Path) -> None:
     """At whatever line of ours a handler raises, its exception reaches the user; the probe continues, and nothing stays in flight."""
-    told = said(single(tmp_path, "handlers.py", "lines"))
+    told = said(alone(tmp_path, "handlers.py", "lines", **world()))
     assert told["raised"] > (50 if hook == "native" else 300)
     assert (told["lost"], told["in flight"], told["off"]) == (0, 0, False)
 
@@ -57,8 +54,8 @@ def test_every_line(hook: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_storm(kind: str, hook: str, tmp_path: Path) -> None:
     """Handlers that raise at random moments: the losses are those without the probe, and what is raised reaches the user."""
-    told = said(single(tmp_path, "storm.py", kind, STEPS, HITS))
-    plain = said(single(tmp_path, "storm.py", kind, STEPS, 0, COMMWATCH="0"))
+    told = said(alone(tmp_path, "storm.py", kind, STEPS, HITS, **world()))
+    plain = said(alone(tmp_path, "storm.py", kind, STEPS, 0, **world(), COMMWATCH="0"))
     assert told["losses"] == plain["losses"]
     assert told["hit"] == STEPS * HITS
     assert told["in our code"] > 0

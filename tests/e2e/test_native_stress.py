@@ -14,7 +14,18 @@ from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring_reader import RingReader
 from tests import prefork
-from tests.e2e.torchjob import JOBS, RankRecords, alone, built_for_torch, read_rings, results, run_job, said, torchrun
+from tests.e2e.torchjob import (
+    JOBS,
+    RankRecords,
+    alone,
+    alone_anew,
+    built_for_torch,
+    read_rings,
+    results,
+    run_job,
+    said,
+    torchrun,
+)
 from tests.helpers import PATIENCE_S, clean_env, wait_for
 
 
@@ -159,7 +170,7 @@ def test_fork_with_works_in_flight(hook: str, tmp_path: Path) -> None:
 
 def test_leaving_with_works_in_flight(hook: str, lazy_backend: Path, tmp_path: Path) -> None:
     """A sys.exit with works in flight ends as without us: same exit code, same stderr; the ring says what never ended."""
-    done, plain = (alone(tmp_path, "lazy.py", lazy_backend, "leave", forked=False, COMMWATCH=on) for on in "10")
+    done, plain = (alone_anew(tmp_path, "lazy.py", lazy_backend, "leave", COMMWATCH=on) for on in "10")
     assert (
         (done.returncode, done.stdout, done.stderr)
         == (plain.returncode, plain.stdout, plain.stderr)

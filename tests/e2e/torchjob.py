@@ -122,17 +122,19 @@ def run_job(directory: Path, script: str, *arguments: str, nproc: int = 2, **env
     return done.stdout
 
 
-def alone(
-    directory: Path, script: str, *arguments: object, forked: bool = True, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a job of one process to its end.
+def alone(directory: Path, script: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a job of one process to its end."""
+    return _one_process(prefork.command(JOBS / script, *map(str, arguments)), directory, env)
 
-    Args:
-        forked: False for a job of which a test sees how Python starts or ends, or what it imports.
-    """
-    words = list(map(str, arguments))
+
+def alone_anew(directory: Path, script: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a new Python: for a test of how Python starts or ends, or of what is imported."""
+    return _one_process([sys.executable, str(JOBS / script), *map(str, arguments)], directory, env)
+
+
+def _one_process(command: list[str], directory: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        prefork.command(JOBS / script, *words) if forked else [sys.executable, str(JOBS / script), *words],
+        command,
         env=clean_env(**{"COMMWATCH": "1", "COMMWATCH_DIR": str(directory), "RANK": "0", **env}),
         capture_output=True,
         text=True,
