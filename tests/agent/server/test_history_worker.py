@@ -248,7 +248,8 @@ def test_closed_as_a_question_begins(asked: Worker, monkeypatch: pytest.MonkeyPa
 
     def killed_by_close() -> int | None:
         asked._closed = True
-        os.kill(process.pid, signal.SIGKILL)
+        if poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
         wait_for(lambda: poll() is not None, "the end of the process")
         return poll()
 

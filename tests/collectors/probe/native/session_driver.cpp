@@ -118,7 +118,7 @@ void test_look_that_blocks() {
   std::atomic<int> beats{0};
   std::atomic<bool> blocked{false}, free{false}, gone{false};
   Heartbeat heartbeat(nothing, [&] { beats.fetch_add(1); });
-  auto* poller = new Poller(nothing);  // kept, as a session keeps its own
+  static auto* const poller = new Poller(nothing);  // kept, as a session keeps its own
   poller->add([&, held = std::shared_ptr<int>(new int, [&](int* it) {
                 delete it;
                 gone.store(true);
