@@ -40,8 +40,8 @@ parts:  ## install Prometheus, Chromium and the network tools that the tests use
 
 # Tests with jobs have fewer neighbours than the others, and those that compare times have none.
 test: sync parts  ## run all tests
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --ignore tests/e2e
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not by_the_clock' tests/e2e
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --ignore tests/e2e
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m 'not by_the_clock' tests/e2e
 	$(BIN)/python -m pytest -m by_the_clock tests/e2e
 
 # The frameworks' own packages, in an environment of their own: several gigabytes, and half an hour on an idle machine.

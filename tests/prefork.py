@@ -343,6 +343,7 @@ if __name__ == "__main__":
     else:
         ended = _client(*sys.argv[1:])
         if ended < 0:
-            signal.signal(-ended, signal.SIG_DFL)
+            if ended != -signal.SIGKILL:
+                signal.signal(-ended, signal.SIG_DFL)
             os.kill(os.getpid(), -ended)
         sys.exit(ended)

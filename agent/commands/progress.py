@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import sys
 import time
@@ -32,12 +33,12 @@ def is_terminal() -> bool:
 
 
 def _size() -> os.terminal_size:
-    """Return columns and rows of the terminal behind standard error; 80 and 24 if they are not known."""
+    """Return columns and rows of the terminal behind standard error; if it does not know them, those that ``COLUMNS`` and ``LINES`` give, or 80 and 24."""
     with contextlib.suppress(OSError, ValueError):
         size = os.get_terminal_size(sys.stderr.fileno())
         if min(size) > 0:
             return size
-    return os.terminal_size((80, 24))
+    return shutil.get_terminal_size()
 
 
 class Progress:

@@ -166,7 +166,8 @@ class Probe(ABC):
         """Print one line to standard error, once per topic ``about``."""
         if about not in self._warned:
             self._warned.add(about)
-            print(f"commwatch: {text}", file=sys.stderr, flush=True)
+            # In one write: the ranks of a node share standard error.
+            print(f"commwatch: {text}\n", end="", file=sys.stderr, flush=True)
 
     # -- ring ---------------------------------------------------------------------------------
 

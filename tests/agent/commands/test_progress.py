@@ -17,9 +17,11 @@ from commwatch.commands.progress import Progress
 from tests.helpers import MS, Watch, end_rank, mark, write_ring
 
 
-@pytest.mark.parametrize(("size", "last"), [((50, 100), 50), ((0, 0), 24)])
+@pytest.mark.parametrize(("size", "last"), [((50, 100), 50), ((0, 0), 30)])
 def test_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], last: int) -> None:
-    """The line is on the last row of the terminal behind standard error, whatever standard output is; of 24 where its size is unknown."""
+    """The line is on the last row of the terminal behind standard error, whatever standard output is; where its size is unknown, of ``LINES``."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "30")
     watch = Watch(tmp_path)
     end_rank(write_ring(watch.rings, [mark(n, n * MS) for n in range(3)], wall_offset_ns=time.time_ns()))
     watch.tick()
