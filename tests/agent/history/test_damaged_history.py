@@ -196,12 +196,11 @@ def stored(tmp_path: Path) -> Watch:
     ("damage", "expected"),
     [
         (None, (0.1, 1)),
-        ("UPDATE step SET comm_ns = 5 * comm_ns", (None, 1)),
         ("UPDATE rollup SET bus_bytes = 5 * bus_bytes", (0.1, 0)),
     ],
 )
 def test_damaged_rows_in_plots(tmp_path: Path, damage: str | None, expected: tuple[float | None, int]) -> None:
-    """A damaged step or rollup is counted, and no part of the plots over time."""
+    """A damaged roll-up is counted, and no part of the bandwidth over time."""
     path = stored(tmp_path).path
     change(path, *filter(None, [damage]))
     after = Watch(tmp_path)
