@@ -97,7 +97,7 @@ class Scene:
         """One operation, whose Work answers the first question only when it is over."""
         self.gpu.gpu_slow()
         self.gpu.gpu_op_takes(ctypes.c_int64(3000 * MS))
-        beats = set()
+        beats: set[int] = set()
         work = self.reduce(True)
         while not (beats and self.cursor()):
             beats.add(self.heartbeat())
