@@ -67,7 +67,7 @@ def _now() -> list[Panel]:
         ),
         number(
             "GPU-hours lost",
-            "Hours that ranks stood still for communication within the time range shown: exposed communication of all steps, "
+            "Hours that ranks waited for communication within the time range shown: exposed communication of all steps, "
             "added up over ranks; GPU-hours, where each rank has a GPU. Jobs whose exposed time is not known (on CUDA) are not "
             "in it.",
             "h",
@@ -120,7 +120,7 @@ def _jobs() -> list[Panel]:
         ),
         lines(
             "Exposed share",
-            "The part of the step time in which compute stood still for communication; so much faster the job could be. On CPU "
+            "The part of the step time in which compute waited for communication: without it, the job would be faster by that part. On CPU "
             "an upper bound; absent where it is not known.",
             "percentunit",
             Query("avg by (job_id) (commwatch_exposed_comm_share_ratio)", "{{job_id}}"),
@@ -129,14 +129,14 @@ def _jobs() -> list[Panel]:
         ),
         lines(
             "GPUs lost to exposed communication",
-            "How many ranks stood still for communication on average: exposed seconds a second, added up over the ranks of a "
+            "How many ranks waited for communication on average: exposed seconds a second, added up over the ranks of a "
             "job. An area of 1 over an hour is a GPU-hour.",
             "suffix: GPUs",
             Query(f"sum by (job_id) ({_EXPOSED})", "{{job_id}}"),
         ),
         lines(
             "What is wrong",
-            "For how long a hang, stall, desync or straggler has stood. Empty while nothing is wrong.",
+            "For how long a hang, stall, desync or straggler has lasted. Empty while nothing is wrong.",
             "s",
             Query("max by (job_id, kind) (commwatch_verdict_seconds)", "{{job_id}} {{kind}}"),
         ),

@@ -64,7 +64,7 @@ def _now() -> list[Panel]:
         ),
         number(
             "Exposed share",
-            "The part of the step time in which compute stood still for communication. On CPU an upper bound; absent where it "
+            "The part of the step time in which compute waited for communication. On CPU an upper bound; absent where it "
             "is not known.",
             "percentunit",
             f"avg(commwatch_exposed_comm_share_ratio{{{_JOB}}})",
@@ -73,7 +73,7 @@ def _now() -> list[Panel]:
         number("Step time now", "Mean duration of the latest steps, over all ranks.", "s", _step_time("sum")),
         number(
             "GPU-hours lost",
-            "Hours that ranks of the job stood still for communication within the time range shown; GPU-hours, where each rank "
+            "Hours that ranks of the job waited for communication within the time range shown; GPU-hours, where each rank "
             "has a GPU. Absent where exposed time is not known.",
             "h",
             f"sum(max by (rank) (increase(commwatch_step_exposed_comm_seconds_total{{{_JOB}}}[$__range]))) / 3600",
@@ -118,7 +118,7 @@ def _steps() -> list[Panel]:
         ),
         lines(
             "Communication and exposed share",
-            "Communication time over step time, and the part in which compute stood still; means of the ranks over the last "
+            "Communication time over step time, and the part in which compute waited; means of the ranks over the last "
             "minute's steps, long steps left out. Above the line at 30 % communication is the bottleneck.",
             "percentunit",
             Query(f"avg(commwatch_comm_share_ratio{{{_JOB}}})", "communication"),
@@ -291,7 +291,7 @@ def _wrong() -> list[Panel]:
     return [
         lines(
             "Verdicts",
-            "For how long a hang, stall, desync or straggler has stood, and the rank to blame (empty where there is none). "
+            "For how long a hang, stall, desync or straggler has lasted, and the rank to blame (empty where there is none). "
             "Empty while nothing is wrong; `commwatch diagnose` says more.",
             "s",
             Query(

@@ -162,7 +162,7 @@ def _gpu_troubles() -> list[Panel]:
     return [
         states(
             "Held back",
-            "While a card keeps its clock down for a reason. Idle and at the power limit are no faults; hardware, thermal and "
+            "While a card throttles its clock for a reason. Idle and at the power limit are no faults; hardware, thermal and "
             "power_brake are.",
             Query(_now_of("gpu_throttled"), "GPU {{gpu}} {{reason}}"),
             {"0": ("no", "transparent"), "1": ("held back", "orange")},
@@ -278,7 +278,7 @@ def _host() -> list[Panel]:
         ),
         lines(
             "Pressure",
-            "Share of time in which some task stood still for want of CPU, memory or I/O.",
+            "Share of time in which at least one task was stalled for lack of CPU, memory or I/O.",
             "percentunit",
             Query(_rate("host_pressure_seconds_total"), "{{resource}}"),
         ),
@@ -325,7 +325,7 @@ def _workings() -> list[Panel]:
         ),
         lines(
             "Notifications",
-            "Alerts a second that the agent's receivers were told of, by what came of it. Empty without receivers.",
+            "Alerts per second that the agent sent to its receivers, by result. Empty without receivers.",
             "eps",
             Query(_rate("notifications_total"), "{{receiver}} {{result}}"),
             Query(_now_of("notifications_waiting"), "{{receiver}} waiting"),

@@ -232,7 +232,7 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
     missing = rest((rank["rank"] for rank in ranks), job["world_size"])
     if missing:
         remedy = "fine if they run on other nodes; else check that they have COMMWATCH=1, and commwatch in their Python"
-        yield Check(_WARN, "probe", f"{name}: no word of rank {missing}", remedy)
+        yield Check(_WARN, "probe", f"{name}: no data from rank {missing}", remedy)
     else:
         yield Check(_PASS, "probe", f"{name}: on all {len(ranks)} ranks")
     arrived = sum(int(rank["records"]) for rank in ranks) - sum(int(rank["records"]) for rank in before)
