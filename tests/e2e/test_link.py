@@ -14,14 +14,26 @@ pytestmark = [pytest.mark.usefixtures("hook"), pytest.mark.by_the_clock]
 RATE = 200e6 / 8
 #: Of the all_reduces of 8 MiB; the bus moves 2 (n - 1) / n = 1 time their size.
 SIZE = 8 * 2**20
+#: By how much the longest of six equal transfers may exceed the shortest, and how often that is tried.
+STEADY, ATTEMPTS = 1.06, 8
 
 
 def test_bandwidth_of_a_known_link(hosts: list[Host], tmp_path: Path) -> None:
     """busbw is that of the link by the job's own clock, in /metrics and REST; eight queued all_reduces have that of one of their total size."""
     for host in hosts:
         host.shape("200mbit")
-    with agent(tmp_path) as running:
-        clocks = results(run_on(hosts, tmp_path, "link.py"))
+    attempts = (_measured(hosts, tmp_path / str(attempt)) for attempt in range(ATTEMPTS))
+    assert any(attempts), f"the link was not steady by the job's own clock, {ATTEMPTS} times"
+
+
+def _measured(hosts: list[Host], place: Path) -> bool:
+    """Run the job and compare; return False where the link itself was not steady, as on a machine that others slow down."""
+    place.mkdir(mode=0o700)
+    with agent(place) as running:
+        clocks = results(run_on(hosts, place, "link.py"))
+        if any(max(clock) > STEADY * min(clock) for clock in clocks):
+            return False
+        clocks = [clock[::2] for clock in clocks]
         wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the job to be taken in")
         samples = running.samples()
         summary = running.get("/api/v1/summary?job=link&by=group,rank&op=all_reduce")
@@ -45,6 +57,7 @@ def test_bandwidth_of_a_known_link(hosts: list[Host], tmp_path: Path) -> None:
         assert len(measured) == len(clock) == 3
         for ours, outside in zip(measured, clock, strict=True):
             assert 0.95 * outside - 0.005 < ours <= outside
+    return True
 
 
 def _one(counters: dict[str, float], name: str) -> float:

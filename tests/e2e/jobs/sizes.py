@@ -1,4 +1,4 @@
-"""All_reduces of several sizes in one group, and of one between them in another; says how long those of the other took, by its own clock."""
+"""All_reduces of several sizes in one group, and of one between them in another; says how long each took, by size and its own clock."""
 
 import time
 
@@ -15,17 +15,16 @@ def main() -> None:
     group, other = dist.new_group([0, 1], group_desc="sizes"), dist.new_group([0, 1], group_desc="other")
     for each in (group, other):
         dist.all_reduce(torch.ones(4), group=each)
-    for size in SIZES:
-        data = torch.zeros(size // 4)
+    clocks = []
+    for size, which in (*((size, group) for size in SIZES), (BETWEEN, other)):
+        data, clock = torch.zeros(size // 4), []
         for _ in range(TIMES):
-            dist.all_reduce(data, group=group)
-    clock, data = [], torch.zeros(BETWEEN // 4)
-    for _ in range(TIMES):
-        dist.barrier()
-        began = time.perf_counter()
-        dist.all_reduce(data, group=other)
-        clock.append(time.perf_counter() - began)
-    say(clock)
+            dist.barrier()
+            began = time.perf_counter()
+            dist.all_reduce(data, group=which)
+            clock.append(time.perf_counter() - began)
+        clocks.append(clock)
+    say(clocks)
     end()
 
 
