@@ -127,7 +127,6 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
         advice = [(each["rule"], each["title"]) for each in running.get("/api/v1/advice")]
         alerts = running.get("/api/v1/alerts")
         shown = commwatch("top", "--once", "--address", running.url, env=clean_env(COLUMNS="240"))
-        assert shown.returncode == 0, shown.stderr
         if KEEP:
             path = Path(KEEP) / recorded.file_name(scenario.name)
         if KEEP and scenario.hangs:
@@ -136,9 +135,10 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
             recorded.keep(sorted(Path(made, "rings").glob("*.ring")), path, began - KEPT_S[0], began + KEPT_S[1])
         headline = next((line for line in shown.stdout.splitlines() if line.startswith("comm ")), "")
     judged = judge(scenario, polls)
+    silent = [shown.stderr.strip()] if shown.returncode else []
     why = [f"why: {each['why']}" for each in found if scenario.why not in (each["why"] or "")]
     return judged._replace(
-        wrong=(*judged.wrong, *reported(scenario, advice, headline, found), *alerted(scenario, alerts), *why)
+        wrong=(*judged.wrong, *reported(scenario, advice, headline, found), *alerted(scenario, alerts), *why, *silent)
     )
 
 
