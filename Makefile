@@ -38,10 +38,10 @@ demo: sync  ## train a small transformer on two ranks, watch it, and report
 parts:  ## install Prometheus, Chromium and the network tools that the tests use (as root, on Debian)
 	@sh tests/parts.sh
 
-# Tests with jobs have fewer neighbours than the others, and those that compare times have none.
+# Tests with jobs come first, because they wait much of their time, and those that compare times have no neighbours.
 test: sync parts  ## run all tests
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --ignore tests/e2e
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m 'not by_the_clock' tests/e2e
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder \
+		-m 'not frameworks and not by_the_clock' tests/e2e tests
 	$(BIN)/python -m pytest -m by_the_clock tests/e2e
 
 # The frameworks' own packages, in an environment of their own: several gigabytes, and half an hour on an idle machine.

@@ -14,7 +14,7 @@ the next call. When the block ends without an exception, the page must have had 
 request) and must have asked nobody but the origin it was opened from; another host has no address here, so nothing gets there either.
 What a test provokes on purpose it forgives by a pattern: ``visit(url, forgiven="ERR_CONNECTION_REFUSED")``.
 
-Each visit has a profile of its own. The pictures lie under the folder that the variable SCREENSHOTS names, else under ``tmp_path``.
+Each visit has a profile of its own. Pictures are made where the variable SCREENSHOTS names a folder for them.
 Debian's Chromium is used: Playwright's own need not be downloaded.
 """
 
@@ -46,7 +46,7 @@ _NAMED = {
 class Visit:
     """A page that was opened, with all that it did since."""
 
-    def __init__(self, context: BrowserContext, url: str, pictures: Path, forgiven: str) -> None:
+    def __init__(self, context: BrowserContext, url: str, pictures: Path | None, forgiven: str) -> None:
         self.page: Page = context.new_page()
         #: Addresses of all requests, and errors of the page, in their order.
         self.requests: list[str] = []
@@ -62,12 +62,10 @@ class Visit:
         if kind == "error":
             self.errors.append(text)
 
-    def picture(self, name: str) -> Path:
-        """Keep what the whole page looks like."""
-        self._pictures.mkdir(parents=True, exist_ok=True)
-        path = self._pictures / f"{name}.png"
-        self.page.screenshot(path=path, full_page=True, animations="disabled")
-        return path
+    def picture(self, name: str) -> None:
+        """Keep what the whole page looks like, if pictures are wanted: to draw one takes up to a second of a core."""
+        if self._pictures:
+            self.page.screenshot(path=self._pictures / f"{name}.png", full_page=True, animations="disabled")
 
     def faults(self) -> list[str]:
         """What keeps somebody from reading or using the page as it is now, a sentence each.
@@ -118,9 +116,9 @@ def _value(node: dict[str, Any], key: str) -> str:
 
 
 class Chromium:
-    """A browser that runs, for one test."""
+    """A browser that runs, for one test; ``pictures``: the folder for them, ``None``: none are made."""
 
-    def __init__(self, browser: Browser, pictures: Path) -> None:
+    def __init__(self, browser: Browser, pictures: Path | None) -> None:
         self._browser, self._pictures = browser, pictures
 
     @contextmanager

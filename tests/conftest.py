@@ -112,8 +112,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def chromium(browser: Browser, tmp_path: Path) -> Chromium:
+def chromium(browser: Browser) -> Chromium:
     """Chromium, for ``visit``; see tests/browser.py."""
     from tests.browser import Chromium
 
-    return Chromium(browser, Path(os.environ.get("SCREENSHOTS") or tmp_path / "screenshots"))
+    pictures = os.environ.get("SCREENSHOTS")
+    return Chromium(browser, Path(pictures) if pictures else None)

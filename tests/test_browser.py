@@ -13,6 +13,8 @@ import pytest
 from tests.helpers import free_port
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from tests.browser import Chromium
 
 GOOD = """<title>Good</title><style>:root { color-scheme: light dark } rect { fill: #000; fill-opacity: .05 }</style>
@@ -79,12 +81,15 @@ def serve(server: HTTPServer, body: str) -> str:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_good_page(chromium: Chromium, server: HTTPServer, dark: bool) -> None:
-    """A page that is as it should be has no faults at 400 pixels, in the light and in the dark; its picture is kept."""
-    with chromium.visit(serve(server, GOOD), width=400, dark=dark) as visit:
+def test_good_page(browser: Browser, server: HTTPServer, tmp_path: Path, dark: bool) -> None:
+    """A page that is as it should be has no faults at 400 pixels, in the light and in the dark; its picture is kept where one is wanted."""
+    from tests.browser import Chromium
+
+    with Chromium(browser, tmp_path).visit(serve(server, GOOD), width=400, dark=dark) as visit:
         assert visit.faults() == []
         assert visit.page.evaluate("[innerWidth, matchMedia('(prefers-color-scheme: dark)').matches]") == [400, dark]
-        assert visit.picture("good").read_bytes().startswith(b"\x89PNG")
+        visit.picture("good")
+    assert (tmp_path / "good.png").read_bytes().startswith(b"\x89PNG")
     assert visit.requests == [f"http://127.0.0.1:{server.server_port}/"]
 
 

@@ -18,6 +18,7 @@ from commwatch.analysis.network_advice import Network, NetworkFinding, complaint
 from commwatch.collectors.spans import ranks
 from commwatch.core.alpha_beta import messages
 from commwatch.core.bandwidth import bus_factor
+from commwatch.core.units import percent
 from commwatch.reference.efficiency import BELOW_THE_LINK
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
@@ -67,11 +68,6 @@ class Rule(NamedTuple):
     title: str
     do: str
     check: Callable[[Facts], Iterable[Found]]
-
-
-def percent(share: float) -> str:
-    """Return a share (0 to 1) as text."""
-    return f"{100 * share:.0f} %"
 
 
 def _mib(size: float) -> str:

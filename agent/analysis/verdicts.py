@@ -14,6 +14,7 @@ from commwatch.analysis.cross_node import Disagreement
 from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, raised_in, waits
 from commwatch.collectors.spans import spans
 from commwatch.collectors.wire import events as ev
+from commwatch.core.units import percent
 from commwatch.core.views import GroupView, RankView
 from commwatch.ingest.stragglers import Late
 
@@ -221,7 +222,7 @@ def lateness(late: Late, group: GroupView, why: str | None = None) -> Verdict:
     )
     says = (
         f"straggler: rank {late.rank} is {by} in group {group.group}; "
-        f"in {window} the others waited {cost_s:.2f} s for it, {cost_s / window_s:.0%} of the time"
+        f"in {window} the others waited {cost_s:.2f} s for it, {percent(cost_s / window_s)} of the time"
         + (f"; {why}" if why else "")
     )
     about = (group.job_id, group.group_id, group.group, None, "")

@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from commwatch.collectors.node.process import Usage
+from commwatch.core.units import percent
 
 #: Samples of a rank that are kept, one a second.
 MOST_SAMPLES = 35
@@ -93,15 +94,11 @@ def _shares(samples: Sequence[Sample]) -> Shares | None:
 def _of_process(mine: Shares, others: Shares, late: float) -> str | None:
     enough = _EXPLAINS * late
     if mine.throttled - others.throttled >= enough:
-        return f"its cgroup was stopped {mine.throttled:.0%} of the time because its CPU quota was used up"
+        return f"its cgroup was stopped {percent(mine.throttled)} of the time because its CPU quota was used up"
     if mine.wanted - others.wanted >= max(enough, mine.ran - others.ran):
-        return (
-            f"its main thread waited {mine.wanted:.0%} of the time for a core, those of the others {others.wanted:.0%}"
-        )
+        return f"its main thread waited {percent(mine.wanted)} of the time for a core, those of the others {percent(others.wanted)}"
     if mine.ran - others.ran >= enough:
-        return (
-            f"its main thread ran {mine.ran:.0%} of the time, those of the others {others.ran:.0%}: it computes longer"
-        )
+        return f"its main thread ran {percent(mine.ran)} of the time, those of the others {percent(others.ran)}: it computes longer"
     if mine.faults_per_s >= max(_FAULTS_PER_S, _TIMES * others.faults_per_s):
         return f"it read {mine.faults_per_s:.0f} pages a second from disk (swap, or memory-mapped files)"
     used = mine.ran + mine.wanted - others.ran - others.wanted

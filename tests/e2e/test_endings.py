@@ -13,13 +13,16 @@ from tests.e2e.torchjob import torchrun
 from tests.helpers import PATIENCE_S, agent, clean_env, wait_for
 
 
-@pytest.mark.usefixtures("hook")
 @pytest.mark.parametrize(
-    ("how", "says"),
-    [((), r"rank 1 died \(no clean end\) at [\d:]{8}"), (("--raise",), r"rank 1 ended with LookupError at [\d:]{8}")],
-    ids=["killed", "raised"],
+    ("hook", "how", "says"),
+    [
+        ("native", (), r"rank 1 died \(no clean end\) at [\d:]{8}"),
+        ("python", ("--raise",), r"rank 1 ended with LookupError at [\d:]{8}"),
+    ],
+    ids=["native-killed", "python-raised"],
+    indirect=["hook"],
 )
-def test_first_rank_is_named(tmp_path: Path, how: tuple[str, ...], says: str) -> None:
+def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], says: str) -> None:
     """Around a job and beside it: the rank that failed first is named with how and when, and around it the exit code."""
     python, module, launcher, *arguments = torchrun(
         "ops.py", 2, "500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how

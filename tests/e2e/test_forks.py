@@ -61,7 +61,17 @@ def unwatched(start: str, leave: str) -> list[Any]:
     return results(done.stdout)
 
 
-@pytest.mark.parametrize(("start", "leave"), [("fork", "return"), ("forkserver", "return"), ("torchrun", "end")])
+@pytest.mark.parametrize(
+    ("hook", "start", "leave"),
+    [
+        ("native", "fork", "return"),
+        ("native", "forkserver", "return"),
+        ("native", "torchrun", "end"),
+        ("python", "fork", "return"),
+        ("python", "torchrun", "end"),
+    ],
+    indirect=["hook"],
+)
 def test_ranks_that_fork(hook: str, start: str, leave: str, tmp_path: Path) -> None:
     """Forked ranks are recorded whole, each in its own ring that ends well; workers and other children leave none; output, losses
     and exit codes are those of a run without the probe."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.torchjob import JOBS
-from tests.helpers import PATIENCE_S, clean_env, free_port, wait_for
+from tests.helpers import PATIENCE_S, clean_env, commwatch, free_port, wait_for
 
 TREE = Path(__file__).parents[2]
 LOG = TREE / "tests" / "fixtures" / "nccl" / "healthy.log"
@@ -106,7 +106,8 @@ def test_every_command(newcomer: Newcomer) -> None:
     assert set(around) == set(SAYS), "README has other commands than this test"
     newcomer.env["COMMWATCH_DIR"] = str(newcomer.run_dir)
     with newcomer.leaves_running(beside), newcomer.leaves_running(trainer) as job:
-        wait_for(lambda: "healthy: 1 running job, 2 ranks" in newcomer.does("commwatch diagnose").stdout, "the job")
+        healthy = "healthy: 1 running job, 2 ranks"
+        wait_for(lambda: healthy in commwatch("diagnose", "--dir", newcomer.run_dir).stdout, "the job")
         for command in around[1:]:
             done = newcomer.does(command)
             assert (done.returncode, "Traceback" in done.stdout) == (ENDS.get(command, 0), False), done.stdout

@@ -16,6 +16,7 @@ TAKES_S = SIZE / 23.2e6
 POINTS = 0.03
 
 
+@pytest.mark.by_the_clock
 @pytest.mark.parametrize("hook", ["native"], indirect=True)
 def test_known_shares(hook: str, hosts: list[Host], tmp_path: Path) -> None:
     """A comm share of 10, 30, 60 % is measured within 3 points, overlapped or not, and so is what of it is exposed.
@@ -24,7 +25,7 @@ def test_known_shares(hook: str, hosts: list[Host], tmp_path: Path) -> None:
     """
     for host in hosts:
         host.shape("200mbit")
-    arguments = [f"{TAKES_S:.4f}", str(SIZE), "5", "0.1", "0.3", "0.6"]
+    arguments = [f"{TAKES_S:.4f}", str(SIZE), "3", "0.1", "0.3", "0.6"]
     told = results(run_on(hosts, tmp_path, "shares.py", *arguments))
     steps = digest(tmp_path)[0].steps(0, 1 << 62, None, None, 1000)
     hidden: dict[bool, list[float]] = {False: [], True: []}

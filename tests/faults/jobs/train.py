@@ -205,7 +205,8 @@ def starved(step: int) -> None:
 def throttled(step: int) -> None:
     """Its cgroup may use a quarter of a core."""
     if step == 0:
-        cgroups = Path("/sys/fs/cgroup")
+        # As the parent sees them: `ip netns exec` mounts another /sys.
+        cgroups = Path(f"/proc/{os.getppid()}/root/sys/fs/cgroup")
         whole = (cgroups / "cgroup.controllers").exists()  # version 2
         folder = (cgroups if whole else cgroups / "cpu") / f"commwatch-{os.getpid()}"
         folder.mkdir()
