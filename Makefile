@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds faults faults-nodes advice pictures
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds test-cuda faults faults-nodes advice pictures
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -41,7 +41,7 @@ parts:  ## install Prometheus, Chromium and the network tools that the tests use
 # Tests with jobs come first, because they wait much of their time, and those that compare times have no neighbours.
 test: sync parts  ## run all tests
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder \
-		-m 'not frameworks and not by_the_clock' tests/e2e tests
+		-m 'not frameworks and not cuda_rig and not by_the_clock' tests/e2e tests
 	$(BIN)/python -m pytest -m by_the_clock tests/e2e
 
 # The frameworks' own packages, in an environment of their own: several gigabytes, and half an hour on an idle machine.
@@ -74,6 +74,19 @@ TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14
 torch-builds: sync  ## build the native hook with the headers of many versions of torch (downloads 9 GB)
 	$(BIN)/python -m tests.frameworks.torch_builds $(TORCH_VERSIONS)
 
+# The CUDA build of torch, in an environment of its own: 7 GB, most of it libraries of NVIDIA's.
+CUDA := .venv-cuda
+CUDA_TORCH ?= 2.14.1
+.stamps/cuda: pyproject.toml
+	test -x $(CUDA)/bin/python || $(PYTHON) -m venv $(CUDA)
+	$(CUDA)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(CUDA)/bin/python -m pip install --quiet torch==$(CUDA_TORCH) numpy hypothesis pytest pytest-timeout pytest-xdist
+	mkdir -p .stamps && touch $@
+
+test-cuda: .stamps/cuda  ## run the CUDA build of PyTorch and NCCL on a simulated driver, without a GPU
+	$(call install,$(CUDA),.)
+	$(CUDA)/bin/python -m pytest -m cuda_rig tests/cuda_rig
+
 lint: sync  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -98,4 +111,4 @@ dist: .stamps/venv  ## build wheel and sdist
 	$(BIN)/python -m build --quiet
 
 clean:  ## remove everything that was made
-	rm -rf $(VENV) $(FRAMEWORKS) .stamps build dist *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(CUDA) .stamps build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -66,7 +66,7 @@ def _steps_of(f: Figures) -> list[Row]:
             budgeted = (hook, kind) == ("native", "cpu") and f["ops_per_step"] == OPS_PER_STEP
             budget, over = ("×1.005", ratio > 1.005) if budgeted else ("", False)
             rows.append(Row(what, measured, budget, f"torch.profiler ×{f[f'profiler_{kind}_ratio']:.2f}", over))
-        rows.append(Row("... CPU time that is, per collective and rank", f"{f[f'{hook}_cpu_us_per_op']:.1f} µs"))
+        rows.append(Row("... which is, in CPU time per collective and rank", f"{f[f'{hook}_cpu_us_per_op']:.1f} µs"))
     return rows
 
 

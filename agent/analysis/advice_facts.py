@@ -63,7 +63,7 @@ class Kind(NamedTuple):
 
     @property
     def role(self) -> str:
-        """Purpose of the operations: one of the roles in ``knobs``."""
+        """Purpose of the operations: one of the roles in ``framework_settings``."""
         return framework_settings.role(self.group, self.op, self.size_bytes, self.sharded)
 
     def knob(self, rule: str) -> str:

@@ -38,7 +38,7 @@ _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 def room_for_rings(files: int) -> int:
-    """Return how many rings to read at a time, from the limit of open files; clients of the agent need the others."""
+    """Return how many rings to read at a time, from the limit of open files; the others are reserved for clients of the agent."""
     return min(MOST_RINGS, max(files // 4, files - 512))
 
 

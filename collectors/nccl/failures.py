@@ -180,7 +180,7 @@ def versions_differ(log: Log) -> Iterator[Hit]:
 
 
 def inits_incomplete(log: Log) -> Iterator[Hit]:
-    """Communicators whose init began and, as far as the log goes, never ended."""
+    """Communicators whose init began and did not end within the log."""
     cut = cut_in_init(log)
     alike: dict[str, list[Communicator]] = {}
     for comm in log.communicators:

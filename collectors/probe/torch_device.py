@@ -28,17 +28,43 @@ POLL_S = 0.005
 _SPARE = 64
 
 
+def _check(took_ns: int | None, at_most_ns: int) -> None:
+    """Compare a duration by a device's clock with the operation's time on the host, within which its events lie.
+
+    Raises:
+        RuntimeError: it is longer, so the events do not measure the operation.
+    """
+    if took_ns is not None and took_ns > 1.01 * at_most_ns + 100_000:
+        raise RuntimeError(
+            f"its clock measured {took_ns // 1000} µs for an operation of at most {at_most_ns // 1000} µs"
+        )
+
+
 class Watch:
     """An operation on a GPU, or all operations of a batch, which begin and end together."""
 
-    __slots__ = ("began_ns", "device", "flights", "line", "over", "pg", "ready", "seen_running", "seen_waiting", "work")
+    __slots__ = (
+        "began_ns",
+        "device",
+        "first",
+        "flights",
+        "line",
+        "over",
+        "pg",
+        "ready",
+        "seen_running",
+        "seen_waiting",
+        "work",
+    )
 
-    def __init__(self, device: torch.device, pg: Any, ready: torch.Event | None) -> None:
+    def __init__(self, device: torch.device, pg: Any, ready: torch.Event | None, first: bool) -> None:
         self.device = device
         #: Held until the call returns.
         self.pg = pg
         #: On the stream that was current at the launch: the operation's input is ready.
         self.ready = ready
+        #: The first of its queue: it also makes the communicator, or its connections, so its time is not that of an operation.
+        self.first = first
         self.flights: list[Flight] = []
         #: Operations of one line end in the order of their launch.
         self.line: Hashable = None
@@ -77,11 +103,12 @@ class Devices:
 
     # -- in the trainer's threads -------------------------------------------------------------
 
-    def launch(self, device: torch.device, pg: Any, own_times: bool) -> Watch | None:
+    def launch(self, device: torch.device, pg: Any, own_times: bool, first: bool) -> Watch | None:
         """Prepare an operation before its call; return ``None`` if it is not timed.
 
         Args:
             own_times: the operation will have a Work, which has its duration.
+            first: the queue has had no operation on a device before.
         """
         try:
             module = torch.get_device_module(device)
@@ -90,7 +117,8 @@ class Devices:
                 return None
             if self._mode == EVENTS:
                 self._have_times(pg)
-            return Watch(device, pg, None if self._mode == EVENTS and own_times else self._record(device))
+            ready = None if self._mode == EVENTS and own_times else self._record(device)
+            return Watch(device, pg, ready, first)
         except RuntimeError as error:
             self._leave_alone(error)
             return None
@@ -213,11 +241,14 @@ class Devices:
             watch.seen_running = begun
             return False
         now = time.monotonic_ns()  # not before the query, which may wait for a lock of the backend
-        took_ns = self._duration_ns(watch) if self._mode == EVENTS else None
+        took_ns = self._duration_ns(watch) if self._mode == EVENTS and not watch.first else None
+        _check(took_ns, now - watch.flights[0].launch)
         watch.work = None
         if took_ns is not None:
             ended = (now, ev.BY_EVENTS, 0, now - took_ns, True)
-        elif self._mode == EVENTS or not watch.seen_running:  # the latter: shorter than the time between two polls
+        elif (
+            self._mode == EVENTS or watch.first or not watch.seen_running
+        ):  # the last: shorter than the time between two polls
             ended = (now, ev.BY_NONE, ev.UNTIMED, 0, False)
         else:
             ended = (now, ev.BY_POLL, 0, watch.began_ns, False)
@@ -245,7 +276,8 @@ class Devices:
             finally:
                 del why  # as Probe.fault does
         self._mode = OFF
-        self._complain(f"operations on GPUs are no longer timed: {why}")
+        first_line = str(why).partition("\n")[0]
+        self._complain(f"operations on GPUs are no longer timed: {first_line}")
 
     def _untimed(self, watch: Watch) -> None:
         watch.work = None

@@ -33,7 +33,19 @@ def label(name: str, description: str) -> str:
 class Group:
     """One process group of this rank, and its counters."""
 
-    __slots__ = ("_tags", "aligned", "id", "last_end", "ranks", "ref", "seqs", "size", "skipped", "small_id")
+    __slots__ = (
+        "_on_device",
+        "_tags",
+        "aligned",
+        "id",
+        "last_end",
+        "ranks",
+        "ref",
+        "seqs",
+        "size",
+        "skipped",
+        "small_id",
+    )
 
     def __init__(
         self, ref: Callable[[], Any], size: int, ranks: tuple[int, ...] | None, group_id: str, aligned: bool
@@ -54,6 +66,14 @@ class Group:
         self.last_end: dict[Any, int] = {}
         #: Queues whose latest operation was only counted: the begin of the next one is not known.
         self.skipped: set[Any] = set()
+        #: Queues that have had an operation on a device.
+        self._on_device: set[Any] = set()
+
+    def begins_on_device(self, queue: Any) -> bool:
+        """Return whether a queue has had no operation on a device before this one."""
+        begins = queue not in self._on_device
+        self._on_device.add(queue)
+        return begins
 
     def key_of_tag(self, op: str, peer: int, tag: int) -> tuple[str, int, int]:
         """Return the key in ``seqs`` of a send or recv. A tag begins at 0 if it replaces another."""

@@ -220,6 +220,7 @@ class PythonProbe(Probe):
                 for seq in group.seqs[numbered]:  # noqa: B007 - Group.seqs says why
                     break
                 code = codes.get(name) or self.op_code(name)
+                first = device is not None and group.begins_on_device(queue)
                 mode = governor.mode
                 if mode and (mode == COUNTERS or not is_sampled(seq)):
                     counts.add((code, group.small_id, flags & _COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
@@ -233,7 +234,7 @@ class PythonProbe(Probe):
                     group.skipped.discard(queue)
                     flight.after_skipped = True
                 if device is not None:
-                    flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC))
+                    flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC), first)
                 flight.cost_of = cost_of
                 self._spent(entered, cost_of, self.ring)
                 return flight

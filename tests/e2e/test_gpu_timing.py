@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,17 @@ def play(directory: Path, gpu: Path, scene: str, **env: str) -> tuple[dict[str, 
     """Run a scene; returns what the GPU saw of us, and the records."""
     asked = {"COMMWATCH": "0", "COMMWATCH_TIMING": "events", **env}
     (seen,) = said(alone(directory, "gpu_timing.py", gpu, scene, **asked))
-    (rank,) = read_rings(directory)
-    assert {r.flags & ev.ON_DEVICE for r in rank.operations if r.size_bytes == 1024} == {ev.ON_DEVICE}
+    rank = after_first(directory)
+    assert {r.flags & ev.ON_DEVICE for r in rank.operations} == {ev.ON_DEVICE}
     # Never is a capture disturbed, a thread on no device, or a Work kept past its end.
     assert (seen["disturbed"], seen["at_home"], seen["works"]) == (0, 0, 0)
     return seen, rank
+
+
+def after_first(directory: Path) -> RankRecords:
+    """The only ring, without the first operation."""
+    (rank,) = read_rings(directory)
+    return replace(rank, records=[record for record in rank.records if record.size_bytes != 4])
 
 
 def took(record: ev.Record) -> int:
@@ -70,15 +78,32 @@ def test_shorter_than_a_poll(hook: str, gpu: Path, tmp_path: Path) -> None:
     assert (ev.TIMING[record.timing], record.flags & ev.UNTIMED) == ("none", ev.UNTIMED)
 
 
+@pytest.mark.parametrize("mode", ["events", "poll"])
+def test_first_of_a_group(hook: str, mode: str, gpu: Path, tmp_path: Path) -> None:
+    """The first operation of a group on a GPU has no duration, because it also makes the communicator."""
+    _, rank = play(tmp_path, gpu, "first", COMMWATCH_TIMING=mode)
+    assert [ev.TIMING[record.timing] for record in rank.operations] == ["none", mode]
+
+
 def test_work_that_does_not_answer(hook: str, gpu: Path, tmp_path: Path) -> None:
     """An end is recorded when the device has reported it, not when it was asked; the native hook's heartbeat does not wait for the answer."""
     asked = {"COMMWATCH": "0", "COMMWATCH_TIMING": "events"}
     told, _ = said(alone(tmp_path, "gpu_timing.py", gpu, "slow", **asked))
-    (rank,) = read_rings(tmp_path)
-    (record,) = rank.operations
+    (record,) = after_first(tmp_path).operations
     assert record.end_ns >= told["over"]
     assert took(record) == pytest.approx(15 * OP_NS, rel=1e-3)
     assert told["beats"] > (2 if hook == "native" else 0)
+
+
+def test_wrong_clock(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """A duration longer than the time since the launch is not recorded; one message, and no operation has a duration any more."""
+    done = alone(tmp_path, "gpu_timing.py", gpu, "wrong_clock", COMMWATCH="0", COMMWATCH_TIMING="events")
+    assert done.returncode == 0, done.stderr[-4000:]
+    (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("commwatch: ")]
+    assert "no longer timed" in complaint
+    assert re.search(r"its clock measured 2\d{8} µs for an operation of at most \d+ µs", complaint)
+    records = after_first(tmp_path).operations
+    assert [(record.timing, record.flags & ev.UNTIMED) for record in records] == [(ev.BY_NONE, ev.UNTIMED)] * 2
 
 
 @pytest.mark.parametrize("asked", ["off", "auto"])
@@ -120,9 +145,10 @@ def test_device_that_stops_answering(hook: str, scene: str, gpu: Path, tmp_path:
     assert len(complaints) == 1
     assert "no longer timed" in complaints[0]
     assert "fell off the bus" in complaints[0]
+    assert "two lines" not in done.stderr
     assert results(done.stdout)[0]["works"] == 0
-    (rank,) = read_rings(tmp_path)
-    on_device = [r for r in rank.operations if r.flags & ev.ON_DEVICE]
-    assert [(ev.TIMING[r.timing], bool(r.flags & ev.UNTIMED)) for r in on_device] == [("none", True)] * 3
+    rank = after_first(tmp_path)
+    gpus = [r for r in rank.operations if r.flags & ev.ON_DEVICE]
+    assert [(ev.TIMING[r.timing], bool(r.flags & ev.UNTIMED)) for r in gpus] == [("none", True)] * 3
     (on_cpu,) = [r for r in rank.operations if not r.flags & ev.ON_DEVICE]
     assert ev.TIMING[on_cpu.timing] in ("future", "call")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def built_for_torch(source_name: str) -> Path:
     built = CACHE / f"{source.stem}-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
     if not built.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        include, new = torch / "include", built.with_suffix(".new")
+        include, new = torch / "include", built.with_suffix(f".{os.getpid()}.new")
         headers = ["-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")]
         options = ["-std=c++20", "-O0", "-fPIC", "-shared", "-pthread", *headers]
         libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]

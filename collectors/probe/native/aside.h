@@ -14,11 +14,12 @@
 
 namespace commwatch {
 
-// Block all signals in this thread.
-inline void keep_signals_out() {
+// Begin a thread of the probe: block all signals in it, and name it (at most 15 characters) for debuggers.
+inline void begin_thread(const char* name) {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  pthread_setname_np(pthread_self(), name);
 }
 
 // Releases the GIL within a scope, if the calling thread holds it.
@@ -74,7 +75,7 @@ void aside(const Ask& ask) {
   std::exception_ptr thrown;
   const WithoutGil released;
   std::thread([&] {
-    keep_signals_out();
+    begin_thread("commwatch-ask");
     try {
       ask();
       answered = true;

@@ -144,11 +144,13 @@ struct OnDevice {
   uint64_t line = 0;
   // Recorded on the stream that was current at the launch: complete once the operation's inputs are ready and earlier work is over.
   Events::Event ready;
+  // The first of its queue: it also makes the communicator, or its connections, so its time is not that of an operation.
+  bool first = false;
 };
 
 // Called before the operation. own_times: its Work reports the duration, so no event is needed; it is the next of its `line`.
-inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t line) {
-  OnDevice noted{device, device_timing().load(), line, nullptr};
+inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t line, bool first) {
+  OnDevice noted{device, device_timing().load(), line, nullptr, first};
   if (noted.timing == DeviceTiming::kOff) return noted;
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());
@@ -231,17 +233,23 @@ class DeviceWatch {
     }
     const uint64_t now = now_ns();  // not before the query, which may wait for a lock of the backend
     const uint8_t failed = work_ && work_->exception() ? format::kFailed : 0;
-    if (failed != 0 || (!timed() && seen_running_)) {
+    if (failed != 0 || (!timed() && seen_running_ && !noted_.first)) {
       for (auto& flight : flights_) flight->finish(now, format::kByPoll, failed, began_ns_);
       return true;
     }
-    if (!timed()) return true;  // shorter than the time between two polls: no duration is known
+    if (!timed() || noted_.first) return true;  // no duration: with polls, it took less than the time between two
     const int64_t took_ns = duration_ns();
-    const bool known = took_ns >= 0 && static_cast<uint64_t>(took_ns) < now;
+    check(took_ns, now - flights_.front()->launched_ns());
     for (auto& flight : flights_) {
-      if (known) flight->finish(now, format::kByEvents, 0, now - static_cast<uint64_t>(took_ns), true);
+      if (took_ns >= 0) flight->finish(now, format::kByEvents, 0, now - static_cast<uint64_t>(took_ns), true);
     }
     return true;  // without a duration, the flight's destructor finishes it without one
+  }
+
+  // The events lie within the operation's time on the host. If their distance does not, they do not measure it.
+  static void check(int64_t took_ns, uint64_t at_most_ns) {
+    const bool plausible = took_ns <= 0 || static_cast<uint64_t>(took_ns) <= at_most_ns + at_most_ns / 100 + 100'000;
+    TORCH_CHECK(plausible, "its clock measured ", took_ns / 1000, " µs for an operation of at most ", at_most_ns / 1000, " µs");
   }
 
   // Duration in ns by the device's own clock; -1: unknown.

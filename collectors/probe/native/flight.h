@@ -124,6 +124,7 @@ class Flight {
   }
 
   bool done() const { return done_.load(); }
+  uint64_t launched_ns() const { return record_.launch_ns; }
   bool p2p() const { return p2p_; }
 
   const bool on_cpu;

@@ -62,6 +62,8 @@ struct Queue {
   std::atomic<uint64_t> last_end_ns{0};
   // The latest operation was only counted, so the begin of the next one is unknown.
   std::atomic<bool> skipped{false};
+  // It has had an operation on a device.
+  std::atomic<bool> on_device{false};
 
   // An operation ended at `end_ns`. Returns when the previous one ended, or 0.
   uint64_t ended(uint64_t end_ns) {

@@ -413,6 +413,7 @@ struct Kernel : c10::OperatorKernel {
     } else {
       record.seq = group->next_seq.fetch_add(1);
     }
+    const bool first = device && !queue->on_device.load(std::memory_order_relaxed) && !queue->on_device.exchange(true);
     if (!session.records(record.seq)) {
       group->count(record, op.p2p);
       queue->skipped.store(true, std::memory_order_relaxed);
@@ -424,7 +425,7 @@ struct Kernel : c10::OperatorKernel {
       have_times(*group, process_group, *device);
       // One stream for each device of a group, and one for each peer.
       const uint64_t line = line_of(&process_group, (op.p2p ? record.peer + 1 : 0) * int64_t{256} + device->index());
-      launched.noted = launch_on(*device, (record.flags & format::kAsync) != 0, line);
+      launched.noted = launch_on(*device, (record.flags & format::kAsync) != 0, line, first);
     }
     return launched;
   }

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -61,8 +62,9 @@ class Session {
         return 0;
       }
       window_ns_ = now_ns();
-      poller_ = std::make_unique<Poller>(keep_signals_out);
-      heartbeat_ = std::make_unique<Heartbeat>(keep_signals_out, [this, ring = made.get()] { beat(*ring, now_ns()); });
+      poller_ = std::make_unique<Poller>([] { begin_thread("commwatch-poll"); });
+      heartbeat_ = std::make_unique<Heartbeat>([] { begin_thread("commwatch-beat"); },
+                                               [this, ring = made.get()] { beat(*ring, now_ns()); });
     } catch (const std::exception&) {  // no thread
       munmap(base, size);
       return EAGAIN;
@@ -119,10 +121,11 @@ class Session {
     say("probe switched off", doing, what);
   }
 
-  // Print one line to standard error.
+  // Print one line to standard error: of `what`, the first, as what() of torch's exceptions has a backtrace.
   static void say(const char* happened, const char* doing, const char* what) {
     const char* rank = getenv("RANK");
-    dprintf(STDERR_FILENO, "commwatch: %s in rank %s: %s: %s\n", happened, rank != nullptr ? rank : "?", doing, what);
+    const int length = static_cast<int>(strcspn(what, "\n"));
+    dprintf(STDERR_FILENO, "commwatch: %s in rank %s: %s: %.*s\n", happened, rank != nullptr ? rank : "?", doing, length, what);
   }
 
   Ring* ring() const { return ring_.load(std::memory_order_acquire); }

@@ -21,7 +21,7 @@ constexpr int kMain = 0, kNccl = 7, kStreams = 8;
 
 std::mutex mutex;
 int64_t busy_until[kStreams];
-std::atomic<int64_t> op_takes{0};
+std::atomic<int64_t> op_takes{0}, clock_rate{1};
 std::atomic<int> events[2], works{0}, disturbed{0}, at_home{0}, timed_groups{0};
 std::atomic<bool> capturing{false}, broken{false}, slow{false};
 thread_local int capture_mode = 0, device = -1;
@@ -46,7 +46,7 @@ int64_t enqueue(c10::StreamId stream, int64_t takes, int64_t ready = 0) {
 void ask() {
   if (capturing && capture_mode != 2) ++disturbed;
   if (device < 0) ++at_home;
-  TORCH_CHECK(!broken, "the fake GPU fell off the bus");
+  TORCH_CHECK(!broken, "the fake GPU fell off the bus\nand this is told in two lines");
 }
 
 struct FakeEvent {
@@ -73,7 +73,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override { return reinterpret_cast<void*>(stream.id() + 1); }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag flag) const override {
-    TORCH_CHECK(!broken, "the fake GPU fell off the bus");
+    TORCH_CHECK(!broken, "the fake GPU fell off the bus\nand this is told in two lines");
     if (*event == nullptr) *event = new FakeEvent(flag == c10::EventFlag::BACKEND_DEFAULT);
     auto* recorded = static_cast<FakeEvent*>(*event);
     recorded->at = enqueue(stream.id(), 0);
@@ -87,7 +87,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
     ask();
     TORCH_CHECK(static_cast<FakeEvent*>(from)->timed && static_cast<FakeEvent*>(to)->timed, "events without a clock");
-    return static_cast<double>(static_cast<FakeEvent*>(to)->at - static_cast<FakeEvent*>(from)->at) / 1e6;
+    return static_cast<double>((static_cast<FakeEvent*>(to)->at - static_cast<FakeEvent*>(from)->at) * clock_rate) / 1e6;
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<FakeEvent*>(event); }
 };
@@ -113,7 +113,7 @@ class NcclWork : public c10d::Work {
   float getDuration() const override {
     ask();
     TORCH_CHECK(timed_ && begin_ >= 0, "getDuration only works if timing was enabled");
-    return static_cast<float>(end_ - begin_) / 1e6f;
+    return static_cast<float>((end_ - begin_) * clock_rate) / 1e6f;
   }
 
  private:
@@ -208,6 +208,7 @@ extern "C" int gpu_capturing() { return capturing ? 1 : 0; }
 extern "C" void gpu_set_device() { device = 0; }
 extern "C" void gpu_break() { broken = true; }
 extern "C" void gpu_slow() { slow = true; }
+extern "C" void gpu_clock_rate(int64_t times) { clock_rate = times; }
 extern "C" int64_t gpu_nccl_over() {
   const std::lock_guard<std::mutex> lock(mutex);
   return busy_until[kNccl];

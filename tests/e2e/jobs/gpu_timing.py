@@ -35,7 +35,6 @@ class Scene:
         self.group = dist.new_group([0])
         assert isinstance(self.group, ProcessGroup)
         self.gpu.gpu_use(self.group.group_name.encode())
-        self.gpu.gpu_op_takes(ctypes.c_int64(OP_MS * MS))
         self.gpu.gpu_nccl_over.restype = ctypes.c_int64
         self.device = torch.device("privateuseone:0")
         module = SimpleNamespace(
@@ -44,6 +43,10 @@ class Scene:
             is_current_stream_capturing=lambda: self.gpu.gpu_capturing() != 0,
         )
         torch._register_device_module("privateuseone", module)
+        # The first operation of a group has no duration. Here it is this one, of another size.
+        dist.all_reduce(torch.ops.fake_gpu.tensor(1), group=self.group)
+        self.recorded(0)
+        self.gpu.gpu_op_takes(ctypes.c_int64(OP_MS * MS))
 
     def compute(self) -> None:
         """Something else on the current stream."""
@@ -54,8 +57,8 @@ class Scene:
         return dist.all_reduce(torch.ops.fake_gpu.tensor(256), group=self.group, async_op=async_op)
 
     def recorded(self, records: int) -> None:
-        """Wait until the ring has so many records."""
-        while self.cursor() < records:
+        """Wait until the ring has so many records, besides that of the first operation."""
+        while self.cursor() < 1 + records:
             time.sleep(0.01)
 
     def cursor(self) -> int:
@@ -99,11 +102,28 @@ class Scene:
         self.gpu.gpu_op_takes(ctypes.c_int64(3000 * MS))
         beats: set[int] = set()
         work = self.reduce(True)
-        while not (beats and self.cursor()):
+        while not beats or self.cursor() < 2:
             beats.add(self.heartbeat())
             time.sleep(0.01)
         say({"over": self.gpu.gpu_nccl_over(), "beats": len(beats)})
         del work
+
+    def wrong_clock(self) -> None:
+        """Operations on a device whose clock is a thousand times as fast as it should be."""
+        self.gpu.gpu_clock_rate(ctypes.c_int64(1000))
+        self.reduce(True).wait()
+        self.recorded(1)
+        self.gpu.gpu_clock_rate(ctypes.c_int64(1))
+        self.reduce(False)
+        self.recorded(2)
+
+    def first(self) -> None:
+        """The first two operations of a group on the device."""
+        self.group = dist.new_group([0])
+        self.gpu.gpu_use(self.group.group_name.encode())
+        for number in (1, 2):
+            self.reduce(False)
+            self.recorded(number)
 
     def capture(self) -> None:
         """One operation before a capture, over in the midst of it; one captured; one after it."""

@@ -1,0 +1,202 @@
+"""Jobs of two ranks for the played driver. Arguments: the scene, and the folder for the recorder's dumps.
+
+Device time is what `torch.cuda._sleep` takes. Where a scene puts some before an operation, the operation waits for nothing but that
+and the other rank, so its time on the device is its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+#: Cycles of a millisecond.
+MS = 1_980_000
+
+
+def busy(ms: float) -> None:
+    """Keep the current stream's device busy."""
+    torch.cuda._sleep(int(ms * MS))
+
+
+def data(log2: int) -> torch.Tensor:
+    """So many floats on this rank's device."""
+    return torch.zeros(1 << log2, device="cuda")
+
+
+def collectives() -> None:
+    """All kinds, blocking and asynchronous, of several sizes; now and then rank 1 is late."""
+    whole, part = data(20), data(19)
+    for step in range(12):
+        busy(1)
+        dist.all_reduce(whole)
+        dist.all_reduce(whole, async_op=True).wait()
+        dist.all_gather_into_tensor(whole, part)
+        dist.reduce_scatter_tensor(part, whole)
+        dist.broadcast(part, step % WORLD, async_op=True).wait()
+        dist.all_to_all_single(torch.empty_like(whole), whole)
+        if RANK == 1 and step % 4 == 3:
+            time.sleep(0.02)
+    dist.barrier()
+
+
+def messages() -> None:
+    """Sends and receives, one at a time and in batches."""
+    out, into = data(18), data(18)
+    for _ in range(8):
+        busy(1)
+        if RANK == 0:
+            dist.send(out, 1)
+            dist.recv(into, 1)
+        else:
+            dist.recv(into, 0)
+            dist.send(out, 0)
+        both = [dist.P2POp(dist.isend, out, 1 - RANK), dist.P2POp(dist.irecv, into, 1 - RANK)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+
+
+def coalesced() -> None:
+    """Operations that NCCL runs as one."""
+    tensors = [data(16) for _ in range(4)]
+    for asynchronous in (True, False) * 6:
+        with _coalescing_manager(device=torch.device("cuda", RANK), async_ops=asynchronous) as batch:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        if asynchronous:
+            batch.wait()
+
+
+def groups() -> None:
+    """Two groups at once, each on a stream of its own."""
+    made = [dist.new_group(list(range(WORLD)), group_desc=name) for name in ("data", "expert")]
+    tensors = [data(18), data(18)]
+    for _ in range(12):
+        works = [
+            dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, made, strict=True)
+        ]
+        for work in works:
+            work.wait()
+
+
+def captured() -> None:
+    """Captures in both modes, each begun with an operation in flight that ends in the midst of it, replayed five times."""
+    small, other = data(18), data(10)
+    dist.all_reduce(small)
+    torch.cuda.synchronize()
+    for mode in ("global", "thread_local"):
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        busy(100)
+        beside = dist.all_reduce(other, async_op=True)
+        assert not beside.is_completed()
+        # Not `torch.cuda.graph`, which waits for the device first.
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode=mode)
+            small.add_(1)
+            time.sleep(0.15)
+            dist.all_reduce(small)
+            dist.all_reduce(small, async_op=True).wait()
+            graph.capture_end()
+        beside.wait()
+        for _ in range(5):
+            graph.replay()
+        dist.all_reduce(small)
+        torch.cuda.synchronize()
+
+
+def steps() -> None:
+    """Marked steps of 30 ms: 10 of communication after the computation, then beside it."""
+    import commwatch
+
+    tensor = data(10)
+    for beside in (False, True):
+        for _ in range(20):
+            commwatch.step()
+            work = dist.all_reduce(tensor, async_op=True) if beside else None
+            busy(30 if beside else 20)
+            work = work or dist.all_reduce(tensor, async_op=True)
+            work.wait()
+            torch.cuda.synchronize()
+    commwatch.step()
+
+
+def many() -> None:
+    """A thousand operations in flight."""
+    tensor = data(10)
+    busy(300)
+    for work in [dist.all_reduce(tensor, async_op=True) for _ in range(1000)]:
+        work.wait()
+
+
+def destroyed() -> None:
+    """The group is destroyed while operations are in flight."""
+    tensor = data(10)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    busy(2000)
+    for _ in range(50):
+        dist.all_reduce(tensor, async_op=True)
+
+
+def sharded() -> None:
+    """FSDP2 on a small network."""
+    from torch.distributed.fsdp import fully_shard
+
+    network = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).cuda()
+    for layer in network:
+        fully_shard(layer)
+    fully_shard(network)
+    _train(network)
+
+
+def replicated() -> None:
+    """DDP on a small network, in several buckets."""
+    network = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).cuda()
+    _train(torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=1))
+
+
+def _train(network: torch.nn.Module) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+    for _ in range(10):
+        network(torch.ones(8, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@contextmanager
+def job() -> Iterator[None]:
+    """The default group, from beginning to end."""
+    torch.cuda.set_device(RANK)
+    dist.init_process_group("nccl")
+    yield
+    dist.destroy_process_group()
+
+
+def dump(path: Path) -> None:
+    """Write the Flight Recorder's records, whose watchdog needs a moment to see the last ends."""
+    from torch._C._distributed_c10d import _dump_nccl_trace  # type: ignore[attr-defined]  # of CUDA builds only
+
+    torch.cuda.synchronize()
+    time.sleep(0.3)
+    path.write_bytes(_dump_nccl_trace())
+
+
+def main() -> None:
+    scene, folder = sys.argv[1:]
+    with job():
+        globals()[scene]()
+        if scene != "destroyed":
+            dump(Path(folder) / f"recorder-{RANK}.pickle")
+    print(f"rank {RANK} is done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

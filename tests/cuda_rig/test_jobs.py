@@ -1,0 +1,193 @@
+"""The real PyTorch and NCCL on the played driver, under commwatch: what is recorded is what was played (``make test-cuda``)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import pytest
+
+from commwatch.collectors.node.flight_recorder import Dump, load
+from commwatch.collectors.wire import events as ev
+from tests.cuda_rig.build import TREE, NotAvailable, build
+from tests.e2e.torchjob import RankRecords, digest, read_rings
+from tests.helpers import clean_env, free_port, needs
+
+pytestmark = [pytest.mark.cuda_rig, pytest.mark.timeout(600)]
+
+SCENES = Path(__file__).with_name("scenes.py")
+GPUS = TREE / "tests" / "collectors" / "fake_nvml" / "two_h100.txt"
+#: Scenes in which nothing is captured.
+PLAIN = ("collectives", "messages", "coalesced", "groups", "sharded", "replicated", "many")
+#: Largest error of a duration: this part of it, or so many µs.
+PART, LEAST_US = 0.02, 20.0
+
+
+class Played(NamedTuple):
+    """A job that has ended."""
+
+    directory: Path
+    #: By rank: what commwatch recorded, what the driver played, what the Flight Recorder has.
+    ranks: list[RankRecords]
+    reports: list[dict[str, Any]]
+    recorder: list[Dump]
+    output: str
+
+
+Run = Callable[..., Played]
+
+
+@pytest.fixture(scope="module")
+def libraries() -> Path:
+    """The folder of the played driver."""
+    import torch
+
+    needs(torch.version.cuda, "the CUDA build of torch (make test-cuda)")
+    try:
+        return build()
+    except NotAvailable as reason:
+        pytest.skip(f"the played driver cannot be built: {reason}")
+
+
+@pytest.fixture(scope="module")
+def run(libraries: Path, native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a scene, each with the same settings once."""
+
+    @cache
+    def run(scene: str, hook: str = "native", **settings: str) -> Played:
+        directory = tmp_path_factory.mktemp(scene)
+        env = clean_env(
+            **{
+                "COMMWATCH": "1",
+                "COMMWATCH_DIR": str(directory),
+                "COMMWATCH_HOOK": hook,
+                "COMMWATCH_TIMING": "events",
+                "LD_LIBRARY_PATH": str(libraries),
+                "LD_PRELOAD": str(libraries / "libcuda.so.1"),
+                "FAKE_NVML": str(GPUS),
+                "PLAYED_REPORT": str(directory / "played-%r.json"),
+                "TORCH_FR_BUFFER_SIZE": "20000",
+                "PYTHONWARNINGS": "ignore",
+                **settings,
+            }
+        )
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+        command = [*launcher, str(SCENES), scene, str(directory)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250, check=False)
+        output = done.stdout + done.stderr
+        assert (done.returncode, done.stdout.count("is done")) == (0, 2), output[-5000:]
+        assert "commwatch: " not in output
+        dumps = sorted(directory.glob("recorder-*.pickle"))
+        reports = [json.loads((directory / f"played-{rank}.json").read_text()) for rank in range(2)]
+        return Played(directory, read_rings(directory), reports, [load(path.read_bytes()) for path in dumps], output)
+
+    yield run
+    run.cache_clear()
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+@pytest.mark.parametrize("scene", PLAIN)
+def test_every_operation(run: Run, scene: str, hook: str) -> None:
+    """Every operation is recorded, with the size that PyTorch's Flight Recorder has, and none is lost or failed."""
+    played = run(scene, hook)
+    for rank, dump in zip(played.ranks, played.recorder, strict=True):
+        assert (rank.lost, dump.cut, dump.unknown) == (0, False, 0)
+        # NCCL's barrier is an all_reduce of one number.
+        expected = Counter(
+            (entry.op, 0 if entry.op == "barrier" else entry.size_bytes)
+            for entry in dump.entries
+            if entry.op != "coalesced"
+        )
+        assert Counter((rank.op(record), record.size_bytes) for record in rank.operations) == expected
+        assert not any(record.flags & ev.FAILED for record in rank.operations)
+
+
+def pairs(played: Played) -> Iterator[tuple[ev.Record, dict[str, Any]]]:
+    """The operations with a duration, each with the kernel that ran it: the last one queued before the next launch.
+
+    Without those that found their stream idle: their start event is over before their kernel is queued.
+    """
+    for rank, report in zip(played.ranks, played.reports, strict=True):
+        on_device = [record for record in rank.operations if record.flags & ev.ON_DEVICE]
+        launches = [record.launch_ns for record in on_device]
+        kernel_of = {}
+        for kernel in sorted(report["nccl"], key=lambda kernel: int(kernel["queued"])):
+            if not kernel["replayed"]:
+                kernel_of[bisect_right(launches, kernel["queued"]) - 1] = kernel
+        for number, kernel in kernel_of.items():
+            if number >= 0 and not on_device[number].flags & ev.UNTIMED and kernel["begin"] > kernel["queued"]:
+                yield on_device[number], kernel
+
+
+@pytest.mark.parametrize("scene", PLAIN)
+def test_durations(run: Run, scene: str) -> None:
+    """A duration is what the driver played, within 2 % or 20 µs."""
+    found = [
+        ((record.end_ns - record.start_ns) / 1e3, (kernel["end"] - kernel["begin"]) / 1e3)
+        for record, kernel in pairs(run(scene))
+    ]
+    assert found
+    wrong = [(us, true) for us, true in found if abs(us - true) > max(PART * true, LEAST_US)]
+    assert wrong == []
+
+
+def test_shares(run: Run) -> None:
+    """The communication share of marked steps is what was played, within a point, beside the computation and after it."""
+    played = run("steps", PLAYED_NCCL_US="10000")
+    steps = digest(played.directory)[0].steps(0, 1 << 62, None, None, 1000)
+    for rank, report in zip(played.ranks, played.reports, strict=True):
+        marks = [record.launch_ns for record in rank.marks]
+        for first in (1, 21):
+            true, measured = [], []
+            for begin, end in zip(marks[first : first + 18], marks[first + 1 : first + 19], strict=True):
+                inside = [k["end"] - k["begin"] for k in report["nccl"] if begin <= k["begin"] < end]
+                true.append(sum(inside) / (end - begin))
+            for step in steps:
+                if step.rank == rank.rank and first < step.seq <= first + 18 and step.comm_share is not None:
+                    measured.append(step.comm_share)
+            assert len(measured) == 18
+            assert mean(measured) == pytest.approx(mean(true), abs=0.01)
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_captures(run: Run, hook: str) -> None:
+    """Captures that begin with an operation in flight are not disturbed."""
+    for report in run("captured", hook).reports:
+        assert (report["captures"], report["captures_ended"], report["captures_disturbed"]) == (2, 2, 0)
+        assert (report["disturbed"], report["missing"]) == ({}, {})
+
+
+def of_ours(report: dict[str, Any]) -> Counter[str]:
+    """Calls of the driver by our threads."""
+    return Counter(
+        {
+            name: sum(count for thread, count in function["threads"].items() if thread.startswith("commwatch"))
+            for name, function in report["functions"].items()
+        }
+    )
+
+
+@pytest.mark.parametrize("scene", ["collectives", "sharded", "many"])
+def test_what_we_ask_of_the_driver(run: Run, scene: str) -> None:
+    """Our threads never synchronize; there are at most two more events for an operation than without us, and three for a blocking one."""
+    played, without = run(scene), run(scene, COMMWATCH="0")
+    for rank, ours, theirs in zip(played.ranks, played.reports, without.reports, strict=True):
+        assert [name for name, calls in of_ours(ours).items() if calls and "Synchronize" in name] == []
+        blocking = sum(not record.flags & ev.ASYNC for record in rank.operations)
+        more = sum(ours[kind] - theirs[kind] for kind in ("events_plain", "events_timed"))
+        assert more <= 2 * len(rank.operations) + blocking
+        assert sum(of_ours(ours).values()) < 100 * len(rank.operations)
+
+
+def test_destroyed_with_operations_in_flight(run: Run) -> None:
+    """A group that is destroyed while operations are in flight: the job ends as without us, and its heartbeat goes on."""
+    for rank in run("destroyed").ranks:
+        assert len(rank.of("all_reduce")) == 51
