@@ -187,11 +187,11 @@ def test_host_function(cuda: Driver) -> None:
     """A function of the host's runs in stream order, and the stream waits for its end."""
     stream, calls = cuda.stream(), []
 
-    @ctypes.CFUNCTYPE(None, c_void_p)
-    def function(data: int) -> None:
+    def slow(data: int) -> None:
         time.sleep(0.05)
         calls.append(data)
 
+    function = ctypes.CFUNCTYPE(None, c_void_p)(slow)
     with cuda.held(stream):
         before = cuda.recorded(stream)
         cuda.call("cuLaunchHostFunc", stream, function, c_void_p(7))
