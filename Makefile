@@ -32,6 +32,11 @@ endef
 sync: .stamps/venv  ## install commwatch into .venv, new files too (demo, test and lint do so by themselves)
 	$(call install,$(VENV),.[examples])
 
+# What these jobs run with; without it they would wait for a build or record nothing.
+.PHONY: hook
+hook: sync
+	@$(BIN)/commwatch native build > /dev/null
+
 demo: sync  ## train a small transformer on two ranks, watch it, and report
 	$(BIN)/commwatch run -- $(BIN)/torchrun --nproc-per-node 2 examples/train_ddp.py
 
@@ -58,16 +63,16 @@ frameworks: .stamps/frameworks  ## run jobs of Lightning, transformers, DeepSpee
 	$(call install,$(FRAMEWORKS),.)
 	$(FRAMEWORKS)/bin/python -m pytest -m frameworks tests/frameworks
 
-faults: sync  ## run small jobs with one fault each, and print what is concluded of them (WORDS="fsdp late": only these)
+faults: sync hook  ## run small jobs with one fault each, and print what is concluded of them (WORDS="fsdp late": only these)
 	$(BIN)/python -m tests.faults.run $(WORDS)
 
-faults-nodes: sync  ## the same jobs on two hosts (network namespaces, as root): whom the rules of a Prometheus name
+faults-nodes: sync hook  ## the same jobs on two hosts (network namespaces, as root): whom the rules of a Prometheus name
 	$(BIN)/python -m tests.faults.nodes $(WORDS)
 
-advice: sync  ## follow each piece of advice in a real job, and compare its gain with the promised one (as root)
+advice: sync hook  ## follow each piece of advice in a real job, and compare its gain with the promised one (as root)
 	$(BIN)/python -m tests.advice.run $(WORDS)
 
-pictures: sync  ## make the pictures of a job with a late rank in docs/images (7 min)
+pictures: sync hook  ## make the pictures of a job with a late rank in docs/images (7 min)
 	$(BIN)/python -m tests.faults.pictures docs/images
 
 TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0

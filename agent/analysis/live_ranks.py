@@ -187,4 +187,6 @@ def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
 def _failed(totals: RankTotals, record: ev.Record, now_ns: int) -> Failed:
     size = None if record.flags & ev.NO_SIZE else record.size_bytes
     dtype, ago = totals.dtypes.get(record.dtype), max(0, now_ns - record.end_ns) / 1e9
-    return Failed(totals.op_name(record.op), totals.group(record.group).group_id, record.seq, dtype, size, ago)
+    op, group_id = totals.op_name(record.op), totals.group(record.group).group_id
+    peer = record.peer if op in ev.P2P and record.peer >= 0 else None
+    return Failed(op, group_id, record.seq, dtype, size, ago, peer)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from commwatch.analysis.cross_node import Disagreement
-from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, raised_in, waits
+from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, lost_by, raised_in, waits
 from commwatch.collectors.spans import spans
 from commwatch.collectors.wire import events as ev
 from commwatch.core.units import percent
@@ -82,7 +82,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
         if behind is not None:
             certain.append(behind)
             continue
-        found += [(wait, verdict) for wait in waits(group, here, known) for verdict in _judge(wait, known)]
+        found += [(wait, verdict) for wait in waits(group, here, known) for verdict in _judge(wait, merged, known)]
     return sorted(certain + _roots(found), key=lambda verdict: -verdict.since_s)
 
 
@@ -261,11 +261,17 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
 # -- what a wait means --------------------------------------------------------------------------
 
 
-def _judge(wait: Wait, known: dict[tuple[str, int], RankView]) -> Iterator[Verdict]:
+def _judge(
+    wait: Wait, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
+) -> Iterator[Verdict]:
     if wait.since_s < CERTAIN_S:
         return
     if wait.missing:
-        kind, cause, culprits, says = _blame({rank: known.get((wait.group.job_id, rank)) for rank in wait.missing})
+        views = {rank: known.get((wait.group.job_id, rank)) for rank in wait.missing}
+        # Not the missing rank is at fault whose own operation raised, but the rank that it lost.
+        lost = {rank: lost_by(view, groups, known) for rank, view in views.items() if view is not None}
+        roots = {root for rank in views for root in lost.get(rank) or [rank]}
+        kind, cause, culprits, says = _blame({rank: known.get((wait.group.job_id, rank)) for rank in sorted(roots)})
         if cause in ("dead", "gone") or (wait.since_s > wait.limit_s and not wait.raised):
             yield _verdict(wait, kind, cause, culprits, says)
     elif wait.since_s > wait.limit_s:

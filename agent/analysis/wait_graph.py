@@ -68,6 +68,7 @@ def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], R
             collectives[view.rank] = oldest
         raised = [failed.seq for failed in raised_in(view, group)]
         ahead[view.rank] = max([op.seq for op in mine if op.op not in ev.P2P] + raised, default=-1)
+        yield from _lost_messages(group, view, known)
         yield from (
             wait
             for op in mine
@@ -103,11 +104,45 @@ def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str,
         for each in raised_in(view, group)
         if view.state == "running" and each.ago_s < RECENT_S
     }
-    absent = [
-        rank for rank in group.members or group.ranks if absence(known.get((group.job_id, rank))) in ("dead", "gone")
-    ]
+    absent = _lost_members(group, known)
     if failed and absent:
         yield Wait(group, failed, absent, raised=True)
+
+
+def _lost_messages(group: GroupView, view: RankView, known: Mapping[tuple[str, int], RankView]) -> Iterator[Wait]:
+    """Yield a message of a rank that raised because the other rank has ended or died, if there is one."""
+    for each in view.failed:
+        ours = each.group_id == group.group_id and each.ago_s < RECENT_S
+        if ours and each.peer is not None and _is_lost(known, group.job_id, each.peer):
+            yield Wait(group, {view.rank: each}, [each.peer], raised=True)
+            return
+
+
+def lost_by(
+    view: RankView, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
+) -> list[int]:
+    """Return the ranks that have ended or died and without which an operation of this rank raised.
+
+    Args:
+        groups: by job and ``group_id``.
+        known: the ranks of all jobs, by job and rank.
+    """
+    lost = set[int]()
+    for each in view.failed:
+        group = groups.get((view.job_id, each.group_id))
+        if each.op not in ev.P2P:
+            lost.update(_lost_members(group, known) if group is not None else ())
+        elif each.peer is not None and _is_lost(known, view.job_id, each.peer):
+            lost.add(each.peer)
+    return sorted(lost)
+
+
+def _lost_members(group: GroupView, known: Mapping[tuple[str, int], RankView]) -> list[int]:
+    return [rank for rank in group.members or group.ranks if _is_lost(known, group.job_id, rank)]
+
+
+def _is_lost(known: Mapping[tuple[str, int], RankView], job_id: str, rank: int) -> bool:
+    return absence(known.get((job_id, rank))) in ("dead", "gone")
 
 
 def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:

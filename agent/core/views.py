@@ -87,7 +87,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Failed:
-    """A collective that raised on this rank."""
+    """An operation that raised on this rank."""
 
     op: str
     group_id: str
@@ -96,6 +96,8 @@ class Failed:
     size_bytes: int | None
     #: Seconds since it raised.
     ago_s: float
+    #: The other rank of a message; ``None``: a collective, or not known.
+    peer: int | None = None
 
 
 @dataclass(frozen=True)

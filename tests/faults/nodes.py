@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tests.alerts.promtool import exported
 from tests.e2e.hosts import Host, two_hosts
 from tests.faults.run import Outcome, Place, Poll, job, judge, run
-from tests.faults.scenarios import HEALTHY, STRAGGLERS, Scenario
+from tests.faults.scenarios import HEALTHY, SLOW_LINKS, STRAGGLERS, Scenario
 from tests.helpers import RunningAgent, agent
 from tests.prometheus import Prometheus, prometheus
 
@@ -38,10 +38,23 @@ class Cluster(NamedTuple):
         host = self.hosts[2 * rank // size]
         return Place(self.directory / host.address, host.there, host.address, host.device)
 
+    @contextmanager
+    def link_of(self, rate: str) -> Iterator[None]:
+        """Both hosts send at this rate; empty: as fast as they can."""
+        held = self.hosts if rate else []
+        for host in held:
+            host.shape(rate)
+        try:
+            yield
+        finally:
+            for host in held:
+                host.free()
+
     def watch(self, scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
         """Run a scenario and ask Prometheus for its stragglers, for so long from the fault on."""
         name = scenario.name.replace(" ", "-")
-        with job(scenario, [self.place(rank, scenario.size) for rank in range(scenario.size)], name) as told:
+        places = [self.place(rank, scenario.size) for rank in range(scenario.size)]
+        with self.link_of(scenario.link), job(scenario, places, name) as told:
             began, polls = float(told.readline()), list[Poll]()
             while time.time() < began + watched_s:
                 found = self.prom.query(f'{STRAGGLER}{{job_id="{name}"}}')
@@ -70,4 +83,4 @@ def cluster(hosts: list[Host], directory: Path, every_s: float = EVERY_S) -> Ite
 
 if __name__ == "__main__":
     with two_hosts() as made, tempfile.TemporaryDirectory() as folder, cluster(made, Path(folder)) as running:
-        run([*STRAGGLERS, *HEALTHY], running.watch)
+        run([*STRAGGLERS, *HEALTHY, *SLOW_LINKS], running.watch)

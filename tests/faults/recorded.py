@@ -30,7 +30,7 @@ UNIT_NS = 10_000
 #: An agent looks so often.
 TICK_NS = 500_000_000
 #: What identifies a rank, of all that its ring says.
-_KEPT = ("rank", "world_size")
+_KEPT = ("rank", "world_size", "restart")
 #: Seconds since the fault, and the answers of ``/api/v1/ranks`` and ``/api/v1/groups``.
 Views = tuple[float, Any, Any]
 _GROUP = ("group", "name", "desc", "label", "group_id", "ranks", "size", "aligned", "backend")

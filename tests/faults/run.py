@@ -73,7 +73,8 @@ class Place(NamedTuple):
 @contextmanager
 def ranks(command: list[str], places: Sequence[Place], name: str) -> Iterator[list[subprocess.Popen[str]]]:
     """The ranks of a job, each started by itself, so that none ends when another does; killed at the end."""
-    env = {"MASTER_ADDR": places[0].address, "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(len(places))}
+    ports = {name: str(free_port()) for name in ("MASTER_PORT", "NEXT_MASTER_PORT")}
+    env = {"MASTER_ADDR": places[0].address, "WORLD_SIZE": str(len(places)), **ports}
     started = list[subprocess.Popen[str]]()
     try:
         for rank, place in enumerate(places):
@@ -212,11 +213,9 @@ def run(scenarios: Iterable[Scenario], watch: Callable[[Scenario], Outcome]) -> 
         "| job, fault, ranks at fault | expected | conclusion | after | steady | also said |\n|---|---|---|---|---|---|"
     )
     outcomes = list[Outcome]()
-    # Ranks that compute need the machine's cores: beside others each of them is starved.
-    busy = [each for each in chosen if "--busy" in each.options]
     for at_once, some in (
-        (int(os.environ.get("AT_ONCE", "1")), [each for each in chosen if each not in busy]),
-        (1, busy),
+        (int(os.environ.get("AT_ONCE", "1")), [each for each in chosen if not each.alone]),
+        (1, [each for each in chosen if each.alone]),
     ):
         with ThreadPoolExecutor(at_once) as pool:
             for outcome in pool.map(watch, some):

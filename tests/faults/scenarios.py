@@ -22,6 +22,8 @@ class Scenario:
     options: tuple[str, ...] = field(default=())
     #: Words of why it is late, that the last verdict must have.
     why: str = ""
+    #: The rate to which the link between two hosts is held, such as ``200mbit``; empty: it is not.
+    link: str = ""
 
     @property
     def hangs(self) -> bool:
@@ -29,10 +31,16 @@ class Scenario:
         return bool(self.kinds) and self.kinds != LATE
 
     @property
+    def alone(self) -> bool:
+        """No other job may run beside it: its ranks compute, and would starve, or it slows the link of all."""
+        return "--busy" in self.options or bool(self.link)
+
+    @property
     def name(self) -> str:
         """How the table calls it."""
         ranks = ",".join(map(str, self.ranks))
-        return " ".join((f"{self.shape}x{self.size}", self.fault, ranks, *self.options))
+        link = ("link", self.link) if self.link else ()
+        return " ".join((f"{self.shape}x{self.size}", self.fault, ranks, *self.options, *link))
 
 
 LATE = frozenset({"straggler"})
@@ -66,6 +74,11 @@ STRAGGLERS = [
     *(Scenario(shape, "late", (1, 3), LATE) for shape in ("ddp1", "ddp8")),
     Scenario("ddp4", "late", (2,), LATE, options=("--after", "0")),
     Scenario("ddp4", "late", (2,), LATE, options=("--work", "0.3", "--after", "12")),
+    *(Scenario(shape, "late", (1,), LATE) for shape in ("accumulated", "experts")),
+    Scenario("shards", "late", (0,), LATE),
+    *(Scenario("mesh", fault, (rank,), LATE) for fault, rank in (("late", 3), ("slow", 0), ("slow", 2))),
+    Scenario("fsdp", "late", (1, 3), LATE),
+    Scenario("ddp4", "slower_and_slower", (2,), LATE),
 ]
 HANGS = [
     *(Scenario(shape, "stop", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4", "grid")),
@@ -73,6 +86,10 @@ HANGS = [
     *(Scenario(shape, "hold_gil", (1,), _HANGS, within_s=12) for shape in ("plain", "fsdp")),
     *(Scenario(shape, "asleep", (0,), _HANGS, within_s=12) for shape in ("plain", "ddp8", "grid")),
     Scenario("plain", "spin", (3,), _HANGS, within_s=12),
+    *(Scenario("pipe", fault, (rank,), _HANGS, within_s=12) for fault, rank in (("stop", 1), ("asleep", 2))),
+    *(Scenario("mesh", fault, (2,), _HANGS, within_s=12) for fault in ("stop", "die")),
+    Scenario("pipe", "die", (2,), _HANGS, within_s=12),
+    Scenario("experts", "asleep", (3,), _HANGS, within_s=12),
     Scenario("plain", "other_operation", (1,), _QUARREL, within_s=12),
     Scenario("plain", "other_size", (1,), _QUARREL, within_s=12),
 ]
@@ -91,5 +108,13 @@ HEALTHY = [
     Scenario("ddp4", "compiles", (0,), options=("--after", "0")),
     Scenario("ddp1", "nothing", (0,), options=("--work", "0.001")),
     Scenario("ddp1", "nothing", (0,), options=("--work", "1.0")),
+    *(Scenario(shape, "nothing", (0,)) for shape in ("accumulated", "experts", "shards", "mesh")),
+    *(Scenario(shape, "uneven", (0, 1, 2, 3)) for shape in ("experts", "mesh")),
+    *(Scenario(shape, "restart", (0, 1, 2, 3)) for shape in ("ddp4", "mesh")),
 ]
 SCENARIOS = [*STRAGGLERS, *HANGS, *HEALTHY]
+#: Over two hosts only.
+SLOW_LINKS = [
+    *(Scenario(shape, "late", (2,), LATE, link="200mbit") for shape in ("plain", "ddp4", "fsdp")),
+    *(Scenario(shape, "nothing", (0,), link="200mbit") for shape in ("plain", "ddp8", "fsdp", "grid", "mesh")),
+]

@@ -181,6 +181,31 @@ def test_message() -> None:
     assert verdict.cause == "not_joined"
 
 
+def test_message_lost() -> None:
+    """Where a rank's message raised because the other rank died, the dead rank is named, also by those who wait for the first."""
+    failed = Failed("recv", "r", 3, "float32", 4000, 60.0, peer=3)
+    pair = GroupView("job", "p", "pair", "3", "pair", 2, [1, 3], [1, 3], True)
+    dead, lost = rank(3, state="gone"), rank(1, failed=[replace(failed, group_id="p", ago_s=5.0)])
+    (verdict,) = judged(lost, dead, groups=(pair,))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "dead", [3], [1])
+    assert "(rank 1 raised in recv 3 of group pair 5 s ago)" in verdict.says
+
+    raised_before = rank(1, failed=[replace(failed, group_id="p", ago_s=600.0)])
+    for waiting in (rank(0, op(group="l")), rank(0, op("recv", group="l", peer=1, tag=0, waited_s=30.0))):
+        (verdict,) = judged(waiting, raised_before, dead, groups=(LEFT, pair))
+        assert (verdict.cause, verdict.ranks, verdict.waiting, verdict.group) == ("dead", [3], [0], "left")
+    (verdict,) = judged(rank(0, op(group="l")), raised_before, rank(3), groups=(LEFT, pair))
+    assert (verdict.cause, verdict.ranks) == ("not_joined", [1])
+
+
+def test_collective_lost() -> None:
+    """Where a rank's collective raised because a member died, those who wait for it in another group wait for the dead rank."""
+    pair = GroupView("job", "p", "pair", "3", "pair", 2, [1, 3], [1, 3], True)
+    failed = Failed("all_reduce", "p", 7, "float32", 4000, 30.0)
+    found = judged(rank(0, op(group="l")), rank(1, failed=[failed]), rank(3, state="gone"), groups=(LEFT, pair))
+    assert {(each.cause, tuple(each.ranks)) for each in found} == {("dead", (3,))}
+
+
 def test_cause_before_consequence() -> None:
     """Who only waits itself is not to blame: the rank at the end of the chain is."""
     pair = GroupView("job", "p", "pair", "3", "pair", 2, [2, 3], [2, 3], True)

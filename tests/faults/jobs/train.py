@@ -71,6 +71,21 @@ def overlap() -> Callable[[], None]:
     return trained(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.1))
 
 
+def accumulated() -> Callable[[], None]:
+    """Gradients of three micro-batches, of which only the last one communicates."""
+    model = nn.parallel.DistributedDataParallel(network(4), bucket_cap_mb=0.1)
+    last = trained(model)
+
+    def step() -> None:
+        for _ in range(2):
+            with model.no_sync():
+                model(torch.ones(8, 160)).sum().backward()
+            compute(PIECE_S)
+        last()
+
+    return step
+
+
 def fsdp() -> Callable[[], None]:
     """Each layer gathered by itself, twice a step."""
     model = network(6)
@@ -102,6 +117,58 @@ def grid() -> Callable[[], None]:
             dist.all_reduce(torch.ones(20_000), group=tensor)
             time.sleep(0.002)
         dist.all_reduce(torch.ones(100_000), group=data)
+        commwatch.step()
+
+    return step
+
+
+def mesh() -> Callable[[], None]:
+    """Two pipelines of two stages, (0, 2) and (1, 3); stages of one place, (0, 1) and (2, 3), share their gradients."""
+    rank = dist.get_rank()
+    stages = [dist.new_group(pair, group_desc="pp") for pair in ([0, 2], [1, 3])][rank % 2]
+    data = [dist.new_group(pair, group_desc="dp") for pair in ([0, 1], [2, 3])][rank // 2]
+    first, peer, message = rank < 2, (rank + 2) % 4, torch.ones(1000)
+
+    def step() -> None:
+        for forward in (True, False):
+            for _ in range(4):
+                if first != forward:
+                    dist.recv(message, peer, group=stages)
+                compute(PIECE_S)
+                if first == forward:
+                    dist.send(message, peer, group=stages)
+        dist.all_reduce(torch.ones(100_000), group=data)
+        commwatch.step()
+
+    return step
+
+
+def experts() -> Callable[[], None]:
+    """Tokens to their experts and back in two layers, and then the gradients."""
+    tokens, received = torch.ones(40_000), torch.empty(40_000)
+
+    def step() -> None:
+        for _ in range(2):
+            dist.all_to_all_single(received, tokens)
+            compute(PIECE_S)
+            dist.all_to_all_single(tokens, received)
+        dist.all_reduce(torch.ones(50_000))
+        commwatch.step()
+
+    return step
+
+
+def shards() -> Callable[[], None]:
+    """Gradients reduced to shards, each rank updates its own, and gathers the others: without asynchronous operations."""
+    size = dist.get_world_size()
+    whole, shard = torch.ones(40_000 * size), torch.empty(40_000)
+
+    def step() -> None:
+        for _ in range(4):
+            dist.reduce_scatter_tensor(shard, whole)
+        compute(PIECE_S)
+        for _ in range(4):
+            dist.all_gather_into_tensor(whole, shard)
         commwatch.step()
 
     return step
@@ -166,8 +233,12 @@ SHAPES: dict[str, Callable[[], Callable[[], None]]] = {
     "ddp4": lambda: ddp(4),
     "ddp8": lambda: ddp(8),
     "overlap": overlap,
+    "accumulated": accumulated,
     "fsdp": fsdp,
+    "shards": shards,
     "grid": grid,
+    "mesh": mesh,
+    "experts": experts,
     "pipe": pipe,
     "loader": loader,
     "unmarked": unmarked,
@@ -247,6 +318,18 @@ def evaluation(step: int) -> None:
         time.sleep(2.0)
 
 
+def slower_and_slower(step: int) -> None:
+    Pace.times = min(SLOW_TIMES, 1 + step / 50)
+
+
+def restart(step: int) -> None:
+    """Every rank begins anew, as an elastic job does."""
+    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        env = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1", "MASTER_PORT": os.environ["NEXT_MASTER_PORT"]}
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # sockets of Gloo outlive exec, and the other ranks would wait
+        os.execve(sys.executable, [sys.executable, *sys.argv], env)
+
+
 def stop(step: int) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -302,6 +385,8 @@ FAULTS = {
             checkpoint,
             evaluation,
             compiles,
+            restart,
+            slower_and_slower,
             nothing,
         ),
         *(stop, die, hold_gil, asleep, spin, other_operation, other_size),
@@ -337,6 +422,8 @@ def main() -> None:
             step()
         except RuntimeError as error:  # a rank is gone: stay, as a job does until its launcher ends it
             print(error, file=sys.stderr)
+            if fault is restart:
+                restart(faulty)
             time.sleep(FOREVER_S)
 
 
