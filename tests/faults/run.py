@@ -1,7 +1,7 @@
 """Runs the fault matrix and prints a table: what was concluded of each job, how soon, and how steadily (``make faults``).
 
-Arguments: words; only scenarios whose name has all of them are run. ``AT_ONCE`` in the environment: so many at a time; ``KEEP``: a folder
-for the records of each job from some seconds before the fault on (``recorded``).
+Arguments: words; only scenarios whose name has all of them are run. ``AT_ONCE`` in the environment: so many at a time; ``HOOK``: ``python`` in place of
+``native``; ``KEEP``: a folder for the records of each job from some seconds before the fault on (``recorded``).
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from tests.helpers import agent, clean_env, commwatch, free_port
 TRAIN = Path(__file__).parent / "jobs" / "train.py"
 #: Seconds between two polls; for how long a job is watched from the fault on.
 POLL_S, WATCHED_S = 0.5, 30.0
+HOOK = os.environ.get("HOOK", "native")
 #: Where to keep the records of each job, and of how many seconds before and after the fault.
 KEEP, KEPT_S = os.environ.get("KEEP", ""), (4.0, 18.0)
 #: Alerts that are right in a job without a fault: it may communicate much.
 TRUE_SHARES = ("CommShareHigh", "CommShareCritical", "ExposedCommHigh")
+#: A verdict must have ended so many seconds after its fault.
+ENDS_S = 15.0
 #: A verdict is steady that is there in so many polls from the first one on.
 STEADY = 0.9
 
@@ -82,7 +85,7 @@ def ranks(command: list[str], places: Sequence[Place], name: str) -> Iterator[li
             gloo = {"GLOO_SOCKET_IFNAME": place.device} if place.device else {}
             process = subprocess.Popen(
                 [*place.there, *command],
-                env=clean_env(**env, **watched, **gloo, COMMWATCH_HOOK="native", RANK=str(rank)),
+                env=clean_env(**env, **watched, **gloo, COMMWATCH_HOOK=HOOK, RANK=str(rank)),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
@@ -111,7 +114,8 @@ def job(scenario: Scenario, places: Sequence[Place], name: str = "faulty") -> It
 
 
 def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
-    """Run a scenario and poll the verdicts on it for so long from the fault on."""
+    """Run a scenario and poll the verdicts on it for so long from the fault on, or from its end if it ends."""
+    watched_s += scenario.lasts_s or 0.0
     with (
         tempfile.TemporaryDirectory() as made,
         agent(Path(made)) as running,
@@ -152,6 +156,8 @@ def reported(
     Communication is not the bottleneck where waiting for the straggler is most of it.
     """
     late = [title for rule, title in advice if rule == "straggler"]
+    if scenario.lasts_s is not None:  # it is long over
+        return []
     if scenario.kinds != LATE:
         return [f"advice: {title}" for title in late if not scenario.kinds]
     expected = " ".join(("rank" + "s" * (len(scenario.ranks) > 1), ", ".join(map(str, scenario.ranks)), ""))
@@ -182,7 +188,10 @@ def judge(scenario: Scenario, polls: list[Poll]) -> Outcome:
     right, wrong = [], list[str]()
     for at_s, found in polls:
         named = {rank for kind, _, ranks in found if kind in scenario.kinds for rank in ranks}
-        right.append((at_s, named == set(scenario.ranks)))
+        if scenario.lasts_s is None or at_s < scenario.lasts_s:
+            right.append((at_s, named == set(scenario.ranks)))
+        elif named and at_s >= scenario.lasts_s + ENDS_S:
+            wrong.append("a verdict after the fault's end")
         wrong += [
             f"{kind} {cause} {','.join(map(str, ranks))}"
             for kind, cause, ranks in found

@@ -22,6 +22,8 @@ class Scenario:
     options: tuple[str, ...] = field(default=())
     #: Words of why it is late, that the last verdict must have.
     why: str = ""
+    #: It ends so many seconds after it began; ``None``: it lasts.
+    lasts_s: float | None = None
     #: The rate to which the link between two hosts is held, such as ``200mbit``; empty: it is not.
     link: str = ""
 
@@ -79,6 +81,7 @@ STRAGGLERS = [
     *(Scenario("mesh", fault, (rank,), LATE) for fault, rank in (("late", 3), ("slow", 0), ("slow", 2))),
     Scenario("fsdp", "late", (1, 3), LATE),
     Scenario("ddp4", "slower_and_slower", (2,), LATE),
+    *(Scenario(shape, "late", (2,), LATE, options=("--lasts", "14"), lasts_s=14) for shape in ("ddp4", "fsdp")),
 ]
 HANGS = [
     *(Scenario(shape, "stop", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4", "grid")),
@@ -86,6 +89,9 @@ HANGS = [
     *(Scenario(shape, "hold_gil", (1,), _HANGS, within_s=12) for shape in ("plain", "fsdp")),
     *(Scenario(shape, "asleep", (0,), _HANGS, within_s=12) for shape in ("plain", "ddp8", "grid")),
     Scenario("plain", "spin", (3,), _HANGS, within_s=12),
+    *(Scenario(shape, "stop_inside", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4", "experts")),
+    *(Scenario("ddp4", fault, (2,), _HANGS, within_s=12) for fault in ("leave", "fail")),
+    Scenario("plain", "asleep", (1, 3), _HANGS, within_s=12),
     *(Scenario("pipe", fault, (rank,), _HANGS, within_s=12) for fault, rank in (("stop", 1), ("asleep", 2))),
     *(Scenario("mesh", fault, (2,), _HANGS, within_s=12) for fault in ("stop", "die")),
     Scenario("pipe", "die", (2,), _HANGS, within_s=12),

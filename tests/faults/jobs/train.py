@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -334,6 +335,20 @@ def stop(step: int) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def stop_inside(step: int) -> None:
+    """It stops a moment after it has begun to communicate."""
+    threading.Timer(0.001, stop, (step,)).start()
+
+
+def leave(step: int) -> None:
+    """It ends as if its work were done."""
+    sys.exit()
+
+
+def fail(step: int) -> None:
+    raise ValueError("a fault of the user's")
+
+
 def die(step: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -389,7 +404,7 @@ FAULTS = {
             slower_and_slower,
             nothing,
         ),
-        *(stop, die, hold_gil, asleep, spin, other_operation, other_size),
+        *(stop, stop_inside, leave, fail, die, hold_gil, asleep, spin, other_operation, other_size),
     )
 }
 
@@ -400,6 +415,7 @@ def main() -> None:
     parser.add_argument("fault", choices=FAULTS)
     parser.add_argument("ranks", help="at fault, with commas between them")
     parser.add_argument("--after", type=float, default=8.0, help="seconds of steps before the fault")
+    parser.add_argument("--lasts", type=float, default=FOREVER_S, help="seconds from its begin to its end")
     parser.add_argument("--work", type=float, default=WORK_S, help="seconds that a step computes")
     parser.add_argument("--busy", action="store_true", help="it takes a core's time, and not only time")
     arguments = parser.parse_args()
@@ -413,7 +429,7 @@ def main() -> None:
     began, faulty = time.monotonic(), 0
     while True:
         compute(arguments.work)
-        if rank in at_fault and time.monotonic() - began >= arguments.after:
+        if rank in at_fault and 0 <= time.monotonic() - began - arguments.after < arguments.lasts:
             if not faulty and rank == at_fault[0]:
                 print(time.time(), flush=True)
             fault(faulty)
