@@ -97,7 +97,7 @@ lint: sync  ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p commwatch
 	$(BIN)/mypy tests bench
-	for scripts in examples tests/e2e/jobs; do (cd $$scripts && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml .) || exit; done
+	for scripts in examples tests/e2e/jobs tests/faults/jobs; do (cd $$scripts && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml .) || exit; done
 
 format: sync  ## put the code into shape
 	$(BIN)/ruff check --fix .

@@ -104,7 +104,7 @@ def played(
             stack.enter_context(agent(each, "--quiet", "--config", str(each / "commwatch.toml"))) for each in made
         ]
         halves = [
-            Place(directory, host.there, host.address, host.device)
+            Place(directory, host.there, host.device)
             for directory, host in zip((made[0], made[-1]), hosts, strict=True)
         ]
         places = [halves[2 * rank // trial.ranks] for rank in range(trial.ranks)]

@@ -36,7 +36,7 @@ class Cluster(NamedTuple):
     def place(self, rank: int, size: int) -> Place:
         """The first half of the ranks is on the first host."""
         host = self.hosts[2 * rank // size]
-        return Place(self.directory / host.address, host.there, host.address, host.device)
+        return Place(self.directory / host.address, host.there, host.device)
 
     @contextmanager
     def link_of(self, rate: str) -> Iterator[None]:

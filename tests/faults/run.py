@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 from tests import prefork
 from tests.faults import recorded
 from tests.faults.scenarios import LATE, SCENARIOS, Scenario
-from tests.helpers import agent, clean_env, commwatch, free_port
+from tests.helpers import agent, clean_env, commwatch
 
 TRAIN = Path(__file__).parent / "jobs" / "train.py"
 #: Seconds between two polls; for how long a job is watched from the fault on.
@@ -68,16 +68,14 @@ class Place(NamedTuple):
     directory: Path
     #: What runs a command there, if not here.
     there: tuple[str, ...] = ()
-    #: The address at which other ranks find it, and the network device to use; empty: any.
-    address: str = "127.0.0.1"
+    #: The network device to use; empty: any.
     device: str = ""
 
 
 @contextmanager
 def ranks(command: list[str], places: Sequence[Place], name: str) -> Iterator[list[subprocess.Popen[str]]]:
     """The ranks of a job, each started by itself, so that none ends when another does; killed at the end."""
-    ports = {name: str(free_port()) for name in ("MASTER_PORT", "NEXT_MASTER_PORT")}
-    env = {"MASTER_ADDR": places[0].address, "WORLD_SIZE": str(len(places)), **ports}
+    env = {"WORLD_SIZE": str(len(places)), "STORE": str(places[0].directory / f"{name}.store")}
     started = list[subprocess.Popen[str]]()
     try:
         for rank, place in enumerate(places):

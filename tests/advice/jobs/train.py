@@ -4,6 +4,7 @@ It trains for a given time, and prints the samples per second of the first rank.
 """
 
 import argparse
+import os
 import random
 import time
 from collections.abc import Callable
@@ -162,7 +163,8 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=4)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=rank, world_size=size)
     random.seed(dist.get_rank())
     step, done, began = SHAPES[options.shape](options), 0, 0.0
     # The first rank decides for all ranks whether to continue.

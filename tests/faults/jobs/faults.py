@@ -1,0 +1,183 @@
+"""Faults: each is called in every step of a rank at fault, from its begin on."""
+
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from work import SLOW_TIMES, Pace
+
+#: Longer than anybody looks.
+FOREVER_S = 600
+#: By how much a rank at fault is late, in seconds.
+LATE_S = 0.06
+#: Keeps a core busy for as long as its parent lives.
+BURN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(1000000))"
+
+
+def late(step: int) -> None:
+    time.sleep(LATE_S)
+
+
+def late_now_and_then(step: int) -> None:
+    if step % 2:
+        time.sleep(2 * LATE_S)
+
+
+def late_in_four(step: int) -> None:
+    if step % 4 == 0:
+        time.sleep(4 * LATE_S)
+
+
+def slow(step: int) -> None:
+    Pace.times = SLOW_TIMES
+
+
+def starved(step: int) -> None:
+    """Four other processes want this rank's core."""
+    if step == 0:
+        os.sched_setaffinity(0, {0})
+        for _ in range(4):
+            subprocess.Popen([sys.executable, "-Sc", BURN, str(os.getpid())], stdout=subprocess.DEVNULL)
+
+
+def throttled(step: int) -> None:
+    """Its cgroup may use a quarter of a core."""
+    if step == 0:
+        # As the parent sees them: `ip netns exec` mounts another /sys.
+        cgroups = Path(f"/proc/{os.getppid()}/root/sys/fs/cgroup")
+        whole = (cgroups / "cgroup.controllers").exists()  # version 2
+        folder = (cgroups if whole else cgroups / "cpu") / f"commwatch-{os.getpid()}"
+        folder.mkdir()
+        for name, value in (("cpu.max", "25000 100000"),) if whole else (("cpu.cfs_quota_us", "25000"),):
+            (folder / name).write_text(value)
+        clear = (
+            "import os, sys, time\nwhile os.path.exists('/proc/' + sys.argv[1]): time.sleep(1)\nos.rmdir(sys.argv[2])"
+        )
+        os.chdir("/")
+        subprocess.Popen([sys.executable, "-Sc", clear, str(os.getpid()), str(folder)], start_new_session=True)
+        (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def very_late(step: int) -> None:
+    time.sleep(1.5)
+
+
+def in_turn(step: int) -> None:
+    if step % dist.get_world_size() == dist.get_rank():
+        time.sleep(LATE_S)
+
+
+def all_slow(step: int) -> None:
+    time.sleep(LATE_S)
+
+
+def uneven(step: int) -> None:
+    time.sleep(2 * LATE_S * random.random())
+
+
+def checkpoint(step: int) -> None:
+    if step % 60 == 0:
+        time.sleep(1.0)
+
+
+def evaluation(step: int) -> None:
+    if step % 60 == 0:
+        time.sleep(2.0)
+
+
+def slower_and_slower(step: int) -> None:
+    Pace.times = min(SLOW_TIMES, 1 + step / 50)
+
+
+def restart(step: int) -> None:
+    """Every rank begins anew, as an elastic job does."""
+    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        env = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1"}
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # sockets of Gloo outlive exec, and the other ranks would wait
+        os.execve(sys.executable, [sys.executable, *sys.argv], env)
+
+
+def stop(step: int) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_inside(step: int) -> None:
+    """It stops a moment after it has begun to communicate."""
+    threading.Timer(0.001, stop, (step,)).start()
+
+
+def leave(step: int) -> None:
+    """It ends as if its work were done."""
+    sys.exit()
+
+
+def fail(step: int) -> None:
+    raise ValueError("a fault of the user's")
+
+
+def die(step: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold_gil(step: int) -> None:
+    ctypes.PyDLL(None).sleep(FOREVER_S)
+
+
+def asleep(step: int) -> None:
+    time.sleep(FOREVER_S)
+
+
+def spin(step: int) -> None:
+    while True:
+        pass
+
+
+def other_operation(step: int) -> None:
+    dist.broadcast(torch.ones(5), src=dist.get_rank())
+
+
+def other_size(step: int) -> None:
+    dist.all_reduce(torch.ones(10))
+
+
+def nothing(step: int) -> None:
+    pass
+
+
+def compiles(step: int) -> None:
+    if step == 0:
+        time.sleep(6)
+
+
+FAULTS = {
+    fault.__name__: fault
+    for fault in (
+        *(
+            late,
+            late_now_and_then,
+            late_in_four,
+            very_late,
+            slow,
+            starved,
+            throttled,
+            in_turn,
+            all_slow,
+            uneven,
+            checkpoint,
+            evaluation,
+            compiles,
+            restart,
+            slower_and_slower,
+            nothing,
+        ),
+        *(stop, stop_inside, leave, fail, die, hold_gil, asleep, spin, other_operation, other_size),
+    )
+}
