@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -101,7 +102,10 @@ def restart(step: int) -> None:
     """Every rank begins anew, as an elastic job does."""
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
         env = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1"}
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # sockets of Gloo outlive exec, and the other ranks would wait
+        # Sockets of Gloo outlive exec, and the other ranks would wait. Closed now, its thread would abort the process.
+        for each in list(Path("/proc/self/fd").iterdir()):
+            with suppress(OSError):  # of the listing itself
+                os.set_inheritable(int(each.name), int(each.name) <= 2)
         os.execve(sys.executable, [sys.executable, *sys.argv], env)
 
 
