@@ -60,7 +60,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:
             if totals.mode != FULL or totals.last_seq.get(group) == seq
         },
         in_flight=[_in_flight(totals, record, now_ns) for record in totals.in_flight],
-        failed=[_failed(totals, record, now_ns) for record in totals.failures],
+        failed=_failures(totals, now_ns),
         records=totals.read,
         lost=totals.lost + totals.dropped,
         overflow_s=max(0, now_ns - totals.overflow_ns) / 1e9 if totals.overflow_ns is not None else None,
@@ -184,9 +184,24 @@ def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
     )
 
 
-def _failed(totals: RankTotals, record: ev.Record, now_ns: int) -> Failed:
-    size = None if record.flags & ev.NO_SIZE else record.size_bytes
-    dtype, ago = totals.dtypes.get(record.dtype), max(0, now_ns - record.end_ns) / 1e9
-    op, group_id = totals.op_name(record.op), totals.group(record.group).group_id
-    peer = record.peer if op in ev.P2P and record.peer >= 0 else None
-    return Failed(op, group_id, record.seq, dtype, size, ago, peer)
+def _failures(totals: RankTotals, now_ns: int) -> list[Failed]:
+    if not totals.failures:
+        return []
+    ended = map(ev.Record._make, ev.RECORD.iter_unpack(totals.tail[-ev.RECORD_SIZE :]))
+    began_ns = (each.end_ns if each.op == ev.STEP_MARK else each.launch_ns for each in (*ended, *totals.in_flight))
+    latest_ns = max(began_ns, default=0)
+    return [_failed(totals, record, now_ns, latest_ns) for record in totals.failures]
+
+
+def _failed(totals: RankTotals, record: ev.Record, now_ns: int, latest_ns: int) -> Failed:
+    op = totals.op_name(record.op)
+    return Failed(
+        op=op,
+        group_id=totals.group(record.group).group_id,
+        seq=record.seq,
+        dtype=totals.dtypes.get(record.dtype),
+        size_bytes=None if record.flags & ev.NO_SIZE else record.size_bytes,
+        ago_s=max(0, now_ns - record.end_ns) / 1e9,
+        peer=record.peer if op in ev.P2P and record.peer >= 0 else None,
+        is_latest=latest_ns <= record.end_ns,
+    )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from commwatch.analysis.cross_node import Disagreement
-from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, lost_by, raised_in, waits
+from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, at_fault, raised_in, waits
 from commwatch.collectors.spans import spans
 from commwatch.collectors.wire import events as ev
 from commwatch.core.units import percent
@@ -267,12 +267,12 @@ def _judge(
     if wait.since_s < CERTAIN_S:
         return
     if wait.missing:
-        views = {rank: known.get((wait.group.job_id, rank)) for rank in wait.missing}
-        # Not the missing rank is at fault whose own operation raised, but the rank that it lost.
-        lost = {rank: lost_by(view, groups, known) for rank, view in views.items() if view is not None}
-        roots = {root for rank in views for root in lost.get(rank) or [rank]}
-        kind, cause, culprits, says = _blame({rank: known.get((wait.group.job_id, rank)) for rank in sorted(roots)})
-        if cause in ("dead", "gone") or (wait.since_s > wait.limit_s and not wait.raised):
+        job_id = wait.group.job_id
+        blamed = {root for rank in wait.missing for root in at_fault(rank, job_id, groups, known)}
+        kind, cause, culprits, says = _blame({rank: known.get((job_id, rank)) for rank in sorted(blamed)})
+        # A missing rank may go on without one that has ended properly.
+        certain = cause == "dead" or (cause == "gone" and blamed <= set(wait.missing))
+        if certain or (wait.since_s > wait.limit_s and not wait.raised):
             yield _verdict(wait, kind, cause, culprits, says)
     elif wait.since_s > wait.limit_s:
         stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank))) == "stopped"]

@@ -68,7 +68,7 @@ def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], R
             collectives[view.rank] = oldest
         raised = [failed.seq for failed in raised_in(view, group)]
         ahead[view.rank] = max([op.seq for op in mine if op.op not in ev.P2P] + raised, default=-1)
-        yield from _lost_messages(group, view, known)
+        yield from _after_lost_messages(group, view, known)
         yield from (
             wait
             for op in mine
@@ -96,7 +96,7 @@ def _is_unsure(view: RankView | None, since_s: float) -> bool:
     return view is not None and view.overflow_s is not None and view.overflow_s < since_s + RECENT_S
 
 
-def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:
+def _after_errors(group: GroupView, here: list[RankView], known: Mapping[tuple[str, int], RankView]) -> Iterator[Wait]:
     """Yield the ranks whose collective raised because others have ended or died."""
     failed = {
         view.rank: each
@@ -104,45 +104,64 @@ def _after_errors(group: GroupView, here: list[RankView], known: dict[tuple[str,
         for each in raised_in(view, group)
         if view.state == "running" and each.ago_s < RECENT_S
     }
-    absent = _lost_members(group, known)
-    if failed and absent:
-        yield Wait(group, failed, absent, raised=True)
+    absent = {rank for each in failed.values() for rank in _lost_members(group, each.seq, known)}
+    if absent:
+        yield Wait(group, failed, sorted(absent), raised=True)
 
 
-def _lost_messages(group: GroupView, view: RankView, known: Mapping[tuple[str, int], RankView]) -> Iterator[Wait]:
-    """Yield a message of a rank that raised because the other rank has ended or died, if there is one."""
-    for each in view.failed:
-        ours = each.group_id == group.group_id and each.ago_s < RECENT_S
-        if ours and each.peer is not None and _is_lost(known, group.job_id, each.peer):
-            yield Wait(group, {view.rank: each}, [each.peer], raised=True)
-            return
+def _after_lost_messages(group: GroupView, view: RankView, known: Mapping[tuple[str, int], RankView]) -> Iterator[Wait]:
+    """Yield the latest messages of a rank if they raised because the other rank has ended or died; one for each such rank."""
+    raised = {each.peer: each for each in view.failed if each.group_id == group.group_id and each.is_latest}
+    for peer, each in raised.items():
+        if peer is not None and each.ago_s < RECENT_S and _is_lost(known.get((group.job_id, peer))):
+            yield Wait(group, {view.rank: each}, [peer], raised=True)
 
 
-def lost_by(
-    view: RankView, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
-) -> list[int]:
-    """Return the ranks that have ended or died and without which an operation of this rank raised.
+def at_fault(
+    rank: int,
+    job_id: str,
+    groups: Mapping[tuple[str, str], GroupView],
+    known: Mapping[tuple[str, int], RankView],
+    seen: frozenset[int] = frozenset(),
+) -> set[int]:
+    """Return the ranks at fault if ``rank`` is missing: those that it has lost, or else the rank itself.
+
+    A rank has lost another one if its latest operation raised and the other one has ended or died. That one may have ended because it
+    had lost a third.
 
     Args:
         groups: by job and ``group_id``.
         known: the ranks of all jobs, by job and rank.
+        seen: ranks that have lost ``rank``, one after the other.
     """
+    view = known.get((job_id, rank))
+    if view is None or rank in seen or absence(view) not in ("not_joined", "gone"):
+        return {rank}
     lost = set[int]()
     for each in view.failed:
-        group = groups.get((view.job_id, each.group_id))
-        if each.op not in ev.P2P:
-            lost.update(_lost_members(group, known) if group is not None else ())
-        elif each.peer is not None and _is_lost(known, view.job_id, each.peer):
+        group = groups.get((job_id, each.group_id))
+        if each.is_latest and each.op not in ev.P2P and group is not None:
+            lost.update(_lost_members(group, each.seq, known))
+        elif each.is_latest and each.peer is not None and _is_lost(known.get((job_id, each.peer))):
             lost.add(each.peer)
-    return sorted(lost)
+    found = {root for each in lost for root in at_fault(each, job_id, groups, known, seen | {rank})}
+    return found or {rank}
 
 
-def _lost_members(group: GroupView, known: Mapping[tuple[str, int], RankView]) -> list[int]:
-    return [rank for rank in group.members or group.ranks if _is_lost(known, group.job_id, rank)]
+def _lost_members(group: GroupView, seq: int, known: Mapping[tuple[str, int], RankView]) -> list[int]:
+    """Return the members that have ended or died, and are not known to have entered a collective that raised."""
+    lost = []
+    for rank in group.members or group.ranks:
+        view = known.get((group.job_id, rank))
+        # What a killed rank had in flight counts as raised, too.
+        entered = view is not None and view.state == "ended" and any(each.seq == seq for each in raised_in(view, group))
+        if _is_lost(view) and not entered:
+            lost.append(rank)
+    return lost
 
 
-def _is_lost(known: Mapping[tuple[str, int], RankView], job_id: str, rank: int) -> bool:
-    return absence(known.get((job_id, rank))) in ("dead", "gone")
+def _is_lost(view: RankView | None) -> bool:
+    return absence(view) in ("dead", "gone")
 
 
 def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[str, int], RankView]) -> Iterator[Wait]:

@@ -98,6 +98,8 @@ class Failed:
     ago_s: float
     #: The other rank of a message; ``None``: a collective, or not known.
     peer: int | None = None
+    #: The rank has begun no other operation and ended no step since.
+    is_latest: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class RankView:
     #: Seconds since that launch, for groups where ends are not seen (CUDA by default).
     launched_s: dict[str, float]
     in_flight: list[InFlight]
-    #: The latest collectives that raised.
+    #: The latest operations that raised.
     failed: list[Failed]
     #: Records read and lost, of all rings of this process.
     records: int

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tests.alerts.promtool import exported
 from tests.e2e.hosts import Host, two_hosts
-from tests.faults.run import Outcome, Place, Poll, job, judge, run
+from tests.faults.run import Outcome, Place, Poll, began_at, job, judge, run
 from tests.faults.scenarios import HEALTHY, SLOW_LINKS, STRAGGLERS, Scenario
 from tests.helpers import RunningAgent, agent
 from tests.prometheus import Prometheus, prometheus
@@ -55,7 +55,7 @@ class Cluster(NamedTuple):
         name = scenario.name.replace(" ", "-")
         places = [self.place(rank, scenario.size) for rank in range(scenario.size)]
         with self.link_of(scenario.link), job(scenario, places, name) as told:
-            began, polls = float(told.readline()), list[Poll]()
+            began, polls = began_at(told), list[Poll]()
             while time.time() < began + watched_s:
                 found = self.prom.query(f'{STRAGGLER}{{job_id="{name}"}}')
                 polls.append(
@@ -83,4 +83,5 @@ def cluster(hosts: list[Host], directory: Path, every_s: float = EVERY_S) -> Ite
 
 if __name__ == "__main__":
     with two_hosts() as made, tempfile.TemporaryDirectory() as folder, cluster(made, Path(folder)) as running:
-        run([*STRAGGLERS, *HEALTHY, *SLOW_LINKS], running.watch)
+        # The means of the rules are too long for a fault that ends.
+        run([*(each for each in STRAGGLERS if each.lasts_s is None), *HEALTHY, *SLOW_LINKS], running.watch)

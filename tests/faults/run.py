@@ -41,6 +41,10 @@ STEADY = 0.9
 Poll = tuple[float, list[tuple[str, str, tuple[int, ...]]]]
 
 
+class JobEnded(Exception):
+    """A job ended, which it never should."""
+
+
 class Outcome(NamedTuple):
     """What was concluded of one job."""
 
@@ -119,7 +123,7 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
         agent(Path(made)) as running,
         job(scenario, [Place(Path(made))] * scenario.size) as told,
     ):
-        began = float(told.readline())
+        began = began_at(told)
         polls, found, views = list[Poll](), list[dict[str, Any]](), list[recorded.Views]()
         while time.time() < began + watched_s:
             if KEEP and scenario.hangs:
@@ -129,6 +133,7 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
             time.sleep(POLL_S)
         advice = [(each["rule"], each["title"]) for each in running.get("/api/v1/advice")]
         alerts = running.get("/api/v1/alerts")
+        ranks_there = running.get("/api/v1/ranks")
         shown = commwatch("top", "--once", "--address", running.url, env=clean_env(COLUMNS="240"))
         if KEEP:
             path = Path(KEEP) / recorded.file_name(scenario.name)
@@ -139,10 +144,30 @@ def watch(scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
         headline = next((line for line in shown.stdout.splitlines() if line.startswith("comm ")), "")
     judged = judge(scenario, polls)
     silent = [shown.stderr.strip()] if shown.returncode else []
+    silent += [] if scenario.hangs else trained_on(scenario, ranks_there)
     why = [f"why: {each['why']}" for each in found if scenario.why not in (each["why"] or "")]
     return judged._replace(
         wrong=(*judged.wrong, *reported(scenario, advice, headline, found), *alerted(scenario, alerts), *why, *silent)
     )
+
+
+def began_at(told: IO[str]) -> float:
+    """Return the Unix time at which the fault began, as its rank prints it.
+
+    Raises:
+        JobEnded: the rank ended before.
+    """
+    printed = told.readline()
+    if not printed:
+        raise JobEnded("the job ended before its fault began")
+    return float(printed)
+
+
+def trained_on(scenario: Scenario, ranks_there: list[dict[str, Any]]) -> list[str]:
+    """Return what is wrong with a job that should have gone on to the end: its ranks run, in the life that the fault leaves them."""
+    life = int(scenario.fault == "restart")
+    running = [each for each in ranks_there if each["state"] == "running" and each["restart"] == life]
+    return [] if len(running) == scenario.size else [f"only {len(running)} ranks run"]
 
 
 def reported(
@@ -220,12 +245,19 @@ def run(scenarios: Iterable[Scenario], watch: Callable[[Scenario], Outcome]) -> 
         "| job, fault, ranks at fault | expected | conclusion | after | steady | also said |\n|---|---|---|---|---|---|"
     )
     outcomes = list[Outcome]()
+
+    def outcome_of(scenario: Scenario) -> Outcome:
+        try:
+            return watch(scenario)
+        except JobEnded as error:
+            return Outcome(scenario, None, 0.0, (str(error),))
+
     for at_once, some in (
         (int(os.environ.get("AT_ONCE", "1")), [each for each in chosen if not each.alone]),
         (1, [each for each in chosen if each.alone]),
     ):
         with ThreadPoolExecutor(at_once) as pool:
-            for outcome in pool.map(watch, some):
+            for outcome in pool.map(outcome_of, some):
                 outcomes.append(outcome)
                 print(line(outcome), flush=True)
     right = sum(outcome.right for outcome in outcomes)

@@ -90,6 +90,7 @@ HANGS = [
     *(Scenario(shape, "asleep", (0,), _HANGS, within_s=12) for shape in ("plain", "ddp8", "grid")),
     Scenario("plain", "spin", (3,), _HANGS, within_s=12),
     *(Scenario(shape, "stop_inside", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4", "experts")),
+    *(Scenario(shape, "die_inside", (2,), _HANGS, within_s=12) for shape in ("plain", "mesh")),
     *(Scenario("ddp4", fault, (2,), _HANGS, within_s=12) for fault in ("leave", "fail")),
     Scenario("plain", "asleep", (1, 3), _HANGS, within_s=12),
     *(Scenario("pipe", fault, (rank,), _HANGS, within_s=12) for fault, rank in (("stop", 1), ("asleep", 2))),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from commwatch.analysis.live_ranks import rank as view
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
@@ -18,7 +19,7 @@ from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import MOST_CULPRITS, MOST_VERDICTS, Exporter
 from tests.agent.server.routes.test_jobs import rings_of
-from tests.helpers import MS, Trainer, agent, group_entry, identity, operation, wait_for
+from tests.helpers import MS, Trainer, agent, group_entry, identity, mark, operation, packed, wait_for
 
 S = 1000 * MS
 NOW = 100 * S
@@ -34,6 +35,27 @@ def rank(aggregate: Aggregate, number: int, *, inside_s: float | None = None, si
         fields = operation(start_ns=0, end_ns=0, launch_ns=NOW - int(inside_s * S), seq=7)
         book.in_flight = [ev.Record._make((1, *fields, 1))]
     return book
+
+
+@pytest.mark.parametrize(
+    ("later", "in_flight", "is_latest"),
+    [
+        ([], [], True),
+        ([operation(start_ns=NOW - 5 * S, launch_ns=NOW - 9 * S, end_ns=NOW - 3 * S, seq=8)], [], True),
+        ([operation(start_ns=NOW - 3 * S, end_ns=NOW - 2 * S, seq=8)], [], False),
+        ([mark(1, NOW - 2 * S)], [], False),
+        ([], [operation(start_ns=0, end_ns=0, launch_ns=NOW - S, seq=8)], False),
+        ([], [operation(start_ns=0, end_ns=0, launch_ns=NOW - 9 * S, seq=8)], True),
+    ],
+)
+def test_latest_error(later: list[tuple[int, ...]], in_flight: list[tuple[int, ...]], is_latest: bool) -> None:
+    """An error is the latest thing that a rank did until it begins another operation, or ends a step."""
+    totals = rank(Aggregate(), 0)
+    raised = operation("recv", start_ns=NOW - 6 * S, end_ns=NOW - 4 * S, peer=1, flags=ev.FAILED)
+    totals.ingest(packed(raised, *later))
+    totals.in_flight = [ev.Record._make((1, *fields, 1)) for fields in in_flight]
+    (failed,) = view("job", totals, NOW).failed
+    assert (failed.op, failed.peer, failed.is_latest) == ("recv", 1, is_latest)
 
 
 def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:

@@ -181,29 +181,102 @@ def test_message() -> None:
     assert verdict.cause == "not_joined"
 
 
+def group(name: str, *members: int) -> GroupView:
+    """A group of these ranks."""
+    return GroupView("job", name, name, "9", name, len(members), list(members), list(members), True)
+
+
+def lost(name: str, peer: int, of: str = "p", ago_s: float = 5.0, **more: Any) -> Failed:
+    """A message of group ``of`` that raised, after which its rank has begun nothing else."""
+    return Failed(name, of, 3, "float32", 4000, ago_s, **{"peer": peer, "is_latest": True, **more})
+
+
+def raised(of: str = "p", ago_s: float = 30.0, **more: Any) -> Failed:
+    """A collective of group ``of`` that raised, after which its rank has begun nothing else."""
+    return Failed("all_reduce", of, 7, "float32", 4000, ago_s, **{"is_latest": True, **more})
+
+
+PAIR = group("p", 1, 3)
+DEAD, ENDED = rank(3, state="gone"), rank(3, state="ended")
+
+
 def test_message_lost() -> None:
     """Where a rank's message raised because the other rank died, the dead rank is named, also by those who wait for the first."""
-    failed = Failed("recv", "r", 3, "float32", 4000, 60.0, peer=3)
-    pair = GroupView("job", "p", "pair", "3", "pair", 2, [1, 3], [1, 3], True)
-    dead, lost = rank(3, state="gone"), rank(1, failed=[replace(failed, group_id="p", ago_s=5.0)])
-    (verdict,) = judged(lost, dead, groups=(pair,))
+    (verdict,) = judged(rank(1, failed=[lost("recv", 3)]), DEAD, groups=(PAIR,))
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("hang", "dead", [3], [1])
-    assert "(rank 1 raised in recv 3 of group pair 5 s ago)" in verdict.says
+    assert "(rank 1 raised in recv 3 of group p 5 s ago)" in verdict.says
 
-    raised_before = rank(1, failed=[replace(failed, group_id="p", ago_s=600.0)])
+    before = rank(1, failed=[lost("recv", 3, ago_s=600.0)])
     for waiting in (rank(0, op(group="l")), rank(0, op("recv", group="l", peer=1, tag=0, waited_s=30.0))):
-        (verdict,) = judged(waiting, raised_before, dead, groups=(LEFT, pair))
+        (verdict,) = judged(waiting, before, DEAD, groups=(LEFT, PAIR))
         assert (verdict.cause, verdict.ranks, verdict.waiting, verdict.group) == ("dead", [3], [0], "left")
-    (verdict,) = judged(rank(0, op(group="l")), raised_before, rank(3), groups=(LEFT, pair))
+    (verdict,) = judged(rank(0, op(group="l")), before, rank(3), groups=(LEFT, PAIR))
     assert (verdict.cause, verdict.ranks) == ("not_joined", [1])
+
+
+def test_each_message_lost() -> None:
+    """Each rank that a rank has lost is named, also beside one that ended properly before."""
+    both = [lost("recv", 3, "w", 50.0), lost("recv", 2, "w")]
+    found = judged(rank(1, failed=both), rank(2, state="gone"), ENDED)
+    assert {(verdict.cause, tuple(verdict.ranks)) for verdict in found} == {("dead", (2,)), ("gone", (3,))}
 
 
 def test_collective_lost() -> None:
     """Where a rank's collective raised because a member died, those who wait for it in another group wait for the dead rank."""
-    pair = GroupView("job", "p", "pair", "3", "pair", 2, [1, 3], [1, 3], True)
-    failed = Failed("all_reduce", "p", 7, "float32", 4000, 30.0)
-    found = judged(rank(0, op(group="l")), rank(1, failed=[failed]), rank(3, state="gone"), groups=(LEFT, pair))
+    found = judged(rank(0, op(group="l")), rank(1, failed=[raised()]), DEAD, groups=(LEFT, PAIR))
     assert {(each.cause, tuple(each.ranks)) for each in found} == {("dead", (3,))}
+
+
+def test_goes_on_after_an_error() -> None:
+    """A rank that has begun something since its error is judged by that alone: as if there had been no error."""
+    of = {"is_latest": False, "ago_s": 3600.0}
+    error, groups = raised(**of), (LEFT, PAIR, group("q", 1, 2))
+    assert judged(rank(0, op(group="l", age_s=3.0)), rank(1, failed=[error]), ENDED, groups=groups) == []
+    stopped = rank(1, failed=[error], process="stopped")
+    (verdict,) = judged(rank(0, op(group="l")), stopped, ENDED, groups=groups)
+    assert (verdict.cause, verdict.ranks) == ("stopped", [1])
+    waits = rank(1, op(group="q"), failed=[error])
+    (verdict,) = judged(rank(0, op(group="l")), waits, rank(2, process="stopped"), ENDED, groups=groups)
+    assert verdict.ranks == [2]
+    ended = lost("recv", 3, "w", is_latest=False)
+    assert judged(rank(0, op(group="l", age_s=1.0), failed=[ended]), rank(1, op(group="l", age_s=1.0)), ENDED) == []
+
+
+def test_goes_on_without_one_that_ended() -> None:
+    """A rank whose peer ended properly may go on: it is a hang only once it lasts."""
+    without = rank(1, failed=[raised(ago_s=100.0)])
+    assert judged(rank(0, op(group="l", age_s=3.0)), without, ENDED, groups=(LEFT, PAIR)) == []
+    (verdict,) = judged(rank(0, op(group="l")), without, ENDED, groups=(LEFT, PAIR))
+    assert (verdict.cause, verdict.ranks) == ("gone", [3])
+
+
+def test_dead_inside_its_message() -> None:
+    """A killed rank is named although its message counts as raised, and not the rank that ended for that."""
+    ended, dead = rank(2, state="ended", failed=[lost("send", 3)]), rank(3, state="gone", failed=[lost("recv", 2)])
+    (verdict,) = judged(rank(0, op(group="q")), ended, dead, groups=(group("q", 0, 3), group("p", 2, 3)))
+    assert (verdict.cause, verdict.ranks) == ("dead", [3])
+
+
+def test_chain_of_losses() -> None:
+    """Where a rank ended because it had lost another one, the first to be lost is named; two that lost each other name themselves."""
+    waits, lost_it = rank(0, op("recv", peer=1, tag=0, waited_s=30.0)), rank(1, failed=[lost("recv", 2, "w", 20.0)])
+    ended = rank(2, state="ended", failed=[lost("recv", 3, "w", 21.0)])
+    assert [verdict.ranks for verdict in judged(waits, lost_it, ended, DEAD)] == [[3], [3]]
+    other = rank(3, state="ended", failed=[lost("send", 2, "w", 21.0)])
+    assert [verdict.ranks for verdict in judged(waits, lost_it, ended, other)] == [[2], [2]]
+
+
+def test_ended_after_an_error() -> None:
+    """A rank that ended because a collective raised had entered it, and is not at fault."""
+    group_of = group("t", 1, 2, 3)
+    error = raised("t")
+    ended = rank(3, state="ended", failed=[error])
+    found = judged(
+        rank(0, op(group="l")), rank(1, failed=[error]), rank(2, process="stopped"), ended, groups=(LEFT, group_of)
+    )
+    assert {tuple(verdict.ranks) for verdict in found} == {(1,)}
+    found = judged(rank(1, failed=[error]), rank(2, state="gone"), ended, groups=(group_of,))
+    assert [(verdict.cause, verdict.ranks, verdict.waiting) for verdict in found] == [("dead", [2], [1])]
 
 
 def test_cause_before_consequence() -> None:

@@ -118,6 +118,11 @@ def stop_inside(step: int) -> None:
     threading.Timer(0.001, stop, (step,)).start()
 
 
+def die_inside(step: int) -> None:
+    """It is killed a moment after it has begun to communicate."""
+    threading.Timer(0.001, die, (step,)).start()
+
+
 def leave(step: int) -> None:
     """It ends as if its work were done."""
     sys.exit()
@@ -182,6 +187,6 @@ FAULTS = {
             slower_and_slower,
             nothing,
         ),
-        *(stop, stop_inside, leave, fail, die, hold_gil, asleep, spin, other_operation, other_size),
+        *(stop, stop_inside, die_inside, leave, fail, die, hold_gil, asleep, spin, other_operation, other_size),
     )
 }
