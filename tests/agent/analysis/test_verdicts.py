@@ -229,8 +229,7 @@ def test_collective_lost() -> None:
 
 def test_goes_on_after_an_error() -> None:
     """A rank that has begun something since its error is judged by that alone: as if there had been no error."""
-    of = {"is_latest": False, "ago_s": 3600.0}
-    error, groups = raised(**of), (LEFT, PAIR, group("q", 1, 2))
+    error, groups = raised(ago_s=3600.0, is_latest=False), (LEFT, PAIR, group("q", 1, 2))
     assert judged(rank(0, op(group="l", age_s=3.0)), rank(1, failed=[error]), ENDED, groups=groups) == []
     stopped = rank(1, failed=[error], process="stopped")
     (verdict,) = judged(rank(0, op(group="l")), stopped, ENDED, groups=groups)
