@@ -4,6 +4,7 @@ Prints the Unix time at which the fault begins, on the first rank at fault. The 
 """
 
 import argparse
+import itertools
 import os
 import random
 import sys
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("fault", choices=FAULTS)
     parser.add_argument("ranks", help="at fault, with commas between them")
     parser.add_argument("--after", type=float, default=8.0, help="seconds of steps before the fault")
+    parser.add_argument("--at", type=int, help="the number of the step with which the fault begins, in place of --after")
     parser.add_argument("--lasts", type=float, default=FOREVER_S, help="seconds from its begin to its end")
     parser.add_argument("--work", type=float, default=WORK_S, help="seconds that a step computes")
     parser.add_argument("--busy", action="store_true", help="it takes a core's time, and not only time")
@@ -36,9 +38,11 @@ def main() -> None:
     at_fault = [int(each) for each in arguments.ranks.split(",")]
     step, fault = SHAPES[arguments.shape](), FAULTS[arguments.fault]
     began, faulty = time.monotonic(), 0
-    while True:
+    for number in itertools.count():
         compute(arguments.work)
-        if rank in at_fault and 0 <= time.monotonic() - began - arguments.after < arguments.lasts:
+        for_s = time.monotonic() - began - arguments.after
+        due = 0 <= for_s < arguments.lasts if arguments.at is None else number >= arguments.at
+        if rank in at_fault and due:
             if not faulty and rank == at_fault[0]:
                 print(time.time(), flush=True)
             fault(faulty)
