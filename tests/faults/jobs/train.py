@@ -23,7 +23,9 @@ def main() -> None:
     parser.add_argument("fault", choices=FAULTS)
     parser.add_argument("ranks", help="at fault, with commas between them")
     parser.add_argument("--after", type=float, default=8.0, help="seconds of steps before the fault")
-    parser.add_argument("--at", type=int, help="the number of the step with which the fault begins, in place of --after")
+    parser.add_argument(
+        "--at", type=int, help="the number of the step with which the fault begins, in place of --after"
+    )
     parser.add_argument("--lasts", type=float, default=FOREVER_S, help="seconds from its begin to its end")
     parser.add_argument("--work", type=float, default=WORK_S, help="seconds that a step computes")
     parser.add_argument("--busy", action="store_true", help="it takes a core's time, and not only time")
