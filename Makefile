@@ -11,8 +11,8 @@ export OMP_NUM_THREADS ?= 1
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-# Dependencies are installed when pyproject.toml changes. The package itself is synced
-# each time (2 s): a strict editable install does not see new files by itself.
+# Dependencies are installed when pyproject.toml changes. The package itself is synced each time (2 s): a strict
+# editable install does not see new files by itself.
 .stamps/venv: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'

@@ -104,7 +104,7 @@ def _after_errors(group: GroupView, here: list[RankView], known: Mapping[tuple[s
         for each in raised_in(view, group)
         if view.state == "running" and each.ago_s < RECENT_S
     }
-    absent = {rank for each in failed.values() for rank in _lost_members(group, each.seq, known)}
+    absent = {rank for seq in {each.seq for each in failed.values()} for rank in _lost_members(group, seq, known)}
     if absent:
         yield Wait(group, failed, sorted(absent), raised=True)
 
@@ -118,11 +118,7 @@ def _after_lost_messages(group: GroupView, view: RankView, known: Mapping[tuple[
 
 
 def at_fault(
-    rank: int,
-    job_id: str,
-    groups: Mapping[tuple[str, str], GroupView],
-    known: Mapping[tuple[str, int], RankView],
-    seen: frozenset[int] = frozenset(),
+    rank: int, job_id: str, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
 ) -> set[int]:
     """Return the ranks at fault if ``rank`` is missing: those that it has lost, or else the rank itself.
 
@@ -132,20 +128,33 @@ def at_fault(
     Args:
         groups: by job and ``group_id``.
         known: the ranks of all jobs, by job and rank.
-        seen: ranks that have lost ``rank``, one after the other.
     """
-    view = known.get((job_id, rank))
-    if view is None or rank in seen or absence(view) not in ("not_joined", "gone"):
-        return {rank}
+    losses: dict[int, set[int]] = {}
+    todo = [rank]
+    while todo:
+        each = todo.pop()
+        if each not in losses:
+            losses[each] = _lost_by(known.get((job_id, each)), groups, known)
+            todo += losses[each]
+    first = {each for each, lost in losses.items() if not lost}
+    if first:
+        return first
+    return {rank} if any(rank in lost for lost in losses.values()) else losses[rank]  # they have lost each other
+
+
+def _lost_by(
+    view: RankView | None, groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str, int], RankView]
+) -> set[int]:
     lost = set[int]()
+    if view is None or absence(view) not in ("not_joined", "gone"):
+        return lost
     for each in view.failed:
-        group = groups.get((job_id, each.group_id))
+        group = groups.get((view.job_id, each.group_id))
         if each.is_latest and each.op not in ev.P2P and group is not None:
             lost.update(_lost_members(group, each.seq, known))
-        elif each.is_latest and each.peer is not None and _is_lost(known.get((job_id, each.peer))):
+        elif each.is_latest and each.peer is not None and _is_lost(known.get((view.job_id, each.peer))):
             lost.add(each.peer)
-    found = {root for each in lost for root in at_fault(each, job_id, groups, known, seen | {rank})}
-    return found or {rank}
+    return lost
 
 
 def _lost_members(group: GroupView, seq: int, known: Mapping[tuple[str, int], RankView]) -> list[int]:

@@ -265,6 +265,15 @@ def test_chain_of_losses() -> None:
     assert [verdict.ranks for verdict in judged(waits, lost_it, ended, other)] == [[2], [2]]
 
 
+@pytest.mark.timeout(20)
+def test_many_that_lost_each_other() -> None:
+    """Ranks that have all lost each other are looked at once each, however many paths of losses there are."""
+    numbers = range(2, 18)
+    ended = [rank(n, state="ended", failed=[lost("recv", peer, "w") for peer in numbers if peer != n]) for n in numbers]
+    waits = rank(0, op("recv", peer=2, tag=0, waited_s=30.0))
+    assert [(verdict.cause, verdict.ranks) for verdict in judged(waits, *ended)] == [("gone", [2])]
+
+
 def test_ended_after_an_error() -> None:
     """A rank that ended because a collective raised had entered it, and is not at fault."""
     group_of = group("t", 1, 2, 3)
