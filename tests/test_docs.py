@@ -139,7 +139,7 @@ def test_runbook_has_every_alert() -> None:
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     assert list(sections) == list(dict.fromkeys(rule.name for rule in ALERTS.alerts))
     for name, section in sections.items():
-        for part in ("**It means** ", "```sh\ncurl -s '", "```promql\n", "**Do** "):
+        for part in ("**Meaning:** ", "```sh\ncurl -s '", "```promql\n", "**Remedy:** "):
             assert part in section, f"{name}: {part}"
         assert runbook("", name) == f"#{name.lower()}"
 
