@@ -1,4 +1,4 @@
-"""Expected times of operations: the α-β model of docs/definitions.md. Pure.
+"""Expected times of operations: the α-β model of docs/references.md. Pure.
 
 A ring operation of S bytes among n ranks takes T = a(n)·α + b(n)·β·S: it sends a(n) messages one after another, each with
 latency α, and moves b(n)·S bytes over every link at β seconds per byte. b(n) is the bus factor of nccl-tests, so 1/β is the

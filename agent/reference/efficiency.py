@@ -1,4 +1,4 @@
-"""Efficiency of operations: expected time / measured time (docs/definitions.md). Pure.
+"""Efficiency of operations: expected time / measured time (docs/references.md). Pure.
 
 The measured time is the *transfer* (the duration without waiting for late ranks) where all ranks of a group are on this node;
 elsewhere it is the whole duration, and the efficiency a lower bound. Each expected time names its reference. Without a reference
