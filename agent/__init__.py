@@ -1,6 +1,6 @@
 """commwatch: see the communication of distributed training.
 
-Importing this package is light: no torch, no web framework. The three functions below act inside a training
+The import of this package loads neither torch nor a web framework. The three functions below act inside a training
 process; without torch they raise ``ImportError``.
 """
 
@@ -10,9 +10,9 @@ __all__ = ["__version__", "install", "step", "uninstall"]
 
 
 def install() -> bool:
-    """Switch the probe on in this process by hand (``COMMWATCH=1`` does it without a change to the script).
+    """Switch the probe on in this process (``COMMWATCH=1`` does so without a change to the script).
 
-    Call it on all ranks alike, best before the first process group is made. Returns True if the probe is on.
+    Call it on all ranks, preferably before the first process group is created. Returns True if the probe is on.
     """
     from commwatch.collectors.probe import torch_collectives
 
@@ -20,7 +20,7 @@ def install() -> bool:
 
 
 def uninstall() -> None:
-    """Take the probe out of this process. What it has recorded stays readable."""
+    """Remove the probe from this process. Its records stay readable."""
     from commwatch.collectors.probe import torch_collectives
 
     torch_collectives.uninstall()
@@ -29,7 +29,7 @@ def uninstall() -> None:
 def step() -> None:
     """Mark the end of a training step. From the first call on, optimizers no longer mark steps themselves.
 
-    Does nothing where the probe is not installed, so it may stay in the script.
+    Does nothing if the probe is not installed, so the call may stay in the script.
     """
     import sys
 

@@ -87,7 +87,7 @@ def read(text: str) -> Kept:
     try:
         given = json.loads(text)
         if given["version"] != _VERSION:
-            raise ValueError(f"version {given['version']}, and this is {_VERSION}")
+            raise ValueError(f"version {given['version']}, expected {_VERSION}")
         state, past = given["evaluator"], tuple(from_json(one) for one in given["past"])
         for one in state["active"]:
             from_json(one["alert"])
@@ -95,7 +95,7 @@ def read(text: str) -> Kept:
             _time(one["ended_s"])
         _time(state["seen_at"])
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not what was written: {type(error).__name__}: {error}") from None
+        raise ValueError(f"invalid content: {type(error).__name__}: {error}") from None
     return Kept(state, past)
 
 

@@ -222,7 +222,7 @@ def _no_twins(names: Iterable[str], where: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise CatalogueError(f"{where}: {name} is there twice")
+            raise CatalogueError(f"{where}: {name} is defined twice")
         seen.add(name)
 
 

@@ -74,7 +74,7 @@ def _check_alert(rule: Rule, known: Mapping[str, Labels]) -> None:
         where = f"{rule.name}: also: {name}"
         missing = set(rule.on) - (labels(expr, known, where) & there)
         if missing:
-            raise CatalogueError(f"{where}: it and the alert have no common label '{min(missing)}', as 'also_on' says")
+            raise CatalogueError(f"{where}: it and the alert have no common label '{min(missing)}' ('also_on')")
         _evaluates(rule, expr, where)
     for key, template in (("summary", rule.summary), ("description", rule.description)):
         for field in sorted(fields(template), key=lambda field: field.name):
@@ -90,10 +90,10 @@ def _evaluates(entry: Record | Rule, expr: str, where: str) -> None:
     try:
         needs = Expression(expr).needs
     except UnsupportedExpression as error:
-        raise CatalogueError(f"{where}: an agent does not evaluate this: {error}; say prometheus_only: true") from None
+        raise CatalogueError(f"{where}: an agent cannot evaluate this: {error}; set prometheus_only: true") from None
     if max((need.range_s for need in needs), default=0) > _LONGEST_S:
         longest = f"ranges over {_LONGEST_S // 60} minutes"
-        raise CatalogueError(f"{where}: an agent does not evaluate {longest}; say prometheus_only: true")
+        raise CatalogueError(f"{where}: an agent cannot evaluate {longest}; set prometheus_only: true")
 
 
 class _Shape:

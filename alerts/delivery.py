@@ -160,7 +160,7 @@ def _read(text: str) -> Mapping[str, Any]:
     try:
         given: Mapping[str, Any] = json.loads(text)
         if given["version"] != _VERSION:
-            raise ValueError(f"version {given['version']}, and this is {_VERSION}")
+            raise ValueError(f"version {given['version']}, expected {_VERSION}")
         float(given["saved_at"])
         for state in given["receivers"].values():
             for one in state:
@@ -168,7 +168,7 @@ def _read(text: str) -> Mapping[str, Any]:
                 float(one["ago_s"])
                 one["told"]
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not what was written: {type(error).__name__}: {error}") from None
+        raise ValueError(f"invalid content: {type(error).__name__}: {error}") from None
     return given
 
 

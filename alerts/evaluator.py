@@ -19,7 +19,7 @@ from commwatch.alerts.series import NAME, Labels, Need, Samples, Vector, labels_
 #: No rule is warm in the first seconds after the start, even without a range, because gauges over the last minute have to
 #: fill up.
 LEAST_WARM_S = 60.0
-#: Seconds without an agent after which a pending alert starts anew; and a firing one is resolved (as by Alertmanager).
+#: Seconds without an agent after which a pending alert starts again; and a firing one is resolved (as by Alertmanager).
 OUTAGE_S, AWAY_S = 3600.0, 300.0
 
 

@@ -15,7 +15,7 @@ from commwatch.alerts.text import to_go
 #: Default URL of the runbook: every agent serves it, this one on the reader's host. ``--runbook-url`` sets another.
 RUNBOOK_URL = "http://localhost:9477/runbook"
 GROUP = "commwatch"
-_HEAD = "# Made by `commwatch alerts export` out of the one list; change that, or its thresholds, not this file.\n"
+_HEAD = "# Made by `commwatch alerts export`. Do not edit; change the list of alerts or its thresholds instead.\n"
 
 
 def runbook(url: str, name: str) -> str:

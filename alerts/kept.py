@@ -39,9 +39,9 @@ class KeptFile:
         try:
             self._path.replace(aside)
         except OSError as error:
-            log.error("alerts: cannot read %s (%s), nor put it aside: %s", self._path, why, error.strerror)
+            log.error("alerts: cannot read %s (%s), and cannot rename it: %s", self._path, why, error.strerror)
         else:
-            log.error("alerts: cannot read %s (%s); it is now %s, and what it kept begins anew", self._path, why, aside)
+            log.error("alerts: cannot read %s (%s); it was renamed to %s, and a new one starts", self._path, why, aside)
 
     def save(self, text: str) -> bool:
         """Replace the file's text atomically; return whether that worked."""
@@ -54,7 +54,7 @@ class KeptFile:
                 os.fsync(file.fileno())
             hidden.replace(self._path)
         except OSError as error:
-            self._say(f"cannot write {self._path}: {error.strerror}; what it keeps would not outlive the agent")
+            self._say(f"cannot write {self._path}: {error.strerror}; its data is lost when the agent ends")
             with contextlib.suppress(OSError):
                 hidden.unlink(missing_ok=True)
             return False

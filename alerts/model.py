@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
-#: In increasing order: good to know, to be looked at today, worth waking a person.
+#: In increasing order: for information, to be checked the same day, worth waking a person.
 INFO, WARNING, CRITICAL = SEVERITIES = ("info", "warning", "critical")
 PENDING, FIRING, RESOLVED = STATES = ("pending", "firing", "resolved")
 

@@ -216,7 +216,7 @@ class _Compiler:
         if op == "count_values":
             label = tree.param.val if isinstance(tree.param, ql.StringLiteral) else ""
             if not _LABEL.fullmatch(label):
-                raise UnsupportedExpression(f"count_values: '{label}' is no name of a label")
+                raise UnsupportedExpression(f"count_values: '{label}' is not a label name")
             return _Elements(lambda moment: counted(label, vector(moment), how))
         if op in ("topk", "bottomk", "quantile"):
             assert isinstance(tree.param, ql.Expr)

@@ -128,7 +128,7 @@ def matched(op: str, left: Vector, right: Vector, how: Matching, *, as_bool: boo
         if number is None:
             continue
         if not how.many and key in taken:
-            raise EvaluationError(f"several elements on the left are {said(key)}: group_left must say so")
+            raise EvaluationError(f"several elements on the left are {said(key)}: group_left is missing")
         taken.add(key)
         made = _made(op, labels, partners[key], how, as_bool=as_bool)
         if made in result:
@@ -200,7 +200,7 @@ def ranked(op: str, count: float, vector: Vector, how: Grouping) -> dict[Labels,
         EvaluationError: ``count`` is NaN or too large.
     """
     if math.isnan(count) or abs(count) >= 1 << 63:
-        raise EvaluationError(f"{op}: {text_of(count)} is no number of elements")
+        raise EvaluationError(f"{op}: {text_of(count)} is not a number of elements")
     sign = -1 if op == "topk" else 1
 
     def order(element: tuple[Labels, float]) -> tuple[bool, float, Labels]:

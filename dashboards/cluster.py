@@ -45,38 +45,38 @@ def _now() -> list[Panel]:
     return [
         number(
             "Jobs running",
-            "Jobs with at least one rank that lives.",
+            "Jobs with at least one live rank.",
             "short",
             "count(count by (job_id) (commwatch_rank_info))",
             nothing="none",
         ),
         number(
             "Ranks alive",
-            "Ranks that live: GPUs at work, where each rank has one.",
+            "Live ranks; this is the number of GPUs in use if each rank has one GPU.",
             "short",
             "count(count by (job_id, rank) (commwatch_rank_info))",
             nothing="none",
         ),
         number(
             "Highest communication share",
-            "Communication share of the job with the highest, as the mean of its ranks. From 30 % on communication is the "
-            "bottleneck, unless it is hidden behind compute.",
+            "Communication share of the job with the highest share, as the mean of its ranks. From 30 % on, "
+            "communication is the bottleneck, unless compute hides it.",
             "percentunit",
             "max(avg by (job_id) (commwatch_comm_share_ratio))",
             marks=COMM_SHARE,
         ),
         number(
             "GPU-hours lost",
-            "Hours that ranks waited for communication within the time range shown: exposed communication of all steps, "
-            "added up over ranks; GPU-hours, where each rank has a GPU. Jobs whose exposed time is not known (on CUDA) are not "
-            "in it.",
+            "Hours that ranks waited for communication within the time range shown: exposed communication of all "
+            "steps, summed over ranks. These are GPU-hours if each rank has a GPU. Jobs with unknown exposed time (on "
+            "CUDA) are not included.",
             "h",
             "sum(max by (job_id, rank) (increase(commwatch_step_exposed_comm_seconds_total[$__range]))) / 3600",
         ),
         number(
             "Alerts firing",
-            "Alerts of the list that Prometheus fires now. Needs the rules of `commwatch alerts export`; without them "
-            "it is empty, whatever is wrong.",
+            "Alerts of the list that are firing in Prometheus. Requires the rules of `commwatch alerts export`; "
+            "without them, the panel is always empty.",
             "short",
             f'count(ALERTS{{alertstate="firing", alertname=~"{ALERT_NAMES}"}})',
             marks=(1,),
@@ -84,7 +84,7 @@ def _now() -> list[Panel]:
         ),
         number(
             "Agents down",
-            "Agents that Prometheus has reached within an hour and does not reach now.",
+            "Agents that Prometheus reached within the last hour, but does not reach now.",
             "short",
             f"sum(1 - ({_AGENTS}))",
             marks=(1,),
@@ -96,23 +96,24 @@ def _jobs() -> list[Panel]:
     return [
         cells(
             "Jobs",
-            "Jobs with ranks that live. Shares are means over ranks of the last minute's steps; an empty cell is not known. "
-            "A click on a job leads to its dashboard.",
+            "Jobs with live ranks. Shares are means over the ranks, for the steps of the last minute. An empty cell "
+            "means that the value is not known. Click a job to open its dashboard.",
             {"job_id": "Job"},
             Query("avg by (job_id) (commwatch_comm_share_ratio)", "Communication", "percentunit"),
             Query("avg by (job_id) (commwatch_exposed_comm_share_ratio)", "Exposed", "percentunit"),
             Query("count by (job_id) (count by (job_id, rank) (commwatch_rank_info))", "Ranks", "short"),
             Query("count by (job_id) (count by (job_id, instance) (commwatch_rank_info))", "Agents", "short"),
             Query(
-                "avg by (job_id) (rate(commwatch_steps_total[$__rate_interval]))", "Steps a second", "suffix: steps/s"
+                "avg by (job_id) (rate(commwatch_steps_total[$__rate_interval]))", "Steps per second", "suffix: steps/s"
             ),
-            Query("max by (job_id) (commwatch_verdict_seconds)", "Something wrong for", "s"),
+            Query("max by (job_id) (commwatch_verdict_seconds)", "Fault duration", "s"),
             sort="Communication",
         ),
         lines(
             "Communication share",
-            "Communication time over step time, mean of a job's ranks, over the last minute's steps. Above the line at 30 % "
-            "communication is the bottleneck, above 50 % half of the machine is lost, unless it is hidden behind compute.",
+            "Communication time divided by step time, mean of a job's ranks, for the steps of the last minute. Above "
+            "the line at 30 %, communication is the bottleneck; above 50 %, half of the machine is lost, unless "
+            "compute hides the communication.",
             "percentunit",
             Query("avg by (job_id) (commwatch_comm_share_ratio)", "{{job_id}}"),
             marks=COMM_SHARE,
@@ -120,8 +121,8 @@ def _jobs() -> list[Panel]:
         ),
         lines(
             "Exposed share",
-            "The part of the step time in which compute waited for communication: without it, the job would be faster by that part. On CPU "
-            "an upper bound; absent where it is not known.",
+            "Share of the step time in which compute waited for communication. Without this wait, the job would be "
+            "faster by this share. On CPU, the value is an upper bound. It is absent if it is not known.",
             "percentunit",
             Query("avg by (job_id) (commwatch_exposed_comm_share_ratio)", "{{job_id}}"),
             marks=(THRESHOLD["exposed_share"],),
@@ -129,14 +130,14 @@ def _jobs() -> list[Panel]:
         ),
         lines(
             "GPUs lost to exposed communication",
-            "How many ranks waited for communication on average: exposed seconds a second, added up over the ranks of a "
-            "job. An area of 1 over an hour is a GPU-hour.",
+            "Mean number of ranks that waited for communication: exposed seconds per second, summed over the ranks of "
+            "a job. A value of 1 for an hour is one GPU-hour.",
             "suffix: GPUs",
             Query(f"sum by (job_id) ({_EXPOSED})", "{{job_id}}"),
         ),
         lines(
             "What is wrong",
-            "For how long a hang, stall, desync or straggler has lasted. Empty while nothing is wrong.",
+            "How long a hang, stall, desync or straggler has lasted. Empty if nothing is wrong.",
             "s",
             Query("max by (job_id, kind) (commwatch_verdict_seconds)", "{{job_id}} {{kind}}"),
         ),
@@ -151,14 +152,14 @@ def _worst() -> Panel:
     best = "min by (job_id, group, op) (commwatch_collective_efficiency_ratio"
     return cells(
         "Worst groups",
-        "Operations that take more than 5 % of a rank's time, the least efficient first. Efficiency is expected over measured "
-        "transfer time: against a link that was measured or rated, and against the job's own fastest. Bus bandwidth has waiting "
-        "for late ranks in it.",
+        "Operations that take more than 5 % of a rank's time, the least efficient first. Efficiency is expected "
+        "divided by measured transfer time, by a measured or rated link, and by the job's own fastest operations. Bus "
+        "bandwidth includes the wait for late ranks.",
         {"job_id": "Job", "group": "Group", "op": "Operation"},
         Query(_BUSY, "Share of time", "percentunit"),
         Query(f"{bandwidth} {_AND_BUSY}", "Bus bandwidth", "Bps"),
         Query(f'{best}{{reference!="own_best"}}) {_AND_BUSY}', "Efficiency", "percentunit"),
-        Query(f'{best}{{reference="own_best"}}) {_AND_BUSY}', "Of its own best", "percentunit"),
+        Query(f'{best}{{reference="own_best"}}) {_AND_BUSY}', "Of own best", "percentunit"),
         width=14,
         sort="-Efficiency",
     )
@@ -171,7 +172,7 @@ def _nodes() -> Panel:
     )
     return cells(
         "Nodes",
-        "Nodes with an agent. A click leads to the dashboard of a node.",
+        "Nodes with an agent. Click a node to open its dashboard.",
         {"instance": "Node"},
         Query(_AGENTS, "Up", "bool_yes_no"),
         Query("count by (instance) (commwatch_rank_info)", "Ranks", "short"),
@@ -189,30 +190,30 @@ def _alerts() -> list[Panel]:
     return [
         cells(
             "Firing in Prometheus",
-            "Alerts of the list that fire, if Prometheus has the rules of `commwatch alerts export`. What each means stands in "
-            "the runbook (link above).",
+            "Alerts of the list that are firing, if Prometheus has the rules of `commwatch alerts export`. The runbook "
+            "(link above) explains each alert.",
             {"alertname": "Alert", "severity": "Severity", "job_id": "Job", "instance": "Node"},
             Query(firing, "Firing", "short"),
             width=12,
         ),
         cells(
             "Raised by agents",
-            "Alerts that agents have raised by themselves, without Prometheus, and how many. An agent alone cannot tell those "
-            "that need several nodes.",
+            "Number of alerts that agents have raised themselves, without Prometheus. A single agent cannot evaluate "
+            "alerts that need several nodes.",
             {"alertname": "Alert", "severity": "Severity", "state": "State", "instance": "Node"},
             Query("sum by (alertname, severity, state, instance) (commwatch_alerts)", "Number", "short"),
             width=12,
         ),
         lines(
             "Alerts over time",
-            "How many alerts of the list fire, by severity.",
+            "Number of firing alerts of the list, by severity.",
             "short",
             Query(f'count by (severity) (ALERTS{{alertstate="firing", alertname=~"{ALERT_NAMES}"}})', "{{severity}}"),
         ),
         lines(
             "Records lost",
-            "Records a second that were overwritten before an agent read them, torn, or given up. What is said of a job that "
-            "loses records is of a part of its operations.",
+            "Records per second that were overwritten before an agent read them, torn, or given up. If a job loses "
+            "records, its values cover only part of its operations.",
             "eps",
             Query("sum by (job_id) (rate(commwatch_events_dropped_total[$__rate_interval]))", "{{job_id}}"),
         ),

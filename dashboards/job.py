@@ -31,14 +31,14 @@ def build() -> dict[str, Any]:
     groups = one_of(
         "group",
         "Group",
-        "Process groups, by description, or by name where there is none.",
+        "Process groups, by description, or by name if there is no description.",
         f"label_values(commwatch_collectives_total{{{_JOB}}}, group)",
     )
     return dashboard(
         JOB,
-        "One training job: how much of a step is communication, how fast it is, and who waits for whom.",
+        "One training job: how much of a step is communication, how fast it is, and which ranks wait for which.",
         [
-            one_of("job_id", "Job", "The job that is shown.", "label_values(commwatch_job_info, job_id)"),
+            one_of("job_id", "Job", "The job to show.", "label_values(commwatch_job_info, job_id)"),
             groups.multi(True).include_all(True).all_value(".*"),
         ],
         [
@@ -56,16 +56,16 @@ def _now() -> list[Panel]:
     return [
         number(
             "Communication share",
-            "Communication time over step time, mean of the ranks, over the last minute's steps. From 30 % on it is the "
-            "bottleneck, unless it is hidden behind compute.",
+            "Communication time divided by step time, mean of the ranks, for the steps of the last minute. From 30 % "
+            "on, communication is the bottleneck, unless compute hides it.",
             "percentunit",
             f"avg(commwatch_comm_share_ratio{{{_JOB}}})",
             marks=COMM_SHARE,
         ),
         number(
             "Exposed share",
-            "The part of the step time in which compute waited for communication. On CPU an upper bound; absent where it "
-            "is not known.",
+            "Share of the step time in which compute waited for communication. On CPU, the value is an upper bound. It "
+            "is absent if it is not known.",
             "percentunit",
             f"avg(commwatch_exposed_comm_share_ratio{{{_JOB}}})",
             marks=(THRESHOLD["exposed_share"],),
@@ -73,20 +73,20 @@ def _now() -> list[Panel]:
         number("Step time now", "Mean duration of the latest steps, over all ranks.", "s", _step_time("sum")),
         number(
             "GPU-hours lost",
-            "Hours that ranks of the job waited for communication within the time range shown; GPU-hours, where each rank "
-            "has a GPU. Absent where exposed time is not known.",
+            "Hours that ranks of the job waited for communication within the time range shown. These are GPU-hours if "
+            "each rank has a GPU. Absent if the exposed time is not known.",
             "h",
             f"sum(max by (rank) (increase(commwatch_step_exposed_comm_seconds_total{{{_JOB}}}[$__range]))) / 3600",
         ),
         number(
             "Ranks alive",
-            "Ranks whose process lives. An agent tells of those of its node.",
+            "Ranks whose process is alive. Each agent reports the ranks of its node.",
             "short",
             f"sum(max by (rank) (commwatch_rank_up{{{_JOB}}}))",
         ),
         number(
             "Ranks lost",
-            "Ranks whose process was killed or has crashed.",
+            "Ranks whose process was killed or crashed.",
             "short",
             f"sum(1 - max by (rank) (commwatch_rank_up{{{_JOB}}}))",
             marks=(1,),
@@ -104,22 +104,23 @@ def _steps() -> list[Panel]:
     per_step = f"on () group_left () (sum({_rate('step_seconds_total')}) > 0)"
     return [
         lines(
-            "Steps a second",
-            "Training steps a second, mean of the ranks.",
+            "Steps per second",
+            "Training steps per second, mean of the ranks.",
             "suffix: steps/s",
             Query(f"avg({_rate('steps_total')})", "steps"),
         ),
         lines(
             "Step time",
-            "From one step mark to the next: the mean of all ranks, and the rank with the longest.",
+            "Time from one step mark to the next: the mean of all ranks, and the slowest rank.",
             "s",
             Query(_step_time("sum"), "mean"),
-            Query(_step_time("max"), "longest of a rank"),
+            Query(_step_time("max"), "slowest rank"),
         ),
         lines(
             "Communication and exposed share",
-            "Communication time over step time, and the part in which compute waited; means of the ranks over the last "
-            "minute's steps, long steps left out. Above the line at 30 % communication is the bottleneck.",
+            "Communication time divided by step time, and the share in which compute waited: means of the ranks for "
+            "the steps of the last minute, without long steps. Above the line at 30 %, communication is the "
+            "bottleneck.",
             "percentunit",
             Query(f"avg(commwatch_comm_share_ratio{{{_JOB}}})", "communication"),
             Query(f"max(commwatch_comm_share_ratio{{{_JOB}}})", "communication, highest rank"),
@@ -129,8 +130,8 @@ def _steps() -> list[Panel]:
         ),
         lines(
             "Share by group",
-            "Part of the step time in which operations of a group ran. Groups that communicate at the same time overlap, so "
-            "these may add up to more than the communication share.",
+            "Share of the step time in which operations of a group ran. Groups that communicate at the same time "
+            "overlap, so the sum may exceed the communication share.",
             "percentunit",
             Query(f"sum by (group) ({_rate('step_group_comm_seconds_total', _GROUP)}) / {per_step}", "{{group}}"),
         ),
@@ -141,8 +142,8 @@ def _odd_steps() -> list[Panel]:
     return [
         lines(
             "Pipeline bubble",
-            "Part of the step time in which a thread of a rank stood waiting for a send or recv, of the sixteen ranks that "
-            "wait most. Messages themselves take part of it.",
+            "Share of the step time in which a thread of a rank waited for a send or recv, for the sixteen ranks that "
+            "wait most. The messages themselves take part of this time.",
             "percentunit",
             Query(
                 f"topk(16, max by (rank) ({_rate('step_p2p_wait_seconds_total')} / ({_rate('step_seconds_total')} > 0)))",
@@ -151,8 +152,8 @@ def _odd_steps() -> list[Panel]:
         ),
         lines(
             "Long steps",
-            "Steps that took over three times as long as those before them, such as a checkpoint, within the last interval; the "
-            "rank with most.",
+            "Steps within the last interval that took over three times as long as the steps before them, such as a "
+            "checkpoint; for the rank with the most.",
             "short",
             Query(f"max(increase(commwatch_long_steps_total{{{_JOB}}}[$__rate_interval]))", "long steps"),
         ),
@@ -166,15 +167,15 @@ def _speeds() -> list[Panel]:
     return [
         lines(
             "Bus bandwidth",
-            "S times the bus factor of nccl-tests, over the time in operations: comparable with the rated speed of a link. "
-            "Waiting for late ranks is in the time.",
+            "S times the bus factor of nccl-tests, divided by the time in operations: comparable with the rated speed "
+            "of a link. The time includes the wait for late ranks.",
             "Bps",
             Query(f"{moved} / ({took} > 0)", "{{group}} {{op}}"),
         ),
         lines(
             "Duration, p99",
-            "Duration that 99 of 100 operations stay below, waiting for late ranks included; as exact as the buckets, 10 µs to "
-            "10 s.",
+            "Duration that 99 of 100 operations stay below, including the wait for late ranks. The precision is that "
+            "of the buckets, 10 µs to 10 s.",
             "s",
             Query(f"histogram_quantile(0.99, {buckets})", "{{group}} {{op}}"),
         ),
@@ -186,8 +187,9 @@ def _speeds() -> list[Panel]:
         ),
         lines(
             "Efficiency",
-            "Expected over measured transfer time of the last minute, late ranks left out, with what it is held against: a "
-            "measured or rated link, or the job's own best, which says nothing of how good that is. The lowest of all nodes.",
+            "Expected divided by measured transfer time of the last minute, without the wait for late ranks; the "
+            "lowest value of all nodes. The reference is a measured or rated link, or the job's own best, which does "
+            "not show how good the link is.",
             "percentunit",
             Query(
                 f"min by (group, op, reference) (commwatch_collective_efficiency_ratio{{{_GROUP}}})",
@@ -203,12 +205,12 @@ def _amounts() -> list[Panel]:
     return [
         lines(
             "Share of time",
-            "Part of the time that the busiest rank spends in an operation.",
+            "Share of time that the busiest rank spends in an operation.",
             "percentunit",
             Query(f"max by (group, op) ({_rate('collective_seconds_total', _GROUP)})", "{{group}} {{op}}"),
         ),
         lines(
-            "Operations a second",
+            "Operations per second",
             "Operations that ended without an error, over all ranks.",
             "ops",
             Query(count, "{{group}} {{op}}"),
@@ -220,8 +222,8 @@ def _amounts() -> list[Panel]:
             Query(f"{sizes} / ({count} > 0)", "{{group}} {{op}}"),
         ),
         lines(
-            "Bytes a second",
-            "Sizes S of all operations of all ranks.",
+            "Bytes per second",
+            "Sum of the sizes S of all operations of all ranks, per second.",
             "Bps",
             Query(sizes, "{{group}} {{op}}"),
         ),
@@ -233,28 +235,28 @@ def _rank_maps() -> list[Panel]:
     return [
         rank_map(
             "Stragglers: lateness by rank",
-            "Share of time that the others (their median) waited for a rank. A row that stands out is a straggler. Of groups "
-            "whose ranks are all on one node.",
+            "Share of time that the other ranks (their median) waited for a rank. A row that stands out is a "
+            "straggler. Only for groups whose ranks are all on one node.",
             "percentunit",
             _rate("rank_lateness_seconds_total", _GROUP),
         ),
         rank_map(
             "Waiting by rank",
-            "Share of time that a rank waited in collectives for late ranks. Of groups whose ranks are all "
-            "on one node.",
+            "Share of time that a rank waited for late ranks in collectives. Only for groups whose ranks are all on "
+            "one node.",
             "percentunit",
             _rate("collective_wait_seconds_total", _GROUP),
         ),
         rank_map(
             "Stragglers across nodes",
-            "Share of time by which a rank communicates less than the others, who wait for it; from the counters of all agents. Needs "
-            "the recording rules of `commwatch alerts export`.",
+            "Share of time by which a rank communicates less than the other ranks, which wait for it; from the "
+            "counters of all agents. Requires the recording rules of `commwatch alerts export`.",
             "percentunit",
             across,
         ),
         rank_map(
             "Waiting for messages by rank",
-            "Share of time that a thread of a rank stood in a wait for a send or recv.",
+            "Share of time that a thread of a rank waited for a send or recv.",
             "percentunit",
             _rate("p2p_wait_seconds_total", _GROUP),
         ),
@@ -265,8 +267,8 @@ def _waits() -> list[Panel]:
     return [
         lines(
             "Pipelines by direction",
-            "Waiting for messages in the direction of the next stage (forward) and of the one before (backward), mean of the "
-            "ranks. A first stage that waits backward is idle in the bubble.",
+            "Share of time spent waiting for messages towards the next stage (forward) and towards the previous stage "
+            "(backward), mean of the ranks. A first stage that waits backward is idle in the bubble.",
             "percentunit",
             Query(
                 f"avg by (group, direction) ({_rate('pipeline_wait_seconds_total', _GROUP)})", "{{group}} {{direction}}"
@@ -274,15 +276,15 @@ def _waits() -> list[Panel]:
         ),
         cells(
             "Ranks",
-            "Where each rank runs, what it spends in communication, and what the others wait for it. A click on a node leads to "
-            "its dashboard.",
+            "Where each rank runs, how much time it spends in communication, and how much the other ranks wait for it. "
+            "Click a node to open its dashboard.",
             {"rank": "Rank", "instance": "Node"},
             Query(f"max by (rank, instance) (commwatch_comm_share_ratio{{{_JOB}}})", "Communication", "percentunit"),
             Query(f"max by (rank, instance) (commwatch_exposed_comm_share_ratio{{{_JOB}}})", "Exposed", "percentunit"),
             Query(f"sum by (rank, instance) ({_rate('collective_wait_seconds_total')})", "Waits", "percentunit"),
-            Query(f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total')})", "Lets wait", "percentunit"),
+            Query(f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total')})", "Delays others", "percentunit"),
             width=12,
-            sort="Lets wait",
+            sort="Delays others",
         ),
     ]
 
@@ -291,8 +293,8 @@ def _wrong() -> list[Panel]:
     return [
         lines(
             "Verdicts",
-            "For how long a hang, stall, desync or straggler has lasted, and the rank to blame (empty where there is none). "
-            "Empty while nothing is wrong; `commwatch diagnose` says more.",
+            "How long a hang, stall, desync or straggler has lasted, and the rank at fault (empty if there is none). "
+            "Empty if nothing is wrong. `commwatch diagnose` gives details.",
             "s",
             Query(
                 f"max by (kind, group, rank) (commwatch_verdict_seconds{{{_JOB}}})", "{{kind}} {{group}} rank {{rank}}"
@@ -300,8 +302,8 @@ def _wrong() -> list[Panel]:
         ),
         cells(
             "Alerts",
-            "Alerts of this job that fire, if Prometheus has the rules of `commwatch alerts export`. What each means stands in "
-            "the runbook (link above).",
+            "Alerts of this job that are firing, if Prometheus has the rules of `commwatch alerts export`. The runbook "
+            "(link above) explains each alert.",
             {"alertname": "Alert", "severity": "Severity", "rank": "Rank", "group": "Group"},
             Query(
                 f'max by (alertname, severity, rank, group) (ALERTS{{alertstate="firing", {_JOB}}})', "Firing", "short"
@@ -310,14 +312,14 @@ def _wrong() -> list[Panel]:
         ),
         cells(
             "Findings in NCCL's logs",
-            "What NCCL's logs of the job show to be wrong or slow; `commwatch explain` shows the lines.",
+            "Problems in the NCCL logs of the job; `commwatch explain` shows the lines.",
             {"finding": "Finding", "severity": "Severity"},
             Query(f"count by (finding, severity) (commwatch_nccl_finding{{{_JOB}}})", "Nodes", "short"),
             width=12,
         ),
         lines(
             "NCCL channels by transport",
-            "Channel connections that ranks have made over each transport. Needs NCCL's INFO log.",
+            "Channel connections that ranks have made over each transport. Requires NCCL's INFO log.",
             "short",
             Query(f"sum by (group, transport) (commwatch_nccl_channels{{{_GROUP}}})", "{{group}} {{transport}}"),
         ),

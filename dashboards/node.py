@@ -21,7 +21,7 @@ def build() -> dict[str, Any]:
     """Return the dashboard as Grafana's JSON."""
     return dashboard(
         NODE,
-        "One node: its GPUs, links and network devices, what NCCL says, and what the agent costs.",
+        "One node: its GPUs, links and network devices, NCCL's messages, and the cost of the agent.",
         [
             one_of(
                 "instance",
@@ -48,19 +48,17 @@ def _now() -> list[Panel]:
         number(
             "Agent reached", "Whether Prometheus reaches the agent of the node.", "bool_yes_no", f"max(up{{{_NODE}}})"
         ),
-        number(
-            "Ranks alive", "Ranks that live on the node.", "short", f"count({_now_of('rank_info')})", nothing="none"
-        ),
+        number("Ranks alive", "Live ranks on the node.", "short", f"count({_now_of('rank_info')})", nothing="none"),
         number(
             "GPUs",
-            "Cards that answer. Absent on a node without cards.",
+            "Cards that respond. Absent on a node without cards.",
             "short",
             f"sum({_now_of('gpu_up')})",
             nothing="none",
         ),
         number(
             "GPUs lost",
-            "Cards that were there and do not answer any more.",
+            "Cards that were present and no longer respond.",
             "short",
             f"sum(1 - {_now_of('gpu_up')})",
             marks=(1,),
@@ -75,7 +73,7 @@ def _now() -> list[Panel]:
         ),
         number(
             "Collectors down",
-            "Sources that the agent could not read last time; what they tell is missing.",
+            "Sources that the agent could not read at the last attempt; their values are missing.",
             "short",
             f"sum(1 - {_now_of('collector_up')})",
             marks=(1,),
@@ -87,8 +85,8 @@ def _communication() -> list[Panel]:
     return [
         lines(
             "Communication share by job",
-            "Communication time over step time, mean of the job's ranks on this node. Above the line at 30 % communication is "
-            "the bottleneck, unless it is hidden behind compute.",
+            "Communication time divided by step time, mean of the job's ranks on this node. Above the line at 30 %, "
+            "communication is the bottleneck, unless compute hides it.",
             "percentunit",
             Query(f"avg by (job_id) ({_now_of('comm_share_ratio')})", "{{job_id}}"),
             marks=COMM_SHARE,
@@ -96,21 +94,22 @@ def _communication() -> list[Panel]:
         ),
         lines(
             "Operations in flight",
-            "Age of the oldest operation that a rank of this node is inside of, by job and group; the highest of its ranks. What "
-            "rises without end hangs.",
+            "Age of the oldest operation in flight on a rank of this node, by job and group. An operation whose age "
+            "keeps rising hangs.",
             "s",
             Query(f"max by (job_id, group) ({_now_of('collective_in_flight_seconds')})", "{{job_id}} {{group}}"),
         ),
         lines(
             "NCCL messages",
-            "Warnings a second in NCCL's logs by class, and time-outs of PyTorch's watchdog. Only while logs are followed.",
+            "Warnings per second in NCCL's logs, by class, and time-outs of PyTorch's watchdog. Only while the agent "
+            "follows the logs.",
             "eps",
             Query(f"sum by (job_id, class) ({_rate('nccl_messages_total')})", "{{job_id}} {{class}}"),
         ),
         cells(
             "Ranks",
-            "Which rank computes on which card (empty where it is not known), and which hook records it. A click on a job leads "
-            "to its dashboard.",
+            "The card on which each rank computes (empty if it is not known), and the hook that records the rank. "
+            "Click a job to open its dashboard.",
             {"job_id": "Job", "rank": "Rank", "gpu": "GPU", "hook": "Hook"},
             Query(f"max by (job_id, rank, gpu, hook) ({_now_of('rank_info')})", "Here", "short"),
             width=12,
@@ -123,8 +122,8 @@ def _gpus() -> list[Panel]:
     return [
         lines(
             "Utilisation",
-            "Share of the last moments in which any kernel ran. NCCL's kernels that wait for a late rank count as well: high "
-            "does not mean that much is computed.",
+            "Share of the last sampling period in which any kernel ran. NCCL's kernels that wait for a late rank "
+            "count, too, so a high value does not mean that the card computes much.",
             "percentunit",
             Query(_now_of("gpu_utilization_ratio"), "GPU {{gpu}}"),
             most=1,
@@ -138,7 +137,7 @@ def _gpus() -> list[Panel]:
         ),
         lines(
             "Power",
-            "Power drawn, and what the card is allowed. At its limit a card is under full load; that is no fault.",
+            "Power draw and power limit of the card. A card at its limit is under full load, which is not a fault.",
             "watt",
             Query(_now_of("gpu_power_watts"), "GPU {{gpu}}"),
             Query(f"max({_now_of('gpu_power_limit_watts')})", "limit"),
@@ -151,7 +150,8 @@ def _gpus() -> list[Panel]:
         ),
         lines(
             "Clocks",
-            "Clock of the multiprocessors and of the memory. One card below the others makes all ranks wait.",
+            "Clock of the multiprocessors and of the memory. If one card is slower than the others, all ranks wait for "
+            "it.",
             "hertz",
             Query(_now_of("gpu_clock_hertz"), "GPU {{gpu}} {{clock}}"),
         ),
@@ -161,21 +161,21 @@ def _gpus() -> list[Panel]:
 def _gpu_troubles() -> list[Panel]:
     return [
         states(
-            "Held back",
-            "While a card throttles its clock for a reason. Idle and at the power limit are no faults; hardware, thermal and "
-            "power_brake are.",
+            "Throttled",
+            "Reasons for which a card throttles its clock. Idle and the power limit are not faults; hardware, thermal "
+            "and power_brake are.",
             Query(_now_of("gpu_throttled"), "GPU {{gpu}} {{reason}}"),
-            {"0": ("no", "transparent"), "1": ("held back", "orange")},
+            {"0": ("no", "transparent"), "1": ("throttled", "orange")},
         ),
         lines(
             "Xids",
-            "Xids since the agent began, by number; docs/gpus.md says what each means.",
+            "Xids since the agent started, by number; docs/gpus.md explains each number.",
             "short",
             Query(_now_of("gpu_xid_errors_total"), "GPU {{gpu}} Xid {{xid}}"),
         ),
         lines(
             "Memory errors",
-            "Memory errors since the driver was loaded. What ECC could not correct may have spoilt results.",
+            "Memory errors since the driver was loaded. Errors that ECC could not correct may have corrupted results.",
             "short",
             Query(_now_of("gpu_ecc_errors_total"), "GPU {{gpu}} {{type}}"),
         ),
@@ -192,21 +192,21 @@ def _gpu_links() -> list[Panel]:
         ),
         lines(
             "PCIe",
-            "Bytes over PCIe, as the card sees it: counted, or where the card does not count, as of a look of 20 ms every ten "
-            "seconds.",
+            "Bytes over PCIe, from the card's point of view: counted or, if the card has no counters, from a sample of "
+            "20 ms every ten seconds.",
             "Bps",
             Query(_rate("gpu_pcie_bytes_total"), "GPU {{gpu}} {{direction}}"),
             Query(_now_of("gpu_pcie_bytes_per_second"), "GPU {{gpu}} {{direction}}, sampled"),
         ),
         lines(
             "NVLink errors",
-            "Errors a second of all NVLinks of a card, by type.",
+            "Errors per second on all NVLinks of a card, by type.",
             "eps",
             Query(_rate("gpu_nvlink_errors_total"), "GPU {{gpu}} {{type}}"),
         ),
         lines(
             "PCIe replays",
-            "Packets a second that were sent again over PCIe: a bad slot, riser or cable.",
+            "Packets per second that were sent again over PCIe, because of a bad slot, riser or cable.",
             "eps",
             Query(_rate("gpu_pcie_replays_total"), "GPU {{gpu}}"),
         ),
@@ -218,14 +218,15 @@ def _network() -> list[Panel]:
     return [
         lines(
             "Traffic",
-            "Bytes a second of each network device and RDMA port. Do not add up a port and its network device, nor a bond and "
-            "its parts.",
+            "Bytes per second of each network device and RDMA port. Do not add up a port and its network device, or a "
+            "bond and its parts.",
             "Bps",
             Query(_rate("network_bytes_total"), "{{device}} {{direction}}"),
         ),
         lines(
             "Share of the link",
-            "What a device moves in its busier direction, over what its link carries. Absent where the speed is not known.",
+            "Traffic of a device in its busier direction, divided by the speed of its link. Absent if the speed is not "
+            "known.",
             "percentunit",
             Query(
                 f"{busier} / on (device) (max by (device) ({_now_of('network_speed_bytes_per_second')}) > 0)",
@@ -235,14 +236,14 @@ def _network() -> list[Panel]:
         ),
         lines(
             "Errors and drops",
-            "Packets a second with errors, and packets dropped without one.",
+            "Packets per second with errors, and packets per second that were dropped without an error.",
             "pps",
             Query(_rate("network_errors_total"), "{{device}} {{direction}} errors"),
             Query(_rate("network_drops_total"), "{{device}} {{direction}} drops"),
         ),
         lines(
             "RDMA events",
-            "Errors, congestion and retransmissions a second of RDMA ports; docs/host.md says what each counts.",
+            "Errors, congestion events and retransmissions per second of RDMA ports; docs/host.md explains each event.",
             "eps",
             Query(_rate("infiniband_events_total"), "{{device}} {{event}}"),
         ),
@@ -254,7 +255,7 @@ def _network() -> list[Panel]:
         ),
         lines(
             "Links lost",
-            "How often a device has lost its link within the last interval.",
+            "Number of times that a device lost its link within the last interval.",
             "short",
             Query(f"increase({_now_of('network_link_downs_total')}[$__rate_interval])", "{{device}}"),
         ),
@@ -265,16 +266,16 @@ def _host() -> list[Panel]:
     return [
         lines(
             "CPU",
-            "Cores in use by mode. softirq is incoming packets: sockets instead of RDMA cost it.",
+            "Cores in use by mode. softirq is the processing of incoming packets: sockets need it, RDMA does not.",
             "suffix: cores",
             Query(f'rate(commwatch_host_cpu_seconds_total{{{_NODE}, mode!="idle"}}[$__rate_interval])', "{{mode}}"),
         ),
         lines(
             "Memory available",
-            "What programs could still have of the node's memory, and what there is.",
+            "Memory of the node that is available to programs, and its total memory.",
             "bytes",
             Query(_now_of("host_memory_available_bytes"), "available"),
-            Query(_now_of("host_memory_total_bytes"), "in all"),
+            Query(_now_of("host_memory_total_bytes"), "total"),
         ),
         lines(
             "Pressure",
@@ -289,26 +290,27 @@ def _costs() -> list[Panel]:
     return [
         lines(
             "Cost of the probe",
-            "Share of a trainer's time that the probe takes, from one call in 64; the rank with most of each job.",
+            "Share of a trainer's time that the probe takes, estimated from one call in 64; for each job, the rank "
+            "with the highest share.",
             "percentunit",
             Query(f"max by (job_id) ({_rate('probe_seconds_total')})", "{{job_id}}"),
         ),
         lines(
             "Records",
-            "Records a second that the agent reads from the rings, and those that are lost.",
+            "Records per second that the agent reads from the rings, and records per second that are lost.",
             "eps",
             Query(f"sum by (job_id) ({_rate('events_total')})", "{{job_id}}"),
             Query(f"sum by (job_id) ({_rate('events_dropped_total')})", "{{job_id}} lost"),
         ),
         lines(
             "Groups without a label of their own",
-            "Groups counted under the label `other`, for a job has more than 32.",
+            "Groups counted under the label `other`, because a job has more than 32 groups.",
             "short",
             Query(_now_of("series_dropped_total"), "groups"),
         ),
         lines(
             "Evaluation of alerts",
-            "Share of a core that evaluating the agent's own alerts takes.",
+            "Share of a core that the evaluation of the agent's own alerts takes.",
             "percentunit",
             Query(_rate("alert_evaluation_seconds_total"), "share of a core"),
         ),
@@ -319,7 +321,7 @@ def _workings() -> list[Panel]:
     return [
         lines(
             "Evaluations that failed",
-            "Rules a second that the agent could not evaluate; its log names them.",
+            "Rules per second that the agent could not evaluate; the agent's log names them.",
             "eps",
             Query(_rate("alert_evaluation_failures_total"), "failures"),
         ),
@@ -338,7 +340,7 @@ def _workings() -> list[Panel]:
         ),
         lines(
             "Scrape",
-            "How long Prometheus takes to scrape the agent.",
+            "Time that Prometheus takes to scrape the agent.",
             "s",
             Query(f"scrape_duration_seconds{{{_NODE}}}", "scrape"),
         ),

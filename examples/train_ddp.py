@@ -1,4 +1,4 @@
-"""Train a small transformer with DistributedDataParallel. Plain PyTorch: it knows nothing of commwatch.
+"""Train a small transformer with DistributedDataParallel. Plain PyTorch, without any commwatch code.
 
 torchrun --nproc-per-node 2 examples/train_ddp.py --steps 50
 """

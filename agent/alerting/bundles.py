@@ -106,7 +106,7 @@ def bundle(alert: Alert, sections: Sections, taken_at: float, most_bytes: int = 
             left_out[name] = str(error)
             continue
         if len(text) > room:
-            left_out[name] = f"no room: {len(text)} bytes"
+            left_out[name] = f"too large: {len(text)} bytes"
         else:
             parts[name], room = text, room - len(text)
     parts["left_out"] = _text(left_out)
@@ -159,7 +159,7 @@ class Evidence:
                     self._make_room(_key(alert))
                 except OSError as error:
                     self._say(error)
-                    return  # nor is there room for the others
+                    return  # there is no room for the others either
                 self._known.append(_key(alert))
                 self._waiting.append(alert)
 
@@ -231,7 +231,7 @@ class Evidence:
 
     def _say(self, error: OSError | None) -> None:
         """Log an error once, when it begins; ``None`` ends it."""
-        trouble = None if error is None else f"no evidence is kept in {self._directory}: {error.strerror}"
+        trouble = None if error is None else f"cannot store evidence in {self._directory}: {error.strerror}"
         if trouble and trouble != self._trouble:
             log.warning("alerts: %s", trouble)
         self._trouble = trouble

@@ -82,7 +82,7 @@ class Alerting(Collector):
         self._shown = (tuple(self._evaluator.active()), () if kept is None else kept.past)
 
     def prepared(self, plan: Plan) -> Callable[[], None]:
-        """Prepare another plan. Alerts of rules that both plans have go on; those of other rules end.
+        """Prepare another plan. Alerts of rules in both plans continue; alerts of other rules end.
 
         Returns:
             A function that makes the next ``tick`` use the plan.

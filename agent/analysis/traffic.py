@@ -24,7 +24,7 @@ from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import RankTotals
 
 #: Most likely the agent runs in another network namespace than the trainer.
-NOT_COUNTED = "no device of this network namespace has counted it"
+NOT_COUNTED = "not counted by any device of this network namespace"
 _RING = ("all_reduce", "all_gather", "reduce_scatter")
 #: A device with less than this share of the expected bytes does not carry the traffic.
 _LEAST_SHARE = 0.05
@@ -159,7 +159,7 @@ def traffic(
         ports: the RDMA port by network device.
     """
     if not samples:
-        return TrafficView(0.0, [], 0.0, {}, None, "nothing has been seen yet")
+        return TrafficView(0.0, [], 0.0, {}, None, "no samples yet")
     first, last = samples[0], samples[-1]
     steps = [_expected(before, after, watched_ns) for before, after in pairwise(samples)]
     names = [name for name in last.sent if name in first.sent and name not in set(beside)]
@@ -237,7 +237,7 @@ def carriers(
         return alike, None
     if not busy:
         return None, NOT_COUNTED
-    return None, "the bytes of no device add up to it, or rise and fall with it"
+    return None, "no device's bytes match the expected bytes, in total or over time"
 
 
 def _adds_up(names: list[str], sent: Mapping[str, float], total: float) -> bool:

@@ -32,7 +32,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="ask no agent: read these dumps of PyTorch's Flight Recorder, one for each rank, pickled or JSON",
+        help="instead of agents, read these dumps of PyTorch's Flight Recorder: one for each rank, pickled or JSON",
     )
     diagnose.add_argument("--json", action="store_true", help="print JSON")
     diagnose.set_defaults(command=_diagnose)
@@ -61,7 +61,7 @@ def _flight_recorder(arguments: argparse.Namespace) -> int:
     from commwatch.analysis import flight_recorder_analysis
 
     if arguments.agents or arguments.job:
-        raise UsageError("--flight-recorder asks no agent; leave out ADDRESS and --job")
+        raise UsageError("--flight-recorder reads only the dumps; leave out ADDRESS and --job")
     dumps, damaged = flight_recorder_analysis.take_all(arguments.flight_recorder)
     if not dumps:
         raise UsageError("; ".join(f"{file}: {why}" for file, why in damaged.items()))

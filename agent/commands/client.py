@@ -109,7 +109,7 @@ def _ask(url: str, path: str, content: bytes | None, headers: dict[str, str], ke
             return _load(response)
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.UNAUTHORIZED:
-            error.msg = f"it wants {'another' if token else 'its'} token; --token-file FILE names one"
+            error.msg = f"it requires {'another' if token else 'its'} token; give it with --token-file FILE"
         raise
     except (http.client.HTTPException, RecursionError) as error:
         raise ValueError(str(error)) from None

@@ -188,7 +188,7 @@ def conclude(seen: Seen) -> list[Verdict]:
     ]
     known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
     reported: dict[tuple[object, ...], Verdict] = {}
-    for verdict in (*seen.reported, *across):  # drop the duplicates of an agent that was asked under two names
+    for verdict in (*seen.reported, *across):  # drop duplicates from an agent that was queried under two names
         at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
         if at not in known:
             reported.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
@@ -203,10 +203,10 @@ def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:
     modes = {job: [(view.rank, view.probe_mode) for view in running if view.job_id == job] for job in jobs}
     in_part = {job: part for job, of_job in modes.items() if (part := shedding(of_job)) is not None}
     if not found:
-        well = "nothing wrong in what is recorded" if in_part else "healthy"
+        well = "nothing wrong in the recorded data" if in_part else "healthy"
         seen_of = f"{well}: {len(jobs)} running job{'s' * (len(jobs) != 1)}, {len(running)} ranks"
         lines.append(seen_of if jobs else "no running job")
-    lines += [f"{job} is {part}; of a hang, only the missing ranks are seen" for job, part in in_part.items()]
+    lines += [f"{job} is {part}; a hang shows only the missing ranks" for job, part in in_part.items()]
     for verdict in found:
         whom = f"rank {spans(verdict.ranks)}" if verdict.ranks else "no rank"
         lines.append(f"{verdict.kind.upper()} in {verdict.job_id}: {whom}")

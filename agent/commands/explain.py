@@ -131,7 +131,7 @@ def _lines(account: Account, names: list[str], found: list[Finding], width: int)
             width,
         )
     if not account.levels["INFO"] and not label_values["library"].startswith("none"):
-        yield from _row("", "No topology: that takes NCCL_DEBUG=INFO.", width)
+        yield from _row("", "No topology: it requires NCCL_DEBUG=INFO.", width)
     yield ""
     yield from _findings(found, width)
 
@@ -140,7 +140,7 @@ def _amount(account: Account) -> str:
     messages = sum(account.levels.values())
     parts = [f"{account.n_lines:,} lines, {messages:,} messages of NCCL"]
     if account.unknown:
-        parts.append(f"{account.unknown:,} of no known form")
+        parts.append(f"{account.unknown:,} of unknown form")
     if account.torn:
         parts.append(f"{account.torn:,} damaged")
     return ", ".join(parts)
@@ -156,7 +156,7 @@ def _library(label_values: dict[str, Any], account: Account) -> str:
             "driver " + ", ".join(f"{v // 1000}.{v % 1000 // 10}" for v in label_values["cuda_driver_version"])
         )
     if label_values["library"].startswith("none"):
-        return "none: only PyTorch's lines" if account.loose else "none: no line of NCCL's or of PyTorch's about it"
+        return "none: only PyTorch's lines" if account.loose else "none: no lines from NCCL, or from PyTorch about NCCL"
     return ", ".join(parts)
 
 
@@ -213,7 +213,7 @@ def _communicator(comm: CommunicatorView) -> str:
     if not comm.complete:
         parts.append("init not complete")
     if comm.missing_ranks:
-        parts.append(f"rank {comm.in_sight} in sight")
+        parts.append(f"only rank {comm.in_sight} in the logs")
     if comm.coll_channels is not None:
         parts.append(f"{comm.coll_channels} channels")
     if comm.transports:
@@ -221,7 +221,7 @@ def _communicator(comm: CommunicatorView) -> str:
     if comm.rings and comm.nranks > 1:
         order = next(iter(comm.rings.values()))
         parts.append("ring " + " ".join(map(str, order[:16])) + (" ..." if len(order) > 16 else ""))
-    return "; ".join(parts) or "no more is said"
+    return "; ".join(parts) or "no details"
 
 
 def _choice(choice: ChoiceView) -> str:

@@ -64,7 +64,7 @@ def plan(env: Mapping[str, str], level: str, directory: Path) -> Plan:
         remark = f"no NCCL logs: NCCL_DEBUG_FILE={settings['NCCL_DEBUG_FILE']} stays as it is"
         return Plan(remark=remark if given else "")
     if in_memory(directory):
-        return Plan(remark=f"no NCCL logs: {directory} lies in memory; choose a place on disk with --state")
+        return Plan(remark=f"no NCCL logs: {directory} is in memory; choose a place on disk with --state")
     escaped = str(directory).replace("%", "%%")
     added["NCCL_DEBUG_FILE"] = f"{escaped}/%h.%p"
     shown: Shown = "all" if given else "more" if level == "warn" else "none"

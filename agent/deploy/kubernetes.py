@@ -1,4 +1,4 @@
-"""The objects of ``commwatch manifest k8s``: an agent beside each trainer or on each node, with its monitoring. Pure, but for the templates, which it reads.
+"""The objects of ``commwatch manifest k8s``: an agent beside each trainer or on each node, with its monitoring. Pure, except that it reads the templates.
 
 They are YAML documents, made from the templates ``k8s-*.yaml``. ``$`` precedes a field, and ``$agent`` is the agent's
 container. A line with a field of value ``None`` is left out.

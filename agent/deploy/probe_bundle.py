@@ -87,7 +87,7 @@ def install(directory: Path) -> Path:
 def _refuse_others(directory: Path) -> None:
     package = directory / _FRONT.parent
     if package.exists() and _MARK not in (directory / _FRONT).read_text(encoding="utf-8", errors="replace"):
-        raise CannotInstall(f"{package} was not put there by `probe install`; choose another folder")
+        raise CannotInstall(f"{package} was not installed by `probe install`; choose another folder")
 
 
 def _front(key: str) -> str:

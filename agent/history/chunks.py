@@ -40,7 +40,7 @@ class Damaged:
 
     def row(self, path: Path, table: str, row: object) -> None:
         """Count a damaged row."""
-        says = f"{path}: a row of the table {table} is damaged and passed over"
+        says = f"{path}: a row of the table {table} is damaged and was skipped"
         self.note((table, zlib.crc32(repr(row).encode())), says)
 
     def log_lost(self, path: Path, transactions: int) -> None:
@@ -73,12 +73,12 @@ class Damaged:
             if not unpacking.eof:
                 why = f"more than {_MOST_BYTES} bytes, or cut short"
             elif len(records) % RECORD_SIZE:
-                why = f"{len(records)} bytes are no whole records"
+                why = f"{len(records)} bytes are not a whole number of records"
             else:
                 return records
         except zlib.error as error:
             why = str(error)
-        self.note(("chunk", chunk), f"{path}: chunk {chunk} of the raw records is damaged and passed over: {why}")
+        self.note(("chunk", chunk), f"{path}: chunk {chunk} of the raw records is damaged and was skipped: {why}")
         return None
 
 

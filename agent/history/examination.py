@@ -74,7 +74,7 @@ class Examination:
         with contextlib.suppress(sqlite3.Error), closing(connect(self._path, True, self._damaged)) as writing:
             writing.execute("REINDEX")
         if _wrong(db) is None:
-            self._damaged.note_file(self._path, f"an index was damaged ({why}), and has been made anew")
+            self._damaged.note_file(self._path, f"an index was damaged ({why}) and has been rebuilt")
         else:
             self._found(why)
 

@@ -1,7 +1,7 @@
 """Checksums of the history's rows. A row that does not match its checksum is skipped, counted and logged.
 
 SQLite has no checksums in its database file, so a byte changed on disk would be read as another number. At the next start, a
-damaged file is renamed and a new one begun.
+damaged file is renamed, and a new one is started.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ log = logging.getLogger("commwatch")
 #: Rollups older than an hour are merged to five minutes.
 COARSE_NS = 300_000_000_000
 COARSEN_AFTER_NS = 3600_000_000_000
-_GONE = "the file is gone, or another in its place; put it back, or start the agent again"
+_GONE = "the file was removed or replaced; put it back, or start the agent again"
 
 
 class RingRow(NamedTuple):

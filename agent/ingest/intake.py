@@ -153,7 +153,7 @@ class Intake:
         room = max(0, self._most_rings - sum(source.reader is not None for source in self._sources.values()))
         left = len(fresh) - room
         self.waiting = (
-            f"{left} rings wait until others end: {self._most_rings} are read at a time" if left > 0 else None
+            f"{left} rings wait until others end: at most {self._most_rings} are read at a time" if left > 0 else None
         )
         for entry in fresh[:room]:
             if not self._open(entry, wall_ns):

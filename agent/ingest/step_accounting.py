@@ -279,7 +279,7 @@ class StepAccounting:
         return StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed, groups, waited)
 
     def take(self) -> list[StepRecord]:
-        """Return the steps since the last call; an earlier one comes again if it turned out to be long."""
+        """Return the steps since the last call; an earlier step is returned again if it turned out to be long."""
         steps, self._fresh = self._fresh, []
         return steps
 

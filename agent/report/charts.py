@@ -118,8 +118,8 @@ def _shares(steps: Sequence[StepView]) -> str:
     y = even_axis("share", 0, max(0.5, min(1.0, most * 1.1)), [(n / 10, percent(n / 10)) for n in range(11)])
     above, unknown = sum(comm > LIMIT for comm in known), len(points) - len(known)
     says = (
-        f"At most {percent(most)} of step time is communication; it is above the line of 30 % in {above} of {len(known)} pieces of time"
-        f"{f'; of {unknown} more it is not known' if unknown else ''}."
+        f"At most {percent(most)} of step time is communication; it is above the line of 30 % in {above} of {len(known)} intervals"
+        f"{f', and not known in {unknown} more' if unknown else ''}."
     )
     drawn = plot("shares", "Communication share over time", says, x, y, series=series, limit=LIMIT)
     rows = [(seconds(at), percent(comm), percent(exposed)) for at, comm, exposed in points]
@@ -139,7 +139,7 @@ def _bandwidths(material: Material) -> str:
         return ""
     most_time = sorted(by_op.items(), key=lambda item: -sum(row.seconds for row in item[1]))
     plots = [_bandwidth(i, op, rows, material.curves) for i, (op, rows) in enumerate(most_time[:_MOST_PLOTS])]
-    caption = "Dots: bus bandwidth as measured, waits for late ranks included. Dashes: what it should be, by a reference or by the job's own best."
+    caption = "Dots: measured bus bandwidth, including waits for late ranks. Dashes: expected bus bandwidth, from a reference or the job's own best."
     together = "".join(f"<section>{each}</section>" for each in plots)
     return f'<h2>Bandwidth against size</h2><p>{caption}</p><div class="plots">{together}</div>'
 
@@ -169,7 +169,7 @@ def _bandwidth(number: int, op: str, rows: Sequence[Row], curves: Mapping[tuple[
     x = _sizes([point.x for point in points])
     y = _rates([point.y for point in points if point.y])
     best = max(rows, key=lambda row: row.busbw or 0)
-    says = f"{op}: at best {rate(best.busbw)}, at {size(_mean_bytes(best))} in group {best.by['group']}."
+    says = f"{op}: at most {rate(best.busbw)}, at {size(_mean_bytes(best))} in group {best.by['group']}."
     drawn = plot(f"busbw{number}", f"Bus bandwidth of {op} against size", says, x, y, series=series)
     cells = [
         (group, size(_mean_bytes(row)), str(row.count), rate(row.busbw), _of_expected(row, curves))
@@ -247,9 +247,9 @@ def _waits(rows: Sequence[Row]) -> str:
         if (rank, group) in known
     }
     least = min(sums, key=lambda rank: (sums[rank], rank))
-    says = f"Waiting for late ranks, by rank and group: rank {least} waited least, {seconds(sums[least])} in all; who waits least is waited for."
+    says = f"Waiting for late ranks, by rank and group: rank {least} waited least, {seconds(sums[least])} in all, so the others wait for it."
     if len(ranks) < len(sums) or len(groups) < len(by_group):
-        says += f" Shown: {len(ranks)} of {len(sums)} ranks, {len(groups)} of {len(by_group)} groups, those with most of it, and rank {least}."
+        says += f" Shown: {len(ranks)} of {len(sums)} ranks, {len(groups)} of {len(by_group)} groups, those that waited most, and rank {least}."
     drawn = heat("waits", "Waiting by rank and group", says, [f"rank {rank}" for rank in ranks], groups, values=values)
     cells = [(str(rank), group, seconds(wait_s)) for (rank, group), wait_s in sorted(known.items())]
     return f"<h2>Waits</h2><p>{says}</p>" + _figure(drawn, (), ("rank", "group", "wait"), cells)
@@ -295,8 +295,9 @@ def _waits_over_time(waits: Sequence[WaitView]) -> str:
     }
     (most, at), longest_s = max(known.items(), key=lambda item: item[1])
     says = (
-        f"Waiting for late ranks, by rank and time, in pieces of {_clock(piece_s)}: most of it rank {most}, "
-        f"{seconds(longest_s)} in the piece from {times[at]} on. Where the others are dark, they wait for the pale one."
+        f"Waiting for late ranks, by rank and time, in intervals of {_clock(piece_s)}. The longest wait is that of "
+        f"rank {most}: {seconds(longest_s)} in the interval from {times[at]}. Where the others are dark, they wait for "
+        "the pale rank."
     )
     drawn = heat("waiting", "Waiting by rank and time", says, [f"rank {rank}" for rank in ranks], times, values=values)
     cells = [(str(rank), times[i], seconds(wait_s)) for (rank, i), wait_s in sorted(known.items())]

@@ -273,16 +273,16 @@ def headlines(report: Report) -> list[tuple[str, str]]:
         facts.append(("how", job.ending))
     if job.restarts:
         facts.append(("restarts", str(job.restarts)))
-    unclear = "" if job.steps_unavailable is None else f"; not those where {job.steps_unavailable}"
+    unclear = "" if job.steps_unavailable is None else f"; others are not counted: {job.steps_unavailable}"
     if report.steps and report.step_p50_s is None:
-        facts.append(("steps", f"{report.steps}, too few for figures of a step{unclear}"))
+        facts.append(("steps", f"{report.steps}, too few for step statistics{unclear}"))
     elif report.steps:
         length = f"median {seconds(report.step_p50_s)}, p95 {seconds(report.step_p95_s)}"
         facts.append(("steps", f"{report.steps}, {length}{unclear}"))
         if report.long_steps is not None:
             long = report.long_steps
             where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
-            facts.append(("long steps", f"{long.count} of a rank's, {where}; left out of what follows"))
+            facts.append(("long steps", f"{long.count} on one rank, {where}; excluded from the values below"))
         facts.append(("comm share", _share(report)))
         if len(report.group_shares) > 1:
             shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())
@@ -316,7 +316,7 @@ def _share(report: Report) -> str:
     """Return the communication share with its parts and meaning as text, or why it is not known."""
     if report.comm_share is None:
         untimed = sum(row.untimed for row in report.operations) / max(1, sum(row.count for row in report.operations))
-        why = "have no times; docs/hooks.md says why (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
+        why = "have no times; see docs/hooks.md (COMMWATCH_BUDGET, COMMWATCH_TIMING)"
         return f"not known: {percent(untimed)} of the operations {why}" if untimed else "not known"
     made_of = split(report.comm_share, report.wait_share, report.p2p_wait_share)
     why = bottleneck(report.comm_share, report.exposed_share, report.wait_share, report.p2p_wait_share)

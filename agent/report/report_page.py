@@ -35,7 +35,7 @@ def html(report: Report, material: Material, topology: Topology | None = None) -
     if report.advice:
         basis = f"<p>{about(report.advice_last_s).capitalize()}. Gains are upper bounds.</p>"
         body += ["<h2>What to try</h2>", basis, *map(_advice, report.advice)]
-    body += ["<h2>What NCCL's logs say</h2>", *map(_finding, report.findings)] if report.findings else []
+    body += ["<h2>Findings in NCCL's logs</h2>", *map(_finding, report.findings)] if report.findings else []
     body.append(figures(material))
     if topology is not None and topology.communicators:
         body += [

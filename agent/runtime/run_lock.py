@@ -15,7 +15,7 @@ from commwatch.core.errors import CommwatchError
 from commwatch.runtime.concurrency import wait_until
 from commwatch.runtime.discovery import answering
 
-#: Limit of open files that the agent asks for.
+#: Limit of open files that the agent requests.
 _MOST_FILES = 8192
 #: How long a client that checks for an agent may hold the lock.
 _LOCK_S = 0.3

@@ -59,7 +59,7 @@ def decide(method: str, path: str, headers: Mapping[str, str], rules: Rules, tok
             f"host={host or 'none'}: not a name of this agent; the setting allowed_hosts lists further ones",
         )
     if path != METRICS and (page := _other_page(method, headers)):
-        return Refusal(HTTPStatus.FORBIDDEN, f"{page}: pages of other origins may not ask this agent")
+        return Refusal(HTTPStatus.FORBIDDEN, f"{page}: requests from pages of other origins are refused")
     if (method, path) == ("POST", LOGIN) or not wants_token(method, path, rules):
         return None
     return None if _shows(method, headers, token) else _unauthorized(headers, token)
@@ -176,7 +176,7 @@ def _shows(method: str, headers: Mapping[str, str], token: str | None) -> bool:
 
 def _unauthorized(headers: Mapping[str, str], token: str | None) -> Refusal:
     if token is None:
-        detail = "the agent cannot read its token, and so knows no right one; its log says more"
+        detail = "the agent cannot read its token, so it accepts none; see its log"
     elif "authorization" in headers:
         detail = "authorization: not the token of this agent"
     else:

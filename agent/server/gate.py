@@ -106,10 +106,10 @@ class Gate:
         """Pass the request to the routes when it is its turn; answer 429 or 503 without room, or without a turn in time."""
         client = peers.client(scope.get("client"), scope.get("server"))
         if self._requests.total() >= MOST_REQUESTS:
-            await _full(f"{MOST_REQUESTS} requests are being worked on")(scope, receive, send)
+            await _full(f"{MOST_REQUESTS} requests are in progress")(scope, receive, send)
             return
         if self._requests[client] >= MOST_OF_ONE:
-            detail = f"{MOST_OF_ONE} requests of yours ({client}) are being worked on, which is as many as one may have"
+            detail = f"{MOST_OF_ONE} requests of this client ({client}) are in progress, the limit for one client"
             await answer(HTTPStatus.TOO_MANY_REQUESTS, detail)(scope, receive, send)
             return
         turns = self._turns["/".join(scope["path"].split("/")[:4]) in _DEAR]
@@ -117,7 +117,7 @@ class Gate:
         try:
             await turns.take(client, _TURN_S)
         except TimeoutError:
-            detail = f"others have been worked on for {_TURN_S:g} s"
+            detail = f"this request has waited {_TURN_S:g} s for other requests"
             await answer(HTTPStatus.SERVICE_UNAVAILABLE, detail)(scope, receive, send)
         else:
             await self._work(turns, scope, receive, send)
@@ -149,7 +149,7 @@ class Gate:
         except BadToken as error:
             trouble = str(error)
         except TimeoutError:
-            trouble = f"its file has not answered for {_TOKEN_S:g} s"
+            trouble = f"its file could not be read within {_TOKEN_S:g} s"
         if trouble and trouble != self._trouble:
             log.error("no token is accepted: %s", trouble)
         self._trouble = trouble
@@ -188,7 +188,7 @@ def _plain(headers: Headers) -> dict[str, str]:
 
 
 _LARGE = Refusal(
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is too large; at most {MOST_BODY_BYTES} bytes are taken"
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is too large; at most {MOST_BODY_BYTES} bytes are accepted"
 )
 
 
@@ -196,7 +196,7 @@ def _too_long(scope: Scope) -> Refusal | None:
     """Refuse a too long request line and headers; h11 checks only those that arrive in several pieces."""
     taken = len(scope["raw_path"]) + len(scope["query_string"])
     taken += sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
-    detail = f"at most {MOST_HEADER_BYTES} bytes of headers are taken"
+    detail = f"the headers are too large; at most {MOST_HEADER_BYTES} bytes are accepted"
     return Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail) if taken > MOST_HEADER_BYTES else None
 
 
@@ -234,7 +234,7 @@ def _answer(refusal: Refusal) -> Response:
 
 
 def _full(what: str) -> Response:
-    return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{what}, which is as many as there may be at once")
+    return answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{what}, the limit of this agent")
 
 
 def _login_page(trouble: str, on: str) -> Response:
@@ -242,11 +242,11 @@ def _login_page(trouble: str, on: str) -> Response:
     form = (
         (f"<p>{trouble}</p>" if trouble else "")
         + """<p>This agent requires its token: the content of the file <code>agent.token</code> in its run directory, or of the one that
-its setting <code>token_file</code> names.</p>
+the setting <code>token_file</code> names.</p>
 <form method="post" action="/login">"""
         + f'<input name="next" type="hidden" value="{escape(on)}">'
         + """<label>Token <input name="token" type="password" autocomplete="off" required></label>
-<button>Show it</button></form>"""
+<button>Log in</button></form>"""
     )
     # With no-referrer a browser would send this form with Origin: null.
     headers = {"WWW-Authenticate": "Bearer", "Referrer-Policy": "same-origin"}

@@ -127,7 +127,7 @@ def operations(agent: QueryService, wanted: Wanted) -> Operations:
 
     def in_time() -> None:
         if time.monotonic() > end:
-            detail = f"since, until: there is more between them than can be looked through in {MOST_LOOKING_S:g} s; ask for less"
+            detail = f"since, until: a search of this window takes more than {MOST_LOOKING_S:g} s; use a shorter window"
             raise ApiError(HTTPStatus.BAD_REQUEST, detail)
 
     def fits(operation: Operation) -> bool:

@@ -95,9 +95,9 @@ class Worker:
             except (EOFError, OSError, pickle.UnpicklingError):
                 self._end()
                 if over.is_set():
-                    why = f"the answer took longer than {self._most_s:g} s; ask for less (since, until, job, limit)"
+                    why = f"the answer took longer than {self._most_s:g} s; request less (since, until, job, limit)"
                 else:
-                    why = "the process that works on answers has ended; ask again"
+                    why = "the process that computes answers has ended; try again"
                 raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, why) from None
             finally:
                 self._last_request_s = time.monotonic()

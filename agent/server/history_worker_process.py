@@ -137,7 +137,7 @@ def serve(connection: Connection) -> None:
             try:
                 reply: Found | Wrong = answered(question, begin, connection)
             except MemoryError:
-                detail = f"the answer takes more than {MOST_BYTES >> 20} MiB of memory; ask for less (since, until, job, limit)"
+                detail = f"the answer takes more than {MOST_BYTES >> 20} MiB of memory; request less (since, until, job, limit)"
                 reply = Wrong(HTTPStatus.SERVICE_UNAVAILABLE, detail)
             connection.send(reply)
             del question, reply

@@ -48,7 +48,7 @@ class Connection(H11Protocol):
         else:
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{MOST_CONNECTIONS} connections are being worked on, as many as there may be",
+                f"{MOST_CONNECTIONS} connections are in use, the limit of this agent",
             )
 
     def data_received(self, data: bytes) -> None:
@@ -92,9 +92,8 @@ class Connection(H11Protocol):
         error = sys.exc_info()[1]
         status = HTTPStatus(getattr(error, "error_status_hint", HTTPStatus.BAD_REQUEST))
         large = status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        self._refuse(
-            status, f"at most {MOST_HEADER_BYTES} bytes of headers are taken" if large else f"not HTTP: {error}"
-        )
+        too_large = f"the headers are too large; at most {MOST_HEADER_BYTES} bytes are accepted"
+        self._refuse(status, too_large if large else f"not HTTP: {error}")
 
     def _watch(self) -> None:
         """Start the timer while a request is incomplete; stop it once the request is complete."""
@@ -106,7 +105,7 @@ class Connection(H11Protocol):
             self._coming = self.loop.call_later(REQUEST_S, self._too_slow)
 
     def _too_slow(self) -> None:
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request was not whole after {REQUEST_S:g} s")
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request was not complete after {REQUEST_S:g} s")
 
     def _refuse(self, status: HTTPStatus, detail: str) -> None:
         """Answer with the reason, unless an answer is under way, and close."""

@@ -37,13 +37,13 @@ PROBLEM: dict[str, Any] = {
 #: Errors that any route under /api/v1 may return.
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong; the detail names it.", **PROBLEM},
-    401: {"description": "The token is missing, or another.", **PROBLEM},
-    403: {"description": "A page of another origin asks.", **PROBLEM},
+    401: {"description": "The token is missing or wrong.", **PROBLEM},
+    403: {"description": "The request comes from a page of another origin.", **PROBLEM},
     404: {"description": "There is no such resource; the detail names it.", **PROBLEM},
     413: {"description": "The body is too large.", **PROBLEM},
     421: {"description": "The host header is not a name of this agent.", **PROBLEM},
     422: {"description": "A parameter is not of its type; the detail names it.", **PROBLEM},
-    429: {"description": "Too many requests of this client are being worked on.", **PROBLEM},
+    429: {"description": "This client has too many requests in progress.", **PROBLEM},
     503: {
         "description": "The history cannot be read, a request cannot be written, or there are too many requests at once.",
         **PROBLEM,
@@ -83,7 +83,7 @@ def answer_problems(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         detail = (
-            f"there is nothing at {request.url.path}; /docs lists what there is"
+            f"no resource at {request.url.path}; /docs lists all routes"
             if error.status_code == HTTPStatus.NOT_FOUND
             else str(error.detail)
         )

@@ -57,7 +57,7 @@ class Scrape:
         self._openmetrics, self._plain = form(_OPENMETRICS), form(_PLAIN)
 
     async def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the page in the format that the header ``Accept`` asks for, and its content type.
+        """Return the page in the format that the header ``Accept`` requests, and its content type.
 
         Raises:
             TimeoutError: rendering takes longer than ``_PATIENCE_S``.

@@ -67,7 +67,7 @@ def _add_monitoring(app: FastAPI, services: Services, scrape: Scrape) -> None:
         try:
             text, content_type = await scrape.page(request.headers.get("accept", ""))
         except TimeoutError:
-            return answer(HTTPStatus.SERVICE_UNAVAILABLE, "the metrics are not ready in time")
+            return answer(HTTPStatus.SERVICE_UNAVAILABLE, "the metrics were not ready in time")
         return Response(text, headers={"Content-Type": content_type})
 
     @app.get("/healthz", response_class=PlainTextResponse)

@@ -139,7 +139,7 @@ class Gpus:
         self._opened_at = self._try_at = 0.0
         self._retry_s = _FIRST_RETRY_S
         self._driver: Driver | None = None
-        self._says = "not looked for yet"
+        self._says = "not checked yet"
         #: GPUs have been read once, are required, or have a driver: their absence is a fault.
         self._expected = wanted == GPUS_REQUIRED
         self._down = False

@@ -241,9 +241,9 @@ class Profiles:
         elif gone:
             self._set(active, replace(known, state="failed", error="its process ended before the profile did"))
         elif claim is None and self._clock() > active.request.until:
-            self._set(active, replace(known, state="failed", error="it came to no step mark in time"))
+            self._set(active, replace(known, state="failed", error="it reached no step mark in time"))
         elif self._clock() > active.request.until + _WRITING_S:
-            self._set(active, replace(known, state="failed", error="it came to no step mark in time to stop"))
+            self._set(active, replace(known, state="failed", error="it reached no step mark in time to stop"))
         elif claim is not None and known.state == "waiting":
             self._set(active, replace(known, state="running"))
 
@@ -260,7 +260,7 @@ class Profiles:
             return
         duration = (result.until_ns - result.from_ns) / 1e9
         if result.error is not None or result.steps < 1 or duration <= 0:
-            why = result.error or "no step was over"
+            why = result.error or "no step ended"
             self._set(active, replace(active.ranks[rank], state="failed", error=why))
             return
         came = active.came.setdefault(rank, time.monotonic())

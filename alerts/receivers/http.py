@@ -86,12 +86,12 @@ def post(url: str, body: bytes, headers: dict[str, str], *secrets: str, limit_s:
             answer = response.read(MOST_ANSWER) if status >= 300 else b""
         except (OSError, http.client.HTTPException, ValueError) as error:
             if is_late() or isinstance(error, TimeoutError):
-                raise CannotSend(f"{where}: has not answered within {limit_s:g} s") from None
+                raise CannotSend(f"{where}: no answer within {limit_s:g} s") from None
             raise CannotSend(f"{where}: {_why(error, *secrets)}") from None
         finally:
             connection.close()
         if is_late():  # an answer that was cut off may look complete
-            raise CannotSend(f"{where}: has not answered within {limit_s:g} s")
+            raise CannotSend(f"{where}: no answer within {limit_s:g} s")
     if status // 100 != 2:
         raise _refusal(where, status, said(answer, *secrets), after)
 
@@ -125,7 +125,7 @@ def _connection(parts: SplitResult, limit_s: float) -> tuple[_Connection, str, d
 
 def _why(error: Exception, *secrets: str) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return "connection refused"
     if isinstance(error, socket.gaierror):
         return "no such host"
     if isinstance(error, ssl.SSLError):
@@ -145,7 +145,7 @@ def _refusal(where: str, status: int, answer: str, after: str | None) -> CannotS
 
 
 def _after_s(header: str | None) -> float | None:
-    """Return the seconds that a ``Retry-After`` header asks for, at most ``_MOST_WAIT_S``; ``None``: none."""
+    """Return the seconds to wait by a ``Retry-After`` header, at most ``_MOST_WAIT_S``; ``None``: no such header."""
     if header is None:
         return None
     try:

@@ -53,7 +53,7 @@ class Mail:
             except smtplib.SMTPRecipientsRefused as error:
                 raise _refused(where, error.recipients) from None
             except smtplib.SMTPNotSupportedError:
-                needs = "offers no STARTTLS or no login; set tls to ssl or none, or leave out the username"
+                needs = "does not support STARTTLS or login; set tls to ssl or none, or leave out the username"
                 raise CannotSend(f"{where}: {needs}", again=False) from None
             except ssl.SSLError as error:
                 raise CannotSend(
@@ -61,7 +61,7 @@ class Mail:
                 ) from None
             except (OSError, smtplib.SMTPException, ValueError) as error:
                 late = is_late() or isinstance(error, TimeoutError)
-                why = f"has not answered within {self.limit_s:g} s" if late else _why(error)
+                why = f"no answer within {self.limit_s:g} s" if late else _why(error)
                 raise CannotSend(f"{where}: {why}") from None
             finally:
                 server.close()
@@ -101,12 +101,12 @@ class Mail:
 def _refused(where: str, recipients: dict[str, tuple[int, bytes]]) -> CannotSend:
     again = all(code < 500 for code, _ in recipients.values())
     refusals = "; ".join(f"{address}: {code} {said(text)}" for address, (code, text) in recipients.items())
-    return CannotSend(f"{where}: refuses {said(refusals)}", again=again)
+    return CannotSend(f"{where}: refused {said(refusals)}", again=again)
 
 
 def _why(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return "connection refused"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"does not answer as SMTP ({type(error).__name__})"

@@ -25,7 +25,7 @@ class CannotSend(Exception):
 
     Args:
         again: whether to try again.
-        after_s: seconds to wait before the next try, as the receiver asked; ``None``: not given.
+        after_s: seconds to wait before the next try, as the receiver requested; ``None``: not given.
     """
 
     def __init__(self, says: str, *, again: bool = True, after_s: float | None = None) -> None:
@@ -74,7 +74,7 @@ class Secret:
         text = text.strip()
         if not text or not text.isprintable():  # a line break would end a header
             raise CannotSend(
-                f"{where}: {'is more than one line' if text else 'is empty'}; it has to be the secret, alone"
+                f"{where}: {'is more than one line' if text else 'is empty'}; it must contain only the secret"
             )
         return text
 

@@ -158,7 +158,7 @@ class ReceiverConfig(BaseModel):
             "needs url_file or url_env": kind == SLACK and not self.url,
             "needs smtp, from and to": kind == EMAIL and not (self.smtp and self.sender and self.to),
             "needs command, a list of a program and its arguments": kind == COMMAND and not self.command,
-            "username: needs password_file or password_env, and the other way round": alone,
+            "username: needs password_file or password_env, and vice versa": alone,
             "token and username: give one of them": user and login.token,
             "username: must not contain a colon": ":" in user and kind != EMAIL,
         }

@@ -20,7 +20,7 @@ def trial(receiver: Receiver, now_s: float) -> str | None:
     labels = {"alertname": NAME, "severity": INFO}
     annotations = {
         "summary": "This is a test of commwatch's alerts",
-        "description": "Somebody has asked for it with `commwatch alerts test`. Nothing is wrong.",
+        "description": "This alert was sent by `commwatch alerts test`. Nothing is wrong.",
     }
     firing = Alert(NAME, labels, annotations, 1.0, FIRING, active_at=now_s, fired_at=now_s)
     try:

@@ -162,7 +162,7 @@ class NvidiaSource:
         present = {watched.card.uuid for watched in found}
         for place, card in self._known.values():
             if card.uuid not in present:
-                found.append(_Watched(card, lost=silent.pop(place, "it is not there any more")))
+                found.append(_Watched(card, lost=silent.pop(place, "it is no longer present")))
         taken = {watched.card.index for watched in found}
         found += [_Watched(Card(at, "", "", ""), lost=why) for at, why in silent.items() if at not in taken]
         self._cards = sorted(found, key=lambda watched: watched.card.index)

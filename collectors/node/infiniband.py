@@ -16,23 +16,23 @@ from commwatch.collectors.wire.files import names, number, text
 #: Events by file name, in ``counters`` (InfiniBand's own) and in ``hw_counters`` (the driver's).
 EVENTS = {
     "symbol_error": "minor errors on the lanes",
-    "link_error_recovery": "the link had to be trained again, and was",
+    "link_error_recovery": "the link was retrained after an error",
     LINK_DOWNED: "the link was lost",
-    "local_link_integrity_errors": "local errors came too often",
-    "excessive_buffer_overrun_errors": "an input buffer ran over",
-    "VL15_dropped": "management packets that found no room",
-    "port_xmit_wait": "ticks in which there was something to send and no credit for it: congestion",
+    "local_link_integrity_errors": "local errors exceeded their threshold",
+    "excessive_buffer_overrun_errors": "an input buffer overflowed",
+    "VL15_dropped": "management packets dropped for lack of buffers",
+    "port_xmit_wait": "ticks in which data waited for credit: congestion",
 }
 HW_EVENTS = {
-    "np_cnp_sent": "congestion notifications sent: packets that came with an ECN mark",
-    "np_ecn_marked_roce_packets": "packets that came with an ECN mark",
-    "rp_cnp_handled": "congestion notifications obeyed: this port sent slower",
-    "out_of_sequence": "packets that came out of order: some were lost on the way",
-    "packet_seq_err": "the other side said that packets of ours were lost",
-    "local_ack_timeout_err": "no answer came in time, sent again",
-    "rnr_nak_retry_err": "the other side was not ready too often",
+    "np_cnp_sent": "congestion notifications sent, because packets arrived with an ECN mark",
+    "np_ecn_marked_roce_packets": "packets that arrived with an ECN mark",
+    "rp_cnp_handled": "congestion notifications handled: this port slowed down",
+    "out_of_sequence": "packets that arrived out of order: some were lost in transit",
+    "packet_seq_err": "the other side reported that packets from this port were lost",
+    "local_ack_timeout_err": "no acknowledgement arrived in time, so packets were sent again",
+    "rnr_nak_retry_err": "the other side was not ready too many times",
     "roce_adp_retrans": "packets sent again (adaptive retransmission)",
-    "rx_icrc_encapsulated": "packets that came damaged",
+    "rx_icrc_encapsulated": "packets that arrived damaged",
 }
 #: Share of a signalling rate that the line code leaves: 8b/10b, 64b/66b. From EDR on the kernel gives net rates.
 _LINE_CODES = {"": 0.8, "SDR": 0.8, "DDR": 0.8, "QDR": 0.8, "FDR10": 64 / 66, "FDR": 64 / 66}

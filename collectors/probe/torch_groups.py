@@ -106,7 +106,7 @@ class Groups:
         #: Called before a group is made, with this process's rank and the world's size if it is the default group. Returns
         #: the groups that count it: other ones if a new probe takes over.
         self.on_making: Callable[[tuple[int, int] | None], Groups] | None = None
-        #: Called with True when there is a default group, with False when it is gone.
+        #: Called with True when a default group was created, with False when it was destroyed.
         self.on_default: Callable[[bool], object] | None = None
         #: Functions that ``watch`` replaced, by name: the original and the replacement.
         self._replaced: dict[str, tuple[Any, Any]] = {}

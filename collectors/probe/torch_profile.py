@@ -1,4 +1,4 @@
-"""Profiles on demand: torch.profiler in the trainer for a few steps, when the agent asks for one.
+"""Profiles on demand: runs torch.profiler in the trainer for a few steps when the agent requests it.
 
 No error of this module reaches the training: it is in the result, or is printed once if that cannot be written.
 Only one profiler can run in a process. Ours does not start while the training's own runs or warms up, and stops when
@@ -89,7 +89,7 @@ class Profiling:
         if session is None:
             return
         if session.thread == threading.get_ident():
-            self._finish(session, None if session.steps else "the training ended before a step was over")
+            self._finish(session, None if session.steps else "the training ended before a step ended")
         else:  # a profiler can only be stopped where it was started
             self._session = None
             self._open_doors()
@@ -175,7 +175,7 @@ class Profiling:
             def call(*args: Any, **kwargs: Any) -> Any:
                 session = self._session
                 if session is not None and session.thread == threading.get_ident():
-                    self._finish(session, "it gave way to a profiler that the training started")
+                    self._finish(session, "it stopped because the training started a profiler")
                 return door(*args, **kwargs)
 
             return call
@@ -204,7 +204,7 @@ class Profiling:
         if session.steps >= session.request.steps:
             self._finish(session, None)
         elif time.time() > session.request.until:
-            self._finish(session, None if session.steps else "no step was over in time")
+            self._finish(session, None if session.steps else "no step ended in time")
 
     # -- end ----------------------------------------------------------------------------------
 

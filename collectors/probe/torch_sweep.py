@@ -303,7 +303,7 @@ def _can(backend: str) -> bool:
 def why_not(backend: str) -> str | None:
     """Return why this process cannot make a group of this backend; ``None`` if it can."""
     if backend not in dist.Backend.backend_list:
-        return f"torch knows no such backend; it knows {', '.join(dist.Backend.backend_list)}"
+        return f"torch has no such backend; it has {', '.join(dist.Backend.backend_list)}"
     if not dist.is_backend_available(backend):
         return "this torch was built without it"
     try:

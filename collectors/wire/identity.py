@@ -187,7 +187,7 @@ def validate_identity(identity: object) -> str | None:
     for key, kind in {**wanted, **there}.items():
         value = identity.get(key)
         if type(value) is not kind:  # a bool is not a number
-            return f"{key} is {'missing' if value is None else 'of another kind'}"
+            return f"{key} is {'missing' if value is None else 'of the wrong type'}"
         if isinstance(value, int) and not _in_range(value, key in _TIMES):
             return f"{key} is out of range"
     return None

@@ -109,7 +109,7 @@ def test_lost_card_with_xid(running: RunningAgent, script: Script) -> None:
     warned = [check for check in checks(running) if check.result == "warn"]
     assert all(check.remedy for check in warned)
     said = "; ".join(check.says for check in warned)
-    for part in ("GPU 0 is held back: hardware, hardware_thermal", "GPU 1 does not answer", "GPU 1: Xid 79 0 min ago"):
+    for part in ("GPU 0 is throttled: hardware, hardware_thermal", "GPU 1 does not answer", "GPU 1: Xid 79 0 min ago"):
         assert part in said
     assert running.get("/healthz") == "ok\n"
 
@@ -153,7 +153,7 @@ def test_no_driver(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with agent(tmp_path / "run", env=clean_env(LD_LIBRARY_PATH=str(empty))) as running:
-        wait_for(lambda: view(running)["says"] != "not looked for yet", "the look")
+        wait_for(lambda: view(running)["says"] != "not checked yet", "the look")
         if view(running)["state"] != "none":
             pytest.skip("this machine has a card")
         assert not any("gpu" in name for name in running.samples())

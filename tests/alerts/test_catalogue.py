@@ -85,7 +85,7 @@ MISTAKES = [
     (
         "> $much",
         "offset 5m > $much",
-        "TooMuch: expr: an agent does not evaluate this: offset is not supported: job:commwatch_comm_share_ratio:avg offset 5m; say",
+        "TooMuch: expr: an agent cannot evaluate this: offset is not supported: job:commwatch_comm_share_ratio:avg offset 5m; set",
     ),
     ("job:commwatch_comm_share_ratio:avg > $much", "max_over_time(up[5m:1m]) > $much", "there is no metric 'up'"),
     (
@@ -144,7 +144,7 @@ def test_mistakes(old: str, new: str, says: str) -> None:
 def test_twins() -> None:
     """An alert may be there twice only with different severities."""
     entry = LIST[LIST.index("  - alert") :]
-    with pytest.raises(CatalogueError, match=r"alerts: TooMuch \(warning\) is there twice"):
+    with pytest.raises(CatalogueError, match=r"alerts: TooMuch \(warning\) is defined twice"):
         read(LIST + entry)
     assert len(read(LIST + entry.replace("warning", "critical")).alerts) == 2
 

@@ -130,7 +130,7 @@ def test_receiver_that_is_down_and_comes_back() -> None:
     delivery = Delivery([hook(f"http://127.0.0.1:{free_port()}/hook")], retry=AT_ONCE)
     delivery.send([alert()])
     wait_for(lambda: how(delivery).failed >= 3, "three attempts")
-    assert "nobody listens there" in (how(delivery).trouble or "")
+    assert "connection refused" in (how(delivery).trouble or "")
     delivery.send([ended(alert()), alert("LinkSaturated")])
     assert how(delivery).waiting == 2
     delivery.close(PATIENCE_S)

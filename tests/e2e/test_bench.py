@@ -149,7 +149,7 @@ def test_asked_wrongly(arguments: tuple[str, ...], named: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("flags", "ranks", "named"),
     [
-        (("--backends", "glue"), 2, "glue: torch knows no such backend; it knows"),
+        (("--backends", "glue"), 2, "glue: torch has no such backend; it has"),
         ((), 1, "one rank cannot communicate"),
     ],
 )

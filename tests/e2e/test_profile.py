@@ -118,7 +118,7 @@ def test_profile(tmp_path: Path) -> None:
     [
         ("runs", "the training itself runs a profiler"),
         ("warms", "the training itself runs a profiler"),
-        ("starts", "it gave way to a profiler that the training started"),
+        ("starts", "it stopped because the training started a profiler"),
     ],
 )
 def test_own_profiler(tmp_path: Path, does: str, says: str) -> None:
@@ -159,7 +159,7 @@ def test_job_that_ends(tmp_path: Path) -> None:
         wait_for(lambda: running.get(path)["state"] in ("done", "failed"), "the end of the profile")
         found = running.get(path)
     for rank in found["ranks"]:
-        none = rank["error"] == "the training ended before a step was over"
+        none = rank["error"] == "the training ended before a step ended"
         # It may abort at its end, with and without the probe, before it can write its result.
         none |= UPSTREAM_FLAKE in job.errors and rank["error"] == "its process ended before the profile did"
         assert none or (rank["state"] == "done" and 1 <= rank["steps"] <= 50), rank

@@ -1,1 +1,1 @@
-"""The routes of the query API, one file a subject."""
+"""The routes of the query API, one file per subject."""

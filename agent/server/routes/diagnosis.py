@@ -85,7 +85,7 @@ def job_advice(
     services: ServicesOf,
     job: JobFilter = None,
     last: Annotated[
-        str, Query(description="How much of the job's end it is about, such as 90s, 5m or 2h; all: the whole job.")
+        str, Query(description="How much of the job's end it covers, such as 90s, 5m or 2h; all: the whole job.")
     ] = LAST,
 ) -> Response:
     """What to try in a job (the latest by default), the expected gain, and the numbers behind the advice."""

@@ -82,9 +82,9 @@ def ops(
     op: str | None = None,
     rank: int | None = None,
     seq: Annotated[int | None, Query(ge=0)] = None,
-    min_seconds: Annotated[float | None, Query(ge=0, description="Only operations that took at least so long.")] = None,
+    min_seconds: Annotated[float | None, Query(ge=0, description="Only operations of at least this duration.")] = None,
     limit: Limit = 100,
-    cursor: Annotated[str | None, Query(description="As returned by the page before.")] = None,
+    cursor: Annotated[str | None, Query(description="As returned with the previous page.")] = None,
     format: Annotated[Literal["json", "csv"], Query()] = "json",  # noqa: A002 - the name in the URL
 ) -> Response:
     """Single operations, newest first."""

@@ -121,9 +121,9 @@ def _in_body(body: bytes) -> Iterator[tuple[str, str]]:
 
 def _unsound(text: str) -> str | None:
     if len(text) > MOST_CHARACTERS:
-        return f"{len(text)} characters; at most {MOST_CHARACTERS} are taken"
+        return f"{len(text)} characters; at most {MOST_CHARACTERS} are accepted"
     if "\0" in text:
-        return "there is a NUL character in it"
+        return "it contains a NUL character"
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         return "it is not UTF-8"
     return None

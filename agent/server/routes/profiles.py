@@ -1,4 +1,4 @@
-"""Routes that request a profile and return its progress and result: only these make the agent act."""
+"""Routes that request a profile, and return its progress and result. No other route of the API has a side effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commwatch.server.routes.params import ServicesOf, sound_parameters
 from commwatch.watchers.profiles import Profile, Profiles
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
-_CONFLICT = {"description": "The job does not run, or is being profiled already.", **PROBLEM}
+_CONFLICT = {"description": "The job is not running, or a profile of it is in progress.", **PROBLEM}
 _NOT_JSON = {"description": "The body is not declared to be JSON.", **PROBLEM}
 
 
@@ -59,7 +59,7 @@ def _declared_json(request: Request) -> None:
     dependencies=[Depends(_declared_json)],
 )
 def ask(profiles: ProfilesOf, wanted: Wanted) -> Profile:
-    """Ask the trainers of a job on this node to run torch.profiler for a few steps."""
+    """Run torch.profiler for a few steps in the trainers of a job on this node."""
     try:
         return profiles.ask(wanted.job, wanted.steps, wanted.ranks, wanted.timeout_s)
     except OSError as error:
@@ -68,7 +68,7 @@ def ask(profiles: ProfilesOf, wanted: Wanted) -> Profile:
 
 
 @router.get("/profiles/{profile_id}")
-def profile(profiles: ProfilesOf, profile_id: Annotated[str, Path(description="As POST has answered.")]) -> Profile:
+def profile(profiles: ProfilesOf, profile_id: Annotated[str, Path(description="As returned by POST.")]) -> Profile:
     """Progress and result of a profile, rank by rank, with what the probe recorded of its steps."""
     found = profiles.get(profile_id)
     if found is None:

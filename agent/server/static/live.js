@@ -36,7 +36,7 @@ function listen() {
     refusal = "";
     watch();
   });
-  // The browser connects again by itself, unless the agent refused.
+  // The browser reconnects automatically, unless the agent refused.
   source.onerror = () => {
     if (source.readyState !== EventSource.CLOSED) return;
     ask(source.url);
@@ -44,7 +44,7 @@ function listen() {
   };
 }
 
-// Events are dropped while the page is paused: all data comes again when it continues.
+// Events are dropped while the page is paused, because the agent sends all data again when the page continues.
 function on(topic, showIt) {
   source.addEventListener(topic, (event) => pausedAt || showIt(JSON.parse(event.data)));
 }
@@ -66,7 +66,7 @@ function show(moment) {
   const { job } = moment;
   if (job !== null && shown !== null && shown !== job.job_id) {
     plots.begin([]);
-    listen(); // another job has another past
+    listen(); // the past data shown is that of the previous job
   }
   shown = job?.job_id ?? shown;
   find("empty").hidden = job !== null;
@@ -108,9 +108,9 @@ function watch() {
   const old = Date.now() - heardAt > STALE_MS;
   document.body.classList.toggle("old", old || pausedAt !== null);
   find("stale").hidden = !old && pausedAt === null;
-  const before = heard ? `OLD: the agent has not been heard since ${timeOfDay(heardAt / 1000)}. What follows is as old.` : "The agent has not been heard yet.";
-  if (old) say(find("stale"), `${before}${refusal ? ` It says: ${refusal}.` : ""} Trying again.`);
-  else if (pausedAt !== null) say(find("stale"), `Paused at ${timeOfDay(pausedAt / 1000)}. What follows stands still; the agent goes on.`);
+  const before = heard ? `OLD: no data from the agent since ${timeOfDay(heardAt / 1000)}. The values below are from that time.` : "No data from the agent yet.";
+  if (old) say(find("stale"), `${before}${refusal ? ` The agent's answer: ${refusal}.` : ""} Trying again.`);
+  else if (pausedAt !== null) say(find("stale"), `Paused at ${timeOfDay(pausedAt / 1000)}. The values below are frozen; the agent continues.`);
 }
 
 find("pause").addEventListener("click", () => {

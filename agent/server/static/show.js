@@ -1,4 +1,4 @@
-// What is known of a job, in words, numbers and tables.
+// Shows the state of a job in words, numbers and tables.
 
 import { each, find, make, say, table } from "./elements.js";
 import { UNKNOWN, bytes, percent, perSecond, plain, rate, seconds } from "./words.js";
@@ -32,7 +32,7 @@ function wrong(job, alerts, trouble) {
   }
   const pending = [...new Set(alerts.filter((alert) => alert.state === "pending").map((alert) => alert.name))];
   if (pending.length) said.push({ head: "Pending alerts", text: pending.join(", "), kind: "" });
-  if (!said.length) said.push({ head: "Nothing", text: "that commwatch knows of.", kind: "good" });
+  if (!said.length) said.push({ head: "Nothing", text: "found.", kind: "good" });
   const now = JSON.stringify(said);
   const list = find("wrong");
   if (list.dataset.said === now) return; // unchanged text: a screen reader need not read it again
@@ -84,8 +84,8 @@ const tally = (names) => names.reduce((sums, name) => ({ ...sums, [name]: (sums[
 
 const RANKS = [
   ["rank"], ["state", true], ["step"], ["step time", false, "median of the latest steps"], ["comm", false, "share of the step"],
-  ["exposed", false, "share of the step not hidden behind compute"], ["waits", false, "part of the last minute spent waiting for late ranks or messages"],
-  ["GPU"], ["in flight", true, "the operation that is on its way the longest"], ["for"], ["host", true],
+  ["exposed", false, "share of the step not hidden behind compute"], ["waits", false, "share of the last minute spent waiting for late ranks or messages"],
+  ["GPU"], ["in flight", true, "the operation that has been in flight the longest"], ["for"], ["host", true],
 ];
 
 function ranks(job) {
@@ -110,7 +110,7 @@ function ranks(job) {
 
 const OPERATIONS = [
   ["group", true], ["op", true], ["size", false, "ranks in the group"], ["count", false, "per second and rank"], ["p50"], ["p99"], ["algbw"], ["busbw", false, "comparable with the rated speed of the link"],
-  ["time", false, "part of the ranks' time"], ["waits", false, "part of the ranks' time spent waiting in it"],
+  ["time", false, "share of the ranks' time"], ["waits", false, "share of the ranks' time spent waiting in it"],
 ];
 
 export function showOperations({ covered_s: covered, rows: found }) {
@@ -141,8 +141,8 @@ function inFlight(job) {
 export function showTold({ findings, advice }) {
   const found = findings.map((finding) => ({ head: finding.title, kind: kindOf(finding.severity), parts: [finding.says, finding.means, finding.do] }));
   const tries = advice.map((each) => ({ head: `${each.title}: ${each.gain}`, kind: "", parts: [...each.because, each.do] }));
-  pieces(find("findings"), found, "Nothing, or there are no logs (NCCL_DEBUG).");
-  pieces(find("advice"), tries, "Nothing that the numbers so far would ask for.");
+  pieces(find("findings"), found, "No findings, or no logs (NCCL_DEBUG).");
+  pieces(find("advice"), tries, "No advice for the numbers so far.");
 }
 
 function pieces(place, items, empty) {

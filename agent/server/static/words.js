@@ -44,7 +44,7 @@ export function dateAndTime(unix) {
   return new Date(unix * 1000).toLocaleString("sv");
 }
 
-// Control characters and those that turn the direction of writing would let a name pass for something else.
+// Control characters, and characters that change the writing direction, could make a name look like something else.
 export function plain(name) {
   return String(name).replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\ufffd");
 }

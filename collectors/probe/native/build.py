@@ -164,7 +164,7 @@ def _build(where: Path, facts: Mapping[str, Any], made: dict[str, str], env: Map
             _BUILD_S,
         )
         trial = [sys.executable, "-m", "commwatch.collectors.probe.native.trial", str(built), expected]
-        _call("the trial of what was built", trial, scratch, {**env, "COMMWATCH_DIR": str(scratch / "run")}, _TRIAL_S)
+        _call("the test of the built library", trial, scratch, {**env, "COMMWATCH_DIR": str(scratch / "run")}, _TRIAL_S)
         checksum = hashlib.sha256(built.read_bytes()).hexdigest()
         path = where / f"hook-{checksum[:12]}.so"
         built.chmod(0o700)
@@ -278,7 +278,7 @@ def main(argv: list[str] | None = None) -> int:
             return AVAILABLE
         path = ensure(os.environ, force=arguments.force, patient=arguments.verb == "build")
     except NotAvailable as error:
-        hint = "; `commwatch native status` has what it said" if isinstance(error, BuildFailed) and error.output else ""
+        hint = "; `commwatch native status` shows its output" if isinstance(error, BuildFailed) and error.output else ""
         falls_back = arguments.verb == "ensure" and os.environ.get("COMMWATCH_HOOK") != "native"
         instead = ", using the Python one" if falls_back else ""
         print(f"commwatch: no native hook{instead}: {error}{hint}", file=sys.stderr)

@@ -91,7 +91,7 @@ def test_size() -> None:
     text = bundle(fired(), sections, NOON, most_bytes=len(bundle(fired(), {}, NOON)) + 600)
     found = json.loads(text)
     assert list(found["left_out"]) == ["large", "next"]
-    assert "no room: 5002 bytes" in found["left_out"]["large"]
+    assert "too large: 5002 bytes" in found["left_out"]["large"]
     assert found["small"] == "y" * 500
     assert len(json.loads(bundle(fired(), sections, NOON))["large"]) == 5000
 
@@ -233,7 +233,7 @@ def said_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> str:
 def test_full_disk(small: Path, caplog: pytest.LogCaptureFixture) -> None:
     """On a full disk alerts are sent without a link, this is logged once, and no file is left behind."""
     scene = Scene(small)
-    assert said_once(scene, caplog) == f"alerts: no evidence is kept in {small}: No space left on device"
+    assert said_once(scene, caplog) == f"alerts: cannot store evidence in {small}: No space left on device"
     assert list(small.iterdir()) == []
 
 
@@ -241,7 +241,7 @@ def test_directory_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCapture
     """If the directory cannot be created, alerts are sent without a link, and this is logged once; once it can, they have one."""
     (tmp_path / "evidence").write_text("a file")
     scene = Scene(tmp_path / "evidence")
-    assert said_once(scene, caplog) == f"alerts: no evidence is kept in {tmp_path}/evidence: File exists"
+    assert said_once(scene, caplog) == f"alerts: cannot store evidence in {tmp_path}/evidence: File exists"
     (tmp_path / "evidence").unlink()
     assert scene.evaluate(fired(at=scene.now)) != [None]
     assert len(scene.kept()) == 1

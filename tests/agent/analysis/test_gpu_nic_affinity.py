@@ -157,7 +157,7 @@ def test_checkpoint_names_no_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"), [(1, "1, too few for figures"), (2, "2, too few"), (3, "3, median 100 ms, p95 170 ms")]
+    ("steps", "said"), [(1, "1, too few for step statistics"), (2, "2, too few"), (3, "3, median 100 ms, p95 170 ms")]
 )
 def test_report_of_few_steps(tmp_path: Path, steps: int, said: str) -> None:
     """Of fewer than three steps there is no median, no share and no verdict; no percentile lies below the median."""

@@ -111,7 +111,7 @@ def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         wait_for(lambda: running.get("/api/v1/ranks")[0]["visible_pid"], "its process")
         checks = found(tmp_path)
         os.mkfifo(tmp_path / "pipe_0.pipe")
-        assert found(tmp_path)["fl. recorder"].says == "job: works: commwatch diagnose can have it dumped"
+        assert found(tmp_path)["fl. recorder"].says == "job: works: commwatch diagnose can request a dump"
     for what, says in (("inspector", "job: found: nothing yet in "), ("fl. recorder", "job: down: rank 0 has no pipe")):
         assert checks[what].result == "warn"
         assert checks[what].says.startswith(says)
@@ -159,7 +159,7 @@ def test_run_directory_that_cannot_be(tmp_path: Path) -> None:
 def test_run_directory_that_is_not_there(tmp_path: Path) -> None:
     """A run directory that does not exist yet is reported as such; one that exists is not."""
     there, nowhere = (found(path)["run directory"] for path in (tmp_path, tmp_path / "a" / "b"))
-    assert f"{tmp_path / 'a' / 'b'} is not there yet; {tmp_path}: " in nowhere.says
+    assert f"{tmp_path / 'a' / 'b'} does not exist yet; {tmp_path}: " in nowhere.says
     assert there.says.startswith(f"{tmp_path}: ")
 
 

@@ -94,7 +94,7 @@ def test_broken(broken: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("root:x:0:0:root:/root:/bin/bash", "none: no line of NCCL's or of PyTorch's about it"),
+        ("root:x:0:0:root:/root:/bin/bash", "none: no lines from NCCL, or from PyTorch about NCCL"),
         (
             "[rank0]:[E ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL("
             "SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds.",

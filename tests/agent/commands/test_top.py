@@ -284,14 +284,14 @@ def test_job_began_within_the_window() -> None:
 
 def test_no_agent_no_job_no_news() -> None:
     """No answer yet, an agent without a job, answers that are old, and why: each is said in plain words."""
-    assert plain(frame(Seen(None, 0.0, None), 80, 24)) == ["asking the agent"]
+    assert plain(frame(Seen(None, 0.0, None), 80, 24)) == ["waiting for the agent"]
     assert plain(frame(Seen(None, 9.0, "no agent watches /run/x"), 80, 24)) == ["no agent watches /run/x"]
     assert text(None).splitlines()[0].startswith("commwatch top: no job yet at http://127.0.0.1:9477")
     old = frame(Seen(answers(of_job()), 12.0, "http://h:1 does not answer: refused"), 100, 24)
-    assert plain(old)[1] == "OLD: what follows is 12.00 s old. http://h:1 does not answer: refused. Asking again."
+    assert plain(old)[1] == "OLD: the data below is 12.00 s old. http://h:1 does not answer: refused. Trying again."
     assert {str(line.style) for line in old[2:]} == {"dim"}
     assert not any(line.spans for line in old[2:])
-    assert "The agent takes long to answer" in plain(frame(Seen(answers(of_job()), 6.0, None), 120, 24))[1]
+    assert "The agent answers slowly" in plain(frame(Seen(answers(of_job()), 6.0, None), 120, 24))[1]
     ended = replace(of_job().job, state="ended")
     assert "train, ended at " in text(of_job(job=ended))
 

@@ -155,7 +155,7 @@ def test_history_taken_away(tmp_path: Path) -> None:
         played.write(3)
         examined = json.loads(commwatch("doctor", "--dir", tmp_path / "run", "--state", state, "--json").stdout)
         (check,) = [each for each in examined if each["what"] == "history"]
-        assert (check["result"], "the file is gone" in check["says"]) == ("fail", True)
+        assert (check["result"], "the file was removed" in check["says"]) == ("fail", True)
         assert "start the agent again" in check["remedy"]
         (tmp_path / "aside").rename(state)
         wait_for(lambda: not ready(played.agent), "the agent to be ready")
@@ -167,7 +167,7 @@ def test_history_removed_for_good(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with scene(tmp_path, tmp_path / "run", state) as played:
         shutil.rmtree(state)
-        wait_for(lambda: "the file is gone" in ready(played.agent), "the agent to say so")
+        wait_for(lambda: "the file was removed" in ready(played.agent), "the agent to say so")
         played.write(3)
         played.rank.kill()
     assert list((tmp_path / "run" / "rings").glob("*.ring"))
@@ -183,7 +183,7 @@ def test_another_history_in_its_place(tmp_path: Path) -> None:
     path.rename(aside)
     assert (store.commit(), str(path) in (store.trouble or "")) == (False, True)
     Writer(path).close()
-    assert (store.commit(), "another in its place" in (store.trouble or "")) == (False, True)
+    assert (store.commit(), "removed or replaced" in (store.trouble or "")) == (False, True)
     aside.rename(path)
     assert (store.commit(), store.trouble) == (True, None)
     store.close()
@@ -231,7 +231,7 @@ def test_damaged_under_a_running_agent(tmp_path: Path) -> None:
         for _ in range(2):
             assert played.agent.get("/api/v1/ops")["operations"] == []
         assert played.agent.samples()[DAMAGED] == 1
-        assert played.said("is damaged and passed over") == 1
+        assert played.said("is damaged and was skipped") == 1
 
 
 def test_pages_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

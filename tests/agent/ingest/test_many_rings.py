@@ -67,7 +67,7 @@ def test_bound(tmp_path: Path) -> None:
     watch.intake = Intake(watch.rings, watch.aggregate, watch.store, watch.agent._lock, most_rings=2)
     writers = [write_ring(watch.rings, [FINE] * 5, rank=rank) for rank in range(5)]
     watch.tick()
-    assert watch.intake.waiting == "3 rings wait until others end: 2 are read at a time"
+    assert watch.intake.waiting == "3 rings wait until others end: at most 2 are read at a time"
     links = [path.readlink() for path in FILES.iterdir() if path.is_symlink()]
     assert sum(link.parent == watch.rings for link in links) == 2
     for writer in writers:

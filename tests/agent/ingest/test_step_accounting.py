@@ -113,7 +113,7 @@ def test_long_steps_of_a_report(tmp_path: Path) -> None:
     assert (made.steps, made.long_steps.count, made.long_steps.longest_seq) == (19, 1, 11)
     assert made.long_steps.seconds == made.long_steps.longest_s == pytest.approx(5.1)
     assert dict(report.headlines(made))["long steps"].startswith(
-        "1 of a rank's, the longest 5.10 s, number 11 of rank 0"
+        "1 on one rank, the longest 5.10 s, number 11 of rank 0"
     )
 
 
@@ -247,4 +247,4 @@ def test_operations_without_times(tmp_path: Path) -> None:
         assert watch.agent.slots(0, 1 << 62, "job") == []
         said = report.build(watch.agent, "job", watch.path, "")
         assert said is not None
-        assert "not known: 29 % of the operations have no times; docs/hooks.md says why" in report.text(said)
+        assert "not known: 29 % of the operations have no times; see docs/hooks.md" in report.text(said)

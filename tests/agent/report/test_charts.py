@@ -65,7 +65,7 @@ def test_share_plot() -> None:
     (svg,) = pictures(material)
     assert [line.attrib["class"] for line in svg.iter(f"{SVG}line")].count("limit") == 1
     page = figures(material)
-    assert "At most 40 % of step time is communication; it is above the line of 30 % in 1 of 4 pieces of time." in page
+    assert "At most 40 % of step time is communication; it is above the line of 30 % in 1 of 4 intervals." in page
     assert page.count("<td>20 %") == 3
     assert "exposed" not in re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
 
@@ -73,7 +73,7 @@ def test_share_plot() -> None:
 def test_share_that_is_not_known_everywhere() -> None:
     """The text gives how often the known share is above the line, and for how much of the time it is unknown."""
     material = replace(NOTHING, steps=[step(n, 0.4 if n == 7 else None) for n in range(10)])
-    assert "above the line of 30 % in 1 of 1 pieces of time; of 9 more it is not known." in figures(material)
+    assert "above the line of 30 % in 1 of 1 intervals, and not known in 9 more." in figures(material)
     assert "Shares over time" not in figures(replace(NOTHING, steps=[step(0, None)]))
 
 
@@ -135,7 +135,7 @@ def test_waits_over_time() -> None:
     assert (len(cells), cells[0], cells[-1]) == (90, "rank 0, 0:00: 100 ms", "rank 2, 4:50: 2.00 s")
     named = [str(text.text) for text in svg.iter(f"{SVG}text") if ":" in str(text.text)]
     assert named == ["0:00", "0:40", "1:20", "2:00", "2:40", "3:20", "4:00"]
-    assert "in pieces of 0:10: most of it rank 2, 3.00 s in the piece from 3:20 on." in figures(
+    assert "in intervals of 0:10. The longest wait is that of rank 2: 3.00 s in the interval from 3:20." in figures(
         replace(NOTHING, waits_at=waits)
     )
 

@@ -25,14 +25,14 @@ WRONG = {
     "a%ED%B3%BFb": "it is not UTF-8",
     "%FF": "it is not UTF-8",
     "caf%E9": "it is not UTF-8",
-    "train%00": "there is a NUL character in it",
+    "train%00": "it contains a NUL character",
     "x" * (MOST_CHARACTERS + 1): "characters; at most",
 }
 #: The same in a body of JSON.
 WRONG_JSON = {
     r"\ud800": "it is not UTF-8",
     r"a\udcffb": "it is not UTF-8",
-    r"train\u0000": "there is a NUL character in it",
+    r"train\u0000": "it contains a NUL character",
     "x" * (MOST_CHARACTERS + 1): "characters; at most",
 }
 

@@ -203,7 +203,7 @@ def test_stuck_token(
     for _ in range(3):
         assert "cannot read its token" in served.ask("/x", "POST", b"", **shown).detail
     assert [record.getMessage() for record in caplog.records] == [
-        "no token is accepted: its file has not answered for 0.05 s"
+        "no token is accepted: its file could not be read within 0.05 s"
     ]
     assert len([thread for thread in threading.enumerate() if thread.name == "token"]) == 1
     monkeypatch.setattr(gate, "_TOKEN_S", PATIENCE_S)

@@ -125,7 +125,7 @@ def test_takes_too_long(watch: Watch) -> None:
     asked.find("summary", **SUMMARY)
     asked._most_s = 1.0
     os.kill(_pid(asked), signal.SIGSTOP)
-    with pytest.raises(ApiError, match="took longer than 1 s; ask for less") as caught:
+    with pytest.raises(ApiError, match="took longer than 1 s; request less") as caught:
         asked.find("summary", **SUMMARY)
     assert caught.value.status == HTTPStatus.SERVICE_UNAVAILABLE
     asked._most_s = history_worker.MOST_S
@@ -191,7 +191,7 @@ def test_intake_does_not_wait(watch: Watch, asked: Worker, monkeypatch: pytest.M
         return live_cells(*arguments)
 
     monkeypatch.setattr(watch.agent, "live_cells", stopped)
-    with pytest.raises(ApiError, match="has ended; ask again"):
+    with pytest.raises(ApiError, match="has ended; try again"):
         asked.find("summary", **SUMMARY)
     watch.tick(21_000 * MS)
     monkeypatch.undo()

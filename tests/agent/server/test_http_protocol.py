@@ -157,7 +157,7 @@ def test_all_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             said = rest(next_one)
         assert said.startswith(b"HTTP/1.1 503")
         assert b"Retry-After: 1" in said
-        assert b"5 connections are being worked on" in said
+        assert b"5 connections are in use" in said
         go.set()
         for one in there:
             assert one.recv(65536).startswith(b"HTTP/1.1 200")

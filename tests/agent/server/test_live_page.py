@@ -62,7 +62,7 @@ def test_empty_agent_then_a_job(chromium: Chromium, node: RunningAgent) -> None:
             job.run(20)
             expect(visit.page.locator("#about")).to_contain_text("first, running, since 20")
             expect(visit.page.get_by_role("heading", name="No job here yet")).to_be_hidden()
-            expect(visit.page.locator("#wrong")).to_have_text("Nothing that commwatch knows of.")
+            expect(visit.page.locator("#wrong")).to_have_text("Nothing found.")
             expect(visit.page).to_have_title("first · commwatch")
             job.end()
 

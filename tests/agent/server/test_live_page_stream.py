@@ -47,8 +47,8 @@ def test_agent_dies_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
             assert since.startswith("Since ")
             expect(page.get_by_role("alert")).to_be_hidden()
             running.kill()
-        expect(page.get_by_role("alert")).to_contain_text("OLD: the agent has not been heard since ")
-        expect(page.get_by_role("alert")).to_contain_text("What follows is as old. Trying again.")
+        expect(page.get_by_role("alert")).to_contain_text("OLD: no data from the agent since ")
+        expect(page.get_by_role("alert")).to_contain_text("The values below are from that time. Trying again.")
         assert page.locator("#job").evaluate("job => getComputedStyle(job).filter") == "grayscale(1)"
         expect(page.locator("#comm")).to_have_text("13 %")
         visit.assert_readable()
@@ -138,7 +138,9 @@ def test_refused(chromium: Chromium, tmp_path: Path) -> None:
             assert b" 200 " in other.recv(64)
             others.append(other)
         with chromium.visit(running.url, forgiven="503") as visit:
-            expect(visit.page.get_by_role("alert")).to_contain_text(f"It says: {MOST_STREAMS} streams are open")
+            expect(visit.page.get_by_role("alert")).to_contain_text(
+                f"The agent's answer: {MOST_STREAMS} streams are open"
+            )
             visit.assert_readable()
             visit.picture("live-refused-1280")
             others[0].close()
@@ -180,7 +182,7 @@ def test_focus_and_selection_stay(chromium: Chromium, node: RunningAgent) -> Non
                         "(e => e.id || e.textContent.trim() || e.getAttribute('aria-labelledby'))(document.activeElement)"
                     )
                 )
-            assert order[:7] == ["Skip to what is measured", "jobs", "pause", "Runbook", "API", "Metrics", "timeline"]
+            assert order[:7] == ["Skip to the measurements", "jobs", "pause", "Runbook", "API", "Metrics", "timeline"]
             focused = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
             assert focused in {"solid", "auto"}
             assert page.locator("#comm-meter span").evaluate("bar => getComputedStyle(bar).transitionDuration") == "0s"

@@ -132,9 +132,9 @@ def log_in(context: BrowserContext, running: RunningAgent, path: str = "/docs") 
     """A page of the agent's own, with its cookie where it wants one."""
     page = context.new_page()
     page.goto(running.url + path)
-    if page.get_by_role("button", name="Show it").is_visible():
+    if page.get_by_role("button", name="Log in").is_visible():
         page.get_by_label("Token").fill(running.token)
-        page.get_by_role("button", name="Show it").click()
+        page.get_by_role("button", name="Log in").click()
         page.wait_for_url(running.url + path)
     return page
 

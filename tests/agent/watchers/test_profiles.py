@@ -194,12 +194,12 @@ def test_too_late(node: Node) -> None:
     node.claim(asked.id, 0)
     node.now += 61
     found = node.seen(asked.id)
-    assert [rank.error for rank in found.ranks] == [None, "it came to no step mark in time"]
+    assert [rank.error for rank in found.ranks] == [None, "it reached no step mark in time"]
     assert node.standing() is not None
     node.now += 60
     found = node.seen(asked.id)
     assert found.state == "failed"
-    assert found.ranks[0].error == "it came to no step mark in time to stop"
+    assert found.ranks[0].error == "it reached no step mark in time to stop"
     assert node.standing() is None
 
 

@@ -159,7 +159,7 @@ def test_card_that_is_gone(load: Load) -> None:
     source.close()
     source.open()
     first, second = gpus(source)
-    assert (first.card.index, first.card.uuid, first.lost) == (0, UUIDS[0], "it is not there any more")
+    assert (first.card.index, first.card.uuid, first.lost) == (0, UUIDS[0], "it is no longer present")
     assert (second.card.index, second.card.uuid, second.lost) == (1, UUIDS[1], None)
     script.say("count 2", f"{both[0]} {UUIDS[0]}", f"{both[1]} 00000000:1B:00.0")
     source.close()

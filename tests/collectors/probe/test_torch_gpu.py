@@ -168,7 +168,7 @@ def test_never_raises(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     for _ in range(3):
         made._mark(0, 1, 2, False)
     assert (made.off, names(made)) == (False, [])
-    assert capfd.readouterr().err.count("does not know which GPU") == 1
+    assert capfd.readouterr().err.count("cannot determine the GPU") == 1
 
 
 def test_torch_without_cuda(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_explicit_marks_win(trainer: Trainer) -> None:
 
 def test_out_of_time(trainer: Trainer) -> None:
     """When the time is over it stops at the next mark: with the steps that were, or the reason why there are none."""
-    for steps, error in ((1, None), (0, "no step was over in time")):
+    for steps, error in ((1, None), (0, "no step ended in time")):
         until = time.time() + 3  # more than a busy machine takes for two marks
         request = trainer.asked(steps=50, until=until)
         trainer.step(*[0] * (1 + steps))
@@ -172,7 +172,7 @@ def test_out_of_time(trainer: Trainer) -> None:
 
 def test_end_of_training(trainer: Trainer) -> None:
     """A profile is stopped when the probe is taken out: with the steps that were, or the reason why there are none."""
-    for marks, error in ((3, None), (1, "the training ended before a step was over")):
+    for marks, error in ((3, None), (1, "the training ended before a step ended")):
         request = trainer.asked(steps=50)
         trainer.step(*[0] * marks)
         trainer.profiling.end()
@@ -286,7 +286,7 @@ def test_own_profiler_waits(trainer: Trainer) -> None:
         trainer.step(0, 0, 0)
     result = trainer.result(request)
     assert result is not None
-    assert result.error == "it gave way to a profiler that the training started"
+    assert result.error == "it stopped because the training started a profiler"
     assert sum(event.name == "aten::mm" for event in own.events() or ()) == 3
 
 
@@ -300,7 +300,7 @@ def test_gives_way(trainer: Trainer) -> None:
     assert sum(event.name == "aten::mm" for event in own.events() or ()) == 2
     result = trainer.result(request)
     assert result is not None
-    assert result.error == "it gave way to a profiler that the training started"
+    assert result.error == "it stopped because the training started a profiler"
 
 
 # -- things in the way --------------------------------------------------------------------------
