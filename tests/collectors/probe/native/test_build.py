@@ -1,22 +1,26 @@
 """The native hook's way from source to trainer: built once, whole or not at all, and checked before it is loaded.
 
-The compiler here is a script that copies the hook the session has built, and keeps a diary.
+The compiler here is a script that copies the hook the session has built, and keeps a diary. The builder runs in this process, which
+has imported torch, and its trial of the hook is left out, where a test is about neither.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from commwatch.collectors.probe.native import library
+from commwatch.collectors.probe.native import build, library
 from commwatch.collectors.probe.native.library import NotAvailable
 from tests.helpers import PATIENCE_S, clean_env, needs
 
@@ -67,10 +71,14 @@ class Cache:
         )
 
     def call(self, *arguments: str, **env: Any) -> tuple[int, str, str]:
-        """The builder, to its end: exit code, output, errors."""
-        process = self.start(*arguments, **env)
-        out, err = process.communicate(timeout=PATIENCE_S)
-        return process.returncode, out, err
+        """The builder, to its end, in this process: exit code, output, errors."""
+        with (
+            patch.dict(os.environ, self.env(**env), clear=True),
+            redirect_stdout(io.StringIO()) as out,
+            redirect_stderr(io.StringIO()) as err,
+        ):
+            code = build.main(list(arguments))
+        return code, out.getvalue(), err.getvalue()
 
     @property
     def builds(self) -> int:
@@ -93,6 +101,18 @@ def cache(tmp_path: Path, native: Path) -> Cache:
     return Cache(tmp_path, native)
 
 
+@pytest.fixture
+def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is built is not tried."""
+    call = build._call
+
+    def called(who: str, *arguments: Any) -> None:
+        if who != "the test of the built library":
+            call(who, *arguments)
+
+    monkeypatch.setattr(build, "_call", called)
+
+
 @pytest.fixture(scope="module")
 def built_once(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Path:
     """A cache directory with a hook in it, to copy."""
@@ -110,8 +130,9 @@ def built(cache: Cache, built_once: Path) -> Cache:
 
 def test_built_once(cache: Cache) -> None:
     """The first call builds and prints that; the next finds the library and prints nothing; status names it."""
-    code, out, err = cache.call("build")
-    assert (code, Path(out.strip())) == (0, cache.find())
+    builder = cache.start("build")
+    out, err = builder.communicate(timeout=PATIENCE_S)
+    assert (builder.returncode, Path(out.strip())) == (0, cache.find())
     assert err.startswith("commwatch: building the native hook for torch ")
     assert cache.call("ensure") == (0, "", "")
     assert cache.builds == 1
@@ -129,6 +150,7 @@ def test_built_once(cache: Cache) -> None:
         (["--force"], {}),
     ],
 )
+@pytest.mark.usefixtures("no_trial")
 def test_built_anew(flags: list[str], env: dict[str, str], built: Cache) -> None:
     """Other flags or another compiler make another hook; so does --force; the one before is gone."""
     assert built.call("ensure", *flags, **env)[0] == 0
@@ -163,6 +185,7 @@ def test_no_compiler_any_more(built: Cache) -> None:
     assert built.builds == 0
 
 
+@pytest.mark.usefixtures("no_trial")
 def test_build_fails(cache: Cache) -> None:
     """A failure is printed in one line, its output is kept for status, and only `build` tries the same again."""
     for _ in range(2):
@@ -192,12 +215,13 @@ def test_what_does_not_work_is_not_used(cache: Cache) -> None:
     """A library that was compiled but does not work is tried in a separate process, and never gets its name."""
     code, _, err = cache.call("build", script=CRASHES)
     assert code == 1
-    assert "the trial of what was built failed" in err
+    assert "the test of the built library failed" in err
     with pytest.raises(NotAvailable, match="it has not been built"):
         cache.find()
     assert [path.name for path in cache.folder.iterdir()] == ["failure.json"]
 
 
+@pytest.mark.usefixtures("no_trial")
 def test_killed_builder(cache: Cache) -> None:
     """A builder that is killed leaves nothing that a trainer would take, and the next one builds."""
     slow = WORKS.replace("echo built", "echo begun >> {diary}.begun; exec sleep 1000")
