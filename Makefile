@@ -1,4 +1,4 @@
-# One verb per need. Each installs what it needs into .venv first.
+# Each target first installs what it needs into .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds test-cuda faults faults-nodes advice pictures
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds test-cuda bench-cuda mutations faults faults-nodes advice pictures
 
-help:  ## say what there is
+help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 # Dependencies are installed when pyproject.toml changes. The package itself is synced each time (2 s): a strict
@@ -25,14 +25,14 @@ define install
 @rm -rf build/__editable__*
 @$(1)/bin/python -m pip install --quiet --editable '$(2)' --config-settings editable_mode=strict \
 	> .stamps/sync.log 2>&1 || { cat .stamps/sync.log; exit 1; }
-@# Left here, it would announce our entry point to every other Python that is started in this folder.
+@# Otherwise every other Python started in this folder would load our entry point.
 @rm -rf commwatch.egg-info
 endef
 
-sync: .stamps/venv  ## install commwatch into .venv, new files too (demo, test and lint do so by themselves)
+sync: .stamps/venv  ## install commwatch into .venv, including new files (demo, test and lint do this themselves)
 	$(call install,$(VENV),.[examples])
 
-# What these jobs run with; without it they would wait for a build or record nothing.
+# Builds the native hook, because otherwise these jobs would wait for the build or record nothing.
 .PHONY: hook
 hook: sync
 	@$(BIN)/commwatch native build > /dev/null
@@ -43,13 +43,13 @@ demo: sync  ## train a small transformer on two ranks, watch it, and report
 parts:  ## install Prometheus, Chromium and the network tools that the tests use (as root, on Debian)
 	@sh tests/parts.sh
 
-# Tests with jobs come first, because they wait much of their time, and those that compare times have no neighbours.
+# Tests with jobs come first, because they spend much of their time waiting. Tests that compare times run alone.
 test: sync parts  ## run all tests
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder \
 		-m 'not frameworks and not cuda_rig and not by_the_clock' tests/e2e tests
 	$(BIN)/python -m pytest -m by_the_clock tests/e2e
 
-# The frameworks' own packages, in an environment of their own: several gigabytes, and half an hour on an idle machine.
+# The packages of the frameworks, in a separate environment: several gigabytes, and half an hour on an idle machine.
 FRAMEWORKS := .venv-frameworks
 PACKAGES := tests/frameworks/requirements.txt tests/frameworks/torchrec.txt
 .stamps/frameworks: pyproject.toml $(PACKAGES)
@@ -63,13 +63,13 @@ frameworks: .stamps/frameworks  ## run jobs of Lightning, transformers, DeepSpee
 	$(call install,$(FRAMEWORKS),.)
 	$(FRAMEWORKS)/bin/python -m pytest -m frameworks tests/frameworks
 
-faults: sync hook  ## run small jobs with one fault each, and print what is concluded of them (WORDS="fsdp late": only these)
+faults: sync hook  ## run small jobs with one fault each, and print the verdicts (WORDS="fsdp late": only these)
 	$(BIN)/python -m tests.faults.run $(WORDS)
 
-faults-nodes: sync hook  ## the same jobs on two hosts (network namespaces, as root): whom the rules of a Prometheus name
+faults-nodes: sync hook  ## run the same jobs on two hosts (network namespaces, as root), judged by rules of Prometheus
 	$(BIN)/python -m tests.faults.nodes $(WORDS)
 
-advice: sync hook  ## follow each piece of advice in a real job, and compare its gain with the promised one (as root)
+advice: sync hook  ## follow each piece of advice in a real job, and compare its gain with the predicted gain (as root)
 	$(BIN)/python -m tests.advice.run $(WORDS)
 
 pictures: sync hook  ## make the pictures of a job with a late rank in docs/images (7 min)
@@ -79,7 +79,7 @@ TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14
 torch-builds: sync  ## build the native hook with the headers of many versions of torch (downloads 9 GB)
 	$(BIN)/python -m tests.frameworks.torch_builds $(TORCH_VERSIONS)
 
-# The CUDA build of torch, in an environment of its own: 7 GB, most of it libraries of NVIDIA's.
+# The CUDA build of torch, in a separate environment: 7 GB, most of it NVIDIA's libraries.
 CUDA := .venv-cuda
 CUDA_TORCH ?= 2.14.1
 .stamps/cuda: pyproject.toml
@@ -92,30 +92,38 @@ test-cuda: .stamps/cuda  ## run the CUDA build of PyTorch and NCCL on a simulate
 	$(call install,$(CUDA),.)
 	$(CUDA)/bin/python -m pytest -m cuda_rig tests/cuda_rig
 
+mutations: sync  ## break the core in twenty places, and check that the unit tests find each (20 min)
+	$(BIN)/python -m tests.mutations
+
+bench-cuda: .stamps/cuda  ## measure what timing adds to an NCCL operation, on the simulated driver
+	$(call install,$(CUDA),.)
+	@$(CUDA)/bin/commwatch native build > /dev/null
+	$(CUDA)/bin/python bench/cuda_cost.py
+
 lint: sync  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p commwatch
 	$(BIN)/mypy tests bench
-	@# One cache: each folder of scripts would check the types of torch again.
+	@# One cache for all folders, because otherwise mypy would check the types of torch again for each.
 	for scripts in examples tests/e2e/jobs tests/faults/jobs; do \
 		(cd $$scripts && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache .) || exit; done
 
-format: sync  ## put the code into shape
+format: sync  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench:  ## measure the budgets, beside DeepSpeed's logger and torch.profiler
+bench:  ## measure costs against the budgets, and against DeepSpeed's logger and torch.profiler
 	sh bench/run.sh
 
-dashboards: sync  ## make the JSON of the dashboards out of their builders
+dashboards: sync  ## generate the JSON of the dashboards
 	$(BIN)/python -m commwatch.dashboards.build dashboards
 
-dashboards-types: sync  ## hold the dashboards to Grafana's own types (needs npm)
+dashboards-types: sync  ## check the dashboards against Grafana's own types (needs npm)
 	$(BIN)/python -m pytest tests/dashboards/test_types.py
 
 dist: .stamps/venv  ## build wheel and sdist
 	$(BIN)/python -m build --quiet
 
-clean:  ## remove everything that was made
+clean:  ## remove all generated files and environments
 	rm -rf $(VENV) $(FRAMEWORKS) $(CUDA) .stamps build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -167,7 +167,8 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
 
 def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
     group, op = totals.group(record.group), totals.op_name(record.op)
-    blocked, usual_ns = bool(record.flags & ev.BLOCKED), totals.usual_ns(record.group, record.op)
+    blocked, on_device = bool(record.flags & ev.BLOCKED), bool(record.flags & ev.ON_DEVICE)
+    usual_ns = totals.usual_ns(record.group, record.op)
     return InFlight(
         op=op,
         group=group.label,
@@ -179,8 +180,9 @@ def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:
         size_bytes=None if record.flags & ev.NO_SIZE else record.size_bytes,
         age_s=max(0, now_ns - record.launch_ns) / 1e9,
         blocked=blocked,
-        waited_s=max(0, now_ns - record.start_ns) / 1e9 if blocked and op in ev.P2P else None,
+        waited_s=max(0, now_ns - record.start_ns) / 1e9 if blocked and (on_device or op in ev.P2P) else None,
         usual_s=None if usual_ns is None else usual_ns / 1e9,
+        queued=on_device and not blocked,
     )
 
 

@@ -31,9 +31,14 @@ def urgency(op: InFlight) -> tuple[bool, float, float]:
     return op.op not in ev.P2P or op.waited_s is not None, age(op), op.age_s
 
 
+def begun(rank: RankView) -> list[InFlight]:
+    """Return the operations in flight without those that the rank's GPU has not reached."""
+    return [op for op in rank.in_flight if not op.queued]
+
+
 def oldest(rank: RankView) -> InFlight | None:
-    """Return the operation in flight of the greatest ``urgency``; ``None``: nothing is in flight."""
-    return max(rank.in_flight, key=urgency, default=None)
+    """Return the operation in flight of the greatest ``urgency``; ``None``: none has begun."""
+    return max(begun(rank), key=urgency, default=None)
 
 
 def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:

@@ -151,7 +151,7 @@ def _ended(totals: RankTotals, most: int, names: _Names) -> list[_Ended]:
 
 def _span(ended: list[list[_Ended]], pending: list[Record], most: int) -> tuple[int, int] | None:
     """Return begin and end of the picture in ns: it goes back as far as the operations of every rank are known."""
-    moments = [each.end_ns for of_rank in ended for each in of_rank] + [record.launch_ns for record in pending]
+    moments = [each.end_ns for of_rank in ended for each in of_rank] + [record.begun_ns for record in pending]
     if not moments:
         return None
     end_ns = max(moments)
@@ -180,5 +180,5 @@ def _bar(each: _Ended, begin_ns: int, transfers: dict[tuple[int, int], int]) -> 
 
 def _open(totals: RankTotals, record: Record, names: _Names, begin_ns: int, now_ns: int) -> Pending:
     op, group = names.op(totals.op_name(record.op)), names.group(totals.group(record.group))
-    age_ns = max(0, now_ns - record.launch_ns)
-    return Pending((record.launch_ns - begin_ns) // 1000, age_ns // 1000, op, group, record.seq)
+    age_ns = max(0, now_ns - record.begun_ns)
+    return Pending((record.begun_ns - begin_ns) // 1000, age_ns // 1000, op, group, record.seq)

@@ -43,7 +43,7 @@ class Wait(NamedTuple):
 
 
 def age(op: InFlight | Failed) -> float:
-    """Return the seconds since an operation was launched or raised; for a send or recv in a wait, since the wait began."""
+    """Return the seconds since an operation was launched or raised; since the wait began for a send or recv in a wait, and on a GPU."""
     if isinstance(op, Failed):
         return op.ago_s
     return op.age_s if op.waited_s is None else op.waited_s
@@ -61,7 +61,7 @@ def waits(group: GroupView, here: list[RankView], known: dict[tuple[str, int], R
     for view in here:
         if view.state != "running":
             continue
-        mine = [op for op in view.in_flight if op.group_id == group.group_id]
+        mine = [op for op in view.in_flight if op.group_id == group.group_id and not op.queued]
         oldest = min((op for op in mine if op.op not in ev.P2P), key=lambda op: op.seq, default=None)
         # If a later operation has ended, the group is not stuck: backends run several at once.
         if oldest is not None and view.last_seq.get(group.group_id, -1) < oldest.seq:
@@ -181,6 +181,7 @@ def _message(group: GroupView, view: RankView, op: InFlight, known: dict[tuple[s
     answers = "recv" if op.op == "send" else "send"
     met = other is not None and any(
         (theirs.op, theirs.group_id, theirs.peer, theirs.tag) == (answers, op.group_id, view.rank, op.tag)
+        and not theirs.queued
         for theirs in other.in_flight
     )
     yield Wait(group, {view.rank: op}, [] if met else [op.peer])

@@ -37,10 +37,10 @@ _PASS, _WARN, _FAIL = "pass", "warn", "fail"
 Get = Callable[[str], Any]
 _INSPECTOR = (
     "by default it writes when the job ends: set NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000; "
-    "the agent has to see the folder under the same path"
+    "the agent must see the folder under the same path"
 )
 _NATIVE = "unset COMMWATCH_HOOK=python, or build it: commwatch native build"
-_RAS = "NCCL 2.24 or later; the setting ras has to name the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
+_RAS = "NCCL 2.24 or later; the setting ras must contain the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def examine(config: Config, wait_s: float = 2.0) -> list[Check]:
         try:
             checks += _agent(url, partial(get, url, keys=keys), wait_s)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            checks.append(Check(_FAIL, "agent", f"{url}: {error}", "look at its log; start it again"))
+            checks.append(Check(_FAIL, "agent", f"{url}: {error}", "check its log, and start it again"))
     return checks
 
 
@@ -87,7 +87,7 @@ def _run_directory(directory: Path) -> Check:
     if free < _ROOM_BYTES:
         remedy = "make it larger (docker --shm-size, an emptyDir with medium Memory), or set COMMWATCH_DIR"
         return Check(_WARN, "run directory", f"{directory}: {free / 1e6:.0f} MB free; a rank's ring takes 1 MB", remedy)
-    missing = "" if there == directory else f"{directory} is not there yet; "
+    missing = "" if there == directory else f"{directory} does not exist yet; "
     return Check(_PASS, "run directory", f"{missing}{there}: {free / 1e9:.1f} GB free")
 
 
@@ -182,7 +182,7 @@ def _gpus(view: dict[str, Any]) -> Iterator[Check]:
 def _gpu(card: dict[str, Any]) -> Iterator[Check]:
     gpu, name = card["gpu"], f"GPU {card['gpu']['card']['index']}"
     if gpu["lost"]:
-        remedy = "nvidia-smi and the kernel's log say more; reset the card or reboot the node"
+        remedy = "check nvidia-smi and the kernel's log; reset the card or reboot the node"
         yield Check(_WARN, "gpus", f"{name} does not answer: {gpu['lost']}", remedy)
     latest = {xid["xid"]: xid for xid in reversed(card["xids"])}
     for number, xid in latest.items():
@@ -192,7 +192,7 @@ def _gpu(card: dict[str, Any]) -> Iterator[Check]:
     reasons = [reason for reason in ALARMING if gpu["measured"]["throttled"].get(reason)]
     if reasons:
         remedy = "check cooling and power supply of the node"
-        yield Check(_WARN, "gpus", f"{name} is held back: {', '.join(reasons)}", remedy)
+        yield Check(_WARN, "gpus", f"{name} is throttled: {', '.join(reasons)}", remedy)
 
 
 def network_checks(host: dict[str, Any]) -> Iterator[Check]:
@@ -242,7 +242,7 @@ def _job(job: dict[str, Any], get: Get, before: list[dict[str, Any]], wait_s: fl
         yield Check(_WARN, "records", f"{name}: none in {wait_s:.0f} s", "commwatch diagnose shows whether it hangs")
     hooks = sorted({rank["hook"] for rank in ranks})
     dear = "python" in hooks
-    remedy = f"the native one is cheaper: {_NATIVE}, with the trainer's Python" if dear else ""
+    remedy = f"the native hook costs less: {_NATIVE}, with the trainer's Python" if dear else ""
     yield Check(_WARN if dear else _PASS, "hook", f"{name}: {', '.join(hooks)}", remedy)
     yield _cost(name, before, ranks, wait_s)
     yield from _gpu_timing(name, ranks)
@@ -279,7 +279,11 @@ def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
         alike = [rank for rank in ranks if (rank["gpu_timing"], rank["gpu_timing_reason"]) == (mode, reason)]
         which = "" if len(timings) == 1 else f" on rank {spans(rank['rank'] for rank in alike)}"
         blind = mode == "off" and any(rank["gpu"] is not None or rank["gpu_uuid"] is not None for rank in alike)
-        remedy = "operations on GPUs are counted, not measured: COMMWATCH_TIMING=events or poll" if blind else ""
+        remedy = (
+            "operations on GPUs are counted, not measured: COMMWATCH_TIMING=auto in the trainer measures them"
+            if blind
+            else ""
+        )
         yield Check(_WARN if blind else _PASS, "gpu timing", f"{name}: {mode}{which}: {reason}", remedy)
 
 
@@ -293,7 +297,7 @@ def _witnesses(name: str, get: Get) -> Iterator[Check]:
 
 
 def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
-    """Check whether ``commwatch diagnose`` can have PyTorch's Flight Recorder dumped."""
+    """Check whether ``commwatch diagnose`` can request a dump of PyTorch's Flight Recorder."""
     what, here = "fl. recorder", socket.gethostname()
     near = [rank for rank in ranks if rank["host"] == here and rank["visible_pid"] and rank["state"] == "running"]
     if not near:
@@ -304,7 +308,7 @@ def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:
         remedy = "only ProcessGroupNCCL creates it; set TORCH_FR_BUFFER_SIZE=2000"
         return Check(_WARN, what, f"{name}: down: rank {spans(down)} has no pipe", remedy)
     if "works" in states.values():
-        return Check(_PASS, what, f"{name}: works: commwatch diagnose can have it dumped")
+        return Check(_PASS, what, f"{name}: works: commwatch diagnose can request a dump")
     return Check(_PASS, what, f"{name}: off: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set")
 
 

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from commwatch.analysis.advice import LIMIT, WORTH
 from commwatch.analysis.headline import bottleneck, of_some, split
-from commwatch.analysis.rank_state import culprits, oldest, shedding, state
+from commwatch.analysis.rank_state import begun, culprits, oldest, shedding, state
 from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
+from commwatch.analysis.wait_graph import age
 from commwatch.collectors.spans import spans
 from commwatch.commands.top_answers import WINDOW_S, Answers, OfJob
 from commwatch.core.api_views import Row, Summary
@@ -73,11 +74,11 @@ def _stale(seen: Seen, cells: int, height: int | None) -> list[Text]:
     """Return a warning that the answers are missing or old; empty if they are current."""
     most = None if height is None else max(1, height // 4)
     if seen.answers is None:
-        return wrap(clean(seen.trouble or "asking the agent"), cells, most, "warn")
+        return wrap(clean(seen.trouble or "waiting for the agent"), cells, most, "warn")
     if seen.trouble is None and seen.age_s <= STALE_S:
         return []
-    why = clean(seen.trouble or "The agent takes long to answer")
-    return wrap(f"OLD: what follows is {seconds(seen.age_s)} old. {why}. Asking again.", cells, most, "bad")
+    why = clean(seen.trouble or "The agent answers slowly")
+    return wrap(f"OLD: the data below is {seconds(seen.age_s)} old. {why}. Trying again.", cells, most, "bad")
 
 
 def _title(answers: Answers, cells: int, live: bool) -> Text:
@@ -332,8 +333,8 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
             percent(comm_share(mine)), percent(exposed_share(mine)),
             _part(None if row is None else _waited(row), 1, covered_s),
             NOT_KNOWN if rank.gpu is None else f"{rank.gpu}: {percent(cards.get(rank.gpu))}",
-            NOT_KNOWN if op is None else _named(op, len(rank.in_flight)),
-            NOT_KNOWN if op is None else seconds(op.age_s), clean(rank.host),
+            NOT_KNOWN if op is None else _named(op, len(begun(rank))),
+            NOT_KNOWN if op is None else seconds(age(op)), clean(rank.host),
         )  # fmt: skip
         rows.append(TableRow(texts, style))
     return rows
@@ -353,7 +354,7 @@ def _others(shown: OfJob, ranks: list[RankView]) -> Text:
     states = ", ".join(f"{count} {state}" for state, count in Counter(map(state, ranks)).most_common())
     shares = [share for rank in ranks if (share := comm_share(steps.get(rank.rank, []))) is not None]
     comm = f", comm {percent(min(shares))} to {percent(max(shares))}" if shares else ""
-    ages = [op.age_s for rank in ranks if (op := oldest(rank)) is not None]
+    ages = [age(op) for rank in ranks if (op := oldest(rank)) is not None]
     longest = f", oldest in flight {seconds(max(ages))}" if ages else ""
     return Text(f"and {len(ranks)} more: {states}{comm}{longest}", "dim")
 

@@ -77,12 +77,14 @@ class InFlight:
     #: ``None``: it has none, or it is not known.
     size_bytes: int | None
     age_s: float
-    #: A thread waits for it.
+    #: A thread waits for it; on a GPU: the GPU has reached it.
     blocked: bool
-    #: For how long; ``None``: no thread waits, or it is a collective, whose waits are not seen.
+    #: For how long, in s; ``None``: no thread waits, or it is a collective on the CPU, whose waits are not seen.
     waited_s: float | None
     #: Median duration of such operations of this rank so far; ``None``: none has ended.
     usual_s: float | None
+    #: The rank's GPU has not reached it: earlier work is not over.
+    queued: bool = False
 
 
 @dataclass(frozen=True)

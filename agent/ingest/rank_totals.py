@@ -292,7 +292,7 @@ class RankTotals(TrainerState):
         if self.lost != self._lost_before:
             self._lost_before, self._known_from_ns = self.lost, now_ns
         known_from_ns = max(self.mode_since_ns, self._known_from_ns) if self.mode == FULL else ev.MAX_PLAUSIBLE
-        self.steps.tick(min((record.launch_ns for record in self.pending()), default=now_ns), known_from_ns)
+        self.steps.tick(min((each.begun_ns for each in self.pending()), default=now_ns), known_from_ns)
 
     def roll(self, wall_ns: int) -> None:
         """Close the cells if their slot has ended by ``wall_ns``; begin the next slot."""

@@ -46,5 +46,9 @@ class TrainerState(Names):
         self.mode_since_ns = 0
 
     def pending(self) -> Iterator[ev.Record]:
-        """Yield the operations in flight, but sends and receives only if a thread waits for them."""
-        return (noted for noted in self.in_flight if noted.flags & ev.BLOCKED or self.op_name(noted.op) not in ev.P2P)
+        """Yield the operations in flight: sends and receives only if a thread waits for them; on a GPU those that it has reached."""
+        return (
+            noted
+            for noted in self.in_flight
+            if noted.flags & ev.BLOCKED or not (noted.flags & ev.ON_DEVICE or self.op_name(noted.op) in ev.P2P)
+        )

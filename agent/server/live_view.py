@@ -8,7 +8,7 @@ from statistics import mean, median
 
 from commwatch.analysis import live_ranks
 from commwatch.analysis.headline import bottleneck, of_some, split
-from commwatch.analysis.rank_state import culprits, shedding, state, urgency
+from commwatch.analysis.rank_state import begun, culprits, shedding, state, urgency
 from commwatch.analysis.summary import summarise
 from commwatch.analysis.time_buckets import Slot, slot_of
 from commwatch.analysis.verdicts import Verdict, combined, for_others, late_ranks, verdicts, waited_for
@@ -273,9 +273,9 @@ def operations(job: Job, now_ns: int) -> Operations:
 
 
 def _in_flight(views: list[RankView]) -> list[InFlightLine]:
-    """Return the operations in flight of all ranks, the most urgent first."""
+    """Return the operations in flight of all ranks that have begun, the most urgent first."""
     ops = sorted(
-        ((view.rank, op) for view in views for op in view.in_flight), key=lambda each: urgency(each[1]), reverse=True
+        ((view.rank, op) for view in views for op in begun(view)), key=lambda each: urgency(each[1]), reverse=True
     )
     return [InFlightLine(rank, op.op, op.group, op.seq, op.size_bytes, age(op), op.usual_s) for rank, op in ops]
 

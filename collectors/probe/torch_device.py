@@ -1,4 +1,4 @@
-"""Timing of operations on GPUs for the Python hook; ``native/device.h`` is the native hook's, with more of the reasons.
+"""Times operations on GPUs for the Python hook; ``native/device.h`` does so for the native hook, with more reasons.
 
 The probe's thread finds the ends, some milliseconds late. So a duration comes from the GPU's clock (``events``), or, with
 polling, is only as exact as the interval of the polls.
@@ -23,9 +23,14 @@ from commwatch.collectors.wire.handlers import raised_by_handler
 
 #: ``finish(flight, end_ns, timing, flag, began_ns, measured)``.
 Finish = Callable[[Flight, int, int, int, int, bool], None]
+#: Most bytes of operations whose Work is held: a Work holds its outputs, which the user may have dropped. The native hook frees
+#: only what the user has dropped (``native/retention.h``), which Python cannot see.
+MOST_BYTES = 256 << 20
 #: Seconds between two polls while something is pending.
 POLL_S = 0.005
 _SPARE = 64
+#: Place of the size in a flight's head.
+_SIZE = 5
 
 
 def _check(took_ns: int | None, at_most_ns: int) -> None:
@@ -44,13 +49,17 @@ class Watch:
     """An operation on a GPU, or all operations of a batch, which begin and end together."""
 
     __slots__ = (
+        "before",
         "began_ns",
         "device",
         "first",
         "flights",
+        "group",
         "line",
+        "next",
         "over",
         "pg",
+        "reached",
         "ready",
         "seen_running",
         "seen_waiting",
@@ -66,12 +75,18 @@ class Watch:
         #: The first of its queue: it also makes the communicator, or its connections, so its time is not that of an operation.
         self.first = first
         self.flights: list[Flight] = []
+        #: Id of the process group, and the device.
+        self.group = (0, device)
         #: Operations of one line end in the order of their launch.
         self.line: Hashable = None
         self.work: Any = None
         #: Recorded after the call, if there is no Work: the operation runs on the current stream.
         self.over: torch.Event | None = None
+        #: That of the operation before it in its group, which NCCL runs first, on whatever stream.
+        self.before: torch.Event | None = None
         self.began_ns = 0
+        #: It is the first of its line; the device has reached it.
+        self.next = self.reached = False
         #: What an earlier poll saw: inputs that were not ready; an operation that had begun.
         self.seen_waiting = self.seen_running = False
 
@@ -80,18 +95,33 @@ class Devices:
     """Tracks operations on GPUs until they end.
 
     Args:
+        in_flight: enters an operation into the ring's table of operations in flight, because it is the next of its queue.
+        blocked: called with an operation that the device has reached, and the time in ns.
         wake: wakes the probe's thread, which may sleep long while nothing is pending.
         complain: called with one line at the first error of a device; no operation is timed after it.
     """
 
     def __init__(
-        self, timing: Timing, finish: Finish, wake: Callable[[], None], complain: Callable[[str], None]
+        self,
+        timing: Timing,
+        *,
+        finish: Finish,
+        in_flight: Callable[[Flight], None],
+        blocked: Callable[[Flight, int], None],
+        wake: Callable[[], None],
+        complain: Callable[[str], None],
     ) -> None:
         self._mode, self._finish, self._wake, self._complain = timing.mode, finish, wake, complain
+        self._in_flight, self._blocked = in_flight, blocked
+        #: Bytes that are held of each operation, by the id of its watch; 0 without a Work.
+        self._held: dict[int, int] = {}
         #: By line, for the probe's thread; it takes what has arrived there.
         self._lines: dict[Hashable, deque[Watch]] = {}
         self._arrived: deque[Watch] = deque()
-        self._spare: deque[torch.Event] = deque(maxlen=_SPARE)
+        #: The event after the latest blocking operation of each group and device.
+        self._latest_over: dict[Hashable, torch.Event] = {}
+        #: Events without and with a clock, to be used again.
+        self._spare: tuple[deque[torch.Event], ...] = deque(maxlen=_SPARE), deque(maxlen=_SPARE)
         self._batches = threading.local()
         #: Process groups whose timing is enabled, by id; not a WeakSet, for the reason in torch_steps.py.
         self._timed: dict[int, ref[Any]] = {}
@@ -100,6 +130,11 @@ class Devices:
     def __bool__(self) -> bool:
         """Whether something is pending."""
         return bool(self._arrived or self._lines)
+
+    @property
+    def pending(self) -> int:
+        """Number of operations, or batches, that have not ended."""
+        return len(self._held)
 
     # -- in the trainer's threads -------------------------------------------------------------
 
@@ -117,8 +152,7 @@ class Devices:
                 return None
             if self._mode == EVENTS:
                 self._have_times(pg)
-            ready = None if self._mode == EVENTS and own_times else self._record(device)
-            return Watch(device, pg, ready, first)
+            return Watch(device, pg, self._record(device, timed=self._mode == EVENTS and not own_times), first)
         except RuntimeError as error:
             self._leave_alone(error)
             return None
@@ -139,7 +173,8 @@ class Devices:
         """Track an operation after its call."""
         batch = getattr(self._batches, "open", {}).get(id(watch.pg))
         # A group has a stream for each device, one for each peer, and one for batches.
-        watch.line = (id(watch.pg), watch.device, flight.queue if batch is None else "batch")
+        watch.group = id(watch.pg), watch.device
+        watch.line = (*watch.group, flight.queue if batch is None else "batch")
         watch.pg = None
         if batch is None:
             watch.flights.append(flight)
@@ -173,22 +208,32 @@ class Devices:
         if work is None:
             watch.line = id(watch)  # on any stream
             try:
-                watch.over = self._record(watch.device)
+                watch.over = self._record(watch.device, timed=self._mode == EVENTS)
+                watch.before = self._latest_over.get(watch.group)
+                self._latest_over[watch.group] = watch.over
             except RuntimeError as error:
                 self._leave_alone(error)
                 self._untimed(watch)
                 return
+        size = 0 if work is None else sum(flight.head[_SIZE] for flight in watch.flights)
+        if size and sum(list(self._held.values())) + size > MOST_BYTES:
+            self._untimed(watch)
+            return
+        self._held[id(watch)] = size
         self._arrived.append(watch)
         if len(self._arrived) == 1 and not self._lines:
             self._wake()
 
-    def _record(self, device: torch.device) -> torch.Event:
+    def _record(self, device: torch.device, *, timed: bool) -> torch.Event:
         try:
-            event = self._spare.popleft()
+            event = self._spare[timed].popleft()
         except IndexError:
-            event = torch.Event(device, enable_timing=self._mode == EVENTS)
+            event = torch.Event(device, enable_timing=timed)
         event.record()
         return event
+
+    def _give_back(self, event: torch.Event, *, timed: bool = False) -> None:
+        self._spare[timed].append(event)
 
     # -- in the probe's thread ----------------------------------------------------------------
 
@@ -199,7 +244,7 @@ class Devices:
             self._lines.setdefault(watch.line, deque()).append(watch)
         for line, watches in list(self._lines.items()):
             while watches and self._is_over(watches[0]):
-                watches.popleft()
+                self._held.pop(id(watches.popleft()), None)
             if not watches:
                 del self._lines[line]
 
@@ -209,6 +254,7 @@ class Devices:
             while watches:
                 self._untimed(watches.popleft())
         self._lines.clear()
+        self._held.clear()
 
     def _is_over(self, watch: Watch) -> bool:
         """Finish an operation if it has ended, or can no longer be watched."""
@@ -224,21 +270,21 @@ class Devices:
             self._leave_alone(error)
             self._untimed(watch)
             return True
-        if over:
-            self._spare.extend(event for event in (watch.ready, watch.over) if event is not None)
+        if over and watch.over is not None:
+            for event in (watch.ready, watch.before):  # the next operation of the group needs `over`
+                if event is not None:
+                    self._give_back(event, timed=self._mode == EVENTS)
         return over
 
     def _looked(self, watch: Watch) -> bool:
-        if watch.ready is not None and self._mode != EVENTS:
-            if not watch.ready.query():
-                watch.seen_waiting = True
-            else:
-                self._spare.append(watch.ready)
-                watch.ready = None
-                watch.began_ns = time.monotonic_ns() if watch.seen_waiting else 0
-        begun = watch.ready is None
+        if not watch.next:
+            watch.next = True
+            for flight in watch.flights:
+                self._in_flight(flight)
+        if not watch.reached and not self._has_reached(watch):
+            return False
         if not (watch.work.is_completed() if watch.over is None else watch.over.query()):
-            watch.seen_running = begun
+            watch.seen_running = True
             return False
         now = time.monotonic_ns()  # not before the query, which may wait for a lock of the backend
         took_ns = self._duration_ns(watch) if self._mode == EVENTS and not watch.first else None
@@ -256,6 +302,21 @@ class Devices:
             self._finish(flight, *ended)
         return True
 
+    def _has_reached(self, watch: Watch) -> bool:
+        """Return whether the device has reached the operations. Until then, they cannot be over."""
+        if watch.ready is not None and not watch.ready.query():
+            watch.seen_waiting = True
+            return False
+        watch.reached = True
+        now = time.monotonic_ns()
+        watch.began_ns = now if watch.seen_waiting else 0
+        for flight in watch.flights:
+            self._blocked(flight, now)
+        if watch.over is None and watch.ready is not None:  # with `over`, it is the begin of the duration
+            self._give_back(watch.ready)
+            watch.ready = None
+        return True
+
     def _duration_ns(self, watch: Watch) -> int | None:
         """Return the duration in ns by the device's clock; ``None`` if it is not known."""
         try:
@@ -265,6 +326,8 @@ class Devices:
                 return None
             else:
                 took_ms = watch.ready.elapsed_time(watch.over)
+                if watch.before is not None and watch.before.query():
+                    took_ms = min(took_ms, watch.before.elapsed_time(watch.over))
         except RuntimeError:  # timing is not on for it
             return None
         return int(took_ms * 1e6) if math.isfinite(took_ms) and took_ms >= 0 else None

@@ -75,6 +75,12 @@ class Group:
         self._on_device.add(queue)
         return begins
 
+    def take_skipped(self, queue: Any) -> bool:
+        """Return whether the latest operation of a queue was only counted, and forget that."""
+        skipped = queue in self.skipped
+        self.skipped.discard(queue)
+        return skipped
+
     def key_of_tag(self, op: str, peer: int, tag: int) -> tuple[str, int, int]:
         """Return the key in ``seqs`` of a send or recv. A tag begins at 0 if it replaces another."""
         key = (op, peer, tag % ev.TAGS)

@@ -128,6 +128,20 @@ class NativeProbe(Probe):
     def _end_batch(self, pg: Any, work: Any) -> None:
         torch.ops.commwatch.batch_ends(None if work is None else work.boxed(), pg.boxed())
 
+    # -- graphs -------------------------------------------------------------------------------
+
+    def capture_begins(self, graph: int) -> None:
+        self._library.capture_begins(graph)
+
+    def capture_ends(self, graph: int) -> None:
+        self._library.capture_ends(graph)
+
+    def replay(self, graph: int) -> None:
+        self._library.replay(graph)
+
+    def forget_graph(self, graph: int) -> None:
+        self._library.forget_graph(graph)
+
     # -- steps --------------------------------------------------------------------------------
 
     def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from commwatch.collectors.probe.torch_groups import Group
+from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.c10d_table import C10D_OPS, NOT_COMMUNICATION, Measure
-from commwatch.collectors.wire.events import P2P
 
 #: The tensors whose bytes sum up to S, and a factor for the sum (1, or the group's size).
 Measured = tuple[Sequence[torch.Tensor], int]
@@ -77,7 +78,7 @@ def c10d_ops() -> list[C10dOp]:
             C10dOp(
                 name,
                 op,
-                op in P2P,
+                op in ev.P2P,
                 measure,
                 len(at),
                 at["process_group"],
@@ -88,3 +89,48 @@ def c10d_ops() -> list[C10dOp]:
             )
         )
     return found
+
+
+class _Names(Protocol):
+    def dtype_code(self, name: str) -> int:
+        """Return the number of a dtype in the ring."""
+
+
+class Arguments:
+    """Reads what is recorded of an operation from its arguments.
+
+    Args:
+        names: assigns numbers to dtypes.
+    """
+
+    def __init__(self, names: _Names) -> None:
+        self._names = names
+        self._dtypes: dict[torch.dtype, int] = {}
+
+    def about(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:
+        """Return flags, size in bytes and dtype's number of an operation, and its device, ``None`` for the CPU."""
+        flags, async_at = 0 if group.aligned else ev.UNALIGNED, op.async_at
+        # Trailing arguments that have their default (async_op=True) do not arrive; p2p has no such argument.
+        if async_at is not None and (len(args) <= async_at or args[async_at]):
+            flags |= ev.ASYNC
+        if op.measure is Measure.NONE:
+            device = device_of(args[0])
+            return flags | ev.NO_SIZE | (ev.ON_DEVICE if device else 0), 0, ev.NO_DTYPE, device
+        tensors, factor = MEASURES[op.measure](args, group.size)
+        if not tensors:
+            return flags, 0, ev.NO_DTYPE, None
+        first = tensors[0]
+        dtype = self._dtypes.get(first.dtype) or self._add(first.dtype)
+        device = None if first.is_cpu else first.device
+        if device is not None:
+            flags |= ev.ON_DEVICE
+        single = len(tensors) == 1
+        strided = first.layout is torch.strided if single else all(t.layout is torch.strided for t in tensors)
+        if not strided:  # sparse: its bytes are not in one place
+            return flags | ev.NO_SIZE, 0, dtype, device
+        size = first.nbytes if single else sum([tensor.nbytes for tensor in tensors])
+        return flags, size * factor, dtype, device
+
+    def _add(self, dtype: torch.dtype) -> int:
+        code = self._dtypes[dtype] = self._names.dtype_code(str(dtype).removeprefix("torch."))
+        return code

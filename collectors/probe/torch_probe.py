@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from commwatch.collectors.probe.governor import budget_of
 from commwatch.collectors.probe.torch_gpu import Finder
+from commwatch.collectors.probe.torch_graphs import GraphEvents, GraphHooks
 from commwatch.collectors.probe.torch_groups import Group, Groups
 from commwatch.collectors.probe.torch_steps import StepHooks
 from commwatch.collectors.probe.torch_timing import OFF, Batches, choose, has_runtime
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _LAST = -1000
 
 
-class Probe(ABC):
+class Probe(GraphEvents, ABC):
     """The probe of one trainer process. Its own failures never reach the training."""
 
     #: Name of the hook in the ring's header.
@@ -46,10 +47,12 @@ class Probe(ABC):
         self.off = False
         self.ring: ring.RingFile | None = None
         #: How operations on GPUs are timed.
-        self.timing = choose(env, runtime=has_runtime())
+        self.timing = choose(env, runtime=has_runtime(), rocm=torch.version.hip is not None)
         #: Share of the time that the probe may take, 0 to 1.
         self.budget = budget_of(env, self.hook)
-        self._coalesced = Batches(partial(self._batch, self._begin_batch), partial(self._batch, self._end_batch))
+        at_batch = partial(self._protect, "at a batch")
+        self._coalesced = Batches(partial(at_batch, self._begin_batch), partial(at_batch, self._end_batch))
+        self._graphs = GraphHooks(self, partial(self._protect, "at a CUDA graph"))
         self.groups = Groups(identity.job_id(env), identity.restart_count(env))
         self.steps = StepHooks(self._mark)
         #: Printed by rank 0 once it records.
@@ -79,6 +82,8 @@ class Probe(ABC):
         self._put_in()
         if self.timing.mode != OFF:
             self._coalesced.watch()
+        if has_runtime():
+            self._graphs.watch()
         self.groups.on_default = self._default_changed
         self.groups.watch()
         self.steps.install()
@@ -101,6 +106,7 @@ class Probe(ABC):
         self._guard_profile(self._end_profile)
         self.groups.unwatch()
         self._coalesced.unwatch()
+        self._graphs.unwatch()
         self._take_out()
         atexit.unregister(self._leave)
         if self._at_exit is not None:
@@ -253,7 +259,7 @@ class Probe(ABC):
             if raised_by_handler(error):
                 raise
             self._gpu = None
-            self.say(f"does not know which GPU it is on: {type(error).__name__}: {error}", "gpu")
+            self.say(f"cannot determine the GPU of this process: {type(error).__name__}: {error}", "gpu")
 
     @abstractmethod
     def _make_ring(self, *about: Any) -> None:
@@ -307,14 +313,15 @@ class Probe(ABC):
             return otherwise
         return code
 
-    # -- batches ------------------------------------------------------------------------------
-
-    def _batch(self, do: Callable[..., None], *args: Any) -> None:
+    def _protect(self, doing: str, do: Callable[..., None], *args: Any) -> None:
+        """Call ``do``, and handle its errors as faults, unless the probe is off."""
         if not self.off:
             try:
                 do(*args)
             except Exception as error:
-                self.fault(error, "at a batch")
+                self.fault(error, doing)
+
+    # -- batches ------------------------------------------------------------------------------
 
     @abstractmethod
     def _begin_batch(self, pg: Any) -> None:

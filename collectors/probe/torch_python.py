@@ -32,13 +32,13 @@ from commwatch.collectors.probe.exposure import Exposure
 from commwatch.collectors.probe.governor import COUNTERS, LOOK_NS, Counts, is_sampled
 from commwatch.collectors.probe.torch_device import POLL_S, Devices
 from commwatch.collectors.probe.torch_groups import Group
-from commwatch.collectors.probe.torch_ops import MEASURES, C10dOp, c10d_ops, device_of
+from commwatch.collectors.probe.torch_ops import Arguments, C10dOp, c10d_ops
 from commwatch.collectors.probe.torch_pending import HEARTBEAT_S, Flight, FlightTable, Pending
 from commwatch.collectors.probe.torch_probe import Probe
+from commwatch.collectors.probe.torch_replay import COUNTED_FLAGS, Captured, Operation, is_captured
 from commwatch.collectors.probe.watcher import Watcher
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
-from commwatch.collectors.wire.c10d_table import Measure
 from commwatch.collectors.wire.handlers import raised_by_handler
 from commwatch.collectors.wire.ring import RingWriter
 
@@ -47,8 +47,6 @@ _now = time.monotonic_ns
 _clock = time.clock_gettime_ns
 #: ``CLOCK_MONOTONIC_COARSE`` of Linux, for which Python has no name: a tick of some ms, at no cost.
 _COARSE = 6
-#: Flags by which counted operations are kept apart.
-_COUNTED_FLAGS = ev.NO_SIZE | ev.UNALIGNED
 
 
 def _place_in(pg: Any) -> tuple[int, int]:
@@ -75,15 +73,22 @@ class PythonProbe(Probe):
         self.exposure = Exposure()
         self._watcher = Watcher(self._watch)
         self.pending = Pending(self.finish, self._wait_begins, self._wake)
-        self.devices = Devices(self.timing, self.finish, self._wake, partial(self.say, about="devices"))
+        self.devices = Devices(
+            self.timing,
+            finish=self.finish,
+            in_flight=self._in_flight,
+            blocked=self._reached,
+            wake=self._wake,
+            complain=partial(self.say, about="devices"),
+        )
         self._library: torch.library.Library | None = None
-        self._torch_dtypes: dict[torch.dtype, int] = {}
-        self._meter, self._counts = CostMeter(self.budget), Counts()
+        self._meter, self._counts, self._captured = CostMeter(self.budget), Counts(), Captured()
         self._spent = self._meter.spent
         #: Time of the latest check of the thread, in ns.
         self._looked = 0
         #: An operation since the latest step mark was only counted.
         self._skipped = False
+        self._arguments = Arguments(self)
         self._table = FlightTable()
         self._flights = self._table.flights
 
@@ -187,9 +192,10 @@ class PythonProbe(Probe):
 
     def _launcher(self, op: C10dOp) -> Callable[[Sequence[Any]], Flight | None]:
         """Return a function that records a launch and returns its flight, or ``None`` if there is none to follow."""
-        group_at, async_at, peer_at, tag_at, is_p2p = op.group_at, op.async_at, op.peer_at, op.tag_at, op.is_p2p
-        name, known, codes, unbox = op.op, self.groups.known, self._ops, ProcessGroup.unbox
+        group_at, peer_at, tag_at, is_p2p, name = op.group_at, op.peer_at, op.tag_at, op.is_p2p, op.op
+        known, codes, unbox, about = self.groups.known, self._ops, ProcessGroup.unbox, self._arguments.about
         governor, counts, flights, turn = self._meter.governor, self._counts, self._flights, self._meter.turn
+        captured = self._captured
 
         def launch(args: Sequence[Any]) -> Flight | None:
             if self.off:
@@ -207,34 +213,34 @@ class PythonProbe(Probe):
                 group = known.get(id(pg))
                 if group is None or group.ref() is not pg:
                     group = self.group_of(pg)
-                flags, size, dtype, device = self._measure(op, args, group)
-                # Trailing arguments that have their default (async_op=True) do not arrive; p2p has no such argument.
-                if async_at is not None and (len(args) <= async_at or args[async_at]):
-                    flags |= ev.ASYNC
+                flags, size, dtype, device = about(op, args, group)
                 peer = group.global_rank(args[peer_at]) if peer_at is not None else -1
+                tag = args[tag_at] if tag_at is not None else 0
+                code = codes.get(name) or self.op_code(name)
+                what = (group, name, code, dtype, peer, tag, size, flags)
+                if captured and device is not None and is_captured(device) and captured.add(Operation(*what)):
+                    return None  # it runs at each replay
                 if is_p2p:
-                    tag = args[tag_at] if tag_at is not None else 0
                     queue, numbered = (name, peer), group.key_of_tag(name, peer, tag)
                 else:
-                    queue, numbered, tag = None, None, 0
+                    queue, numbered = None, None
                 for seq in group.seqs[numbered]:  # noqa: B007 - Group.seqs says why
                     break
-                code = codes.get(name) or self.op_code(name)
                 first = device is not None and group.begins_on_device(queue)
                 mode = governor.mode
                 if mode and (mode == COUNTERS or not is_sampled(seq)):
-                    counts.add((code, group.small_id, flags & _COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
+                    counts.add((code, group.small_id, flags & COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
                     self._only_counted(group, queue, args[0])
                     self._spent(entered, cost_of, self.ring)
                     return None
                 head = (code, dtype, group.small_id, peer, tag, size, now, seq & ring.STAMP_MASK)
-                slot = writer.begin(*head, 0, 0, 0, flags, 0, 0)
+                # On a device a thousand may be queued: `_in_flight` enters only the next one of each queue.
+                slot = writer.begin(*head, 0, 0, 0, flags, 0, 0) if device is None else -1
                 flight = flights[slot] = Flight(head, now, flags, group, queue, slot, device is None)
-                if queue in group.skipped:
-                    group.skipped.discard(queue)
-                    flight.after_skipped = True
+                flight.after_skipped = group.take_skipped(queue)
                 if device is not None:
-                    flight.watch = self.devices.launch(device, pg, bool(flags & ev.ASYNC), first)
+                    self.exposure.known = False
+                    flight.watch = self.devices.launch(device, pg, is_p2p or bool(flags & ev.ASYNC), first)
                 flight.cost_of = cost_of
                 self._spent(entered, cost_of, self.ring)
                 return flight
@@ -249,32 +255,6 @@ class PythonProbe(Probe):
         group.skipped.add(queue)
         self.pending.overtaken(outputs)
         self._skipped = True
-
-    def _measure(self, op: C10dOp, args: Sequence[Any], group: Group) -> tuple[int, int, int, torch.device | None]:
-        """Return flags, size in bytes and dtype id of an operation, and its device, ``None`` for the CPU."""
-        flags = 0 if group.aligned else ev.UNALIGNED
-        if op.measure is Measure.NONE:
-            device = device_of(args[0])
-            return flags | ev.NO_SIZE | (ev.ON_DEVICE if device else 0), 0, ev.NO_DTYPE, device
-        tensors, factor = MEASURES[op.measure](args, group.size)
-        if not tensors:
-            return flags, 0, ev.NO_DTYPE, None
-        first = tensors[0]
-        dtype = self._torch_dtypes.get(first.dtype) or self._add_dtype(first.dtype)
-        device = None if first.is_cpu else first.device
-        if device is not None:
-            flags |= ev.ON_DEVICE
-            self.exposure.known = False
-        single = len(tensors) == 1
-        strided = first.layout is torch.strided if single else all(t.layout is torch.strided for t in tensors)
-        if not strided:  # sparse: its bytes are not in one place
-            return flags | ev.NO_SIZE, 0, dtype, device
-        size = first.nbytes if single else sum([tensor.nbytes for tensor in tensors])
-        return flags, size * factor, dtype, device
-
-    def _add_dtype(self, dtype: torch.dtype) -> int:
-        code = self._torch_dtypes[dtype] = self.dtype_code(str(dtype).removeprefix("torch."))
-        return code
 
     def _follow(self, flight: Flight, out: Any, args: Sequence[Any]) -> None:
         """After the launch, arrange that the end is seen, without keeping objects of the user past it."""
@@ -336,6 +316,15 @@ class PythonProbe(Probe):
         except Exception as error:
             self.fault(error, "at the begin of a wait")
 
+    def _in_flight(self, flight: Flight) -> None:
+        if self.ring is not None and not flight.done:
+            flight.slot = self.ring.begin(*flight.head, 0, 0, 0, flight.flags, 0, 0)
+            self._flights[flight.slot] = flight
+
+    def _reached(self, flight: Flight, now: int) -> None:
+        if self.ring is not None and not flight.done:
+            self.ring.blocked(flight.slot, now)
+
     def finish(
         self, flight: Flight, end: int, timing: int, flag: int = 0, began: int = 0, measured: bool = False
     ) -> None:
@@ -381,6 +370,28 @@ class PythonProbe(Probe):
     def _end_batch(self, pg: Any, work: Any) -> None:
         self.devices.end_batch(pg, work)
 
+    # -- graphs -------------------------------------------------------------------------------
+
+    def capture_begins(self, graph: int) -> None:
+        self._captured.begin(graph)
+
+    def capture_ends(self, graph: int) -> None:
+        self._captured.end(graph)
+
+    def replay(self, graph: int) -> None:
+        if self.ring is None:
+            return
+        cost_of, now = self._meter.turn(_clock(_COARSE)), _now()
+        entered = cpu_now() if cost_of else 0
+        mode = self._meter.governor.mode
+        for operation in self._captured.of(graph):
+            if not operation.write(self.ring, self._counts, mode, now):
+                self._skipped = True
+        self._spent(entered, cost_of, self.ring)
+
+    def forget_graph(self, graph: int) -> None:
+        self._captured.forget(graph)
+
     # -- steps --------------------------------------------------------------------------------
 
     def _write_mark(self, optimizer: int, number: int, began: int, ended: int, flags: int) -> None:
@@ -393,7 +404,7 @@ class PythonProbe(Probe):
             flags |= ev.UNTIMED
         elif exposed is not None:
             flags |= ev.EXPOSED
-        in_flight = min(self.ring.in_flight_now, 0xFFFF)
+        in_flight = min(self.ring.in_flight_now + self.devices.pending, 0xFFFF)
         self.ring.write(
             ev.STEP_MARK, 0, 0, optimizer, 0, exposed or 0, began, number, 0, began, ended, flags, 0, in_flight
         )

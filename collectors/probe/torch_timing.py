@@ -1,8 +1,8 @@
 """How operations on GPUs are timed, and the reason. Chosen once, when the probe is installed.
 
 ``events``: the GPU's own clock, by timing events around each operation, read once it has ended. ``poll``: the end is found
-by polling events without a clock. ``off``: counted only. The probe never waits for the device, and ignores operations that
-are captured into a CUDA graph.
+by polling events without a clock. ``off``: counted only. The probe never waits for the device, and does not time operations
+that are captured into a CUDA graph.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ class Timing(NamedTuple):
         return MODES.index(self.mode)
 
 
-def choose(env: Mapping[str, str], *, runtime: bool) -> Timing:
+def choose(env: Mapping[str, str], *, runtime: bool, rocm: bool = False) -> Timing:
     """Choose how to time operations.
 
     Args:
         runtime: ``has_runtime``: CUDA can be called without disturbing graph captures.
+        rocm: torch was built for ROCm.
     """
     setting = env.get("COMMWATCH_TIMING") or AUTO
     source = f"COMMWATCH_TIMING={setting}"
     if setting not in TIMINGS:
-        return Timing(OFF, f"{source} is none of {', '.join(TIMINGS)}")
+        return Timing(OFF, f"{source}: needs one of {', '.join(TIMINGS)}")
     if setting == OFF:
         return Timing(OFF, source)
     if not runtime:
         return Timing(OFF, "this torch has no CUDA runtime")
-    if setting == AUTO:
-        return Timing(OFF, "timing has not been proven on a real GPU yet; COMMWATCH_TIMING=events or poll asks for it")
-    if setting == EVENTS and env.get(_QUEUES) == "1":
+    if setting == AUTO and rocm:
+        return Timing(OFF, "timing has not been tested on ROCm; COMMWATCH_TIMING=events or poll enables it")
+    if setting in (AUTO, EVENTS) and env.get(_QUEUES) == "1":
         return Timing(POLL, f"{source}, but with {_QUEUES}=1 timing events would serialise compute and communication")
-    return Timing(setting, source)
+    return Timing(EVENTS if setting == AUTO else setting, source)
 
 
 # -- CUDA without names in torch --------------------------------------------------------------

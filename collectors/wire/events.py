@@ -53,7 +53,7 @@ NO_SIZE = 4  # S is not known (sparse tensors, an op without a size)
 UNTIMED = 8  # begin or end was not seen: counted, has no duration; step mark: some operations were only counted
 UNALIGNED = 16  # the probe came after the group was used: counted, never joined
 EXPOSED = 32  # step mark: the exposed time is known
-BLOCKED = 64  # in flight: a thread has been blocked in wait() since ``start_ns``
+BLOCKED = 64  # in flight: a thread has been blocked in wait() since ``start_ns``; on a GPU: the GPU reached it at ``start_ns``
 ON_DEVICE = 128  # ran on a GPU: no CPU thread is blocked in it
 
 #: Larger times (ns), sizes (bytes) and counts are invalid: 146 years, four exabytes.
@@ -102,3 +102,8 @@ class Record(NamedTuple):
     timing: int
     aux: int
     stamp2: int
+
+    @property
+    def begun_ns(self) -> int:
+        """Return when an operation in flight began, in ns: its launch; on a GPU, when the GPU reached it, and 0 before."""
+        return self.start_ns if self.flags & ON_DEVICE else self.launch_ns

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,6 +87,27 @@ def groups() -> None:
             work.wait()
 
 
+def experts() -> None:
+    """Tokens to experts and back, unevenly."""
+    tokens, quarter = data(16), 1 << 14
+    got = torch.empty_like(tokens)
+    splits = [quarter, 3 * quarter] if RANK == 0 else [3 * quarter, quarter]
+    for _ in range(8):
+        busy(1)
+        dist.all_to_all_single(got, tokens, splits, splits)
+        dist.all_to_all_single(tokens, got, splits, splits, async_op=True).wait()
+
+
+def tensors() -> None:
+    """Tensor parallelism, whose operations are functional collectives."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    network = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)).cuda()
+    mesh = init_device_mesh("cuda", (WORLD,))
+    _train(parallelize_module(network, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()}))
+
+
 def captured() -> None:
     """Captures in both modes, each begun with an operation in flight that ends in the midst of it, replayed five times."""
     small, other = data(18), data(10)
@@ -112,6 +133,26 @@ def captured() -> None:
         torch.cuda.synchronize()
 
 
+def replayed() -> None:
+    """A graph with three operations, replayed a hundred times between the same operations outside of it."""
+    whole, part = data(18), data(17)
+
+    def operations() -> None:
+        dist.all_reduce(whole)
+        dist.all_gather_into_tensor(whole, part)
+        dist.all_reduce(part, async_op=True).wait()
+
+    operations()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        operations()
+    for _ in range(100):
+        graph.replay()
+    operations()
+    torch.cuda.synchronize()
+
+
 def steps() -> None:
     """Marked steps of 30 ms: 10 of communication after the computation, then beside it."""
     import commwatch
@@ -126,6 +167,49 @@ def steps() -> None:
             work.wait()
             torch.cuda.synchronize()
     commwatch.step()
+
+
+def late() -> None:
+    """Steps of 100 ms until the job is killed; the GPU of rank 1 computes 30 ms longer than that of rank 0."""
+    _steps_until_killed(lambda: 90 if RANK == 1 else 60)
+
+
+def stuck() -> None:
+    """Steps, and then a computation of an hour on the GPU of rank 1, for which rank 0 waits."""
+    tensor = data(10)
+    for step in range(30):
+        busy(3_600_000 if RANK == 1 and step == 29 else 10)
+        dist.all_reduce(tensor, async_op=True).wait()
+        if step < 29:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+
+
+def ahead() -> None:
+    """The host launches steps of 20 s in advance, two minutes of work in all."""
+    tensor = data(10)
+    for _ in range(6):
+        busy(20_000)
+        for _ in range(5):
+            dist.all_reduce(tensor, async_op=True).wait()
+    torch.cuda.synchronize()
+
+
+def share() -> None:
+    """Steps until the job is killed, first of 60 ms of computation, then, once the folder has a file `calm`, of 400 ms."""
+    calm = Path(sys.argv[2]) / "calm"
+    _steps_until_killed(lambda: 400 if calm.exists() else 60)
+
+
+def _steps_until_killed(compute_ms: Callable[[], float]) -> None:
+    import commwatch
+
+    tensor = data(10)
+    while True:
+        busy(compute_ms())
+        dist.all_reduce(tensor, async_op=True).wait()
+        torch.cuda.synchronize()
+        commwatch.step()
 
 
 def many() -> None:

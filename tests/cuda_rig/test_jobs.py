@@ -1,10 +1,9 @@
-"""The real PyTorch and NCCL on the played driver, under commwatch: what is recorded is what was played (``make test-cuda``)."""
+"""The real PyTorch and NCCL on the played driver, under commwatch without any setting: what is recorded is what was played."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,16 +16,16 @@ import pytest
 
 from commwatch.collectors.node.flight_recorder import Dump, load
 from commwatch.collectors.wire import events as ev
-from tests.cuda_rig.build import TREE, NotAvailable, build
+from tests.cuda_rig.job import command_of, environment
 from tests.e2e.torchjob import RankRecords, digest, read_rings
-from tests.helpers import clean_env, free_port, needs
 
 pytestmark = [pytest.mark.cuda_rig, pytest.mark.timeout(600)]
 
-SCENES = Path(__file__).with_name("scenes.py")
-GPUS = TREE / "tests" / "collectors" / "fake_nvml" / "two_h100.txt"
 #: Scenes in which nothing is captured.
-PLAIN = ("collectives", "messages", "coalesced", "groups", "sharded", "replicated", "many")
+PLAIN = (
+    *("collectives", "messages", "coalesced", "groups", "sharded", "replicated", "many"),
+    *("experts", "tensors"),
+)
 #: Largest error of a duration: this part of it, or so many µs.
 PART, LEAST_US = 0.02, 20.0
 
@@ -46,41 +45,15 @@ Run = Callable[..., Played]
 
 
 @pytest.fixture(scope="module")
-def libraries() -> Path:
-    """The folder of the played driver."""
-    import torch
-
-    needs(torch.version.cuda, "the CUDA build of torch (make test-cuda)")
-    try:
-        return build()
-    except NotAvailable as reason:
-        pytest.skip(f"the played driver cannot be built: {reason}")
-
-
-@pytest.fixture(scope="module")
 def run(libraries: Path, native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs a scene, each with the same settings once."""
 
     @cache
     def run(scene: str, hook: str = "native", **settings: str) -> Played:
         directory = tmp_path_factory.mktemp(scene)
-        env = clean_env(
-            **{
-                "COMMWATCH": "1",
-                "COMMWATCH_DIR": str(directory),
-                "COMMWATCH_HOOK": hook,
-                "COMMWATCH_TIMING": "events",
-                "LD_LIBRARY_PATH": str(libraries),
-                "LD_PRELOAD": str(libraries / "libcuda.so.1"),
-                "FAKE_NVML": str(GPUS),
-                "PLAYED_REPORT": str(directory / "played-%r.json"),
-                "TORCH_FR_BUFFER_SIZE": "20000",
-                "PYTHONWARNINGS": "ignore",
-                **settings,
-            }
-        )
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-        command = [*launcher, str(SCENES), scene, str(directory)]
+        report = str(directory / "played-%r.json")
+        env = environment(libraries, directory, COMMWATCH_HOOK=hook, PLAYED_REPORT=report, **settings)
+        command = command_of(scene, directory)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250, check=False)
         output = done.stdout + done.stderr
         assert (done.returncode, done.stdout.count("is done")) == (0, 2), output[-5000:]
@@ -94,19 +67,29 @@ def run(libraries: Path, native: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("hook", ["native", "python"])
-@pytest.mark.parametrize("scene", PLAIN)
+def test_coalesced(run: Run, hook: str) -> None:
+    """Operations that NCCL runs as one are recorded with the bytes of all; the Flight Recorder has no sizes of them."""
+    played = run("coalesced", hook)
+    for rank, report in zip(played.ranks, played.reports, strict=True):
+        assert rank.lost == 0
+        assert [(rank.op(record), record.size_bytes) for record in rank.operations] == [("all_reduce", 4 << 18)] * 12
+        assert sum(size * count for (_, size), count in ran(report).items()) == 12 * (4 << 18)
+
+
+def sized(op: str, size_bytes: int | None) -> tuple[str, int | None]:
+    """An operation with its size where both have one: NCCL's barrier is an all_reduce, and of a scatter most ranks have one part."""
+    return op, None if op in ("barrier", "scatter") else size_bytes
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+@pytest.mark.parametrize("scene", [scene for scene in PLAIN if scene != "coalesced"])
 def test_every_operation(run: Run, scene: str, hook: str) -> None:
     """Every operation is recorded, with the size that PyTorch's Flight Recorder has, and none is lost or failed."""
     played = run(scene, hook)
     for rank, dump in zip(played.ranks, played.recorder, strict=True):
         assert (rank.lost, dump.cut, dump.unknown) == (0, False, 0)
-        # NCCL's barrier is an all_reduce of one number.
-        expected = Counter(
-            (entry.op, 0 if entry.op == "barrier" else entry.size_bytes)
-            for entry in dump.entries
-            if entry.op != "coalesced"
-        )
-        assert Counter((rank.op(record), record.size_bytes) for record in rank.operations) == expected
+        expected = Counter(sized(entry.op, entry.size_bytes) for entry in dump.entries if entry.op != "coalesced")
+        assert Counter(sized(rank.op(record), record.size_bytes) for record in rank.operations) == expected
         assert not any(record.flags & ev.FAILED for record in rank.operations)
 
 
@@ -116,15 +99,18 @@ def pairs(played: Played) -> Iterator[tuple[ev.Record, dict[str, Any]]]:
     Without those that found their stream idle: their start event is over before their kernel is queued.
     """
     for rank, report in zip(played.ranks, played.reports, strict=True):
-        on_device = [record for record in rank.operations if record.flags & ev.ON_DEVICE]
+        on_device = sorted((r for r in rank.operations if r.flags & ev.ON_DEVICE), key=lambda record: record.launch_ns)
         launches = [record.launch_ns for record in on_device]
         kernel_of = {}
         for kernel in sorted(report["nccl"], key=lambda kernel: int(kernel["queued"])):
             if not kernel["replayed"]:
                 kernel_of[bisect_right(launches, kernel["queued"]) - 1] = kernel
         for number, kernel in kernel_of.items():
-            if number >= 0 and not on_device[number].flags & ev.UNTIMED and kernel["begin"] > kernel["queued"]:
-                yield on_device[number], kernel
+            record = on_device[number]
+            # The launch of a barrier also prepares the number that it sums.
+            timed = not record.flags & ev.UNTIMED and rank.op(record) != "barrier"
+            if number >= 0 and timed and kernel["begin"] > kernel["queued"]:
+                yield record, kernel
 
 
 @pytest.mark.parametrize("scene", PLAIN)
@@ -160,9 +146,34 @@ def test_shares(run: Run) -> None:
 @pytest.mark.parametrize("hook", ["native", "python"])
 def test_captures(run: Run, hook: str) -> None:
     """Captures that begin with an operation in flight are not disturbed."""
-    for report in run("captured", hook).reports:
+    played = run("captured", hook)
+    for rank, report in zip(played.ranks, played.reports, strict=True):
         assert (report["captures"], report["captures_ended"], report["captures_disturbed"]) == (2, 2, 0)
         assert (report["disturbed"], report["missing"]) == ({}, {})
+        assert Counter(("all_reduce", record.size_bytes) for record in rank.operations) == ran(report)
+
+
+#: Names of operations in the driver's report.
+NCCL_NAMES = {"AllReduce": "all_reduce", "AllGather": "all_gather"}
+
+
+def ran(report: dict[str, Any]) -> Counter[tuple[str, int]]:
+    """Operation and size of each kernel of NCCL's that ran, replayed ones included. The driver counts what one rank sends."""
+    operations = [operation.split(":") for kernel in report["nccl"] for operation in kernel["ops"].split()]
+    return Counter((NCCL_NAMES[name], int(size) * (2 if name == "AllGather" else 1)) for name, size in operations)
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_replays(run: Run, hook: str) -> None:
+    """Each replay of a graph counts its operations, with their sizes, and the capture counts none: as many as kernels ran."""
+    played = run("replayed", hook)
+    for rank, report in zip(played.ranks, played.reports, strict=True):
+        assert report["captures_disturbed"] == 0
+        recorded = Counter((rank.op(record), record.size_bytes) for record in rank.operations)
+        assert recorded == ran(report)
+        assert recorded.total() == 3 * (100 + 2)
+        assert sorted(record.seq for record in rank.operations) == list(range(recorded.total()))
+        assert sum(not record.flags & ev.UNTIMED for record in rank.operations) == 5  # the first has no duration
 
 
 def of_ours(report: dict[str, Any]) -> Counter[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from commwatch.alerts.catalogue import shipped
 from commwatch.alerts.model import FIRING, RESOLVED
 from tests import prefork
+from tests.alerts.impatient import impatient
 from tests.e2e.hosts import Host
 from tests.e2e.quiet import PAUSE_S, QuietJob
 from tests.e2e.test_shares import SIZE, TAKES_S
@@ -72,13 +71,6 @@ class Scene:
     def rounds(self) -> float:
         """How often the agent has evaluated its rules."""
         return self.prom.value(ROUNDS) or 0.0
-
-
-def impatient() -> str:
-    """The list as we ship it, but for how long a condition must hold, and how long it is kept."""
-    text, number = re.subn(r"\b((?:keep_firing_)?for): \d+m$", r"\1: 15s", shipped("rules.yaml"), flags=re.MULTILINE)
-    assert number > 30
-    return text
 
 
 def settings(directory: Path, manager: str, webhook: str) -> Path:

@@ -24,8 +24,7 @@ def gpu() -> Path:
 
 def play(directory: Path, gpu: Path, scene: str, **env: str) -> tuple[dict[str, Any], RankRecords]:
     """Run a scene; returns what the GPU saw of us, and the records."""
-    asked = {"COMMWATCH": "0", "COMMWATCH_TIMING": "events", **env}
-    (seen,) = said(alone(directory, "gpu_timing.py", gpu, scene, **asked))
+    (seen,) = said(alone(directory, "gpu_timing.py", gpu, scene, **{"COMMWATCH": "0", **env}))
     rank = after_first(directory)
     assert {r.flags & ev.ON_DEVICE for r in rank.operations} == {ev.ON_DEVICE}
     # Never is a capture disturbed, a thread on no device, or a Work kept past its end.
@@ -45,7 +44,7 @@ def took(record: ev.Record) -> int:
 
 
 def test_gpus_own_clock(hook: str, gpu: Path, tmp_path: Path) -> None:
-    """Durations are the GPU's own, to 0.1 %: without the wait for its inputs, for what is queued before it, or for being looked at."""
+    """Without any setting, durations are the GPU's own, to 0.1 %: without the wait for its inputs, or for what is queued before it."""
     seen, rank = play(tmp_path, gpu, "ops")
     assert rank.identity["timing"]["mode"] == "events"
     assert seen["timed_groups"] == 1
@@ -69,6 +68,14 @@ def test_no_timing_events_with_one_queue(hook: str, gpu: Path, tmp_path: Path) -
         assert 0 < took(record) < COMPUTE_NS
     assert first.start_ns - first.launch_ns >= COMPUTE_NS / 2  # it was put on the stream a moment before
     assert second.start_ns >= first.end_ns
+
+
+@pytest.mark.parametrize("mode", ["events", "poll"])
+def test_in_flight(hook: str, mode: str, gpu: Path, tmp_path: Path) -> None:
+    """Of the operations of one queue the next one is in flight: first it is queued, then the GPU reaches it."""
+    told, _ = said(alone(tmp_path, "gpu_timing.py", gpu, "queued", COMMWATCH="0", COMMWATCH_TIMING=mode))
+    assert told["seen"][0] == [1, False]
+    assert [number for number, reached in told["seen"] if reached] == [1, 2, 3]
 
 
 def test_shorter_than_a_poll(hook: str, gpu: Path, tmp_path: Path) -> None:
@@ -106,10 +113,9 @@ def test_wrong_clock(hook: str, gpu: Path, tmp_path: Path) -> None:
     assert [(record.timing, record.flags & ev.UNTIMED) for record in records] == [(ev.BY_NONE, ev.UNTIMED)] * 2
 
 
-@pytest.mark.parametrize("asked", ["off", "auto"])
-def test_counted_only(hook: str, asked: str, gpu: Path, tmp_path: Path) -> None:
-    """With COMMWATCH_TIMING=off, and unasked, the device is left alone: no event is made, operations have no duration."""
-    seen, rank = play(tmp_path, gpu, "ops", COMMWATCH_TIMING=asked)
+def test_counted_only(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """With COMMWATCH_TIMING=off the device is left alone: no event is made, operations have no duration."""
+    seen, rank = play(tmp_path, gpu, "ops", COMMWATCH_TIMING="off")
     assert (rank.identity["timing"]["mode"], seen["timed_groups"], seen["events"]) == ("off", 0, [0, 0])
     assert [(r.flags & ~ev.ASYNC, r.timing) for r in rank.operations] == [(ev.UNTIMED | ev.ON_DEVICE, ev.BY_NONE)] * 3
 
@@ -120,6 +126,27 @@ def test_capture(hook: str, mode: str, gpu: Path, tmp_path: Path) -> None:
     _, rank = play(tmp_path, gpu, "capture", COMMWATCH_TIMING=mode)
     before, captured, after = rank.operations
     assert [ev.TIMING[r.timing] for r in (before, captured, after)] == [mode, "none", mode]
+
+
+def test_host_far_ahead(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """At most 256 MiB of outputs are kept for timing: with the native hook of those that the user has dropped, the oldest go first."""
+    _, rank = play(tmp_path, gpu, "ahead")
+    timed = [bool(r.flags & ev.UNTIMED) is False for r in sorted(rank.operations, key=lambda r: r.seq)]
+    if hook == "native":
+        assert timed == [True] * 4 + [False] * 20 + [True] * 16
+    else:
+        assert timed == [True] * 16 + [False] * 24
+
+
+def test_graph(hook: str, gpu: Path, tmp_path: Path) -> None:
+    """Operations of a CUDA graph are counted at each replay, with their sizes, and not at the capture; then numbers go on."""
+    _, rank = play(tmp_path, gpu, "graph")
+    *replayed, after = rank.operations
+    assert [(r.flags & ev.ASYNC, r.timing, r.flags & ev.UNTIMED) for r in replayed] == [(1, 0, 8), (0, 0, 8)] * 3
+    assert {r.size_bytes for r in rank.operations} == {1024}
+    assert [r.seq for r in rank.operations] == list(range(1, 8))
+    assert ev.TIMING[after.timing] == "events"
+    assert took(after) == pytest.approx(OP_NS, rel=0.5)
 
 
 def test_batches(hook: str, gpu: Path, tmp_path: Path) -> None:

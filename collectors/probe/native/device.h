@@ -4,7 +4,10 @@
 // avoid disturbing graph captures, have no equivalent in c10.
 #pragma once
 
+#include <ATen/core/ivalue.h>
 #include <c10/core/Event.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -14,10 +17,13 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "completions.h"
 #include "flight.h"
+#include "retention.h"
 
 namespace commwatch {
 
@@ -35,14 +41,14 @@ struct Runtime {
     return found;
   }
 
-  // Whether this stream is being captured into a graph; true if unknown.
-  bool capturing(const c10::Stream& stream) const {
+  // Whether this stream is being captured into a graph; absent if unknown.
+  std::optional<bool> capturing(const c10::Stream& stream) const {
     int status = 0;
     void* handle = nullptr;
-    if (is_capturing == nullptr || !handle_of(stream, &handle, 0)) return true;
+    if (is_capturing == nullptr || !handle_of(stream, &handle, 0)) return std::nullopt;
     if (is_capturing(handle, &status) == 0) return status != 0;
     last_error();  // clear our error, so that torch's next check does not report it
-    return true;
+    return std::nullopt;
   }
 
   // Let this thread's calls not break captures in other threads.
@@ -52,15 +58,21 @@ struct Runtime {
   }
 
  private:
-  // The runtime's handle of a stream; only recent torch has native_handle().
+  // The runtime's handle of a stream. Before torch had native_handle(), only CUDAStream::stream() returns it, which is in a library
+  // that a CPU build does not have; a CUDAStream is one c10::Stream.
   template <class Stream>
   static auto handle_of(const Stream& stream, void** handle, int) -> decltype(stream.native_handle(), bool()) {
     *handle = stream.native_handle();
     return true;
   }
   template <class Stream>
-  static bool handle_of(const Stream&, void**, long) {
-    return false;
+  static bool handle_of(const Stream& stream, void** handle, long) {
+    static void* const library = dlopen("libc10_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    static const auto of_cuda =
+        reinterpret_cast<void* (*)(const Stream*)>(library != nullptr ? dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv") : nullptr);
+    if (of_cuda == nullptr) return false;
+    *handle = of_cuda(&stream);
+    return true;
   }
 
   static Runtime find() {
@@ -136,6 +148,23 @@ inline uint64_t line_of(const void* queue, int64_t part) {
   return std::max<uint64_t>(mixed >> 1, 1);
 }
 
+// Whether the current stream of this device is being captured into a graph; false if unknown.
+inline bool is_capturing(const c10::Device& device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return guard.getDevice() == device && Runtime::get().capturing(guard.getStream(device)).value_or(false);
+}
+
+// The outputs of an operation, which do not keep their memory.
+using Outputs = std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>>;
+
+inline void add_outputs(const c10::IValue& value, Outputs* outputs) {
+  if (value.isList()) {
+    for (const c10::IValue& part : value.toListRef()) add_outputs(part, outputs);
+  } else if (value.isTensor() && value.toTensor().defined()) {
+    outputs->emplace_back(value.toTensor().getIntrusivePtr());
+  }
+}
+
 // What is recorded about one operation at its launch.
 struct OnDevice {
   c10::Device device;
@@ -146,20 +175,27 @@ struct OnDevice {
   Events::Event ready;
   // The first of its queue: it also makes the communicator, or its connections, so its time is not that of an operation.
   bool first = false;
+  // What its Work holds, if it has one.
+  Outputs outputs;
+  // The event after the latest blocking operation of its group.
+  std::shared_ptr<void>* latest_over = nullptr;
+  // Its group, if that group's backend reports the end; what it reports.
+  const void* reporter = nullptr;
+  std::shared_ptr<Report> report;
 };
 
-// Called before the operation. own_times: its Work reports the duration, so no event is needed; it is the next of its `line`.
+// Called before the operation, which is the next of its `line`. own_times: its Work reports the duration.
 inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t line, bool first) {
-  OnDevice noted{device, device_timing().load(), line, nullptr, first};
+  OnDevice noted{device, device_timing().load(), line, nullptr, first, {}, nullptr, nullptr, nullptr};
   if (noted.timing == DeviceTiming::kOff) return noted;
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());
     const c10::Stream stream = guard.getStream(device);
     // An event on another device than the thread's current one would initialize that device as a side effect.
-    if (guard.getDevice() != device || Runtime::get().capturing(stream)) {
+    if (guard.getDevice() != device || Runtime::get().capturing(stream).value_or(true)) {
       noted.timing = DeviceTiming::kOff;
-    } else if (noted.timing == DeviceTiming::kPoll || !own_times) {
-      noted.ready = Events::record(stream, noted.timing == DeviceTiming::kEvents);
+    } else {
+      noted.ready = Events::record(stream, noted.timing == DeviceTiming::kEvents && !own_times);
     }
   } catch (const std::exception& error) {
     leave_devices_alone(error.what());
@@ -168,19 +204,27 @@ inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t li
   return noted;
 }
 
+// The events of an operation lie within its time on the host. If their distance does not, they do not measure it.
+inline bool plausible(int64_t took_ns, uint64_t at_most_ns) {
+  return took_ns <= 0 || static_cast<uint64_t>(took_ns) <= at_most_ns + at_most_ns / 100 + 100'000;
+}
+
 // Watches operations on a device until they are over: one, or all of a batch, which begin and end together.
-class DeviceWatch {
+class DeviceWatch : public Watch {
  public:
   using Works = c10::intrusive_ptr<c10d::Work>;
 
   // Called after the operation, in its thread. work: null if the operation runs on the current stream, as blocking ones do
   // on NCCL since torch 2.8.
   DeviceWatch(OnDevice noted, Works work, std::vector<std::shared_ptr<Flight>> flights)
-      : noted_(std::move(noted)), work_(std::move(work)), flights_(std::move(flights)) {
-    if (work_) return;
+      : noted_(std::move(noted)), work_(std::move(work)), report_(noted_.report), flights_(std::move(flights)) {
+    if (work_ || report_) return;
     const c10::impl::VirtualGuardImpl guard(noted_.device.type());
     const c10::Stream stream = guard.getStream(noted_.device);
     over_ = Events::record(stream, timed());
+    if (timed() && noted_.latest_over != nullptr) {
+      before_ = std::static_pointer_cast<c10::Event>(std::atomic_exchange(noted_.latest_over, std::shared_ptr<void>(over_)));
+    }
     noted_.line = line_of(nullptr, static_cast<int64_t>(std::hash<c10::Stream>()(stream)));
   }
 
@@ -193,7 +237,7 @@ class DeviceWatch {
   // Called in the poller's thread; returns true once there is nothing left to watch.
   bool look() {
     try {
-      if (device_timing().load() == DeviceTiming::kOff) return true;
+      if (device_timing().load() == DeviceTiming::kOff || flights_.empty()) return true;
       prepare();
       return looked();
     } catch (const std::exception& error) {
@@ -202,6 +246,25 @@ class DeviceWatch {
       leave_devices_alone("unknown exception");
     }
     return true;
+  }
+
+  // Called in the poller's thread, as is the next one.
+  uint64_t kept_bytes() const override {
+    if (!work_ || work_.use_count() > 1) return 0;
+    uint64_t bytes = 0;
+    for (const auto& output : noted_.outputs) {
+      const auto tensor = output.lock();
+      // References: ours, the Work's, and one of the Python object, which in newer torch lives as long as the tensor. So a tensor that
+      // only one Python object holds counts, too.
+      const bool alone = tensor.defined() && tensor.use_count() <= 3 && tensor->has_storage() && tensor->storage().use_count() == 1;
+      if (alone) bytes += tensor->storage().nbytes();
+    }
+    return bytes;
+  }
+
+  void let_go() override {
+    work_.reset();
+    flights_.clear();
   }
 
  private:
@@ -213,25 +276,21 @@ class DeviceWatch {
     if (on == noted_.device.index()) return;
     const c10::impl::VirtualGuardImpl guard(noted_.device.type());
     guard.setDevice(noted_.device);
-    TORCH_CHECK(Runtime::get().step_aside(), "the CUDA runtime does not let us out of the way of graph captures");
+    TORCH_CHECK(Runtime::get().step_aside(), "the CUDA runtime cannot exempt this thread from graph captures");
     on = noted_.device.index();
   }
 
   bool looked() {
-    if (noted_.ready && !timed()) {
-      if (!noted_.ready->query()) {
-        not_ready_ = true;
-      } else {
-        noted_.ready.reset();
-        if (not_ready_) began_ns_ = now_ns();  // the begin was observed
-      }
+    if (!next_) {
+      next_ = true;
+      for (auto& flight : flights_) flight->is_next();
     }
-    const bool begun = !noted_.ready;
-    if (work_ ? !work_->isCompleted() : !over_->query()) {
-      seen_running_ = begun;
+    if (!reached_ && !has_reached()) return false;
+    if (report_ ? report_->end_ns.load() == 0 : work_ ? !work_->isCompleted() : !over_->query()) {
+      seen_running_ = true;
       return false;
     }
-    const uint64_t now = now_ns();  // not before the query, which may wait for a lock of the backend
+    const uint64_t now = report_ ? report_->end_ns.load() : now_ns();  // not before the query, which may wait for a lock of the backend
     const uint8_t failed = work_ && work_->exception() ? format::kFailed : 0;
     if (failed != 0 || (!timed() && seen_running_ && !noted_.first)) {
       for (auto& flight : flights_) flight->finish(now, format::kByPoll, failed, began_ns_);
@@ -246,17 +305,32 @@ class DeviceWatch {
     return true;  // without a duration, the flight's destructor finishes it without one
   }
 
-  // The events lie within the operation's time on the host. If their distance does not, they do not measure it.
+  // Returns whether the device has reached the operations. Until then, they cannot be over.
+  bool has_reached() {
+    if (noted_.ready && !noted_.ready->query()) {
+      not_ready_ = true;
+      return false;
+    }
+    reached_ = true;
+    const uint64_t now = now_ns();
+    if (not_ready_) began_ns_ = now;  // the begin was observed
+    for (auto& flight : flights_) flight->reached(now);
+    if (!over_) noted_.ready.reset();  // with `over_`, it is the begin of the duration
+    return true;
+  }
+
   static void check(int64_t took_ns, uint64_t at_most_ns) {
-    const bool plausible = took_ns <= 0 || static_cast<uint64_t>(took_ns) <= at_most_ns + at_most_ns / 100 + 100'000;
-    TORCH_CHECK(plausible, "its clock measured ", took_ns / 1000, " µs for an operation of at most ", at_most_ns / 1000, " µs");
+    TORCH_CHECK(plausible(took_ns, at_most_ns), "its clock measured ", took_ns / 1000, " µs for an operation of at most ", at_most_ns / 1000, " µs");
   }
 
   // Duration in ns by the device's own clock; -1: unknown.
   int64_t duration_ns() const {
+    if (report_) return report_->took_ns;
     double ms = -1;
     if (!work_) {
       ms = noted_.ready ? noted_.ready->elapsedTime(*over_) : -1;
+      // NCCL runs the operations of a group one after another, on whatever streams they are: FSDP has two.
+      if (before_ && before_->device() == over_->device() && before_->query()) ms = std::min(ms, before_->elapsedTime(*over_));
     } else if (works_tell().load()) {
       try {
         ms = work_->getDuration();
@@ -274,8 +348,12 @@ class DeviceWatch {
 
   OnDevice noted_;
   Works work_;
-  Events::Event over_;
+  const std::shared_ptr<Report> report_;
+  std::shared_ptr<c10::Event> over_;
+  std::shared_ptr<c10::Event> before_;  // that of the group's operation before it
   std::vector<std::shared_ptr<Flight>> flights_;
+  bool next_ = false;  // it is the first of its line
+  bool reached_ = false;
   bool not_ready_ = false;
   bool seen_running_ = false;  // by an earlier poll, so that begin and end are known to the interval of the polls
   uint64_t began_ns_ = 0;

@@ -64,6 +64,9 @@ class Cost {
 
 // One operation between its launch and its record. If the last reference is released before its end was seen, its record has
 // no duration.
+//
+// On the CPU it is in the ring's table of operations in flight from its launch on. On a device a thousand may be queued; there it is in the
+// table once it is the next of its queue, and marked as blocked once the device has reached it.
 class Flight {
  public:
   // head: op, dtype, group, peer, tag, size, launch, seq and flags of the record to come.
@@ -77,8 +80,9 @@ class Flight {
         p2p_(p2p),
         after_skipped_(queue.skipped.load(std::memory_order_relaxed) && queue.skipped.exchange(false)),
         record_(head),
-        slot_(ring_.begin(head)) {
+        slot_(on_cpu ? ring_.begin(head) : -1) {
     session.enter();
+    if (!on_cpu) session.queued.fetch_add(1, std::memory_order_relaxed);
   }
 
   Flight(const Flight&) = delete;
@@ -86,7 +90,18 @@ class Flight {
 
   ~Flight() {
     finish(now_ns(), format::kByNone, format::kUntimed);
+    if (!on_cpu) session_.queued.fetch_sub(1, std::memory_order_relaxed);
     session_.leave();
+  }
+
+  // On a device: it is the next of its queue. Called, as the next one, in the thread that will call `finish`.
+  void is_next() {
+    if (!inherited() && !done_.load() && slot_ < 0) slot_ = ring_.begin(record_);
+  }
+
+  // On a device, which has reached it.
+  void reached(uint64_t now) {
+    if (!inherited() && !done_.load()) ring_.blocked(slot_, now);
   }
 
   // The operation continues after its call: count it as in flight for the exposed time.
@@ -146,7 +161,7 @@ class Flight {
   const bool p2p_;
   const bool after_skipped_;
   Record record_;
-  const int slot_;
+  int slot_;
   const uint32_t life_ = forks.load(std::memory_order_relaxed);
   std::atomic<bool> done_{false};
   std::atomic<bool> watched_{false};

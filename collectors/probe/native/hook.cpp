@@ -12,16 +12,17 @@
 #include <torch/version.h>
 
 #include <system_error>
-#include <typeinfo>
 
 #include "aside.h"
+#include "completions.h"
 #include "device.h"
+#include "ending.h"
 #include "flight.h"
+#include "sizes.h"
 
 namespace commwatch {
 namespace {
 
-using c10::IValue;
 using torch::jit::Stack;
 
 std::atomic<Session*> current{nullptr};
@@ -61,186 +62,7 @@ struct Op {
   int tag_at;
 };
 
-// -- sizes, as nccl-tests counts them
-
-struct Size {
-  const at::Tensor* first = nullptr;
-  uint64_t bytes = 0;
-  bool known = true;
-};
-
-void count(const IValue& value, Size* size) {
-  if (value.isList()) {
-    for (const IValue& part : value.toListRef()) count(part, size);
-  } else if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    if (size->first == nullptr) size->first = &tensor;
-    if (!tensor.defined() || tensor.layout() != c10::kStrided) {
-      size->known = false;  // sparse: its bytes are not contiguous
-    } else {
-      size->bytes += tensor.nbytes();
-    }
-  }
-}
-
-Size size_of(const IValue& value, uint64_t factor = 1) {
-  Size size;
-  count(value, &size);
-  size.bytes *= factor;
-  return size;
-}
-
-Size measured(format::Measure measure, const IValue* args, uint64_t group_size) {
-  switch (measure) {
-    case format::Measure::kFirst:
-      return size_of(args[0]);
-    case format::Measure::kSecond:
-      return size_of(args[1]);
-    case format::Measure::kGathered:  // outputs, on the root only
-      return args[0].toListRef().empty() ? size_of(args[1], group_size) : size_of(args[0]);
-    case format::Measure::kScattered:  // inputs, on the root only
-      return args[1].toListRef().empty() ? size_of(args[0], group_size) : size_of(args[1]);
-    case format::Measure::kLarger: {
-      const Size output = size_of(args[0]), input = size_of(args[1]);
-      return output.bytes >= input.bytes ? output : input;
-    }
-    case format::Measure::kNone:
-      break;
-  }
-  Size none = size_of(args[0]);
-  none.bytes = 0;
-  none.known = false;
-  return none;
-}
-
-// -- the end of an operation
-
-template <class Work>
-c10::intrusive_ptr<c10::ivalue::Future> future_result_of(Work& work) {
-  if constexpr (requires { work.getFutureResult(); }) {
-    return work.getFutureResult();
-  } else {
-    return nullptr;
-  }
-}
-
-// Wraps a Work that has no future and cannot report completion (Gloo's send, recv, reduce_scatter). Forwards every call
-// and records the waits, because only a wait shows the end.
-class WatchedWork : public c10d::Work {
- public:
-  WatchedWork(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight)
-      : Work(-1, work->retrieveOpType()), work_(std::move(work)), flight_(std::move(flight)) {}
-
-  bool wait(std::chrono::milliseconds timeout) override {
-    flight_->wait_begins();
-    try {
-      const bool result = work_->wait(timeout);
-      flight_->finish(now_ns(), format::kByWait);
-      return result;
-    } catch (...) {
-      flight_->finish(now_ns(), format::kByWait, format::kFailed);
-      throw;
-    }
-  }
-
-  bool isCompleted() override {
-    const bool completed = work_->isCompleted();
-    if (completed && !flight_->done()) {
-      flight_->finish(now_ns(), format::kByPoll, work_->exception() ? format::kFailed : 0);
-    }
-    return completed;
-  }
-
-  bool isSuccess() const override { return work_->isSuccess(); }
-  std::exception_ptr exception() const override { return work_->exception(); }
-  int sourceRank() const override { return work_->sourceRank(); }
-  std::vector<at::Tensor> result() override { return work_->result(); }
-  void synchronize() override { work_->synchronize(); }
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
-  void blockCurrentStream() override { work_->blockCurrentStream(); }
-#endif
-  void abort() override { work_->abort(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
-  // An override only if this torch has the function; 2.5 does not.
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() { return future_result_of(*work_); }
-  float getDuration() const override { return work_->getDuration(); }
-  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
-
- private:
-  const c10::intrusive_ptr<c10d::Work> work_;
-  const std::shared_ptr<Flight> flight_;
-};
-
-enum class Ending : uint8_t { kUntried, kFuture, kWait, kPoll, kNone };
-
-struct TypeKey {
-  const std::type_info* type;
-  bool operator==(const TypeKey& other) const { return *type == *other.type; }
-};
-
-// How each kind of Work reports its end. Determined once per kind: a Work without a future throws, which is expensive.
-Few<TypeKey, std::atomic<Ending>>& endings() {
-  static auto* known = new Few<TypeKey, std::atomic<Ending>>;
-  return *known;
-}
-
-Ending without_future(const std::string& type) {
-  const auto is = [&type](const char* part) { return type.find(part) != std::string::npos; };
-  if (is("ProcessGroupGloo") || is("LambdaWork")) return Ending::kWait;
-  // Written in Python: polling it from another thread would take the GIL, and a wrapper would hide its class.
-  return is("PyWork") || is("PythonCallbackWork") ? Ending::kNone : Ending::kPoll;
-}
-
-void follow_future(c10::ivalue::Future& future, std::shared_ptr<Flight> flight) {
-  const auto finish = [](Flight& over, c10::ivalue::Future& ended) {
-    over.finish(now_ns(), format::kByFuture, ended.hasError() ? format::kFailed : 0);
-  };
-  if (future.completed()) {
-    finish(*flight, future);
-    return;
-  }
-  flight->watch(now_ns());
-  future.addCallback([flight = std::move(flight), finish](c10::ivalue::Future& ended) { finish(*flight, ended); },
-                     /*uses_future=*/false);
-}
-
-void follow_by_looking(Session& session, c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight) {
-  if (flight->on_cpu && !flight->p2p()) flight->watch(now_ns());
-  session.poller().add([work = std::move(work), flight = std::move(flight)] {
-    try {
-      if (!work->isCompleted()) return false;
-      // Not isSuccess(): NCCL's Work no longer supports it, and throws.
-      flight->finish(now_ns(), format::kByPoll, work->exception() ? format::kFailed : 0);
-    } catch (...) {  // the operation failed; its owner gets the error from its own wait
-      flight->finish(now_ns(), format::kByPoll, format::kFailed);
-    }
-    return true;
-  });
-}
-
-void follow_on_cpu(Session& session, IValue& result, c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight) {
-  const c10d::Work& held = *work;
-  std::atomic<Ending>& ending = endings()[TypeKey{&typeid(held)}];
-  if (ending.load() <= Ending::kFuture) {
-    c10::intrusive_ptr<c10::ivalue::Future> future;
-    try {
-      future = work->getFuture();
-    } catch (const std::exception&) {
-    }
-    ending.store(future ? Ending::kFuture : without_future(typeid(held).name()));
-    if (future) return follow_future(*future, std::move(flight));
-  }
-  switch (ending.load()) {
-    case Ending::kWait:
-      if (!flight->p2p()) flight->watch(now_ns());
-      result = IValue(c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<WatchedWork>(std::move(work), std::move(flight))));
-      return;
-    case Ending::kPoll:
-      return follow_by_looking(session, std::move(work), std::move(flight));
-    default:
-      flight->finish(now_ns(), format::kByNone, format::kUntimed);
-  }
-}
+// -- batches
 
 // Operations between `_start_coalescing` and `_end_coalescing` of a process group. Their Works never complete; only the
 // Work that `_end_coalescing` returns does. All of this happens in one thread, so the batches are thread-local.
@@ -273,8 +95,12 @@ std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
 
 void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, std::vector<std::shared_ptr<Flight>> flights) {
   try {
+    if (noted.reporter != nullptr && work) noted.report = expected_of(noted.reporter, *work);
+    if (noted.report) work.reset();
+    const bool holds = static_cast<bool>(work);
     auto watch = std::make_shared<DeviceWatch>(std::move(noted), std::move(work), std::move(flights));
     const uint64_t line = watch->line();
+    if (holds && session.retention.add(watch)) session.poller().add([&session] { return session.retention.check(now_ns()); });
     session.poller().add([watch = std::move(watch)] { return watch->look(); }, line);
   } catch (const std::exception& error) {
     leave_devices_alone(error.what());
@@ -294,7 +120,9 @@ void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup
 void have_times(Group& group, c10d::ProcessGroup& process_group, const c10::Device& device) {
   if (device_timing().load() != DeviceTiming::kEvents || group.times_asked.exchange(true)) return;
   try {
-    process_group.getBackend(device.type())->enableCollectivesTiming();
+    const auto backend = process_group.getBackend(device.type());
+    backend->enableCollectivesTiming();
+    group.reports_ends.store(reports_completions(&process_group, *backend));
   } catch (const std::exception&) {  // the backend has no timing; ends are still detected
   }
 }
@@ -334,6 +162,39 @@ uint8_t dtype_of(Session& session, c10::ScalarType type) {
     aside([&] { code.store(static_cast<uint8_t>(session.python.add_dtype(name.c_str()))); });
   }
   return code.load();
+}
+
+// Gives an operation the next number of its queue, which it returns.
+Queue& numbered(Group& group, bool p2p, Record* record) {
+  if (!p2p) {
+    record->seq = group.next_seq.fetch_add(1);
+    return group.collectives;
+  }
+  Peer& peer = group.peers[PeerKey{record->op, record->peer}];
+  record->seq = peer.numbers.next(record->tag);
+  return peer;
+}
+
+// Returns whether an operation gets a record of its own. If not, counts it.
+bool records(Session& session, Group& group, Queue& queue, bool p2p, const Record& record) {
+  if (session.records(record.seq)) return true;
+  group.count(record, p2p);
+  queue.skipped.store(true, std::memory_order_relaxed);
+  session.skipped();
+  return false;
+}
+
+// An operation of a graph that is replayed: its times are unknown.
+void replayed(Session& session, const Captured& operation, uint64_t now) {
+  Group* const group = session.find(operation.group, operation.name);
+  if (group == nullptr) return;  // destroyed, and with it the graph's communicator
+  Record record = operation.record;
+  record.launch_ns = record.start_ns = record.end_ns = now;
+  Queue& queue = numbered(*group, operation.p2p, &record);
+  if (!records(session, *group, queue, operation.p2p, record)) return;
+  record.flags |= format::kUntimed;
+  record.timing = format::kByNone;
+  session.ring()->write(record);
 }
 
 struct Launched {
@@ -404,28 +265,27 @@ struct Kernel : c10::OperatorKernel {
     if (op.peer_at >= 0) record.peer = group->global_rank(args[op.peer_at].toInt());
     if (code.load() == 0) aside([&] { code.store(session.python.add_op(op.name.c_str())); });
     record.op = static_cast<uint8_t>(code.load());
-    Queue* queue = &group->collectives;
-    if (op.p2p) {
-      record.tag = op.tag_at >= 0 ? static_cast<int32_t>(args[op.tag_at].toInt()) : 0;
-      Peer& peer = group->peers[PeerKey{record.op, record.peer}];
-      queue = &peer;
-      record.seq = peer.numbers.next(record.tag);
-    } else {
-      record.seq = group->next_seq.fetch_add(1);
+    if (op.p2p && op.tag_at >= 0) record.tag = static_cast<int32_t>(args[op.tag_at].toInt());
+    if (device && session.graphs.capturing() && is_capturing(*device) &&
+        session.graphs.add(Captured{group->address, group->name, op.p2p, record})) {
+      return {};  // it runs at each replay
     }
-    const bool first = device && !queue->on_device.load(std::memory_order_relaxed) && !queue->on_device.exchange(true);
-    if (!session.records(record.seq)) {
-      group->count(record, op.p2p);
-      queue->skipped.store(true, std::memory_order_relaxed);
-      session.skipped();
-      return {};
-    }
-    launched.flight = std::make_shared<Flight>(session, *queue, op.p2p, !device.has_value(), cost_of, record);
+    Queue& queue = numbered(*group, op.p2p, &record);
+    const bool first = device && !queue.on_device.load(std::memory_order_relaxed) && !queue.on_device.exchange(true);
+    if (!records(session, *group, queue, op.p2p, record)) return {};
+    launched.flight = std::make_shared<Flight>(session, queue, op.p2p, !device.has_value(), cost_of, record);
     if (device) {
       have_times(*group, process_group, *device);
       // One stream for each device of a group, and one for each peer.
       const uint64_t line = line_of(&process_group, (op.p2p ? record.peer + 1 : 0) * int64_t{256} + device->index());
-      launched.noted = launch_on(*device, (record.flags & format::kAsync) != 0, line, first);
+      const bool own_times = op.p2p || (record.flags & format::kAsync) != 0;
+      launched.noted = launch_on(*device, own_times, line, first);
+      launched.noted->latest_over = &group->latest_over;
+      if (group->reports_ends.load()) {
+        launched.noted->reporter = &process_group;
+      } else if (own_times) {
+        add_outputs(args[0], &launched.noted->outputs);
+      }
     }
     return launched;
   }
@@ -497,6 +357,7 @@ void batch_ends(const std::optional<c10::intrusive_ptr<c10d::Work>>& work, const
   std::optional<Batch> batch = take_batch(group.get());
   if (entered.get() == nullptr || !batch || !batch->last) return;
   batch->last->line = line_of(group.get(), -1);
+  batch->last->outputs.clear();  // the Work of a batch holds none
   look_after(*entered.get(), std::move(*batch->last), work.value_or(nullptr), std::move(batch->flights));
 }
 
@@ -549,7 +410,6 @@ COMMWATCH_API void cw_unhook() {
 // Set how operations on devices are timed from now on; numbers as in torch_timing.py.
 COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_cast<DeviceTiming>(timing)); }
 
-
 // Begin to record. training_thread: its CPU clock; budget: fraction of the time that the probe may take. Returns the session.
 COMMWATCH_API void* cw_install(int (*open)(void*, int, int, int), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),
                               int (*add_op)(const char*), int training_thread, double budget) {
@@ -597,6 +457,30 @@ COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, ui
   record.seq = number;
   record.flags = flags;
   entered.get()->mark(record);
+}
+
+// A capture of a graph begins in this thread; it has ended; the graph is replayed; it was destroyed. graph: a number used only once.
+COMMWATCH_API void cw_capture_begins(uint64_t graph) {
+  const Entered entered;
+  if (entered.get() != nullptr) entered.get()->graphs.begin(graph);
+}
+
+COMMWATCH_API void cw_capture_ends(uint64_t graph) {
+  const Entered entered;
+  if (entered.get() != nullptr) entered.get()->graphs.end(graph);
+}
+
+COMMWATCH_API void cw_replay(uint64_t graph) {
+  const Entered entered;
+  Session* const session = entered.get();
+  if (session == nullptr || session->ring() == nullptr || session->off.load(std::memory_order_relaxed)) return;
+  const Cost cost(*session, Cost::due());
+  session->graphs.each(graph, [session, now = now_ns()](const Captured& operation) { replayed(*session, operation, now); });
+}
+
+COMMWATCH_API void cw_forget_graph(uint64_t graph) {
+  const Entered entered;
+  if (entered.get() != nullptr) entered.get()->graphs.forget(graph);
 }
 
 // Switch the probe off after a fault on the Python side.

@@ -239,6 +239,10 @@ class Library:
         ]
         self.forget_group = quick.cw_forget_group
         self.forget_group.argtypes = [ctypes.c_char_p]
+        graphs = quick.cw_capture_begins, quick.cw_capture_ends, quick.cw_replay, quick.cw_forget_graph
+        for function in graphs:
+            function.argtypes = [ctypes.c_uint64]
+        self.capture_begins, self.capture_ends, self.replay, self.forget_graph = graphs
         self.mark = quick.cw_mark
         self.mark.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8]
         self.switch_off = quick.cw_switch_off

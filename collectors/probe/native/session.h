@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -19,8 +20,10 @@
 #include "aside.h"
 #include "exposure.h"
 #include "governor.h"
+#include "graphs.h"
 #include "groups.h"
 #include "poller.h"
+#include "retention.h"
 #include "ring.h"
 
 namespace commwatch {
@@ -181,7 +184,8 @@ class Session {
       record.flags |= format::kExposed;
       record.size_bytes = static_cast<uint64_t>(exposed);
     }
-    record.aux = static_cast<uint16_t>(ring->in_flight_now());
+    const uint32_t in_flight = static_cast<uint32_t>(ring->in_flight_now()) + queued.load(std::memory_order_relaxed);
+    record.aux = static_cast<uint16_t>(std::min<uint32_t>(in_flight, UINT16_MAX));
     ring->write(record);
   }
 
@@ -204,6 +208,10 @@ class Session {
   const Python python;
   std::atomic<bool> off{false};
   Exposure exposure;
+  Graphs graphs;
+  Retention retention;
+  // Operations on devices that have not ended.
+  std::atomic<uint32_t> queued{0};
   Few<int, std::atomic<uint8_t>> dtypes;
 
  private:

@@ -58,6 +58,20 @@ def test_latest_error(later: list[tuple[int, ...]], in_flight: list[tuple[int, .
     assert (failed.op, failed.peer, failed.is_latest) == ("recv", 1, is_latest)
 
 
+@pytest.mark.parametrize(
+    ("flags", "queued", "waited_s"), [(ev.ON_DEVICE, True, None), (ev.ON_DEVICE | ev.BLOCKED, False, 3.0)]
+)
+def test_in_flight_on_a_gpu(flags: int, queued: bool, waited_s: float | None) -> None:
+    """On a GPU an operation is queued until the GPU reaches it, and pending, with its age, from there on."""
+    totals = rank(Aggregate(), 0)
+    reached_ns = 0 if queued else NOW - 3 * S
+    fields = operation(start_ns=reached_ns, end_ns=0, launch_ns=NOW - 60 * S, seq=7, flags=flags)
+    totals.in_flight = [ev.Record._make((1, *fields, 1))]
+    (op,) = view("job", totals, NOW).in_flight
+    assert (op.queued, op.waited_s, op.age_s) == (queued, waited_s, 60.0)
+    assert [record.begun_ns for record in totals.pending()] == ([] if queued else [reached_ns])
+
+
 def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:
     """What the intake writes down of a rank that lives no more."""
     book.alive, book.closed_properly, book.gone_ns = False, properly, gone_ns

@@ -84,6 +84,24 @@ def test_missing_rank(missing: RankView | None, kind: str, cause: str, says: str
     assert (verdict.group_id, verdict.seq, verdict.op, verdict.since_s) == ("w", 7, "all_reduce", 60.0)
 
 
+def test_queued_on_a_gpu() -> None:
+    """A rank whose GPU has not reached an operation has not joined it, however long ago it was launched; time counts from there on."""
+    reached, queued = op(blocked=True, waited_s=12.0), op(queued=True)
+    (verdict,) = judged(*(rank(n, reached) for n in (0, 1, 2)), rank(3, queued))
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.since_s) == ("stalled", "not_joined", [3], 12.0)
+    assert judged(*(rank(n, op(blocked=True, waited_s=HANG_S - 1)) for n in (0, 1, 2)), rank(3, queued)) == []
+    assert judged(*(rank(n, queued) for n in range(4))) == []
+
+
+def test_message_queued_on_a_gpu() -> None:
+    """A message that the peer's GPU has not reached is not there yet."""
+    sent = op("send", peer=1, tag=0, blocked=True, waited_s=12.0)
+    (verdict,) = judged(rank(0, sent), rank(1, op("recv", peer=0, tag=0, queued=True)), rank(2), rank(3))
+    assert (verdict.kind, verdict.ranks, verdict.waiting) == ("stalled", [1], [0])
+    met = op("recv", peer=0, tag=0, blocked=True, waited_s=12.0)
+    assert {each.cause for each in judged(rank(0, sent), rank(1, met), rank(2), rank(3))} == {"stuck"}
+
+
 def test_no_room_to_say_so() -> None:
     """A rank whose table of operations in flight was full lately may be inside unseen, so no rank is blamed; if that was long ago, it is."""
     assert judged(*WAITING, rank(3, overflow_s=90.0)) == []

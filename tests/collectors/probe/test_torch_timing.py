@@ -17,21 +17,27 @@ def asked(mode: str, **more: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("env", "mode", "because"),
     [
-        ({}, "off", "not been proven on a real GPU yet"),
-        (asked("auto", **ONE_QUEUE), "off", "COMMWATCH_TIMING=events or poll asks for it"),
+        ({}, "events", "COMMWATCH_TIMING=auto"),
+        (asked("auto", **ONE_QUEUE), "poll", "COMMWATCH_TIMING=auto, but with"),
         (asked("events"), "events", "COMMWATCH_TIMING=events"),
         (asked("events", CUDA_DEVICE_MAX_CONNECTIONS="8"), "events", "COMMWATCH_TIMING=events"),
         (asked("events", **ONE_QUEUE), "poll", "COMMWATCH_TIMING=events, but with"),
         (asked("poll", **ONE_QUEUE), "poll", "COMMWATCH_TIMING=poll"),
         (asked("off"), "off", "COMMWATCH_TIMING=off"),
-        (asked("sometimes"), "off", "COMMWATCH_TIMING=sometimes is none of auto, off, poll, events"),
+        (asked("sometimes"), "off", "COMMWATCH_TIMING=sometimes: needs one of auto, off, poll, events"),
     ],
 )
 def test_choice(env: dict[str, str], mode: str, because: str) -> None:
-    """An unproven method is used only on request, and an unsafe one never, even on request."""
+    """By default, operations are timed by events. Where timing events would slow the job, they are polled, even if events are set."""
     timing = choose(env, runtime=True)
     assert timing.mode == mode
     assert because in timing.reason
+
+
+@pytest.mark.parametrize(("mode", "chosen"), [("auto", "off"), ("events", "events"), ("poll", "poll")])
+def test_rocm(mode: str, chosen: str) -> None:
+    """On ROCm, where timing has not been tested, operations are timed only on request."""
+    assert choose(asked(mode), runtime=True, rocm=True).mode == chosen
 
 
 @pytest.mark.parametrize("mode", ["auto", "events", "poll"])

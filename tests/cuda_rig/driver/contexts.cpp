@@ -79,6 +79,9 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   });
 }
 
+// Of CUDA before 11; PyTorch looks it up when a graph is destroyed.
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return cuDevicePrimaryCtxRelease_v2(device); }
+
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
   return play(__func__, [&] { return answer(&primary(device)->flags, flags); });
 }

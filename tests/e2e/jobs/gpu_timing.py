@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
 
 import commwatch
 from commwatch.collectors.probe.torch_collectives import ring_file
+from commwatch.collectors.wire.events import BLOCKED
 from commwatch.collectors.wire.ring import HEARTBEAT
 from commwatch.collectors.wire.ring_reader import RingReader
 
@@ -24,12 +25,33 @@ MS = 1_000_000
 COMPUTE_MS, OP_MS = 600, 200
 
 
+class Graph:
+    """What torch calls a CUDA graph, on the fake GPU."""
+
+    gpu: Any
+
+    def capture_begin(self) -> None:
+        """Begin to capture."""
+        self.gpu.gpu_capture(1)
+
+    def capture_end(self) -> None:
+        """End it."""
+        self.gpu.gpu_capture(0)
+
+    def replay(self) -> None:
+        """Take no time."""
+
+
 class Scene:
     """The stage: one group, whose operations on the device go through the fake NCCL."""
 
     def __init__(self, library: str) -> None:
         torch.ops.load_library(library)
         self.gpu = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        Graph.gpu, torch.cuda.graphs.CUDAGraph = self.gpu, Graph  # type: ignore[assignment, misc]
+        for name in ("capture_start", "capture_end", "replay_start"):  # PyTorch's own hooks do not see our graphs
+            with contextlib.suppress(AttributeError):
+                delattr(torch.cuda.graphs, f"register_graph_{name}_hook")
         commwatch.install()
         dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
         self.group = dist.new_group([0])
@@ -89,6 +111,29 @@ class Scene:
         self.recorded(3)
         del work, works
 
+    def queued(self) -> None:
+        """Three operations queued behind compute; what is in flight meanwhile."""
+        self.compute()
+        works = [self.reduce(True) for _ in range(3)]
+        seen: list[tuple[int, bool]] = []
+        while self.cursor() < 4:
+            for op in self.in_flight():
+                if op not in seen:
+                    seen.append(op)
+            time.sleep(0.005)
+        say({"seen": seen})
+        del works
+
+    def in_flight(self) -> list[tuple[int, bool]]:
+        """Number of each operation in flight, and whether the GPU has reached it."""
+        ring = ring_file()
+        assert ring is not None
+        reader = RingReader(ring)
+        try:
+            return [(record.seq, bool(record.flags & BLOCKED and record.start_ns)) for record in reader.in_flight()]
+        finally:
+            reader.close()
+
     def short(self) -> None:
         """One operation that is over before anybody can look."""
         self.gpu.gpu_op_takes(ctypes.c_int64(1000))
@@ -135,6 +180,33 @@ class Scene:
         after = self.reduce(True)
         self.recorded(3)
         del before, captured, after
+
+    def ahead(self) -> None:
+        """Forty operations of 16 MiB, queued behind compute. Their outputs are dropped at once, and their Works but the first four."""
+        self.compute()
+        self.gpu.gpu_op_takes(ctypes.c_int64(MS))
+        kept = []
+        for number in range(40):
+            work = dist.all_reduce(torch.ops.fake_gpu.tensor(4 << 20), group=self.group, async_op=True)
+            if number < 4:
+                kept.append(work)
+        del work
+        self.recorded(40)
+        del kept
+
+    def graph(self) -> None:
+        """A graph with two operations, replayed three times, and an operation after it."""
+        graph: Any = torch.cuda.graphs.CUDAGraph()
+        graph.capture_begin()
+        captured = [self.reduce(True), self.reduce(False)]
+        graph.capture_end()
+        self.recorded(0)
+        for _ in range(3):
+            graph.replay()
+        self.recorded(6)
+        after = self.reduce(True)
+        self.recorded(7)
+        del captured, after
 
     def batch(self) -> None:
         """A batch of three behind compute, one that blocks, one whose user raises, and one operation after all."""

@@ -23,11 +23,20 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts(kind: str, tmp_path: Path) -> None:
-    """Ring, in-flight table, exposure, poller, groups, session, flights and questions to Python hold what they promise to eight threads."""
+    """Ring, in-flight table, exposure, poller, groups, session, flights, graphs, retention and questions to Python hold what they promise to eight threads."""
     needs(shutil.which("g++"), "g++")
     (tmp_path / "format.h").write_text(library.format_header())
     flags = ["-std=c++17", "-g", "-O1", "-pthread", "-rdynamic", f"-I{tmp_path}", f"-I{library.HERE}", *KINDS[kind]]
-    files = [str(DRIVER / name) for name in ("ring_driver.cpp", "session_driver.cpp", "aside_driver.cpp")]
+    files = [
+        str(DRIVER / name)
+        for name in (
+            "ring_driver.cpp",
+            "session_driver.cpp",
+            "graphs_driver.cpp",
+            "retention_driver.cpp",
+            "aside_driver.cpp",
+        )
+    ]
     built = subprocess.run(
         ["g++", *flags, *files, "-o", str(tmp_path / "driver")],
         capture_output=True,
@@ -45,7 +54,17 @@ def test_parts(kind: str, tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[-6000:]
-    assert done.stdout.split()[::2] == ["ring", "in_flight", "exposure", "few", "poller", "session", "aside"]
+    assert done.stdout.split()[::2] == [
+        "ring",
+        "in_flight",
+        "exposure",
+        "few",
+        "poller",
+        "session",
+        "graphs",
+        "retention",
+        "aside",
+    ]
 
 
 def test_governor(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+// Bounds the memory that exists only because the ends of operations on devices are watched.
+//
+// A Work of NCCL's holds the outputs of its operation. The host may be far ahead of the device, and the user may have dropped the
+// Work and its outputs. Without us the allocator would reuse their memory at once, in the order of the stream. Does not depend on torch.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace commwatch {
+
+// An operation that is watched until it ends.
+class Watch {
+ public:
+  virtual ~Watch() = default;
+  // Bytes that exist only because of this.
+  virtual uint64_t kept_bytes() const = 0;
+  // Free them; the end of the operation will not be seen.
+  virtual void let_go() = 0;
+};
+
+class Retention {
+ public:
+  // Most bytes that are kept.
+  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;
+
+  Retention() = default;
+  Retention(const Retention&) = delete;
+  Retention& operator=(const Retention&) = delete;
+  ~Retention() { take(); }
+
+  // Called in any thread; takes no lock. Returns whether the caller has to add `check` to the poller.
+  bool add(const std::shared_ptr<Watch>& watch) {
+    auto* node = new Node{watch, arrived_.load(std::memory_order_relaxed)};
+    while (!arrived_.compare_exchange_weak(node->next, node)) {
+    }
+    return !checked_.exchange(true);
+  }
+
+  // Called by the poller. Lets the oldest watches go if too much is kept. Returns true once nothing is watched.
+  bool check(uint64_t now) {
+    if (now - last_ns_ < kEveryNs) return false;
+    last_ns_ = now;
+    take();
+    std::vector<std::pair<std::shared_ptr<Watch>, uint64_t>> keep;
+    uint64_t kept = 0;
+    const auto over = [&](const std::weak_ptr<Watch>& known) {
+      auto watch = known.lock();
+      if (!watch) return true;
+      const uint64_t bytes = watch->kept_bytes();
+      kept += bytes;
+      if (bytes != 0) keep.emplace_back(std::move(watch), bytes);
+      return false;
+    };
+    watches_.erase(std::remove_if(watches_.begin(), watches_.end(), over), watches_.end());
+    for (auto& [watch, bytes] : keep) {
+      if (kept <= kMostBytes) break;
+      watch->let_go();
+      kept -= bytes;
+    }
+    if (!watches_.empty()) return false;
+    checked_.store(false);
+    return arrived_.load() == nullptr || checked_.exchange(true);  // what arrived before the store found the check running
+  }
+
+ private:
+  struct Node {
+    std::weak_ptr<Watch> watch;
+    Node* next;
+  };
+  static constexpr uint64_t kEveryNs = 5'000'000;
+
+  // Append what was added, oldest first.
+  void take() {
+    const auto before = static_cast<std::ptrdiff_t>(watches_.size());
+    for (Node* node = arrived_.exchange(nullptr); node != nullptr;) {
+      watches_.push_back(std::move(node->watch));
+      delete std::exchange(node, node->next);
+    }
+    std::reverse(watches_.begin() + before, watches_.end());
+  }
+
+  std::atomic<Node*> arrived_{nullptr};
+  std::atomic<bool> checked_{false};
+  std::vector<std::weak_ptr<Watch>> watches_;  // oldest first; used only by the check, as is the next one
+  uint64_t last_ns_ = 0;
+};
+
+}  // namespace commwatch

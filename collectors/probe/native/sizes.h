@@ -1,0 +1,64 @@
+// Sizes of operations, as nccl-tests counts them, from their arguments.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+
+#include "format.h"
+
+namespace commwatch {
+
+using c10::IValue;
+
+struct Size {
+  const at::Tensor* first = nullptr;
+  uint64_t bytes = 0;
+  bool known = true;
+};
+
+inline void count(const IValue& value, Size* size) {
+  if (value.isList()) {
+    for (const IValue& part : value.toListRef()) count(part, size);
+  } else if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (size->first == nullptr) size->first = &tensor;
+    if (!tensor.defined() || tensor.layout() != c10::kStrided) {
+      size->known = false;  // sparse: its bytes are not contiguous
+    } else {
+      size->bytes += tensor.nbytes();
+    }
+  }
+}
+
+inline Size size_of(const IValue& value, uint64_t factor = 1) {
+  Size size;
+  count(value, &size);
+  size.bytes *= factor;
+  return size;
+}
+
+inline Size measured(format::Measure measure, const IValue* args, uint64_t group_size) {
+  switch (measure) {
+    case format::Measure::kFirst:
+      return size_of(args[0]);
+    case format::Measure::kSecond:
+      return size_of(args[1]);
+    case format::Measure::kGathered:  // outputs, on the root only
+      return args[0].toListRef().empty() ? size_of(args[1], group_size) : size_of(args[0]);
+    case format::Measure::kScattered:  // inputs, on the root only
+      return args[1].toListRef().empty() ? size_of(args[0], group_size) : size_of(args[1]);
+    case format::Measure::kLarger: {
+      const Size output = size_of(args[0]), input = size_of(args[1]);
+      return output.bytes >= input.bytes ? output : input;
+    }
+    case format::Measure::kNone:
+      break;
+  }
+  Size none = size_of(args[0]);
+  none.bytes = 0;
+  none.known = false;
+  return none;
+}
+
+}  // namespace commwatch

@@ -1,0 +1,38 @@
+"""Starts the scenes on the played driver: two ranks of the real PyTorch and NCCL."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.cuda_rig.build import TREE
+from tests.helpers import clean_env, free_port
+
+SCENES = Path(__file__).with_name("scenes.py")
+GPUS = TREE / "tests" / "collectors" / "fake_nvml" / "two_h100.txt"
+
+
+def environment(libraries: Path, directory: Path, **settings: str) -> dict[str, str]:
+    """Return the environment of a job under commwatch, with this run directory.
+
+    Args:
+        libraries: the folder of the played driver.
+    """
+    return clean_env(
+        **{
+            "COMMWATCH": "1",
+            "COMMWATCH_DIR": str(directory),
+            "LD_LIBRARY_PATH": str(libraries),
+            "LD_PRELOAD": str(libraries / "libcuda.so.1"),
+            "FAKE_NVML": str(GPUS),
+            "TORCH_FR_BUFFER_SIZE": "20000",
+            "PYTHONWARNINGS": "ignore",
+            **settings,
+        }
+    )
+
+
+def command_of(scene: str, directory: Path) -> list[str]:
+    """Return the command that runs a scene, which writes its files into ``directory``."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    return [*launcher, str(SCENES), scene, str(directory)]
