@@ -38,6 +38,8 @@ FIRST_TRIAL, LAST_TRIAL = 4, 512
 #: on all ranks, so that their records can be joined.
 RUN_BITS, SAMPLE_BITS = 4, 4
 SPREAD = 0x9E3779B1  # 2**32 over the golden ratio
+#: Most bytes of outputs that are kept in order to time operations on GPUs: PyTorch's handle of an operation holds its outputs.
+MOST_KEPT = 256 << 20
 #: Share of the operations that is recorded, 0 to 1, by mode.
 RECORDED = (1.0, 0.5**SAMPLE_BITS, 0.0)
 
@@ -45,6 +47,11 @@ RECORDED = (1.0, 0.5**SAMPLE_BITS, 0.0)
 def is_sampled(seq: int) -> bool:
     """Return whether the operation with this number is recorded in mode ``sampling``."""
     return ((seq >> RUN_BITS) * SPREAD & 0xFFFFFFFF) >> (32 - SAMPLE_BITS) == 0
+
+
+def is_recorded(mode: int, seq: int) -> bool:
+    """Return whether the operation with this number gets a record in this mode; if not, it is only counted."""
+    return mode == FULL or (mode == SAMPLING and is_sampled(seq))
 
 
 def budget_of(env: Mapping[str, str], hook: str) -> float:

@@ -16,6 +16,7 @@ from weakref import ref
 
 import torch
 
+from commwatch.collectors.probe.governor import MOST_KEPT
 from commwatch.collectors.probe.torch_pending import Flight
 from commwatch.collectors.probe.torch_timing import EVENTS, OFF, Timing, step_aside
 from commwatch.collectors.wire import events as ev
@@ -23,9 +24,6 @@ from commwatch.collectors.wire.handlers import raised_by_handler
 
 #: ``finish(flight, end_ns, timing, flag, began_ns, measured)``.
 Finish = Callable[[Flight, int, int, int, int, bool], None]
-#: Most bytes of operations whose Work is held: a Work holds its outputs, which the user may have dropped. The native hook frees
-#: only what the user has dropped (``native/retention.h``), which Python cannot see.
-MOST_BYTES = 256 << 20
 #: Seconds between two polls while something is pending.
 POLL_S = 0.005
 _SPARE = 64
@@ -119,7 +117,7 @@ class Devices:
         self._lines: dict[Hashable, deque[Watch]] = {}
         self._arrived: deque[Watch] = deque()
         #: The event after the latest blocking operation of each group and device.
-        self._latest_over: dict[Hashable, torch.Event] = {}
+        self._latest_over: dict[tuple[int, torch.device], torch.Event] = {}
         #: Events without and with a clock, to be used again.
         self._spare: tuple[deque[torch.Event], ...] = deque(maxlen=_SPARE), deque(maxlen=_SPARE)
         self._batches = threading.local()
@@ -162,6 +160,7 @@ class Devices:
         if known is not None and known() is pg:
             return
         self._timed = {key: known for key, known in self._timed.items() if known() is not None}
+        self._latest_over = {key: over for key, over in self._latest_over.items() if key[0] in self._timed}
         self._timed[id(pg)] = ref(pg)
         try:
             pg._enable_collectives_timing()
@@ -216,7 +215,8 @@ class Devices:
                 self._untimed(watch)
                 return
         size = 0 if work is None else sum(flight.head[_SIZE] for flight in watch.flights)
-        if size and sum(list(self._held.values())) + size > MOST_BYTES:
+        # The native hook counts only what the user has dropped (native/retention.h), which Python cannot see.
+        if size and sum(list(self._held.values())) + size > MOST_KEPT:
             self._untimed(watch)
             return
         self._held[id(watch)] = size

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from commwatch.collectors.probe.cost_meter import CostMeter, cpu_now
 from commwatch.collectors.probe.exposure import Exposure
-from commwatch.collectors.probe.governor import COUNTERS, LOOK_NS, Counts, is_sampled
+from commwatch.collectors.probe.governor import LOOK_NS, Counts, is_recorded
 from commwatch.collectors.probe.torch_device import POLL_S, Devices
 from commwatch.collectors.probe.torch_groups import Group
 from commwatch.collectors.probe.torch_ops import Arguments, C10dOp, c10d_ops
@@ -228,7 +228,7 @@ class PythonProbe(Probe):
                     break
                 first = device is not None and group.begins_on_device(queue)
                 mode = governor.mode
-                if mode and (mode == COUNTERS or not is_sampled(seq)):
+                if mode and not is_recorded(mode, seq):  # no call in the usual mode
                     counts.add((code, group.small_id, flags & COUNTED_FLAGS, size, 0 if is_p2p else seq, now))
                     self._only_counted(group, queue, args[0])
                     self._spent(entered, cost_of, self.ring)

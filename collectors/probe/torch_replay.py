@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from commwatch.collectors.probe.governor import COUNTERS, Counts, is_sampled
+from commwatch.collectors.probe.governor import Counts, is_recorded
 from commwatch.collectors.probe.torch_groups import Group
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
@@ -52,7 +52,7 @@ class Operation(NamedTuple):
             numbered = group.key_of_tag(self.name, self.peer, self.tag)
         for seq in group.seqs[numbered]:  # noqa: B007 - Group.seqs says why
             break
-        if mode and (mode == COUNTERS or not is_sampled(seq)):
+        if not is_recorded(mode, seq):
             kind = (self.code, group.small_id, self.flags & COUNTED_FLAGS)
             counts.add((*kind, self.size_bytes, 0 if numbered else seq, now_ns))
             group.skipped.add(self.queue)

@@ -186,7 +186,7 @@ struct OnDevice {
 
 // Called before the operation, which is the next of its `line`. own_times: its Work reports the duration.
 inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t line, bool first) {
-  OnDevice noted{device, device_timing().load(), line, nullptr, first, {}, nullptr, nullptr, nullptr};
+  OnDevice noted{device, device_timing().load(), line, nullptr, first};
   if (noted.timing == DeviceTiming::kOff) return noted;
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());
@@ -202,11 +202,6 @@ inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t li
     noted.timing = DeviceTiming::kOff;
   }
   return noted;
-}
-
-// The events of an operation lie within its time on the host. If their distance does not, they do not measure it.
-inline bool plausible(int64_t took_ns, uint64_t at_most_ns) {
-  return took_ns <= 0 || static_cast<uint64_t>(took_ns) <= at_most_ns + at_most_ns / 100 + 100'000;
 }
 
 // Watches operations on a device until they are over: one, or all of a batch, which begin and end together.
@@ -319,8 +314,10 @@ class DeviceWatch : public Watch {
     return true;
   }
 
+  // The events of an operation lie within its time on the host. If their distance does not, they do not measure it.
   static void check(int64_t took_ns, uint64_t at_most_ns) {
-    TORCH_CHECK(plausible(took_ns, at_most_ns), "its clock measured ", took_ns / 1000, " µs for an operation of at most ", at_most_ns / 1000, " µs");
+    const bool plausible = took_ns <= 0 || static_cast<uint64_t>(took_ns) <= at_most_ns + at_most_ns / 100 + 100'000;
+    TORCH_CHECK(plausible, "its clock measured ", took_ns / 1000, " µs for an operation of at most ", at_most_ns / 1000, " µs");
   }
 
   // Duration in ns by the device's own clock; -1: unknown.

@@ -98,6 +98,7 @@ _NUMBERS = {
     "kLastTrial": governor.LAST_TRIAL,
     "kRunBits": governor.RUN_BITS,
     "kSampleBits": governor.SAMPLE_BITS,
+    "kMostKept": governor.MOST_KEPT,
 }
 
 

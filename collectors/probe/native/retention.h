@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "format.h"
+
 namespace commwatch {
 
 // An operation that is watched until it ends.
@@ -27,7 +29,7 @@ class Watch {
 class Retention {
  public:
   // Most bytes that are kept.
-  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;
+  static constexpr uint64_t kMostBytes = format::kMostKept;
 
   Retention() = default;
   Retention(const Retention&) = delete;

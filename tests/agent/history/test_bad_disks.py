@@ -122,7 +122,7 @@ def test_full_under_the_history(tmp_path: Path, small: Path) -> None:
         free = full(small)
         for _ in range(8):  # twice what the ring holds
             played.write(SLOTS // 2)
-        wait_for(lambda: "history is not being written" in ready(played.agent), "the agent to say so")
+        wait_for(lambda: "history is not being written" in ready(played.agent), "the reason in the answer of /readyz")
         assert played.agent.get("/healthz") == "ok\n"
         free()
         wait_for(lambda: not ready(played.agent), "the agent to be ready")
@@ -150,7 +150,7 @@ def test_history_taken_away(tmp_path: Path) -> None:
     with scene(tmp_path, tmp_path / "run", state) as played:
         wait_for(lambda: account(history(state)) == (5, 0), "the records in the history")
         state.rename(tmp_path / "aside")
-        wait_for(lambda: "start the agent again" in ready(played.agent), "the agent to say so")
+        wait_for(lambda: "start the agent again" in ready(played.agent), "the reason in the answer of /readyz")
         assert played.agent.get("/healthz") == "ok\n"
         played.write(3)
         examined = json.loads(commwatch("doctor", "--dir", tmp_path / "run", "--state", state, "--json").stdout)
@@ -167,7 +167,7 @@ def test_history_removed_for_good(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with scene(tmp_path, tmp_path / "run", state) as played:
         shutil.rmtree(state)
-        wait_for(lambda: "the file was removed" in ready(played.agent), "the agent to say so")
+        wait_for(lambda: "the file was removed" in ready(played.agent), "the reason in the answer of /readyz")
         played.write(3)
         played.rank.kill()
     assert list((tmp_path / "run" / "rings").glob("*.ring"))
@@ -205,7 +205,7 @@ def test_history_locked_by_another(tmp_path: Path) -> None:
         with locked(history(state)):
             for _ in range(6):  # three times what the ring holds
                 played.write(SLOTS // 2)
-            wait_for(lambda: "locked" in ready(played.agent), "the agent to say so")
+            wait_for(lambda: "locked" in ready(played.agent), "the reason in the answer of /readyz")
             with Trainer(
                 tmp_path / "run" / "rings" / "b.ring", identity("late", wall_offset_ns=time.time_ns())
             ) as late:

@@ -245,6 +245,7 @@ void test_poller();
 void test_session();
 void test_graphs();
 void test_retention();
+void test_completions();
 void test_aside();
 
 int main(int argc, char** argv) {
@@ -252,7 +253,7 @@ int main(int argc, char** argv) {
     const char* name;
     void (*test)();
   } tests[] = {{"ring", test_ring}, {"in_flight", test_in_flight}, {"exposure", test_exposure},
-               {"few", test_few},   {"poller", test_poller},       {"session", test_session}, {"graphs", test_graphs}, {"retention", test_retention},
+               {"few", test_few},   {"poller", test_poller},       {"session", test_session}, {"graphs", test_graphs}, {"retention", test_retention}, {"completions", test_completions},
                {"aside", test_aside}};
   for (const auto& [name, test] : tests) {
     if (argc > 1 && strcmp(argv[1], name) != 0) continue;

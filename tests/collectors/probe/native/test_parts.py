@@ -15,6 +15,7 @@ from commwatch.collectors.probe.native import library
 from tests.helpers import needs
 
 DRIVER = Path(__file__).parent
+DRIVERS = ("ring", "session", "graphs", "retention", "completions", "aside")
 KINDS = {
     "addresses": ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "threads": ["-fsanitize=thread"],
@@ -23,20 +24,11 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts(kind: str, tmp_path: Path) -> None:
-    """Ring, in-flight table, exposure, poller, groups, session, flights, graphs, retention and questions to Python hold what they promise to eight threads."""
+    """All parts that do not depend on torch, from the ring to questions to Python, hold what they promise to eight threads."""
     needs(shutil.which("g++"), "g++")
     (tmp_path / "format.h").write_text(library.format_header())
-    flags = ["-std=c++17", "-g", "-O1", "-pthread", "-rdynamic", f"-I{tmp_path}", f"-I{library.HERE}", *KINDS[kind]]
-    files = [
-        str(DRIVER / name)
-        for name in (
-            "ring_driver.cpp",
-            "session_driver.cpp",
-            "graphs_driver.cpp",
-            "retention_driver.cpp",
-            "aside_driver.cpp",
-        )
-    ]
+    flags = ["-std=c++20", "-g", "-O1", "-pthread", "-rdynamic", f"-I{tmp_path}", f"-I{library.HERE}", *KINDS[kind]]
+    files = [str(DRIVER / f"{name}_driver.cpp") for name in DRIVERS]
     built = subprocess.run(
         ["g++", *flags, *files, "-o", str(tmp_path / "driver")],
         capture_output=True,
@@ -63,6 +55,7 @@ def test_parts(kind: str, tmp_path: Path) -> None:
         "session",
         "graphs",
         "retention",
+        "completions",
         "aside",
     ]
 
