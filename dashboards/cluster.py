@@ -68,8 +68,8 @@ def _now() -> list[Panel]:
         number(
             "GPU-hours lost",
             "Hours that ranks waited for communication within the time range shown: exposed communication of all "
-            "steps, summed over ranks. These are GPU-hours if each rank has a GPU. Jobs with unknown exposed time (on "
-            "CUDA) are not included.",
+            "steps, summed over ranks. These are GPU-hours if each rank has a GPU. Jobs with unknown exposed time are "
+            "not included.",
             "h",
             "sum(max by (job_id, rank) (increase(commwatch_step_exposed_comm_seconds_total[$__range]))) / 3600",
         ),

@@ -93,12 +93,28 @@ def mark(
     began_ns: int | None = None,
     optimizer: int = EXPLICIT,
     exposed_ns: int | None = None,
+    exposed_by: int = ev.BY_NONE,
     in_flight: int = 0,
 ) -> tuple[int, ...]:
     """The fields of a step mark, by default of ``commwatch.step()``; without the stamps."""
     began = end_ns if began_ns is None else began_ns
     flags = 0 if exposed_ns is None else ev.EXPOSED
-    return (ev.STEP_MARK, 0, 0, optimizer, 0, exposed_ns or 0, began, seq, 0, began, end_ns, flags, 0, in_flight)
+    return (
+        ev.STEP_MARK,
+        0,
+        0,
+        optimizer,
+        0,
+        exposed_ns or 0,
+        began,
+        seq,
+        0,
+        began,
+        end_ns,
+        flags,
+        exposed_by,
+        in_flight,
+    )
 
 
 def packed(*records: tuple[int, ...], first: int = 0) -> bytes:

@@ -232,6 +232,7 @@ class QueryService:
                 latest[ring.job, ring.rank] = ring
                 records, lost = kept.get(_process(ring), (0, 0))
                 kept[_process(ring)] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
+            sources = history.names("exposed", [ring.id for ring in latest.values()])
         begun: dict[str, int] = {}
         for ring in latest.values():
             if ring.running:
@@ -239,7 +240,13 @@ class QueryService:
         # A rank that ended before a live rank began is of an earlier run of that name.
         latest = {at: ring for at, ring in latest.items() if ring.running or ring.seen_ns >= begun.get(ring.job, 0)}
         live = self.live_ranks()
-        views = [_rank(ring, live.get(ring.uid), *kept[_process(ring)]) for ring in latest.values()]
+        views = [
+            replace(
+                _rank(ring, live.get(ring.uid), *kept[_process(ring)]),
+                exposed_source=sources.get((ring.id, 0)),
+            )
+            for ring in latest.values()
+        ]
         return sorted(views, key=lambda view: (view.job_id, view.rank))
 
     def begun_at(self, job: str) -> float:

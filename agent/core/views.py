@@ -139,6 +139,8 @@ class RankView:
     #: How its operations on GPUs are timed (``events``, ``poll``, ``off``), and why; empty if not reported.
     gpu_timing: str = ""
     gpu_timing_reason: str = ""
+    #: How exposed time is measured: ``thread_cpu`` or ``stream_waits`` (docs/definitions.md); ``None``: it is not known.
+    exposed_source: str | None = None
     #: Its GPU, as ``/api/v1/gpus`` numbers it; ``None``: none, not known, or not visible to the agent.
     gpu: int | None = None
     #: As the trainer reported it; ``None``: not reported, or the rank has ended.

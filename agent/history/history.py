@@ -89,7 +89,7 @@ class History:
         }
 
     def names(self, kind: str, rings: list[int] | None = None) -> dict[tuple[int, int], str]:
-        """Return the names of ``kind`` (``dtype``, ``op``) in the rings, or in all rings, by (ring, code)."""
+        """Return the names of ``kind`` (``dtype``, ``op``, or ``exposed`` for how exposed time was measured) in the rings, or in all rings, by (ring, code)."""
         rows = self._db.execute(
             "SELECT ring, code, name FROM name WHERE kind = ?2 AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1)))"
             f" AND {SOUND['name']}",

@@ -188,7 +188,7 @@ class Writer:
         self._names.append(("INSERT OR REPLACE INTO grp VALUES (?,?,?,?,?,?,?,?,?,?,?)", (*row, seal(row))))
 
     def name(self, ring: int, kind: str, code: int, name: str) -> None:
-        """Store the name of a code in the ring; ``kind`` is ``dtype`` or ``op``."""
+        """Store the name of a code in the ring; ``kind`` is as in ``History.names``."""
         row = (ring, kind, code, name)
         self._names.append(("INSERT OR REPLACE INTO name VALUES (?,?,?,?,?)", (*row, seal(row))))
 

@@ -51,10 +51,11 @@ class _Source:
         self.reader: RingReader | None = reader
         self.next_n = row.next_n
         self.lost = row.lost
-        #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps.
+        #: Already in the store, or in its next commit: progress, number of closed cells, reason for no steps, source of exposed time.
         self.stored_progress: tuple[int, int, int] | None = None
         self.stored_cells = 0
         self.unavailable = row.steps_unavailable
+        self.exposed_source: str | None = None
         #: The trainer has ended, and all its records are drained.
         self.final = False
         #: Monotonic time when its trainer was last found alive; ``None``: not by this agent.
@@ -272,6 +273,9 @@ class Intake:
         if steps or unavailable != source.unavailable:
             source.unavailable = unavailable
             self._store.steps(row, steps, unavailable)
+        if totals.steps.exposed_source != source.exposed_source:
+            source.exposed_source = totals.steps.exposed_source
+            self._store.name(row.id, "exposed", 0, source.exposed_source or "")
         progress = (source.next_n, source.lost, totals.dropped)
         if progress != source.stored_progress:
             source.stored_progress = progress

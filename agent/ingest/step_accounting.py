@@ -187,6 +187,10 @@ class StepAccounting:
         #: Sorted moments in the steps whose operations (messages included) were in part only counted.
         self._counted: list[int] = []
         self._durations: deque[int] = deque(maxlen=NEIGHBOURS)
+        #: How exposed time is measured (``ev.EXPOSED_SOURCES``); ``None``: it has not been known yet.
+        self.exposed_source: str | None = None
+        #: Waits of a GPU that ended in the latest step but exceed its communication: their end was seen late.
+        self._seen_late_ns = 0
         #: The first steps, until there are enough to compare them with.
         self._first: list[StepRecord] | None = []
 
@@ -221,6 +225,8 @@ class StepAccounting:
         """Add a step mark."""
         self._marked = True
         exposed = record.size_bytes if record.flags & ev.EXPOSED else None
+        if exposed is not None:
+            self.exposed_source = ev.EXPOSED_SOURCES.get(record.timing)
         if record.flags & ev.UNTIMED:
             insort(self._counted, record.end_ns - 1)
         same_pass = bool(record.flags & ev.SAME_PASS)
@@ -275,8 +281,20 @@ class StepAccounting:
             (label, comm) for label, busy in self._busy.items() if (comm := busy.measure(step.start_ns, step.end_ns))
         )
         comm = groups[0][1] if len(groups) == 1 else covered(self._busy.values(), step.start_ns, step.end_ns)
-        exposed = None if step.exposed_ns is None else min(step.exposed_ns, comm)
+        exposed = None if step.exposed_ns is None else self._exposed(step.exposed_ns, comm)
         return StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed, groups, waited)
+
+    def _exposed(self, waited_ns: int, comm_ns: int) -> int:
+        """Return the exposed time of a step: what is known to have waited, and at most its communication.
+
+        The waits of a GPU are seen when they are over, and those of one step may be seen in the next. So what is too much for one step
+        counts in the next one.
+        """
+        known = waited_ns + self._seen_late_ns
+        exposed = min(known, comm_ns)
+        late = self.exposed_source == ev.EXPOSED_SOURCES[ev.BY_EVENTS]
+        self._seen_late_ns = min(known - exposed, comm_ns) if late else 0
+        return exposed
 
     def take(self) -> list[StepRecord]:
         """Return the steps since the last call; an earlier step is returned again if it turned out to be long."""

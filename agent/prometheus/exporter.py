@@ -247,6 +247,7 @@ def _operations(families: Families, job: str, sums: _Sums) -> None:
 
 def _steps(families: Families, job: str, totals: RankTotals, label: Callable[[str], str], now_ns: int) -> None:
     steps, periods, labels = totals.steps.totals, totals.steps.periods, (job, str(totals.rank))
+    source = totals.steps.exposed_source or ""
     if periods.count:
         families.count("periods_total", labels, periods.count)
         families.count("period_seconds_total", labels, periods.duration_ns / 1e9)
@@ -260,7 +261,7 @@ def _steps(families: Families, job: str, totals: RankTotals, label: Callable[[st
     if steps.comm_ns is not None:
         families.count("step_comm_seconds_total", labels, steps.comm_ns / 1e9)
         if steps.exposed_ns is not None:
-            families.count("step_exposed_comm_seconds_total", labels, steps.exposed_ns / 1e9)
+            families.count("step_exposed_comm_seconds_total", (*labels, source), steps.exposed_ns / 1e9)
         for group, comm_ns in steps.groups_ns.items():
             families.count("step_group_comm_seconds_total", (*labels, label(group)), comm_ns / 1e9)
     if steps.p2p_wait_ns is not None:
@@ -269,7 +270,7 @@ def _steps(families: Families, job: str, totals: RankTotals, label: Callable[[st
     if shares is not None:
         families.add("comm_share_ratio", labels, shares[0])
         if shares[1] is not None:
-            families.add("exposed_comm_share_ratio", labels, shares[1])
+            families.add("exposed_comm_share_ratio", (*labels, source), shares[1])
 
 
 def _ups(families: Families, jobs: Iterable[Job]) -> None:

@@ -8,6 +8,7 @@ from commwatch.prometheus.spec import Spec
 _OPS = ("job_id", "rank", "group", "op")
 _RANK_GROUP = ("job_id", "rank", "group")
 _RANK = ("job_id", "rank")
+_RANK_SOURCE = (*_RANK, "source")
 _INSPECTOR = ("job_id", "rank", "group", "op", "timing")
 _GROUP_ID = ("job_id", "rank", "group", "group_id")
 
@@ -113,7 +114,7 @@ METRICS = {
             "commwatch_step_exposed_comm_seconds_total",
             "counter",
             "Total communication time in training steps during which this rank's compute waited, in seconds; absent if unknown.",
-            _RANK,
+            _RANK_SOURCE,
         ),
         Spec(
             "commwatch_step_group_comm_seconds_total",
@@ -164,7 +165,7 @@ METRICS = {
             "commwatch_exposed_comm_share_ratio",
             "gauge",
             "Ratio of exposed communication time to step time over the steps of the last 60 s (at least 5), excluding long steps.",
-            _RANK,
+            _RANK_SOURCE,
         ),
         Spec(
             "commwatch_verdict_seconds",

@@ -74,6 +74,8 @@ class Report:
     #: Number of ranks for which these are known.
     comm_ranks: int
     exposed_ranks: int
+    #: How exposed time was measured (``RankView.exposed_source``), of all ranks for which it is known.
+    exposed_sources: list[str]
     #: Share of the time of these steps spent waiting for late ranks; ``None``: not known.
     wait_share: float | None
     #: Share of each group's operations, by label; groups may overlap.
@@ -144,6 +146,7 @@ def build(
         exposed_share=exposed,
         comm_ranks=comm_ranks,
         exposed_ranks=exposed_ranks,
+        exposed_sources=sorted({rank.exposed_source for rank in ranks if rank.exposed_source}),
         wait_share=None if known is None or waited is None else known.waiting,
         group_shares=dict(counts.group_shares),
         p2p_wait_share=part_of([step.p2p_wait_s for step in usual], usual),
@@ -324,13 +327,19 @@ def _share(report: Report) -> str:
     return ": ".join(filter(None, (f"{percent(report.comm_share)} of step time{of_ranks}", made_of, why)))
 
 
+#: How exposed time was measured, by its source.
+_MEASURED = {
+    "thread_cpu": "at most: wall minus CPU time of the training thread",
+    "stream_waits": "waits of the GPU's compute stream",
+}
+
+
 def _exposed(report: Report) -> str:
     if report.exposed_share is None:
         return "not known"
     of_ranks = of_some(report.exposed_ranks, _with_steps(report))
-    return (
-        f"{percent(report.exposed_share)} of step time{of_ranks} (at most: wall minus CPU time of the training thread)"
-    )
+    how = "; ".join(_MEASURED.get(source, source) for source in report.exposed_sources)
+    return f"{percent(report.exposed_share)} of step time{of_ranks}{how and f' ({how})'}"
 
 
 def _with_steps(report: Report) -> int:

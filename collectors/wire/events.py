@@ -62,6 +62,9 @@ MAX_PLAUSIBLE = 1 << 62
 #: How the end of an operation was observed, by code.
 TIMING = ("none", "future", "poll", "wait", "call", "events")
 BY_NONE, BY_FUTURE, BY_POLL, BY_WAIT, BY_CALL, BY_EVENTS = range(6)
+#: How the exposed time of a step mark was measured, by its ``timing``: as the time without CPU time of the training thread, or as waits of
+#: the GPU's compute stream.
+EXPOSED_SOURCES = {BY_NONE: "thread_cpu", BY_EVENTS: "stream_waits"}
 #: Not a timing: the record sums up operations of one kind and size class that were only counted (governor.py). ``waited_us``
 #: is their number, ``size_bytes`` their bytes in all, ``seq`` and ``launch_ns`` belong to the latest.
 COUNTED = 255
@@ -76,7 +79,7 @@ class Record(NamedTuple):
     """One record, with its fields in the order of the ring.
 
     For a step mark: ``seq`` numbers the marks, ``size_bytes`` is the exposed time in ns since the mark
-    before (with flag ``EXPOSED``), ``launch_ns`` and ``end_ns`` are begin and end of the optimizer call,
+    before (with flag ``EXPOSED``; ``timing`` is its source), ``launch_ns`` and ``end_ns`` are begin and end of the optimizer call,
     ``peer`` is the optimizer's number (-1: ``commwatch.step()``), ``aux`` the number of ops in flight.
     """
 

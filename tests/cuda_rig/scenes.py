@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -154,16 +155,16 @@ def replayed() -> None:
 
 
 def steps() -> None:
-    """Marked steps of 30 ms: 10 of communication after the computation, then beside it."""
+    """Twenty marked steps each: 20 ms of computation and then communication; 30 beside it; 16 before and 4 beside it."""
     import commwatch
 
     tensor = data(10)
-    for beside in (False, True):
+    for before, beside in ((20, 0), (0, 30), (16, 4)):
         for _ in range(20):
             commwatch.step()
-            work = dist.all_reduce(tensor, async_op=True) if beside else None
-            busy(30 if beside else 20)
-            work = work or dist.all_reduce(tensor, async_op=True)
+            busy(before)
+            work = dist.all_reduce(tensor, async_op=True)
+            busy(beside)
             work.wait()
             torch.cuda.synchronize()
     commwatch.step()
@@ -247,12 +248,66 @@ def replicated() -> None:
     _train(torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=1))
 
 
-def _train(network: torch.nn.Module) -> None:
+class _Busy(torch.autograd.Function):
+    """Keeps the device busy for 2 ms forwards, and 4 ms backwards."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor) -> torch.Tensor:
+        busy(2)
+        return tensor.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        busy(4)
+        return gradient.clone()
+
+
+class _Layer(torch.nn.Linear):
+    """A linear layer that takes as long as a large one."""
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, _Busy.apply(super().forward(tensor)))  # type: ignore[no-untyped-call]
+
+
+def _slow(layers: int = 4) -> torch.nn.Sequential:
+    return torch.nn.Sequential(*(_Layer(512, 512) for _ in range(layers))).cuda()
+
+
+def slow_replicated() -> None:
+    """DDP with computation beside which its buckets are reduced."""
+    _train(torch.nn.parallel.DistributedDataParallel(_slow(), bucket_cap_mb=1), logged=True)
+
+
+def slow_sharded() -> None:
+    """FSDP2 with computation beside its collectives."""
+    from torch.distributed.fsdp import fully_shard
+
+    network = _slow()
+    for layer in network:
+        fully_shard(layer)
+    fully_shard(network)
+    _train(network, logged=True)
+
+
+def slow_tensors() -> None:
+    """Tensor parallelism, whose collectives nothing hides, with computation between them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh, plan = init_device_mesh("cuda", (WORLD,)), {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    _train(parallelize_module(_slow(2), mesh, plan), logged=True)
+
+
+def _train(network: torch.nn.Module, logged: bool = False) -> None:
+    """Ten steps, or twenty whose loss is logged, so that the host waits for each."""
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
-    for _ in range(10):
-        network(torch.ones(8, 512, device="cuda")).sum().backward()
+    for _ in range(20 if logged else 10):
+        loss = network(torch.ones(8, 512, device="cuda")).sum()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if logged:
+            loss.item()
 
 
 @contextmanager

@@ -24,6 +24,7 @@
 #include "completions.h"
 #include "flight.h"
 #include "retention.h"
+#include "stream_waits.h"
 
 namespace commwatch {
 
@@ -57,7 +58,6 @@ struct Runtime {
     return exchange_capture_mode != nullptr && exchange_capture_mode(&mode) == 0;
   }
 
- private:
   // The runtime's handle of a stream. Before torch had native_handle(), only CUDAStream::stream() returns it, which is in a library
   // that a CPU build does not have; a CUDAStream is one c10::Stream.
   template <class Stream>
@@ -75,6 +75,7 @@ struct Runtime {
     return true;
   }
 
+ private:
   static Runtime find() {
     for (const bool cuda : {true, false}) {
       void* torch = dlopen(cuda ? "libtorch_cuda.so" : "libtorch_hip.so", RTLD_NOLOAD | RTLD_LAZY);
@@ -148,6 +149,16 @@ inline uint64_t line_of(const void* queue, int64_t part) {
   return std::max<uint64_t>(mixed >> 1, 1);
 }
 
+// Make a device current in a thread of ours; otherwise a query would initialize the first device.
+inline void use_in_this_thread(const c10::Device& device) {
+  static thread_local c10::DeviceIndex on = -1;
+  if (on == device.index()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.setDevice(device);
+  TORCH_CHECK(Runtime::get().step_aside(), "the CUDA runtime cannot exempt this thread from graph captures");
+  on = device.index();
+}
+
 // Whether the current stream of this device is being captured into a graph; false if unknown.
 inline bool is_capturing(const c10::Device& device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
@@ -182,6 +193,8 @@ struct OnDevice {
   // Its group, if that group's backend reports the end; what it reports.
   const void* reporter = nullptr;
   std::shared_ptr<Report> report;
+  // Where its time on the device counts as a wait of the compute stream, on which it runs.
+  StreamWaits* waits = nullptr;
 };
 
 // Called before the operation, which is the next of its `line`. own_times: its Work reports the duration.
@@ -213,7 +226,10 @@ class DeviceWatch : public Watch {
   // on NCCL since torch 2.8.
   DeviceWatch(OnDevice noted, Works work, std::vector<std::shared_ptr<Flight>> flights)
       : noted_(std::move(noted)), work_(std::move(work)), report_(noted_.report), flights_(std::move(flights)) {
-    if (work_ || report_) return;
+    if (work_ || report_) {
+      noted_.waits = nullptr;  // a stream that waits for a Work is seen to wait
+      return;
+    }
     const c10::impl::VirtualGuardImpl guard(noted_.device.type());
     const c10::Stream stream = guard.getStream(noted_.device);
     over_ = Events::record(stream, timed());
@@ -233,7 +249,7 @@ class DeviceWatch : public Watch {
   bool look() {
     try {
       if (device_timing().load() == DeviceTiming::kOff || flights_.empty()) return true;
-      prepare();
+      use_in_this_thread(noted_.device);
       return looked();
     } catch (const std::exception& error) {
       leave_devices_alone(error.what());
@@ -265,16 +281,6 @@ class DeviceWatch : public Watch {
  private:
   bool timed() const { return noted_.timing == DeviceTiming::kEvents; }
 
-  // Make the watched device current in this thread; otherwise a query would initialize the first device.
-  void prepare() const {
-    static thread_local c10::DeviceIndex on = -1;
-    if (on == noted_.device.index()) return;
-    const c10::impl::VirtualGuardImpl guard(noted_.device.type());
-    guard.setDevice(noted_.device);
-    TORCH_CHECK(Runtime::get().step_aside(), "the CUDA runtime cannot exempt this thread from graph captures");
-    on = noted_.device.index();
-  }
-
   bool looked() {
     if (!next_) {
       next_ = true;
@@ -291,6 +297,7 @@ class DeviceWatch : public Watch {
       for (auto& flight : flights_) flight->finish(now, format::kByPoll, failed, began_ns_);
       return true;
     }
+    if (noted_.waits != nullptr) noted_.waits->add(noted_.first || !noted_.ready ? NAN : noted_.ready->elapsedTime(*over_));
     if (!timed() || noted_.first) return true;  // no duration: with polls, it took less than the time between two
     const int64_t took_ns = duration_ns();
     check(took_ns, now - flights_.front()->launched_ns());

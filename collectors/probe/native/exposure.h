@@ -27,13 +27,14 @@ class Exposure {
   // clock: CPU clock of the training thread.
   Exposure(clockid_t clock, uint64_t now) : clock_(clock), taken_at_(now) {}
 
-  // Another thread is the training thread from now on. Called in the same thread as `take`.
+  // Make the thread with this CPU clock the training thread. Called in the same thread as `take`.
   void watch(clockid_t clock) {
     if (clock_.exchange(clock) != clock) fresh_ = true;
   }
 
   // An operation ran on a device (CUDA), so CPU time does not show exposure.
   void not_known() { known_.store(false, std::memory_order_relaxed); }
+  bool on_device() const { return !known_.load(std::memory_order_relaxed); }
 
   void begin(uint64_t now) {
     entered_.fetch_add(1);

@@ -15,8 +15,10 @@
 
 #include "aside.h"
 #include "completions.h"
+#include "cuda_waits.h"
 #include "device.h"
 #include "ending.h"
+#include "entered.h"
 #include "flight.h"
 #include "sizes.h"
 
@@ -24,30 +26,6 @@ namespace commwatch {
 namespace {
 
 using torch::jit::Stack;
-
-std::atomic<Session*> current{nullptr};
-
-// The current session, entered; null while the probe is off.
-class Entered {
- public:
-  Entered() : session_(current.load()) {
-    if (session_ == nullptr) return;
-    session_->enter();
-    if (current.load() != session_) {
-      session_->leave();
-      session_ = nullptr;
-    }
-  }
-  Entered(const Entered&) = delete;
-  Entered& operator=(const Entered&) = delete;
-  ~Entered() {
-    if (session_ != nullptr) session_->leave();
-  }
-  Session* get() const { return session_; }
-
- private:
-  Session* session_;
-};
 
 // One operator, as torch_ops.py describes it. The `_at` fields are argument positions; -1: there is no such argument.
 struct Op {
@@ -90,6 +68,7 @@ std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
   if (found == nullptr) return std::nullopt;
   std::optional<Batch> batch = std::move(*found);
   batches().erase(batches().begin() + (found - batches().data()));
+  InOperation::batches(batches().size());
   return batch;
 }
 
@@ -194,6 +173,7 @@ void replayed(Session& session, const Captured& operation, uint64_t now) {
   if (!records(session, *group, queue, operation.p2p, record)) return;
   record.flags |= format::kUntimed;
   record.timing = format::kByNone;
+  session.waits.missed();
   session.ring()->write(record);
 }
 
@@ -225,6 +205,7 @@ struct Kernel : c10::OperatorKernel {
         session->fault(op.name.c_str(), "unknown exception");
       }
     }
+    const InOperation in_operation;
     if (!launched.flight) return handle.redispatchBoxed(below, stack);
     try {
       handle.redispatchBoxed(below, stack);
@@ -276,11 +257,13 @@ struct Kernel : c10::OperatorKernel {
     launched.flight = std::make_shared<Flight>(session, queue, op.p2p, !device.has_value(), cost_of, record);
     if (device) {
       have_times(*group, process_group, *device);
+      CudaWaits::watch(session, *device);
       // One stream for each device of a group, and one for each peer.
       const uint64_t line = line_of(&process_group, (op.p2p ? record.peer + 1 : 0) * int64_t{256} + device->index());
       const bool own_times = op.p2p || (record.flags & format::kAsync) != 0;
       launched.noted = launch_on(*device, own_times, line, first);
       launched.noted->latest_over = &group->latest_over;
+      if (!own_times && CudaWaits::computes_here(session, *device)) launched.noted->waits = &session.waits;
       if (group->reports_ends.load()) {
         launched.noted->reporter = &process_group;
       } else if (own_times) {
@@ -349,6 +332,7 @@ struct Kernel : c10::OperatorKernel {
 void batch_begins(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   take_batch(group.get());
   batches().push_back(Batch{group.get(), {}, std::nullopt});
+  InOperation::batches(batches().size());
 }
 
 // The batch ends when `work` ends; without a Work, when the current stream has reached this point.
@@ -402,6 +386,7 @@ COMMWATCH_API int cw_hook(const char* name, const char* op_name, int code, int p
 // Remove the kernels from the dispatcher. Only while no other thread communicates: the dispatcher does not protect its table
 // from concurrent dispatch. So cw_uninstall leaves them registered; without a session they forward every call.
 COMMWATCH_API void cw_unhook() {
+  CudaWaits::restore();
   delete library;
   delete batch_library;
   library = batch_library = nullptr;
@@ -449,6 +434,7 @@ COMMWATCH_API void cw_forget_group(const char* name) {
 COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, uint64_t ended_ns, uint8_t flags) {
   const Entered entered;
   if (entered.get() == nullptr) return;
+  CudaWaits::compute_here(*entered.get());
   Record record;
   record.op = format::kStepMark;
   record.peer = optimizer;

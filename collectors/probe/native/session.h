@@ -25,6 +25,7 @@
 #include "poller.h"
 #include "retention.h"
 #include "ring.h"
+#include "stream_waits.h"
 
 namespace commwatch {
 
@@ -177,12 +178,13 @@ class Session {
     if (ring == nullptr || off.load(std::memory_order_relaxed)) return;
     clockid_t clock;
     if (pthread_getcpuclockid(pthread_self(), &clock) == 0) exposure.watch(clock);
-    const int64_t exposed = exposure.take(record.end_ns);
+    const int64_t on_cpu = exposure.take(record.end_ns), exposed = exposure.on_device() ? waits.take() : on_cpu;
     if (skipped_.exchange(false, std::memory_order_relaxed)) {
       record.flags |= format::kUntimed;
-    } else if (exposed != Exposure::kUnknown) {
+    } else if (exposed >= 0) {
       record.flags |= format::kExposed;
       record.size_bytes = static_cast<uint64_t>(exposed);
+      record.timing = exposure.on_device() ? format::kByEvents : format::kByNone;
     }
     const uint32_t in_flight = static_cast<uint32_t>(ring->in_flight_now()) + queued.load(std::memory_order_relaxed);
     record.aux = static_cast<uint16_t>(std::min<uint32_t>(in_flight, UINT16_MAX));
@@ -202,12 +204,16 @@ class Session {
     return mode == format::Mode::kFull || (mode == format::Mode::kSampling && is_sampled(seq));
   }
 
+  // Whether every operation does.
+  bool records_all() const { return mode_.load(std::memory_order_relaxed) == format::Mode::kFull; }
+
   // An operation was only counted, so the communication time of its step is unknown.
   void skipped() { skipped_.store(true, std::memory_order_relaxed); }
 
   const Python python;
   std::atomic<bool> off{false};
   Exposure exposure;
+  StreamWaits waits;
   Graphs graphs;
   Retention retention;
   // Operations on devices that have not ended.

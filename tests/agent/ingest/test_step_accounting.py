@@ -48,6 +48,21 @@ def record(seq: int, end_ns: int) -> ev.Record:
     return ev.Record._make((seq + 1, *mark(seq, end_ns), seq + 1))
 
 
+def test_waits_that_are_seen_late() -> None:
+    """What a GPU waited in a step, but was seen in the next one, counts in the next one; on the CPU nothing is seen late."""
+    for source, exposed in ((ev.BY_EVENTS, [0, 20, 20, 20]), (ev.BY_NONE, [0, 20, 10, 10])):
+        book = StepAccounting()
+        for seq, waited in enumerate((0, 0, 40, 10, 10)):
+            end = S + seq * 100 * MS
+            book.busy("data").add(end - 20 * MS, end)
+            fields = mark(seq, end, exposed_ns=waited * MS, exposed_by=source)
+            book.mark(ev.Record._make((seq + 1, *fields, seq + 1)))
+        book.end()
+        assert book.exposed_source == ev.EXPOSED_SOURCES[source]
+        found = {step.seq: step.exposed_ns for step in book.take()}
+        assert [(found[seq] or 0) // MS for seq in range(1, 5)] == exposed
+
+
 def share(book: StepAccounting, now_ns: int) -> float:
     """The comm share; nothing is known of exposure here."""
     shares = book.totals.shares(now_ns)

@@ -4,6 +4,8 @@
 // may call the driver (functions of the host's, NCCL's data). The job's signals reach neither.
 #include "engine.h"
 
+#include "report.h"
+
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -93,6 +95,7 @@ bool resolve(const OpRef& op) {
     return true;
   }
   op->end = begin + op->takes;
+  if (op->computes) note_computed(op->begin, op->end);
   if (op->effect) {
     op->effect_done = false;
     e.effects.emplace(op->end, op);
@@ -198,6 +201,7 @@ OpRef add(int device, Work work, std::vector<OpRef> after, bool replayed) {
   op->replayed = replayed;
   op->takes = work.takes;
   op->effect = std::move(work.effect);
+  op->computes = work.type == CU_GRAPH_NODE_TYPE_KERNEL && !work.open;
   if (work.open) op->open = work.open();
   for (OpRef& before : after) {
     if (before && (before->end == kUnknown || before->end > op->queued)) op->after.push_back(std::move(before));

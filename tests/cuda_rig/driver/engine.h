@@ -52,6 +52,7 @@ struct Op {
   std::unique_ptr<Open> open;
   int device = 0;
   bool replayed = false;
+  bool computes = false;  // a kernel that is not NCCL's
 };
 
 // Held for everything that concerns streams, events, captures and graphs, unless a comment says otherwise.

@@ -21,6 +21,7 @@ struct Books {
   std::unordered_map<int, std::string> threads;  // names, of threads that have ended too
   std::map<std::string, uint64_t> disturbed, missing, kernels;
   std::vector<NcclKernel> nccl;
+  std::vector<std::pair<Ns, Ns>> computed;
 };
 Books& books() {
   static Books* all = new Books;  // never destroyed: others' destructors still call the driver
@@ -96,6 +97,12 @@ std::string report() {
     out += comma + json_of(kernel);
     comma = ",\n  ";
   }
+  out += "],\n\"computed\": [";
+  comma = "";
+  for (const auto& [begin, end] : all.computed) {
+    out += comma + ("[" + std::to_string(begin) + ", " + std::to_string(end) + "]");
+    comma = ", ";
+  }
   return out + "]}\n";
 }
 
@@ -159,6 +166,11 @@ void note_missing(const std::string& what) {
 void note_kernel(const std::string& name) {
   ++totals().kernels;
   count(books().kernels, name);
+}
+
+void note_computed(Ns begin, Ns end) {
+  const std::lock_guard<std::mutex> guard(books().mutex);
+  books().computed.emplace_back(begin, end);
 }
 
 void note_nccl(NcclKernel kernel) {

@@ -50,6 +50,7 @@ struct NcclKernel {
 
 void note_nccl(NcclKernel kernel);
 void note_kernel(const std::string& name);
+void note_computed(Ns begin, Ns end);  // a kernel that is not NCCL's
 void note_disturbed(const char* function);   // this call broke a capture
 void note_missing(const std::string& what);  // this was asked for and is not played
 

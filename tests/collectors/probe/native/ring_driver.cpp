@@ -245,6 +245,7 @@ void test_poller();
 void test_session();
 void test_graphs();
 void test_retention();
+void test_stream_waits();
 void test_completions();
 void test_aside();
 
@@ -254,6 +255,7 @@ int main(int argc, char** argv) {
     void (*test)();
   } tests[] = {{"ring", test_ring}, {"in_flight", test_in_flight}, {"exposure", test_exposure},
                {"few", test_few},   {"poller", test_poller},       {"session", test_session}, {"graphs", test_graphs}, {"retention", test_retention}, {"completions", test_completions},
+               {"stream_waits", test_stream_waits},
                {"aside", test_aside}};
   for (const auto& [name, test] : tests) {
     if (argc > 1 && strcmp(argv[1], name) != 0) continue;

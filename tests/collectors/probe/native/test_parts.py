@@ -15,7 +15,7 @@ from commwatch.collectors.probe.native import library
 from tests.helpers import needs
 
 DRIVER = Path(__file__).parent
-DRIVERS = ("ring", "session", "graphs", "retention", "completions", "aside")
+DRIVERS = ("ring", "session", "graphs", "retention", "completions", "stream_waits", "aside")
 KINDS = {
     "addresses": ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "threads": ["-fsanitize=thread"],
@@ -27,7 +27,7 @@ def test_parts(kind: str, tmp_path: Path) -> None:
     """All parts that do not depend on torch, from the ring to questions to Python, hold what they promise to eight threads."""
     needs(shutil.which("g++"), "g++")
     (tmp_path / "format.h").write_text(library.format_header())
-    flags = ["-std=c++20", "-g", "-O1", "-pthread", "-rdynamic", f"-I{tmp_path}", f"-I{library.HERE}", *KINDS[kind]]
+    flags = ["-std=c++20", "-g", "-O0", "-pthread", "-rdynamic", f"-I{tmp_path}", f"-I{library.HERE}", *KINDS[kind]]
     files = [str(DRIVER / f"{name}_driver.cpp") for name in DRIVERS]
     built = subprocess.run(
         ["g++", *flags, *files, "-o", str(tmp_path / "driver")],
@@ -56,8 +56,34 @@ def test_parts(kind: str, tmp_path: Path) -> None:
         "graphs",
         "retention",
         "completions",
+        "stream_waits",
         "aside",
     ]
+
+
+@pytest.mark.parametrize("binding", ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"], ids=["lazy", "now"])
+def test_imports(binding: str, tmp_path: Path) -> None:
+    """Calls of a library come to our function while it is in place, and to the original afterwards; a function of others is left alone."""
+    needs(shutil.which("g++"), "g++")
+    shared = ["g++", "-shared", "-fPIC"]
+    for name, uses in (("runtime", []), ("torch_user", ["-L.", "-lruntime"]), ("others_user", ["-L.", "-lruntime"])):
+        source = str(DRIVER / "imports_libraries.cpp")
+        built = [*shared, f"-DLIBRARY_{name}", source, "-o", f"lib{name}.so", *uses, binding, "-Wl,-rpath,$ORIGIN"]
+        subprocess.run(built, cwd=tmp_path, check=True, timeout=60)
+    main = [
+        "g++",
+        "-std=c++20",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{library.HERE}",
+        str(DRIVER / "imports_driver.cpp"),
+    ]
+    libraries = ["-L.", "-ltorch_user", "-lothers_user", "-lruntime", "-Wl,-rpath,$ORIGIN"]
+    subprocess.run([*main, "-o", "driver", *libraries], cwd=tmp_path, check=True, timeout=120)
+    done = subprocess.run(["./driver"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_governor(tmp_path: Path) -> None:

@@ -1,0 +1,177 @@
+// Functions of the CUDA runtime as PyTorch's libraries call them while we watch: they record events and let streams wait.
+//
+// Only with timing by events, and only for operations on one GPU of this process.
+#pragma once
+
+#include <dlfcn.h>
+
+#include "device.h"
+#include "entered.h"
+#include "flight.h"
+#include "imports.h"
+#include "stream_waits.h"
+
+namespace commwatch {
+
+// Whether the calling thread is in an operation of communication.
+class InOperation {
+ public:
+  InOperation() { ++depth(); }
+  InOperation(const InOperation&) = delete;
+  InOperation& operator=(const InOperation&) = delete;
+  ~InOperation() { --depth(); }
+
+  // The calling thread has so many batches open, whose operations run when they end.
+  static void batches(size_t open) { opened() = open; }
+  static bool now() { return depth() > 0 || opened() > 0; }
+
+ private:
+  static int& depth() {
+    static thread_local int of_thread = 0;
+    return of_thread;
+  }
+  static size_t& opened() {
+    static thread_local size_t of_thread = 0;
+    return of_thread;
+  }
+};
+
+class CudaWaits {
+ public:
+  // Measure the waits of this session from its first operation on this GPU on. With a second GPU it measures nothing: the streams of
+  // different GPUs can have the same handle.
+  static void watch(Session& session, const c10::Device& device) {
+    if (session.waits.begun()) {
+      if (device.index() != watched().load()) session.waits.stop();
+      return;
+    }
+    if (!device.is_cuda() || device_timing().load() != DeviceTiming::kEvents || !replaced()) return session.waits.stop();
+    watched().store(device.index());
+    static auto* const handles = new Handles;
+    session.waits.begin(real(), *handles);
+  }
+
+  // The stream that is current in this thread is the one that computes.
+  static void compute_here(Session& session) {
+    if (!session.waits.measures()) return;
+    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+    void* handle = nullptr;
+    if (Runtime::handle_of(guard.getStream(gpu()), &handle, 0)) session.waits.compute_on(handle);
+  }
+
+  // Whether this thread's stream on the GPU is the one that computes.
+  static bool computes_here(const Session& session, const c10::Device& device) {
+    if (!session.waits.measures()) return false;
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    void* handle = nullptr;
+    return Runtime::handle_of(guard.getStream(device), &handle, 0) && session.waits.is_compute(handle);
+  }
+
+  // Only while no other thread communicates.
+  static void restore() { imports().restore(); }
+
+ private:
+  static CudaEvents& real() {
+    static CudaEvents* const found = new CudaEvents(find());  // never destroyed: a call may come at the very end
+    return *found;
+  }
+
+  static CudaEvents find() {
+    void* const torch = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    CudaEvents cuda{};
+    const auto look = [torch](const char* name, auto* function) {
+      void* found = dlsym(RTLD_DEFAULT, name);
+      if (found == nullptr && torch != nullptr) found = dlsym(torch, name);
+      *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(found);
+    };
+    look("cudaEventCreateWithFlags", &cuda.create);
+    look("cudaEventDestroy", &cuda.destroy);
+    look("cudaEventRecord", &cuda.record);
+    look("cudaEventRecordWithFlags", &cuda.record_with);
+    look("cudaEventQuery", &cuda.query);
+    look("cudaEventElapsedTime", &cuda.elapsed);
+    look("cudaStreamWaitEvent", &cuda.wait);
+    look("cudaStreamIsCapturing", &cuda.capturing);
+    look("cudaGetLastError", &cuda.last_error);
+    return cuda;
+  }
+
+  // Once per process, and again after `restore`.
+  static bool replaced() {
+    static std::mutex mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (imports().count() > 0) return true;
+    const CudaEvents& cuda = real();
+    const bool all = cuda.create && cuda.destroy && cuda.record && cuda.query && cuda.elapsed && cuda.wait && cuda.capturing && cuda.last_error;
+    return all && imports().replace({{"cudaEventRecord", reinterpret_cast<void*>(cuda.record), reinterpret_cast<void*>(&record)},
+                                     {"cudaEventRecordWithFlags", reinterpret_cast<void*>(cuda.record_with), reinterpret_cast<void*>(&record_with)},
+                                     {"cudaStreamWaitEvent", reinterpret_cast<void*>(cuda.wait), reinterpret_cast<void*>(&wait)}},
+                                    {"libtorch_cuda", "libtorch_python", "libc10_cuda"});
+  }
+
+  static void recorded(const void* event, const void* stream) {
+    const Entered entered;
+    if (entered.get() != nullptr) entered.get()->waits.recorded(event, stream, InOperation::now());
+  }
+
+  static int record(void* event, void* stream) {
+    recorded(event, stream);
+    return real().record(event, stream);
+  }
+
+  static int record_with(void* event, void* stream, unsigned flags) {
+    recorded(event, stream);
+    return real().record_with(event, stream, flags);
+  }
+
+  static int wait(void* stream, void* event, unsigned flags) {
+    const Entered entered;
+    Session* const session = entered.get();
+    if (session == nullptr || !session->waits.counts(stream, event)) return real().wait(stream, event, flags);
+    if (!session->records_all() || device_timing().load() != DeviceTiming::kEvents) {
+      session->waits.missed();
+      return real().wait(stream, event, flags);
+    }
+    std::shared_ptr<StreamWaits::Wait> measured;
+    const Cost cost(*session, Cost::due());
+    try {
+      measured = session->waits.begins(stream);
+    } catch (const std::exception&) {  // no memory
+      session->waits.missed();
+    }
+    const int result = real().wait(stream, event, flags);
+    if (!measured || !session->waits.ends(*measured, stream)) return result;
+    try {
+      session->poller().add([session, measured] { return look(*session, *measured); }, line_of(&session->waits, 0));
+    } catch (const std::exception&) {
+      session->waits.missed();
+    }
+    return result;
+  }
+
+  // Called by the poller.
+  static bool look(Session& session, const StreamWaits::Wait& wait) {
+    try {
+      use_in_this_thread(gpu());
+      return session.waits.look(wait);
+    } catch (const std::exception& error) {
+      leave_devices_alone(error.what());
+      session.waits.stop();
+      return true;
+    }
+  }
+
+  static Imports& imports() {
+    static Imports* const all = new Imports;
+    return *all;
+  }
+
+  // Its index.
+  static std::atomic<c10::DeviceIndex>& watched() {
+    static std::atomic<c10::DeviceIndex> index{0};
+    return index;
+  }
+  static c10::Device gpu() { return {c10::DeviceType::CUDA, watched().load()}; }
+};
+
+}  // namespace commwatch
