@@ -69,7 +69,7 @@ def test_begins_with_the_past() -> None:
     run(main())
 
 
-def test_one_look_at_a_time() -> None:
+def test_one_read_at_a_time() -> None:
     """However many jobs are watched, one live read runs at a time; a read of another source does not delay it."""
     under_way, most, history = 0, 0, threading.Event()
 
