@@ -53,7 +53,7 @@ def algbw(size_bytes: float, duration_s: float) -> float | None:
 def busbw(op: str, size_bytes: float, duration_s: float, group_size: int) -> float | None:
     """Return the bus bandwidth of one operation in bytes per second; ``None`` where it is not defined.
 
-    ``commwatch bench`` uses it. All other consumers divide a sum of bus bytes by a time (CONTRIBUTING, How data flows).
+    Only ``commwatch bench`` uses it. CONTRIBUTING (How data flows) lists the other places that compute bus bandwidths.
 
     Args:
         op: canonical name.
