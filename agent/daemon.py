@@ -41,7 +41,7 @@ from commwatch.reload import Change, change
 from commwatch.runtime.discovery import announce
 from commwatch.runtime.periodic import Beside, known
 from commwatch.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
-from commwatch.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, tell
+from commwatch.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
 from commwatch.runtime.sighup import Hangup
 from commwatch.server.history_worker import Worker
 from commwatch.server.listener import Server, listen
@@ -212,7 +212,7 @@ class Daemon:
             {"pid": os.getpid(), "url": self.url, "version": __version__, "history": str(self.config.history)},
         )
         log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
-        tell(READY, os.environ)
+        notify(READY, os.environ)
         while not self._stop.wait(_SIGNALS_S):
             if hangup is None or not hangup.heard():
                 continue
@@ -220,7 +220,7 @@ class Daemon:
                 self._stop.set()
             else:
                 self._reload()
-        tell(STOPPING, os.environ)
+        notify(STOPPING, os.environ)
         self._server.should_exit = True
         end_s = time.monotonic() + _END_S
         for thread in self._threads:
@@ -243,7 +243,7 @@ class Daemon:
     def _reload(self) -> None:
         """Read the settings again and apply those that need no restart; if one is wrong, apply none."""
         assert self._reread is not None
-        tell(f"{RELOADING}\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", os.environ)
+        notify(f"{RELOADING}\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", os.environ)
         try:
             changed, apply = self._changed(self._reread())
         except CommwatchError as error:
@@ -253,7 +253,7 @@ class Daemon:
                 each()
             self.config = changed.config
             log.log(logging.WARNING if changed.left else logging.INFO, "settings read again: %s", changed.says)
-        tell(READY, os.environ)
+        notify(READY, os.environ)
 
     def _changed(self, wanted: Config) -> tuple[Change, list[Callable[[], object]]]:
         """Return what the settings ``wanted`` change, and functions that apply it.
@@ -281,7 +281,7 @@ class Daemon:
 
     def _plan(self, config: Config) -> Plan:
         instance = f"{socket.gethostname()}:{self.port}"
-        return self._given_plan or plan_of(config, instance, self._address, self._tell)
+        return self._given_plan or plan_of(config, instance, self._address, self._deliver)
 
     def _serve(self) -> None:
         """Run the web server, in its thread."""
@@ -317,7 +317,7 @@ class Daemon:
         with contextlib.suppress(OSError):
             self._profiles.tidy(oldest)
 
-    def _tell(self, alerts: Sequence[Alert]) -> None:
+    def _deliver(self, alerts: Sequence[Alert]) -> None:
         """Send alerts that fire or have ended, with the address of their evidence."""
         self._evidence.want(alerts)
         self._delivery.send(self._evidence.linked(alerts))
@@ -346,7 +346,7 @@ class Daemon:
         self._last_alive_ns = now
         if now - self._notified_ns > _ALIVE_NS:
             self._notified_ns = now
-            tell(ALIVE, os.environ)
+            notify(ALIVE, os.environ)
 
     def _say(self, trouble: str | None) -> None:
         if trouble and not self._trouble:

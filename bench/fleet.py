@@ -31,7 +31,7 @@ from prometheus_client.exposition import choose_encoder
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from commwatch.analysis import cross_node, live_ranks
+from commwatch.analysis import ended_operations, live_ranks
 from commwatch.collectors.node.infiniband import EVENTS
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import events as ev
@@ -237,7 +237,7 @@ class Node:
         with self._lock:
             jobs, now = list(self._aggregate.jobs.values()), self._now_ns()
             if path == "parts":
-                limit, parts = cross_node.parts(jobs, now, int(query["limit"][0]))
+                limit, parts = ended_operations.parts(jobs, now, int(query["limit"][0]))
                 return {"limit": limit, "parts": [asdict(part) for part in parts]}
             answers: dict[str, Callable[[], Iterable[Any]]] = {
                 "ranks": lambda: live_ranks.ranks(jobs, now),

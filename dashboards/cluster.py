@@ -159,7 +159,7 @@ def _worst() -> Panel:
         Query(_BUSY, "Share of time", "percentunit"),
         Query(f"{bandwidth} {_AND_BUSY}", "Bus bandwidth", "Bps"),
         Query(f'{best}{{reference!="own_best"}}) {_AND_BUSY}', "Efficiency", "percentunit"),
-        Query(f'{best}{{reference="own_best"}}) {_AND_BUSY}', "Of own best", "percentunit"),
+        Query(f'{best}{{reference="own_best"}}) {_AND_BUSY}', "Efficiency vs. own best", "percentunit"),
         width=14,
         sort="-Efficiency",
     )

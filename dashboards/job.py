@@ -281,10 +281,10 @@ def _waits() -> list[Panel]:
             {"rank": "Rank", "instance": "Node"},
             Query(f"max by (rank, instance) (commwatch_comm_share_ratio{{{_JOB}}})", "Communication", "percentunit"),
             Query(f"max by (rank, instance) (commwatch_exposed_comm_share_ratio{{{_JOB}}})", "Exposed", "percentunit"),
-            Query(f"sum by (rank, instance) ({_rate('collective_wait_seconds_total')})", "Waits", "percentunit"),
-            Query(f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total')})", "Delays others", "percentunit"),
+            Query(f"sum by (rank, instance) ({_rate('collective_wait_seconds_total')})", "Waiting", "percentunit"),
+            Query(f"sum by (rank, instance) ({_rate('rank_lateness_seconds_total')})", "Lateness", "percentunit"),
             width=12,
-            sort="Delays others",
+            sort="Lateness",
         ),
     ]
 

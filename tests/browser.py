@@ -1,4 +1,4 @@
-"""Pages in a real Chromium: what they ask for, what they complain of, and whether people can use them.
+"""Pages in a real Chromium: their requests, their errors, and whether people can use them.
 
 A test takes the fixture ``chromium`` and visits an address::
 
@@ -9,13 +9,13 @@ A test takes the fixture ``chromium`` and visits an address::
             visit.picture("live-400-dark")
 
 ``visit.page`` is Playwright's: wait with its ``expect`` and ``wait_for_function``, never for an idle network, which a page with
-a stream of events never has. While the test does not call Playwright the page lives on, and what it asked for meanwhile is told with
-the next call. When the block ends without an exception, the page must have had no error (of a script, on its console, a refused
-request) and must have asked nobody but the origin it was opened from; another host has no address here, so nothing gets there either.
-What a test provokes on purpose it forgives by a pattern: ``visit(url, forgiven="ERR_CONNECTION_REFUSED")``.
+a stream of events never has. The page continues to run between calls of Playwright, which reports the requests of that time with the
+next call. When the block ends without an exception, the page must have had no error (of a script, on its console, a refused
+request), and must have sent requests only to its own origin. Other hosts do not resolve, so no request reaches them.
+A test excludes errors that it provokes by a pattern: ``visit(url, forgiven="ERR_CONNECTION_REFUSED")``.
 
-Each visit has a profile of its own. Pictures are made where the variable SCREENSHOTS names a folder for them.
-Debian's Chromium without a window is used: Playwright's own need not be downloaded, and the whole browser takes twice the CPU time.
+Each visit has its own profile. If the variable SCREENSHOTS names a folder, pictures are saved there. The browser is Debian's headless
+Chromium: it needs no download of Playwright's own, and takes half the CPU time of the full browser.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Visit:
         assert faults == [], f"the page has faults: {faults}"
 
     def assert_clean(self) -> None:
-        """No error that is not forgiven, and no request to another origin; what a page read from disk asks for is none of its business."""
+        """Assert that there was no error except forgiven ones, and no request to another origin; requests of pages from disk do not count."""
         self.page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => setTimeout(drawn)))")
         errors = [error for error in self.errors if not (self._forgiven and re.search(self._forgiven, error))]
         assert errors == [], f"the page had errors: {errors}"

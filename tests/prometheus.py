@@ -62,11 +62,11 @@ def prometheus(
     """A Prometheus on a free port of 127.0.0.1 that scrapes ``targets`` and evaluates ``rules``, by default twice a second.
 
     Args:
-        tells: Alertmanagers that are told of alerts.
-        flags: more of its command line.
-        there: what runs a command where it is to be, if not here.
-        fetch: how to ask it.
-        every_s: seconds between scrapes, and between looks at the rules.
+        tells: Alertmanagers that it sends alerts to.
+        flags: further arguments.
+        there: prefix of the command that runs it on another host.
+        fetch: sends its requests.
+        every_s: seconds between scrapes, and between evaluations of the rules.
     """
     needs(shutil.which("prometheus"), "prometheus")
     addresses, managers = ([each.removeprefix("http://") for each in urls] for urls in (targets, tells))

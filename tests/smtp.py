@@ -12,11 +12,11 @@ from tests.receivers import Listening
 
 
 class Smtp(Listening):
-    """A mail server: takes what it is sent, asks for a login where it has one, and may answer badly.
+    """A mail server: accepts mails, requires a login if it has one, and sends bad responses on request.
 
     Args:
-        replies: by verb, what to answer in place of what is right.
-        login: ``user\\0password`` that it lets in; ``None``: offers none.
+        replies: by verb, a response that replaces the normal one.
+        login: ``user\\0password`` that it accepts; ``None``: no login.
         tls: offers STARTTLS; with ``at_once`` it is encrypted from the beginning.
     """
 

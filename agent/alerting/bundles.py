@@ -38,7 +38,7 @@ log = logging.getLogger("commwatch")
 
 #: Largest bundle in bytes, and most bundles on disk.
 MOST_BYTES, MOST_KEPT = 1 << 20, 50
-#: Most alerts in the queue; further ones get no bundle.
+#: Most alerts in the queue. Further ones are sent without a link, and tried again at each evaluation while they are fresh.
 _MOST_WAITING = 8
 #: An alert that has fired for more seconds is not new: the agent delivers it again after a restart.
 _FRESH_S = 60.0

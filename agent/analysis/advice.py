@@ -23,7 +23,7 @@ from commwatch.reference.efficiency import BELOW_THE_LINK
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
 #: The threshold of the alert ``CommShareHigh`` has the same default, and is a setting (``alerts/rules.yaml``).
-LIMIT, WORTH = 0.30, 0.10
+BOTTLENECK_SHARE, WORTH = 0.30, 0.10
 #: Ranks are late if the others wait at least this share of a step.
 _LEAST_WAITING = 0.05
 #: Ranks are late in turn if each waits at least this part of the median wait.
@@ -89,19 +89,19 @@ def _about(facts: Facts, kind: Kind) -> list[str]:
 
 def _accumulate(facts: Facts) -> Iterator[Found]:
     kind = facts.gradients
-    if kind is None or facts.comm <= LIMIT or facts.visible * facts.comm <= WORTH:
+    if kind is None or facts.comm <= BOTTLENECK_SHARE or facts.visible * facts.comm <= WORTH:
         return
     exchange = min(facts.comm, kind.seconds / facts.step_s)
     other, compute = facts.comm - exchange, 1 - facts.comm
     # k micro-steps take k·(compute + other) and one exchange; from this k on the share is below the limit L.
-    room = LIMIT * compute - (1 - LIMIT) * other
-    needed = ceil((1 - LIMIT) * exchange / room) if room > 0 else None
+    room = BOTTLENECK_SHARE * compute - (1 - BOTTLENECK_SHARE) * other
+    needed = ceil((1 - BOTTLENECK_SHARE) * exchange / room) if room > 0 else None
     if needed is not None and needed <= 1:
         return
     steps = min(needed or _MOST_MICRO_STEPS, _MOST_MICRO_STEPS)
     share = (steps * other + exchange) / (steps * (compute + other) + exchange)
     saves = exchange * (1 - 1 / steps) * facts.visible
-    enough = "reduces" if share <= LIMIT + 1e-9 else "is not enough, but reduces"
+    enough = "reduces" if share <= BOTTLENECK_SHARE + 1e-9 else "is not enough, but reduces"
     gain = f"accumulating over {steps} steps {enough} communication from {percent(facts.comm)} to {percent(share)}"
     yield Found(
         _about(facts, kind),
@@ -172,7 +172,7 @@ def _tensor_in_node(facts: Facts) -> Iterator[Found]:
 
 def _compression(facts: Facts) -> Iterator[Found]:
     kind = facts.gradients
-    if kind is None or kind.dtype is None or facts.comm <= LIMIT or facts.visible * facts.comm <= WORTH:
+    if kind is None or kind.dtype is None or facts.comm <= BOTTLENECK_SHARE or facts.visible * facts.comm <= WORTH:
         return
     width = _WIDE.get(kind.dtype, 2)
     transport = kind.transport_s
@@ -190,7 +190,7 @@ def _compression(facts: Facts) -> Iterator[Found]:
 
 def _faster_network(facts: Facts) -> Iterator[Found]:
     bound = [kind for kind in facts.kinds if kind.curve is not None and (kind.latency_s or 0) < kind.seconds / 2]
-    if facts.comm <= LIMIT or not bound:
+    if facts.comm <= BOTTLENECK_SHARE or not bound:
         return
     kind = max(bound, key=lambda kind: kind.transport_s)
     saved = sum(kind.transport_s for kind in bound) / 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from commwatch.analysis.advice import LIMIT, WORTH
+from commwatch.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch.collectors.spans import ranks as named
 from commwatch.core.units import percent
 
@@ -53,7 +53,7 @@ def bottleneck(
         messages: its part spent waiting for messages; ``None``: not known, or there are none.
         late: the stragglers, if ``waiting`` is for them.
     """
-    if comm is None or comm <= LIMIT:
+    if comm is None or comm <= BOTTLENECK_SHARE:
         return ""
     if exposed is not None and exposed < WORTH:
         return "above 30 %, but hidden behind compute"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from commwatch.analysis import cross_node
+from commwatch.analysis import ended_operations
 from commwatch.analysis.verdicts import Verdict, combined, disagreement, lateness, verdicts
 from commwatch.collectors.probe.governor import FULL, MODES
 from commwatch.collectors.wire import events as ev
@@ -140,7 +140,7 @@ def conclude(jobs: Iterable[Job], now_ns: int) -> list[Verdict]:
 
 def late_now(jobs: Iterable[Job], now_ns: int) -> dict[int, float]:
     """Return the stragglers of the ``jobs`` by rank, with the share of time (0 to 1) that the others wait for each."""
-    return {late.rank: late.cost_ns / late.window_ns for _, _, late in cross_node.stragglers(jobs, now_ns)}
+    return {late.rank: late.cost_ns / late.window_ns for _, _, late in ended_operations.stragglers(jobs, now_ns)}
 
 
 def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
@@ -148,7 +148,7 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
     by_id = {(group.job_id, group.group_id): group for group in seen}
     odd = [
         disagreement(what, by_id[what.job_id, what.group_id])
-        for what in cross_node.disagreements(jobs, now_ns)
+        for what in ended_operations.disagreements(jobs, now_ns)
         if (what.job_id, what.group_id) in by_id
     ]
     samples = {
@@ -160,7 +160,7 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
             by_id[job_id, group_id],
             reason(who.rank, who.cost_ns / who.window_ns, samples[job_id], now_ns - who.window_ns),
         )
-        for job_id, group_id, who in cross_node.stragglers(jobs, now_ns)
+        for job_id, group_id, who in ended_operations.stragglers(jobs, now_ns)
         if (job_id, group_id) in by_id
     ]
     return [verdict for verdict in odd if verdict is not None] + late

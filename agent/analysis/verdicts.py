@@ -1,7 +1,8 @@
-"""Judges a job's communication right now: hangs, stalls, ranks that disagree (docs/definitions.md). Pure.
+"""Judges a job's communication right now: hangs, stalls, ranks that disagree, stragglers (docs/definitions.md). Pure.
 
-It uses only what the ranks have in flight, so it works while a trainer is stopped, stuck in C, or gone. One function judges
-the ranks of one node or of many agents: it compares ages, never clocks.
+The sections Verdicts and Stragglers have the rules. ``verdicts`` uses only what the ranks have in flight, so it works while a
+trainer is stopped, stuck in C, or gone. It judges the ranks of one node or of many agents: it compares ages, never clocks.
+``lateness`` and ``disagreement`` put into words what ``ingest/stragglers.py`` and the join of collectives have found.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from commwatch.analysis.cross_node import Disagreement
+from commwatch.analysis.ended_operations import Disagreement
 from commwatch.analysis.wait_graph import HANG_S, RECENT_S, Wait, absence, at_fault, raised_in, waits
 from commwatch.collectors.spans import spans
 from commwatch.collectors.wire import events as ev

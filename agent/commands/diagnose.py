@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from commwatch.analysis.cross_node import RankParts, put_together
+from commwatch.analysis.ended_operations import RankParts, put_together
 from commwatch.analysis.rank_state import shedding
 from commwatch.analysis.verdicts import Verdict, combined, lateness, verdicts
 from commwatch.collectors.spans import spans

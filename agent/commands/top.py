@@ -10,7 +10,7 @@ from statistics import mean, median
 
 from rich.text import Text
 
-from commwatch.analysis.advice import LIMIT, WORTH
+from commwatch.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch.analysis.headline import bottleneck, of_some, split
 from commwatch.analysis.rank_state import begun, culprits, oldest, shedding, state
 from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
@@ -136,7 +136,7 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
         made_of = split(comm, waiting, messages, late)
         why = bottleneck(comm, exposed, waiting, messages, late)
         hidden = exposed is not None and exposed < WORTH
-        style = "good" if comm <= LIMIT or hidden else "bad"
+        style = "good" if comm <= BOTTLENECK_SHARE or hidden else "bad"
         lines += _bar("comm", comm, style, of_ranks=of_some(comm_ranks, len(ranks)), words=[made_of, why], cells=cells)
     if exposed is not None:
         style = "good" if exposed <= WORTH else "warn"
@@ -167,7 +167,7 @@ def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
 def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str], cells: int) -> list[Text]:
     """Return a share (0 to 1) as a bar, with its explanation behind it, or below it if the line is too short."""
     length = max(10, min(_MOST_BAR, cells // 3))
-    full, limit = round(min(1.0, share) * length), round(LIMIT * length)
+    full, limit = round(min(1.0, share) * length), round(BOTTLENECK_SHARE * length)
     drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
     line = Text.assemble((f"{name:<9}", "dim"), (drawn, style), (f" {percent(share):>5}", "bold"), of_ranks)
     says = ": ".join(filter(None, words))

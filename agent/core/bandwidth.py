@@ -1,7 +1,7 @@
 """Algorithm and bus bandwidth from size, time and group size; the only table of bus factors. Pure.
 
 Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md. algbw = S / t; busbw = algbw x factor makes the number comparable
-with the rated speed of a link, whatever the number of ranks. Totals of a job sum size x factor in cells; ``analysis/summary.py`` divides by the time.
+with the rated speed of a link, whatever the number of ranks. Totals of a job sum size x factor (``Cell.bus_bytes``); their consumers divide by the time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def algbw(size_bytes: float, duration_s: float) -> float | None:
 
 
 def busbw(op: str, size_bytes: float, duration_s: float, group_size: int) -> float | None:
-    """Return the bus bandwidth in bytes per second; ``None`` where it is not defined.
+    """Return the bus bandwidth of one operation in bytes per second; ``None`` where it is not defined.
+
+    Only ``commwatch bench`` uses it. CONTRIBUTING (How data flows) lists the other places that compute bus bandwidths.
 
     Args:
         op: canonical name.

@@ -114,7 +114,7 @@ class Intake:
                         source.totals.finish()
                     else:
                         source.totals.tick(now_ns + source.totals.offset_ns)  # not the wall clock, which may be set
-                    self._tell(source, wall_ns)
+                    self._store_changes(source, wall_ns)
             given_up = self._store.given_up
             # Stored, or dropped by the store: in both cases the cells are no longer needed in memory.
             taken = self._store.commit() or self._store.given_up != given_up
@@ -262,7 +262,7 @@ class Intake:
             totals.pid = (owner or None) if totals.alive else None
         return drained.read + drained.lost
 
-    def _tell(self, source: _Source, wall_ns: int) -> None:
+    def _store_changes(self, source: _Source, wall_ns: int) -> None:
         """Hand all changes since the last tick to the store."""
         totals, row = source.totals, source.row
         fresh = totals.closed[source.stored_cells :]

@@ -1,12 +1,12 @@
-"""Stragglers: ranks that make the others of a group wait, step after step. Pure.
+"""Stragglers: ranks that make the others of a group wait, step after step (docs/definitions.md, Stragglers). Pure.
 
 Each rank has a series: its own lateness (``collective_join.OwnLateness``) in the collectives of each period. A period is a
 training step where steps are marked. The series of a straggler is above those of all ranks that are not stragglers: on
 average by 5 % of the time, in nearly all parts of the window, and by more than chance allows. Ranks that are late in turn, or
 whose work is uneven, have series that cross. Events in fewer than one of five periods, such as checkpoints, do not count.
 
-"Three sigma" over ranks would never find one: among n, a rank cannot be further than (n-1)/sqrt(n) standard deviations from
-the mean, 1.2 of three.
+A test against three standard deviations over the ranks finds no straggler in a small group: among n ranks, none can be more
+than (n-1)/sqrt(n) standard deviations from the mean. For three ranks this is 1.2, and it reaches 3 only with eleven ranks.
 
 For groups over several nodes, rules of Prometheus judge instead: ``job_rank:commwatch_period_comm_share:straggler`` in
 ``alerts/rules.yaml``.

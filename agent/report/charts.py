@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2, log10
 
-from commwatch.analysis.advice import LIMIT
+from commwatch.analysis.advice import BOTTLENECK_SHARE
 from commwatch.analysis.advice_input import MOST_STEPS
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.spans import spans
@@ -116,12 +116,12 @@ def _shares(steps: Sequence[StepView]) -> str:
         [(n * every, seconds(n * every) if n else "0") for n in range(int(end / every) + 1)],
     )
     y = even_axis("share", 0, max(0.5, min(1.0, most * 1.1)), [(n / 10, percent(n / 10)) for n in range(11)])
-    above, unknown = sum(comm > LIMIT for comm in known), len(points) - len(known)
+    above, unknown = sum(comm > BOTTLENECK_SHARE for comm in known), len(points) - len(known)
     says = (
         f"At most {percent(most)} of step time is communication; it is above the line of 30 % in {above} of {len(known)} intervals"
         f"{f', and not known in {unknown} more' if unknown else ''}."
     )
-    drawn = plot("shares", "Communication share over time", says, x, y, series=series, limit=LIMIT)
+    drawn = plot("shares", "Communication share over time", says, x, y, series=series, limit=BOTTLENECK_SHARE)
     rows = [(seconds(at), percent(comm), percent(exposed)) for at, comm, exposed in points]
     return f"<h2>Shares over time</h2><p>{says}</p>" + _figure(drawn, series, ("at", "communication", "exposed"), rows)
 

@@ -44,11 +44,11 @@ class Aside(Generic[_T]):
             try:
                 found = call()
             except Exception as error:  # raised in ``ask``
-                tell(answer.set_exception, error)
+                resolve(answer.set_exception, error)
             else:
-                tell(answer.set_result, found)
+                resolve(answer.set_result, found)
 
-        def tell(how: Callable[..., None], what: object) -> None:
+        def resolve(how: Callable[..., None], what: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(how, what)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 READY, ALIVE, RELOADING, STOPPING = "READY=1", "WATCHDOG=1", "RELOADING=1", "STOPPING=1"
 
 
-def tell(state: str, env: Mapping[str, str]) -> None:
+def notify(state: str, env: Mapping[str, str]) -> None:
     """Send ``state``, such as ``READY``, to the supervisor; do nothing if there is none or it does not listen.
 
     Never blocks. Source: sd_notify(3), "Notes".

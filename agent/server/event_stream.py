@@ -39,7 +39,7 @@ class _Channel:
     over: bool = False
 
 
-class Feed:
+class EventStream:
     """Produces events while there are listeners, on the web server's event loop; only ``read`` runs in threads.
 
     A slow listener misses events and delays no other: there is one latest event of each topic, and no queue.
@@ -89,7 +89,7 @@ class Feed:
             channel.listeners -= 1
 
     async def _read(self, topic: Topic, job: str | None) -> bytes | None:
-        return await to_thread.run_sync(_looked, topic, job, limiter=self._threads[topic.source])
+        return await to_thread.run_sync(_read_or_none, topic, job, limiter=self._threads[topic.source])
 
     async def _produce(self, channel: _Channel, job: str | None, topic: Topic) -> None:
         """Produce events while there are listeners; one that joins before the last ``read`` has ended keeps it going."""
@@ -120,7 +120,7 @@ class Feed:
                 return
 
 
-def _looked(topic: Topic, job: str | None) -> bytes | None:
+def _read_or_none(topic: Topic, job: str | None) -> bytes | None:
     """Return the data of a topic; ``None`` where it cannot be read at the moment."""
     try:
         return topic.read(job)

@@ -133,14 +133,14 @@ class LiveFeed:
         with self._slow_lock:
             until, text = self._slow.get(job_id, (began, b""))
         if until <= began:
-            text = self._tell(job_id)
+            text = self._compute_insights(job_id)
             again = self._clock() + max(_INSIGHTS_S, _SELDOM * (self._clock() - began))
             with self._slow_lock:
                 self._slow = {each: kept for each, kept in self._slow.items() if kept[0] > began}
                 self._slow[job_id] = again, text
         return text
 
-    def _tell(self, job_id: str) -> bytes:
+    def _compute_insights(self, job_id: str) -> bytes:
         findings = [finding for view in self._services.logs.topology(job_id) for finding in view.findings]
         with self._agent.live(job_id) as (jobs, now_ns):
             late = live_ranks.late_now(jobs, now_ns)

@@ -82,22 +82,22 @@ class JobNow:
     world_size: int
     restarts: int
     started_at: float
-    #: Steps per second; ``None`` also where none has ended for long. This and the next fields: latest steps on this node.
+    #: Steps per second; ``None``: not known, or no step has ended for a long time. This field and the next four cover the latest steps on this node.
     steps_per_s: float | None
     step_s: float | None
     steps_unavailable: str | None
     comm: float | None
     exposed: float | None
-    #: How many ranks ``comm`` and ``exposed`` are known of, where not all: ``(3 of 4 ranks)``; else empty.
+    #: For how many ranks ``comm`` and ``exposed`` are known: ``(3 of 4 ranks)``; empty if for all or for none.
     comm_of: str
     exposed_of: str
     #: Parts of ``comm``, such as ``8 % transfer, 44 % waiting for rank 2``; empty: no part is known to be waiting.
     split: str
     #: Names the ranks whose operations are not all recorded; ``None``: there are none.
     sheds: str | None
-    #: What the shares mean, in words; empty: nothing bad.
+    #: Whether communication is the bottleneck, in words; empty if ``comm`` is at most 30 % or not known.
     says: str
-    #: How it ended, where not normally; empty while it runs.
+    #: How the job ended; empty while it runs, or if it ended normally.
     ending: str
     #: The last complete 10 s bucket and the one in progress.
     slots: list[Slot]

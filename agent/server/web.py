@@ -1,4 +1,8 @@
-"""The web application of an agent: the query API, ``/metrics``, ``/healthz``, ``/readyz`` and ``/docs``."""
+"""The web application of an agent.
+
+It serves the query API with its event stream, ``/metrics``, ``/healthz`` and ``/readyz``, and the pages: ``/`` (the live page),
+``/runbook`` and ``/docs``. ``gate.py`` checks each request before the application sees it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from commwatch import __version__
 from commwatch.alerts.catalogue import shipped
 from commwatch.report.html_frame import page, prose, table
-from commwatch.server.event_stream import Feed, Topic
+from commwatch.server.event_stream import EventStream, Topic
 from commwatch.server.live_feed import LiveFeed
 from commwatch.server.problems import answer, answer_problems
 from commwatch.server.routes import alerts, diagnosis, gpus, jobs, profiles, stream, witnesses
@@ -38,15 +42,15 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
     app.state.services = services
     for part in (jobs, alerts, diagnosis, gpus, profiles, witnesses):
         app.include_router(part.router)
-    app.include_router(stream.router(_live_feed(services)))
+    app.include_router(stream.router(_live_events(services)))
     answer_problems(app)
     _add_monitoring(app, services, Scrape(registry))
     _add_pages(app)
     return app
 
 
-def _live_feed(services: Services) -> Feed:
-    """Return the feed of the live page, with the period in seconds of each topic."""
+def _live_events(services: Services) -> EventStream:
+    """Return the events of the live page, with the period in seconds of each topic. docs/api.md has the topics' names."""
     live = LiveFeed(services)
     topics = [
         Topic("moment", live.moment, 1.0),
@@ -54,7 +58,7 @@ def _live_feed(services: Services) -> Feed:
         Topic("operations", live.operations, 5.0),
         Topic("told", live.insights, 10.0, "worker"),
     ]
-    return Feed(Topic("past", live.past, 0.0, "history"), topics, services.ending)
+    return EventStream(Topic("past", live.past, 0.0, "history"), topics, services.ending)
 
 
 def _add_monitoring(app: FastAPI, services: Services, scrape: Scrape) -> None:

@@ -246,7 +246,7 @@ class Probe(GraphEvents, ABC):
                 raise
 
     def tell_gpu(self, current: int | None = None) -> None:
-        """Record which GPU this process computes on, once that is known; ``current`` as in ``Finder.look``."""
+        """Record which GPU this process computes on, once that is known; ``current`` as in ``Finder.find``."""
         if self._gpu is None or self.ring is None:
             return
         try:

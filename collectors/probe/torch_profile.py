@@ -93,7 +93,7 @@ class Profiling:
         else:  # a profiler can only be stopped where it was started
             self._session = None
             self._open_doors()
-            self._tell(session.request, session, "the probe was taken out by another thread")
+            self._write_result(session.request, session, "the probe was taken out by another thread")
 
     def forget(self) -> None:
         """In a forked child: drop the profile, which is the parent's."""
@@ -221,10 +221,10 @@ class Profiling:
             error = error or _message(failure)
             if raised_by_handler(failure):
                 _stop_for_certain()
-                self._tell(session.request, session, error)
+                self._write_result(session.request, session, error)
                 raise
         session.profiler = None  # and all the events that it holds
-        self._tell(session.request, session, error)
+        self._write_result(session.request, session, error)
 
     def _export(self, session: _Session) -> None:
         """Write the compressed trace. It is built in the directory for temporary files, because the run directory is in memory."""
@@ -246,7 +246,7 @@ class Profiling:
             finally:
                 hidden.unlink(missing_ok=True)
 
-    def _tell(self, request: files.Request, session: _Session, error: str | None) -> None:
+    def _write_result(self, request: files.Request, session: _Session, error: str | None) -> None:
         first, last = session.first or (0, 0), session.last
         result = files.Result(request.id, self._rank, session.steps, first[0], last[0], first[1], last[1], error)
         path = files.of_rank(self._path.parent, request.id, self._rank, files.RESULT)

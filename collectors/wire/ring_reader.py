@@ -1,4 +1,9 @@
-"""The reader of ring files, in the agent. ``ring.py`` has their layout and the writers."""
+"""The reader of ring files, in the agent.
+
+``Intake.tick`` calls ``RingReader.drain`` for each ring. The agent reads the file with ``pread`` and never maps it: an access to a
+mapping beyond the end of a truncated file would end the process (SIGBUS). ``ring.py`` has the writers, the layout of the file, and
+the meaning of its cursor and its stamps.
+"""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_ended_life_is_small() -> None:
 
 
 def test_names_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the lines beside a ring so many are read, empty ones among them, and of one so many values."""
+    """The number of lines read from a names file is limited, empty lines included, and so is the number of values in a line."""
     monkeypatch.setattr(ring_reader, "MOST_NAMES", 8)
     monkeypatch.setattr(ring_reader, "_MOST_VALUES", 100)
     path = write_ring(tmp_path, [], names=[]).path
@@ -404,7 +404,7 @@ def test_hosts_without_end() -> None:
 
 
 def test_torn_hosts() -> None:
-    """A host that says little is what is left of another, with the same pid and ending, that says ten times as much."""
+    """A host name with few lines is a torn part of another name, if that has ten times as many lines, the same pid and the same ending."""
     account = Account()
     for n in range(30):
         account.add(f"node1:7:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{n}<0>", "log", n)

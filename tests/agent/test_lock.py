@@ -76,8 +76,8 @@ def test_references(watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert looks == [True]
 
 
-def test_alive_within_a_look(tmp_path: Path) -> None:
-    """An intake that has much to take shows that it gets on before it has taken all: a busy agent is not a stuck one."""
+def test_alive_within_a_read(tmp_path: Path) -> None:
+    """An intake with many records to read reports progress before it has read all of them: a busy agent is not a stuck one."""
     watch, signs = Watch(tmp_path), []
     watch.intake._alive = lambda: signs.append(watch.intake.read)
     with Trainer(watch.rings / "job.r0.0.ring", slots=4096) as trainer:

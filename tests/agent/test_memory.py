@@ -1,4 +1,4 @@
-"""What the agent keeps for long, and what it takes for moments: no more memory than the task needs."""
+"""Memory of the agent's tables and of its temporary buffers: no more than the task needs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_frozen(tmp_path: Path) -> None:
 
 
 def test_tidying(tmp_path: Path) -> None:
-    """To keep the history within its bounds takes no list of all that is in it."""
+    """Applying the history's retention builds no list of its whole content."""
     path = tmp_path / "h.sqlite"
     store = Writer(path)
     with closing(sqlite3.connect(path)) as db, db:
@@ -147,7 +147,7 @@ def test_tidying(tmp_path: Path) -> None:
 
 
 def test_newest_operations(tmp_path: Path) -> None:
-    """Of the records that a question comes by only so many are made into operations as it asks for."""
+    """A request stops converting records into operations as soon as it has found those that it returns."""
     watch, made = Watch(tmp_path), 0
     for rank in range(4):
         records = [operation(start_ns=n * MS, end_ns=(n + 1) * MS, seq=n) for n in range(500)]

@@ -164,10 +164,10 @@ def agree(
     interval_s: float = INTERVAL_S,
     theirs: Sequence[Rule] | None = None,
 ) -> int:
-    """Hold the agent against Prometheus: the same alerts pending and firing, at each evaluation.
+    """Compare the agent with Prometheus: both must have the same pending and firing alerts at each evaluation.
 
-    Rules of which Prometheus alone can tell are left out. Sums that meet a threshold to the last bit are no good: Prometheus adds in the
-    order in which it has come to know the series, which promtool makes another.
+    Rules with ``prometheus_only`` are left out. No sum may equal a threshold to the last bit, because Prometheus adds series in the
+    order of their creation, which promtool changes.
 
     Args:
         theirs: the rules for Prometheus, if they are to be others.

@@ -1,4 +1,4 @@
-"""Rules and receivers that change while the agent runs: what fires goes on, and nobody is told twice or left in the dark."""
+"""Rules and receivers that change while the agent runs: firing alerts continue, and no message is repeated or missing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from commwatch.alerts.outbox import Batch
 from commwatch.alerts.series import Samples
 from tests.alerts.recorded import INTERVAL_S
 from tests.alerts.test_delivery import ended
+from tests.alerts.test_delivery_after_restart import Ears
 from tests.alerts.test_evaluator import Run, rule, text
-from tests.alerts.test_told import Ears
 from tests.helpers import PATIENCE_S, wait_for
 from tests.receivers import alert
 
@@ -33,7 +33,7 @@ def change(run: Run, *rules: Rule, records: tuple[Record, ...] = ()) -> bool:
 
 
 def test_threshold() -> None:
-    """Another threshold counts in the next round: what is no longer past it ends, and what is still past it has been so all the time."""
+    """A new threshold applies in the next round: alerts below it end, and the others keep the time since which they are active."""
     run = Run(rule())
     assert run.states([0.5] * 5) == list("fffff")
     assert change(run, rule(expr="share > 0.4"))
@@ -47,7 +47,7 @@ def test_threshold() -> None:
 
 
 def test_other_series() -> None:
-    """A rule that reads what was not kept so far judges nothing before there are samples enough."""
+    """A rule on series that were not kept before raises nothing until there are enough samples."""
     run = Run(rule())
     assert run.states([0.5]) == ["f"]
     assert not change(run, rule(expr="max_over_time(share[2m]) > 0.3"))
@@ -56,7 +56,7 @@ def test_other_series() -> None:
 
 
 def test_other_records() -> None:
-    """Samples that a recording rule made do not outlive it."""
+    """The samples of a recording rule are removed with it."""
     record = Record("job:share", "share")
     run = Run(rule(expr="job:share > 0.3"), records=(record,))
     assert run.states([0.5]) == ["f"]
@@ -64,7 +64,7 @@ def test_other_records() -> None:
 
 
 def test_rule_is_taken_away() -> None:
-    """A firing alert whose rule is gone is resolved with a notice, a pending one just goes; nothing else is touched."""
+    """A firing alert whose rule was removed is resolved with a message, a pending one is dropped; other alerts do not change."""
     run = Run(rule(), rule("Slow", for_s=60), rule("Stays"))
     assert {one.name for one in run.round(r0=0.5)} == {"High", "Slow", "Stays"}
     assert change(run, rule("Stays"))
@@ -81,7 +81,7 @@ class Moved(Ears):
 
 
 def test_receivers(tmp_path: Path) -> None:
-    """Who stays is not disturbed, who is new hears all that fires, who is elsewhere now hears what is new, who is gone nothing."""
+    """Unchanged receivers continue; a new one gets all firing alerts, one with a new address gets changes only, a removed one nothing."""
     stays, goes, old = Ears("stays", []), Ears("goes", []), Ears("moves", [])
     delivery = Delivery([stays, goes, old], file=KeptFile(tmp_path / "told.json"))
 
@@ -112,7 +112,7 @@ def test_receivers(tmp_path: Path) -> None:
 
 
 def test_receiver_that_hangs() -> None:
-    """A receiver that is taken away in the middle of a message holds up the change no longer than it may, and the others not at all."""
+    """Removing a receiver during a message delays the change at most by the limit, and other receivers not at all."""
     over = threading.Event()
 
     class Deaf(Ears):

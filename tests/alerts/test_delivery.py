@@ -1,4 +1,4 @@
-"""Delivery with real threads and servers: nothing is lost for a receiver that comes back, and none waits for another."""
+"""Delivery with real threads and servers: a receiver that becomes available again misses nothing, and no receiver waits for another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hook(server: Server | str, name: str = "hook", limit_s: float = 1.0) -> Webh
 
 
 def ended(one: Alert) -> Alert:
-    """The same once it is over."""
+    """Return the alert in the state resolved."""
     return replace(one, state=RESOLVED, resolved_at=one.active_at + 600)
 
 
@@ -46,12 +46,12 @@ def delivering(*receivers: Receiver, retry: Retry = AT_ONCE, close_s: float = PA
 
 
 def how(delivery: Delivery, name: str = "hook") -> Delivered:
-    """How it goes with one receiver."""
+    """Return the counts and the trouble of the only receiver."""
     return next(each for each in delivery.delivered() if each.receiver == name)
 
 
 def got(server: Server) -> list[tuple[str, int]]:
-    """Status and number of alerts of the messages a server has taken in."""
+    """Return status and number of alerts of the messages that a server has accepted."""
     return [(asked.json["status"], len(asked.json["alerts"])) for asked in server.asked]
 
 
@@ -84,7 +84,7 @@ FAULTS: dict[str, Callable[[Server], Answer]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_that_pass(fault: str) -> None:
-    """A receiver that fails once, in whatever way, gets the message when it is tried again; and what came of it is told."""
+    """A receiver that fails once, in any way, gets the message at the next attempt; the counts show both."""
     with Server(OK) as server:
         server._answers[:0] = [FAULTS[fault](server)]
         with delivering(hook(server, limit_s=0.3)) as delivery:
@@ -103,7 +103,7 @@ def test_faults_that_pass(fault: str) -> None:
     ],
 )
 def test_faults_that_stay(answer: Answer, says: str) -> None:
-    """What is refused for good is not tried again, but the next news is; a redirect is not followed, so it cannot go in circles."""
+    """A message that is refused for good is not tried again, but the next change is sent; redirects are not followed, so there is no loop."""
     with Server(answer) as server, delivering(hook(server)) as delivery:
         delivery.send([alert()])
         wait_for(lambda: how(delivery).failed == 1, "the refusal")
@@ -116,7 +116,7 @@ def test_faults_that_stay(answer: Answer, says: str) -> None:
 
 
 def test_flood_of_an_answer() -> None:
-    """An answer of gigabytes is not read: a few KB of it are, and one line is repeated."""
+    """Of a response of gigabytes, a few KB are read, and one line is reported."""
     with Server() as server:
         server._answers[:] = [server.flood]
         with delivering(hook(server, limit_s=PATIENCE_S)) as delivery:
@@ -126,7 +126,7 @@ def test_flood_of_an_answer() -> None:
 
 
 def test_receiver_that_is_down_and_comes_back() -> None:
-    """While nobody listens messages wait; once somebody does they are told what is so then: what ended meanwhile has ended."""
+    """Messages wait while the receiver is down, and have the state of the moment when it is up again."""
     delivery = Delivery([hook(f"http://127.0.0.1:{free_port()}/hook")], retry=AT_ONCE)
     delivery.send([alert()])
     wait_for(lambda: how(delivery).failed >= 3, "three attempts")
@@ -138,7 +138,7 @@ def test_receiver_that_is_down_and_comes_back() -> None:
 
 
 def test_retry_after_is_heeded() -> None:
-    """A receiver that asks for a pause is left alone for so long, whatever the back-off is; and closing does not wait for it."""
+    """``Retry-After`` takes precedence over the back-off; closing does not wait for it."""
     with Server(status(429, "", Retry_After="600"), OK) as server:
         with delivering(hook(server)) as delivery:
             delivery.send([alert()])
@@ -151,7 +151,7 @@ def test_retry_after_is_heeded() -> None:
 
 @dataclass
 class Gate:
-    """A receiver that stays in ``send`` until it is let go."""
+    """A receiver that stays in ``send`` until the test releases it."""
 
     name: str
     policy: Policy = POLICY
@@ -196,7 +196,7 @@ def test_a_thousand_at_once() -> None:
 
 
 def test_what_is_full_is_counted() -> None:
-    """Where a receiver is stuck and more alerts come than there is room for, the surplus is counted as dropped."""
+    """If a receiver is stuck and its queue is full, further alerts are counted as dropped."""
     stuck = Gate("hook", Policy(3600, most_waiting=5))
     with delivering(stuck) as delivery:
         delivery.send([alert("First")])
@@ -208,7 +208,7 @@ def test_what_is_full_is_counted() -> None:
 
 
 def test_close_tells_what_waits() -> None:
-    """Closing tells what has not been told; where a receiver is stuck it waits no longer than it was asked to."""
+    """Closing sends the waiting messages; if a receiver is stuck, it waits no longer than the given time."""
     slow, stuck = Gate("slow"), Gate("stuck")
     slow.go.set()
     delivery = Delivery([slow, stuck])
@@ -247,7 +247,7 @@ def test_back_off_begins_anew() -> None:
 
 
 def test_trouble_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """What is wrong with a receiver is logged once, not at each attempt, and so is that it works again."""
+    """A failure of a receiver is logged once, not at each attempt, and so is its recovery."""
     with (
         Server(*[status(503, "busy")] * 5, OK) as server,
         caplog.at_level(logging.INFO, "commwatch"),
@@ -260,7 +260,7 @@ def test_trouble_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_message_that_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
-    """An alert that a receiver cannot put into words costs that message, not the receiver."""
+    """An alert that a receiver cannot format costs only its message; the receiver continues."""
 
     @dataclass(frozen=True)
     class Picky:

@@ -149,7 +149,7 @@ def test_times_and_texts() -> None:
 
 
 def test_further_numbers() -> None:
-    """Further numbers come from the element with the same labels; where there is none or several, none is told."""
+    """Further numbers come from the element with the same labels; they are missing if there is none, or more than one."""
     also = {"exposed": "exposed", "limit": "limit", "all": "share"}
     run = Run(rule(summary="is", also=also, on=("rank",)))
     (alert,) = run.round(

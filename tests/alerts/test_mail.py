@@ -1,4 +1,4 @@
-"""E-mail: what a mail server is sent, and what becomes of it where one does not take it."""
+"""E-mail: what is sent to a mail server, and what happens if the server does not accept it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mail(server: Smtp | int, **more: Any) -> Mail:
 
 
 def test_mail() -> None:
-    """A mail has subject, date and all headers right, says what it is about in plain text, and goes to all."""
+    """A mail has correct headers and a subject, describes the alerts in plain text, and goes to all recipients."""
     odd = replace(
         alert(job_id="tr\u00e4in\r\nBcc: x@example.com"),
         annotations={"summary": ".\r\nQUIT", "description": "42 % \N{SNOWMAN}"},
@@ -101,7 +101,7 @@ def test_mail_with_tls_and_login(tls: str, tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_mail_that_is_not_taken(replies: dict[str, Any], says: str, again: bool) -> None:
-    """What a mail server says is told, and heeded: 4xx is tried again, 5xx is not; one that only drips is left."""
+    """The error has the response of the mail server: 4xx is tried again, 5xx is not; a server that sends too slowly is abandoned."""
     with Smtp(**replies) as server:
         found = refusal(lambda: mail(server, limit_s=0.5).send(batch(), NOON))
         assert says in str(found)

@@ -1,4 +1,4 @@
-"""What one receiver is told, and how often: dedup, groups, repeats, room. Times are parameters."""
+"""The messages for one receiver: deduplication, groups, repetition, limits. Times are parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OFTEN = Policy(60.0, 900.0, grouped=False)
 
 
 def ended(one: Alert) -> Alert:
-    """The same once it is over."""
+    """Return the alert in the state resolved."""
     return replace(one, state=RESOLVED, resolved_at=one.active_at + 600)
 
 
@@ -30,14 +30,14 @@ def send_due(box: Outbox, now_s: float) -> list[Batch]:
 
 
 def states(batches: Iterable[Batch]) -> list[list[tuple[str, str]]]:
-    """Rank and state of what is in each."""
+    """Return rank and state of the alerts in each message."""
     return [[(each.labels.get("rank", ""), each.state) for each in batch.alerts] for batch in batches]
 
 
 def rounds(
     box: Outbox, alerts: list[Alert], from_s: float, until_s: float
 ) -> list[tuple[float, list[tuple[str, str]]]]:
-    """Look at what fires every 15 s; when something was told, and what."""
+    """Pass the alerts every 15 s; return when a message was sent, and what it contained."""
     found, now = [], from_s
     while now <= until_s:
         box.take(alerts, now)
@@ -47,7 +47,7 @@ def rounds(
 
 
 def test_once_and_again_after_four_hours() -> None:
-    """What fires is told once, however often it is looked at, and again after the time for it; its end is told once."""
+    """A firing alert is sent once, however often it is evaluated, and again after the repeat interval; its end is sent once."""
     box, one = Outbox(Policy(HOURS_4)), alert(rank="1")
     assert rounds(box, [one], 0, HOURS_4 + 600) == [(0, [("1", FIRING)]), (HOURS_4, [("1", FIRING)])]
     assert rounds(box, [ended(one)], 20_000, 20_060) == [(20_000, [("1", RESOLVED)])]
@@ -56,7 +56,7 @@ def test_once_and_again_after_four_hours() -> None:
 
 
 def test_alertmanager_is_told_each_minute() -> None:
-    """What fires is told each minute, and its end each minute for a quarter of an hour, as Prometheus does."""
+    """A firing alert is sent each minute, and its end each minute for a quarter of an hour, as Prometheus does."""
     box, one = Outbox(OFTEN), alert()
     assert [at for at, _ in rounds(box, [one], 0, 200)] == [0, 60, 120, 180]
     box.take([ended(one)], 300)
@@ -69,7 +69,7 @@ def test_alertmanager_is_told_each_minute() -> None:
 
 
 def test_what_nobody_mentions_is_not_repeated() -> None:
-    """An evaluator that is no more has nothing told on: Alertmanager lets it end by itself."""
+    """An alert that the evaluator no longer reports is not repeated: Alertmanager ends it by itself."""
     box = Outbox(OFTEN)
     box.take([alert()], 0)
     assert len(send_due(box, 0)) == 1
@@ -79,7 +79,7 @@ def test_what_nobody_mentions_is_not_repeated() -> None:
 
 
 def test_again_after_the_end() -> None:
-    """The same condition later on is told again, and the end of the first is not told over it."""
+    """A later occurrence of an alert is sent, and the end of the earlier one does not replace it."""
     box, first = Outbox(OFTEN), alert(at=1000)
     second = alert(at=5000)
     box.take([first], 0)
@@ -93,7 +93,7 @@ def test_again_after_the_end() -> None:
 
 
 def test_new_occurrence_without_an_end() -> None:
-    """A condition that began anew is news, though nobody has said that it had ended."""
+    """A new occurrence is sent, even if the end of the earlier one was never reported."""
     box = Outbox(Policy(HOURS_4))
     box.take([alert(at=1000)], 0)
     send_due(box, 0)
@@ -102,7 +102,7 @@ def test_new_occurrence_without_an_end() -> None:
 
 
 def test_end_for_a_receiver_that_was_away_for_long() -> None:
-    """The end of what was told waits for the receiver, however long it is away."""
+    """The end of a sent alert waits for the receiver, however long the receiver is unavailable."""
     box = Outbox(Policy(HOURS_4))
     box.take([alert()], 0)
     send_due(box, 0)
@@ -115,7 +115,7 @@ def test_end_for_a_receiver_that_was_away_for_long() -> None:
 
 
 def test_old_end_after_a_new_beginning() -> None:
-    """The end of an earlier occurrence, mentioned again, does not end the one that fires now."""
+    """The end of an earlier occurrence, reported again, does not end the occurrence that fires now."""
     box, first, second = Outbox(Policy(HOURS_4)), alert(at=1000), alert(at=5000)
     box.take([second], 0)
     send_due(box, 0)
@@ -126,7 +126,7 @@ def test_old_end_after_a_new_beginning() -> None:
 
 
 def test_beginning_while_an_end_is_on_its_way() -> None:
-    """What fires again while its end is being told is told again."""
+    """An alert that fires again while its end is being sent is sent again."""
     box, one = Outbox(Policy(HOURS_4)), alert()
     box.take([one], 0)
     send_due(box, 0)
@@ -139,7 +139,7 @@ def test_beginning_while_an_end_is_on_its_way() -> None:
 
 
 def test_everyone_gets_a_turn() -> None:
-    """Where more fires than can be told in a minute, what was told the longest ago comes first."""
+    """If more alerts fire than can be sent in a minute, those whose last message is the oldest come first."""
     box, many = Outbox(OFTEN), [alert(rank=str(n)) for n in range(300)]
     seen = []
     for now in range(0, 300, 30):  # a message takes half a minute
@@ -152,7 +152,7 @@ def test_everyone_gets_a_turn() -> None:
 
 
 def test_grouped_by_alert_and_job() -> None:
-    """What changes in one round is one message per alert name and job; the news first, then what else fires there."""
+    """The changes of one round are one message for each alert name and job: changed alerts first, then the others that fire there."""
     box = Outbox(Policy(HOURS_4))
     a, b, c = alert(rank="1"), alert(rank="2"), alert(rank="1", job_id="other")
     other = alert("CollectiveHang", rank="1")
@@ -171,7 +171,7 @@ def test_grouped_by_alert_and_job() -> None:
 
 
 def test_a_thousand_at_once() -> None:
-    """A group of a thousand is one message with a hundred and the number of the rest; nothing of it is told twice."""
+    """A group of a thousand alerts is one message with a hundred of them and the number of the others; no alert is sent twice."""
     box, many = Outbox(Policy(HOURS_4)), [alert(rank=str(n)) for n in range(1000)]
     box.take(many, 0)
     (batch,) = send_due(box, 0)
@@ -186,7 +186,7 @@ def test_a_thousand_at_once() -> None:
 
 
 def test_severity() -> None:
-    """What is quieter than a receiver wants is not for it; pending alerts are for nobody."""
+    """A receiver gets no alerts below its severity; no receiver gets pending alerts."""
     box = Outbox(Policy(HOURS_4, severity=CRITICAL))
     box.take(
         [alert(severity=WARNING), alert(rank="7", severity=CRITICAL), replace(alert(severity=CRITICAL), state=PENDING)],
@@ -196,7 +196,7 @@ def test_severity() -> None:
 
 
 def test_no_ends_where_none_are_wanted() -> None:
-    """A receiver without ``send_resolved`` hears of no end, and of the next beginning."""
+    """A receiver without ``send_resolved`` gets no ends, but the next occurrence."""
     box = Outbox(Policy(HOURS_4, send_resolved=False))
     assert [len(sent) for sent in (rounds(box, [alert()], 0, 15), rounds(box, [ended(alert())], 30, 45))] == [1, 0]
     assert len(rounds(box, [alert(at=9000)], 60, 90)) == 1
@@ -206,7 +206,7 @@ def test_no_ends_where_none_are_wanted() -> None:
 
 
 def test_end_of_what_was_never_told() -> None:
-    """What has come and gone before its turn came is not told; what may have been told has its end told."""
+    """An alert that ends before it was sent is not sent at all; if it may have been sent, its end is sent."""
     box = Outbox(Policy(HOURS_4))
     box.take([alert()], 0)
     box.take([ended(alert())], 15)
@@ -220,7 +220,7 @@ def test_end_of_what_was_never_told() -> None:
 
 
 def test_end_while_the_beginning_is_on_its_way() -> None:
-    """An end that comes while the beginning is being sent is told after it."""
+    """The end of an alert that ends while it is being sent is sent after it."""
     box = Outbox(Policy(HOURS_4))
     box.take([alert()], 0)
     batch = box.next(0)
@@ -231,14 +231,14 @@ def test_end_while_the_beginning_is_on_its_way() -> None:
 
 
 def test_end_of_what_fired_before_the_agent_began() -> None:
-    """The end of an alert this outbox has never heard of is told: the agent may have been restarted meanwhile."""
+    """The end of an alert unknown to this outbox is sent, because the agent may have been restarted."""
     box = Outbox(Policy(HOURS_4))
     assert rounds(box, [ended(alert())], 0, 0) == [(0, [("", RESOLVED)])]
     assert box.waiting == 0
 
 
 def test_refused_for_good() -> None:
-    """What a receiver refuses is not said again before its time."""
+    """A message that a receiver refuses is not sent again before the repeat interval is over."""
     box = Outbox(Policy(HOURS_4))
     box.take([alert()], 0)
     batch = box.next(0)
@@ -249,7 +249,7 @@ def test_refused_for_good() -> None:
 
 
 def test_one_message_that_fails_holds_up_no_other() -> None:
-    """A group whose message fails comes after the others, not before them."""
+    """A group whose message fails is retried after the other groups, not before them."""
     box = Outbox(Policy(HOURS_4))
     box.take([alert("Bad"), alert("Good"), alert("Fine")], 0)
     first = box.next(0)
@@ -280,7 +280,7 @@ def test_room() -> None:
 
 @pytest.mark.parametrize("policy", [Policy(HOURS_4), OFTEN])
 def test_nothing_is_kept_for_ever(policy: Policy) -> None:
-    """An alert that nobody mentions any more is forgotten, though its end was never told."""
+    """An alert that is no longer reported is removed, even if its end was never sent."""
     box = Outbox(policy)
     box.take([alert()], 0)
     send_due(box, 0)

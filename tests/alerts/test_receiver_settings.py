@@ -54,7 +54,7 @@ command = ["/usr/local/bin/page", "--loud"]
 
 
 def test_all_kinds(tmp_path: Path) -> None:
-    """Each kind is made of what its table says; each address of Alertmanager is a receiver of its own."""
+    """Each kind of receiver has the settings of its table; each address of Alertmanager is a separate receiver."""
     (tmp_path / "some.toml").write_text(FILE)
     made = receivers(load({"HOME": "/home/someone"}, tmp_path / "some.toml").receivers, AGENT)
     usual, hours_4 = "warning", 4 * 3600.0

@@ -1,4 +1,4 @@
-"""What each kind of receiver is sent, held against what Alertmanager itself sends, and what becomes of it where things go wrong."""
+"""The messages to each kind of receiver, compared with those of Alertmanager itself, and each kind of failure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def forms(value: Any) -> Any:
 
 
 def test_real_alertmanager(tmp_path: Path) -> None:
-    """A real Alertmanager takes firing alerts and their ends, knows them by our fingerprint, and tells a webhook what ours tells it."""
+    """A real Alertmanager accepts firing alerts and their ends under our fingerprint, and sends the same to a webhook as our webhook receiver."""
     now = time.time()
     one = alert(rank="3", device="", text='a "quoted" \\ \N{SNOWMAN}\nname', at=now - 60)
     with Server() as theirs, Server() as ours, alertmanager(tmp_path, theirs.url) as running:
@@ -88,7 +88,7 @@ def test_real_alertmanager(tmp_path: Path) -> None:
 
 
 def test_two_alertmanagers_and_one_is_dead(tmp_path: Path) -> None:
-    """Each of several Alertmanagers is told all; that one of them is dead keeps nothing from the other."""
+    """Each of several Alertmanagers gets all alerts, even if another one is down."""
     with (
         Server() as hook,
         alertmanager(tmp_path / "one", hook.url) as one,
@@ -113,7 +113,7 @@ def test_two_alertmanagers_and_one_is_dead(tmp_path: Path) -> None:
 
 
 def test_times_for_alertmanager() -> None:
-    """What fires has no end, so that Alertmanager's own clock says when it is over; nothing begins or ends later than now."""
+    """A firing alert has no end, so that Alertmanager's own clock decides when it is over; nothing begins or ends later than now."""
     with Server() as server:
         to_it = Alertmanager("am", OFTEN, server.url, AGENT)
         ended = alert(state=RESOLVED)
@@ -147,7 +147,7 @@ def test_payload_of_a_group() -> None:
 
 
 def test_slack_message() -> None:
-    """Slack is told title, numbers and where to read on, in one message; nothing in it can mention people or hide a link."""
+    """Slack gets title, numbers and links in one message; no text in it can mention people or hide a link."""
     bad = alert("Odd<!channel>", job_id="<@U1> & co")
     bad = replace(
         bad,
@@ -290,21 +290,21 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_command_that_fails(script: str, says: str, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command said first, and how it ended, is told; it is tried again."""
+    """The error has the first line of a command's output and its exit code; the command is tried again."""
     monkeypatch.setenv("OUR_TOKEN", TOKEN)
     found = refusal(lambda: sh(script, hidden=frozenset({"OUR_TOKEN"})).send(batch(), NOON))
     assert (str(found), found.again) == (says, again)
 
 
 def test_command_that_is_not_there() -> None:
-    """A command that cannot be started is not tried again and again."""
+    """A command that cannot be started is not tried again."""
     found = refusal(lambda: Command("c", POLICY, ("/no/such/program",), AGENT).send(batch(), NOON))
     assert (str(found), found.again) == ("/no/such/program: cannot be started: No such file or directory", False)
 
 
 @contextmanager
 def fifo(path: Path) -> Iterator[threading.Event]:
-    """Whether all who hold the writing end of a pipe have gone."""
+    """Return whether all processes with the writing end of a pipe have ended."""
     os.mkfifo(path)
     gone = threading.Event()
 
@@ -331,6 +331,6 @@ def test_command_that_floods() -> None:
 
 
 def test_command_with_a_child_in_the_background(tmp_path: Path) -> None:
-    """A child that goes on and holds the output open does not keep a command from having ended."""
+    """A command has ended even if a child continues and keeps its output open."""
     sh('sleep 1000 & echo $! > "$1"', str(tmp_path / "pid")).send(batch(), NOON)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A healthy job that runs beside the other tests, and what its agent says of it meanwhile."""
+"""A healthy job that runs beside the other tests, and its agent's conclusions about it."""
 
 from __future__ import annotations
 

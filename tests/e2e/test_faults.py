@@ -1,4 +1,4 @@
-"""Things that go wrong: training goes on, and the agent says exactly what it lost."""
+"""Faults of the agent's environment: training continues, and the agent reports exactly what it lost."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_late_rank_on_another_node(hosts: list[Host], tmp_path: Path, per_node: 
 
 
 def test_slow_link(hosts: list[Host], tmp_path: Path) -> None:
-    """Where the link is slow all ranks are, and none of them is late: not for the agents, nor together, nor by the rules."""
+    """On a slow link all ranks are equally slow: no agent, no combination of agents and no rule names a late rank."""
     for host in hosts:
         host.shape("100mbit")
     with nodes(hosts, tmp_path, 2, NOBODY, 250_000) as running:  # 1 MB: 120 ms and more

@@ -101,7 +101,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory, native: Path) -> Newcomer
 
 
 def test_every_command(newcomer: Newcomer) -> None:
-    """As a sidecar first, so that there is a job to query; then each command beside it, and at last a job of its own."""
+    """Start the sidecar and its job first; then run each command of README beside it, and finally ``commwatch run`` with its own job."""
     (beside, trainer), around = blocks()[1], blocks()[0]
     assert set(around) == set(SAYS), "README has other commands than this test"
     newcomer.env["COMMWATCH_DIR"] = str(newcomer.run_dir)

@@ -51,7 +51,7 @@ class Cluster(NamedTuple):
                 host.free()
 
     def watch(self, scenario: Scenario, watched_s: float = WATCHED_S) -> Outcome:
-        """Run a scenario and ask Prometheus for its stragglers, for so long from the fault on."""
+        """Run a scenario and query its stragglers from Prometheus, from the fault on."""
         name = scenario.name.replace(" ", "-")
         places = [self.place(rank, scenario.size) for rank in range(scenario.size)]
         with self.link_of(scenario.link), job(scenario, places, name) as told:

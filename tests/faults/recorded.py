@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from commwatch.analysis.cross_node import stragglers
+from commwatch.analysis.ended_operations import stragglers
 from commwatch.analysis.verdicts import Verdict, verdicts
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.ring_reader import RingReader

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from commwatch.analysis import cross_node, live_ranks
+from commwatch.analysis import ended_operations, live_ranks
 from commwatch.analysis.advice import Advice
-from commwatch.analysis.cross_node import RankParts
+from commwatch.analysis.ended_operations import RankParts
 from commwatch.analysis.pipelines import Pipeline, pipelines
 from commwatch.analysis.verdicts import Verdict, combined, verdicts
 from commwatch.core.durations import LAST, parse_last
@@ -61,7 +61,7 @@ def parts(
     """Latest symmetric operations of groups that also have ranks on other nodes; `commwatch diagnose` joins them."""
     job_exists(agent, job)
     with agent.live(job) as (jobs, now_ns):
-        return Parts(*cross_node.parts(jobs, now_ns, limit))
+        return Parts(*ended_operations.parts(jobs, now_ns, limit))
 
 
 @router.get("/efficiency", response_model=Efficiencies)

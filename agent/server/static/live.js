@@ -3,7 +3,7 @@
 import { count, dateAndTime, plain, timeOfDay } from "./words.js";
 import { each, find, say } from "./elements.js";
 import { Plots } from "./plots.js";
-import { begin, showJob, showOperations, showTold } from "./show.js";
+import { begin, showJob, showOperations, showInsights } from "./show.js";
 import { Timeline } from "./timeline.js";
 
 // The agent sends an event each second.
@@ -28,7 +28,7 @@ function listen() {
   on("past", ({ slots }) => plots.begin(slots));
   on("timeline", (seen) => timeline.show(seen));
   on("operations", showOperations);
-  on("told", showTold);
+  on("told", showInsights);
   on("moment", show);
   source.addEventListener("moment", () => {
     heardAt = Date.now();

@@ -138,7 +138,7 @@ function inFlight(job) {
   say(find("flight-more"), job.in_flight_more ? `and ${job.in_flight_more} more` : "");
 }
 
-export function showTold({ findings, advice }) {
+export function showInsights({ findings, advice }) {
   const found = findings.map((finding) => ({ head: finding.title, kind: kindOf(finding.severity), parts: [finding.says, finding.means, finding.do] }));
   const tries = advice.map((each) => ({ head: `${each.title}: ${each.gain}`, kind: "", parts: [...each.because, each.do] }));
   pieces(find("findings"), found, "No findings, or no logs (NCCL_DEBUG).");

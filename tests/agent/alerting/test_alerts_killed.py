@@ -28,7 +28,7 @@ rules = [
     Rule("Here", "commwatch_rank_up == 1", 0, 0, "warning", summary="a rank is here", description=""),
     Rule("Later", "commwatch_rank_up == 1", 2, 0, "warning", summary="a rank has been here", description=""),
 ]
-plan = Plan(rules, deliver=lambda alerts: daemon._tell(alerts), every_s=0.2)
+plan = Plan(rules, deliver=lambda alerts: daemon._deliver(alerts), every_s=0.2)
 daemon = Daemon(load({}, Path(sys.argv[2]), dir=Path(sys.argv[1]), port=0), plan)
 daemon.run()
 """

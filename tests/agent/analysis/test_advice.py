@@ -158,7 +158,7 @@ SILENT: dict[str, list[Facts]] = {
 
 
 def test_every_rule_has_cases() -> None:
-    """Each rule has a case in which it speaks and one in which it does not."""
+    """Each rule has a case that triggers it and one that does not."""
     names = {rule.name for rule in RULES}
     assert set(SPEAKS) == set(SILENT) == names
     assert len(names) == len(RULES)

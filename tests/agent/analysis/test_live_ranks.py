@@ -95,7 +95,7 @@ def test_rank_up() -> None:
 
 
 def test_rank_up_is_of_the_latest_life() -> None:
-    """A rank that was lost is none of a restart's, nor of a later run of the same name: it is not missed there."""
+    """A rank that was lost before a restart, or in an earlier run of the same name, is not missing in the new one."""
     elastic = Aggregate()
     for number in (0, 1):
         lost(rank(elastic, number))

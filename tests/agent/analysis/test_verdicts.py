@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commwatch.analysis.cross_node import Disagreement
+from commwatch.analysis.ended_operations import Disagreement
 from commwatch.analysis.verdicts import Verdict, combined, disagreement, for_others, lateness, verdicts, waited_for
 from commwatch.analysis.wait_graph import HANG_S
 from commwatch.core.views import Failed, GroupView, InFlight, RankView

@@ -434,7 +434,7 @@ raise SystemExit(5)
 
 @pytest.mark.parametrize("killed", ["our children", "we"])
 def test_job_survives_us(tmp_path: Path, killed: str) -> None:
-    """SIGKILL of any process of ours neither ends the job nor costs a line of its output; while we live, nor its exit code."""
+    """SIGKILL of any process of commwatch leaves the job and its output intact, and also its exit code while ``commwatch run`` lives."""
     command, pipe = watched(tmp_path / "run", code=GOES_ON.format(str(tmp_path / "end"))), subprocess.PIPE
     env = clean_env(NCCL_DEBUG="WARN")
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env) as run:

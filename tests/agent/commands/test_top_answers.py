@@ -1,4 +1,4 @@
-"""What ``commwatch top`` asks: how often, and what it says of who does not answer as an agent."""
+"""The requests of ``commwatch top``: how often they are sent, and the message if a server does not respond as an agent."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_suspended_and_resumed(watched: RunningAgent) -> None:
 
 
 def test_quits_while_an_agent_is_slow() -> None:
-    """An address where nobody answers holds up no key, and is said."""
+    """If no agent answers at the address, a message says so, and keys still work."""
     port = free_port()
     with terminal("top", "--address", f"127.0.0.1:{port}") as shown:
         shows(shown, f"http://127.0.0.1:{port} does not answer: ")
@@ -127,7 +127,7 @@ def test_colour_only_where_wanted(watched: RunningAgent, no_color: str, coloured
 
 
 def test_once(watched: RunningAgent) -> None:
-    """One frame without a terminal: plain text of 120 cells, or as many as COLUMNS says; of the job that is asked for."""
+    """Without a terminal, one frame of the requested job as plain text, 120 cells wide, or as wide as COLUMNS."""
     done = commwatch("top", "--once", "--dir", watched.directory)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("commwatch top: train, running, 4 of 4 ranks\n")
@@ -159,7 +159,7 @@ def test_as_json(watched: RunningAgent) -> None:
 
 
 def test_asked_wrongly(watched: RunningAgent, tmp_path: Path) -> None:
-    """Each way to ask for what is not there is told in one line, with what to do."""
+    """Each wrong argument causes one line with the cause and the remedy."""
     assert "use --once" in one_line(commwatch("top", "--dir", watched.directory))
     assert "--interval 0: needs 0.2 to 3600 seconds" in one_line(commwatch("top", "--once", "--interval", "0"))
     assert "start a job with commwatch run" in one_line(commwatch("top", "--once", "--dir", tmp_path))

@@ -119,7 +119,7 @@ def test_folder_of_others(tmp_path: Path) -> None:
 
 
 def test_agent_that_cannot_start(tmp_path: Path) -> None:
-    """Why an agent is not there is said when the job ends, and the node is left as it was."""
+    """If the agent cannot start, the epilog prints the reason in one line, and the node is unchanged."""
     needs(os.geteuid() == 0 and shutil.which("setpriv"), "root and setpriv")
     (tmp_path / "my.toml").write_text("")
     made = written(tmp_path, "--config", tmp_path / "my.toml")

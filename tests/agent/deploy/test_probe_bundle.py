@@ -75,7 +75,7 @@ def test_trainer_without_commwatch(python: Path, tmp_path: Path) -> None:
 
 
 def test_commands_beside_it(tmp_path: Path) -> None:
-    """A command that finds the probe instead of its own modules says so in one line, with what to do, and that is what helps."""
+    """A command that finds the probe instead of its own modules prints one line with a remedy, and the remedy works."""
     install(tmp_path / "probe")
     program = str(Path(sys.executable).with_name("commwatch"))
     for command in ([program, "--version"], [sys.executable, "-m", "commwatch", "run", "--", "true"]):
@@ -193,7 +193,7 @@ def test_one_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_refused(tmp_path: Path) -> None:
-    """A commwatch that came otherwise is left alone; where nothing can be written, one line says so; a colon cannot stand in PYTHONPATH."""
+    """One line refuses a directory with another commwatch, a path that cannot be written, and a colon, which PYTHONPATH cannot contain."""
     theirs = tmp_path / "site" / "commwatch"
     theirs.mkdir(parents=True)
     shutil.copy(TREE / "agent" / "__init__.py", theirs)

@@ -11,7 +11,7 @@ from commwatch.collectors.node.process import Usage
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.processes import Processes
 from commwatch.ingest.why_late import MOST_SAMPLES, Sample, reason
-from tests.agent.analysis.test_cross_node import EVERY, node
+from tests.agent.analysis.test_ended_operations import EVERY, node
 
 S = 1_000_000_000
 

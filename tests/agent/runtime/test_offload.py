@@ -21,7 +21,7 @@ def go() -> Iterator[threading.Event]:
 
 
 def test_one_call_for_all_who_ask_meanwhile(go: threading.Event) -> None:
-    """Who asks while a call is under way gets its answer; who asks afterwards has another made."""
+    """Requests during a call get its result; a request after it causes another call."""
     calls: list[int] = []
 
     def call() -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from commwatch.config import load
 from commwatch.daemon import Daemon
-from commwatch.runtime.sd_notify import ALIVE, READY, STOPPING, tell
+from commwatch.runtime.sd_notify import ALIVE, READY, STOPPING, notify
 from tests.helpers import agent, clean_env, wait_for
 
 
@@ -82,7 +82,7 @@ def test_addresses(tmp_path: Path) -> None:
     """Messages reach a path and an abstract address; a missing receiver, no address, or a full mailbox is neither an error nor a wait."""
     for address in (str(tmp_path / "notify"), f"@commwatch-test-{os.getpid()}"):
         with supervisor(address) as listening:
-            tell(READY, {"NOTIFY_SOCKET": address})
+            notify(READY, {"NOTIFY_SOCKET": address})
             assert received(listening) == [READY]
     for nobody in (
         {},
@@ -90,8 +90,8 @@ def test_addresses(tmp_path: Path) -> None:
         {"NOTIFY_SOCKET": str(tmp_path / "none")},
         {"NOTIFY_SOCKET": "vsock:2:1"},
     ):
-        tell(READY, nobody)
+        notify(READY, nobody)
     with supervisor(str(tmp_path / "full")) as listening:
         for _ in range(10_000):
-            tell(ALIVE, {"NOTIFY_SOCKET": str(tmp_path / "full")})
+            notify(ALIVE, {"NOTIFY_SOCKET": str(tmp_path / "full")})
         assert 0 < len(received(listening)) < 10_000

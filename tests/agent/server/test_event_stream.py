@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import pytest
 
 from commwatch.history.opening import StoreError
-from commwatch.server.event_stream import Feed, Topic
+from commwatch.server.event_stream import EventStream, Topic
 from commwatch.server.gate import MOST_STREAMS
 from tests.helpers import PATIENCE_S, RunningAgent, Trainer, agent, group_entry, identity, mark, operation, wait_for
 
@@ -36,9 +36,9 @@ class Looks:
 
 def feed(
     looks: Callable[[str | None], bytes], every_s: float = 0.01, ending: Callable[[], bool] = lambda: False
-) -> Feed:
+) -> EventStream:
     """One with a single topic."""
-    return Feed(Topic("past", lambda job: b"[]", 0.0), [Topic("moment", looks, every_s)], ending)
+    return EventStream(Topic("past", lambda job: b"[]", 0.0), [Topic("moment", looks, every_s)], ending)
 
 
 async def take(events: AsyncIterator[bytes], number: int) -> list[bytes]:
@@ -69,7 +69,7 @@ def test_begins_with_the_past() -> None:
     run(main())
 
 
-def test_one_look_at_a_time() -> None:
+def test_one_read_at_a_time() -> None:
     """However many jobs are watched, one live read runs at a time; a read of another source does not delay it."""
     under_way, most, history = 0, 0, threading.Event()
 
@@ -87,7 +87,7 @@ def test_one_look_at_a_time() -> None:
 
     async def main() -> None:
         topics = [Topic("moment", look, 0.0), Topic("told", slow, 0.0, "worker")]
-        many = Feed(Topic("past", lambda _: b"[]", 0.0), topics, lambda: False)
+        many = EventStream(Topic("past", lambda _: b"[]", 0.0), topics, lambda: False)
         try:
             await asyncio.gather(*(take(many.follow(f"job{n}"), 5) for n in range(8)))
         finally:

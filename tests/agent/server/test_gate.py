@@ -318,7 +318,7 @@ def test_page_of_another_origin(running: RunningAgent, sent: dict[str, str]) -> 
 
 
 def test_what_answers_say_to_browsers(running: RunningAgent) -> None:
-    """Every answer says that it is what it says it is, and is not to be kept; a page, that it loads nothing from elsewhere."""
+    """Every response forbids browsers to guess its type and to store it; a page also forbids all content from other origins."""
     for path in ("/", "/docs", "/runbook", "/metrics", "/api/v1/jobs", "/openapi.json"):
         with urllib.request.urlopen(running.url + path, timeout=30) as response:
             said, html = response.headers, response.read().decode()

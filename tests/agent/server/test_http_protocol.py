@@ -87,7 +87,7 @@ def test_half_a_request(impatient: Served, begun: bytes) -> None:
 
 
 def test_does_not_take_its_answer(impatient: Served) -> None:
-    """Who asks and does not take what comes is let go, and holds none of it in memory."""
+    """A connection whose client does not read its response is closed, and its response is not kept in memory."""
     with impatient.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -248,7 +248,7 @@ PARTS = st.sampled_from(
 @examples(400)
 @given(st.lists(PARTS | st.binary(max_size=40), max_size=12))
 def test_any_bytes(running: RunningAgent, parts: list[bytes]) -> None:
-    """Whatever bytes come, the answer is none or a clear one, the connection ends, and the agent goes on."""
+    """To any bytes, the response is none or a clear error, the connection ends, and the agent continues."""
     port = int(running.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
         with contextlib.suppress(OSError):

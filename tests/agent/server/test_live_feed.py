@@ -42,13 +42,13 @@ def test_what_is_told_of_two_jobs_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         told.append(job)
         return json.dumps(job).encode()
 
-    monkeypatch.setattr(LiveFeed, "_tell", tell)
+    monkeypatch.setattr(LiveFeed, "_compute_insights", tell)
     then: list[threading.Thread] = []
     look = LiveFeed(idle_services(watch.agent), lambda: Moment(100.0, then))
     assert look.insights("c") == b'"c"'
     found: list[bytes] = []
     meanwhile = threading.Thread(target=lambda: found.append(look.insights("b")))
-    original = LiveFeed._tell
+    original = LiveFeed._compute_insights
 
     def told_then_disturbed(self: LiveFeed, job: str) -> bytes:
         text = original(self, job)
@@ -56,7 +56,7 @@ def test_what_is_told_of_two_jobs_at_once(tmp_path: Path, monkeypatch: pytest.Mo
             then.append(meanwhile)
         return text
 
-    monkeypatch.setattr(LiveFeed, "_tell", told_then_disturbed)
+    monkeypatch.setattr(LiveFeed, "_compute_insights", told_then_disturbed)
     assert look.insights("a") == b'"a"'
     meanwhile.join(PATIENCE_S)
     assert found == [b'"b"']

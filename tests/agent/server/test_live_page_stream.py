@@ -31,7 +31,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
 
 
 def test_agent_dies_and_comes_back(chromium: Chromium, tmp_path: Path) -> None:
-    """Without an agent the page says at once that what it shows is old; with the next one it goes on, and has all of the past."""
+    """Without an agent the page says at once that its data is old; with the next agent it continues, including the past."""
     directory = tmp_path / "run"
     with ExitStack() as open_until_the_end:
         with agent(directory) as running:
@@ -193,7 +193,7 @@ def test_focus_and_selection_stay(chromium: Chromium, node: RunningAgent) -> Non
 
 
 def test_nothing_else_runs(chromium: Chromium, node: RunningAgent) -> None:
-    """The page's policy lets nothing in but its own files: neither a script in the page, nor a style, nor another host."""
+    """The page's policy allows only its own files: no inline script, no inline style, no other host."""
     with urlopen(node.url + "/", timeout=30) as answer:
         policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy

@@ -213,7 +213,7 @@ def test_window(context: BrowserContext, node: RunningAgent, evil: int) -> None:
 
 
 def test_rebinding(context: BrowserContext, node: RunningAgent) -> None:
-    """A page whose own name now leads to the agent asks it as its own origin, and is told nothing, even if it knew the token."""
+    """A page whose host name now resolves to the agent (DNS rebinding) gets no data, even with the right token."""
     log_in(context, node).close()
     at = f"http://{REBOUND}:{node.url.rpartition(':')[2]}"
     page = context.new_page()

@@ -107,7 +107,7 @@ def test_tls(tmp_path: Path, ours: Authority, theirs: Authority, node: tuple[Pat
 
 
 def test_client_certificates(tmp_path: Path, ours: Authority, theirs: Authority, node: tuple[Path, Path]) -> None:
-    """Where client certificates are asked for, only one of the right authority lets in, before anything is said."""
+    """If client certificates are required, the handshake fails without one from the right authority."""
     with serving(tmp_path / "run", settings=settings_of(node, f"tls_client_ca = {str(ours.cert)!r}")) as served:
         assert served.ask(context=believing(ours, ours.signed("client"))).status == 200
         for context in (believing(ours), believing(ours, theirs.signed("stranger"))):

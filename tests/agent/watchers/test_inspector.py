@@ -272,7 +272,7 @@ def test_readings_have_known_names(folder: Path) -> None:
 
 
 def test_places_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many ranks of a communicator a process says it is, so many of them are kept; all it timed is counted."""
+    """The number of ranks kept for a communicator is limited, whatever its files contain; all timed operations are counted."""
     monkeypatch.setattr(inspector, "MOST_CELLS", 8)
     path = put(folder)
     line = path.read_text().splitlines()[0].replace('"n_ranks":2', '"n_ranks":1000')

@@ -72,7 +72,7 @@ def test_several_streams() -> None:
 
 
 def test_only_kernels_count() -> None:
-    """Where there are kernels, neither operators on the CPU, nor copies, nor shadows of annotations are compute or communication."""
+    """If a trace has kernels, CPU operators, copies and GPU annotations count as neither compute nor communication."""
     events = [
         kernel(ALL_REDUCE, 10, 30),
         op("aten::mm", 0, 100),

@@ -212,7 +212,7 @@ def test_rings() -> None:
 
 
 def test_nodes() -> None:
-    """How many nodes there are is what NCCL says; else as many as there are names of hosts in sight."""
+    """The number of nodes is the one in NCCL's log; without it, the number of host names in the logs."""
     begun = _init("ant", 1, 0, 4, "START")
     layout = _said("ant", 1, "comm 0x10 rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 0")
     assert (_one(begun).nodes, _one(begun, layout).nodes) == (1, 2)

@@ -81,7 +81,7 @@ def test_not_found(case: Case) -> None:
 
 
 def test_every_rule_has_both() -> None:
-    """Every rule has a log in which it is found and one in which it is not, and no case is of a rule that is none."""
+    """Every rule has a log with the finding and one without it, and every case belongs to a rule."""
     names = {rule.name for rule in RULES}
     assert {case.kind for case in FOUND} == names
     assert {case.kind for case in NOT_FOUND} == names
@@ -112,7 +112,7 @@ def test_evidence_is_bounded() -> None:
 
 
 def test_as_many_ranks_as_somebody_wrote() -> None:
-    """A size out of a damaged or hostile line costs no more than what else the log says: nothing is made rank by rank."""
+    """A huge size in a damaged or hostile line costs no memory or time, because nothing is created for each rank."""
     most = (1 << 63) - 1
     text = f"comm 0x1 rank 7 nranks {most} cudaDev 0 nvmlDev 0 busId 1b000 commId 0x5ee - Init START"
     account = _account([f"ant:1:1 [0] NCCL INFO ncclCommInitRank {text}"])

@@ -111,7 +111,7 @@ def test_readings() -> None:
 
 
 def test_lost_card_has_no_values() -> None:
-    """Of a card that is lost there is left that it is lost, and which it was."""
+    """A lost card has only the readings that it is lost, and its identity."""
     told = list(readings(DRIVER, [lost(1)], {}))
     assert [(reading.metric, reading.labels[0], reading.value) for reading in told] == [
         ("gpu_info", "1", 1),

@@ -107,7 +107,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("how", ["sits", "closes", "forks"])
 def test_lock_lasts_as_long_as_the_process(how: str, tmp_path: Path) -> None:
-    """The lock stays whatever is closed, goes with the process, and no child that it leaves behind keeps it or writes to the file."""
+    """The lock stays whatever is closed, and ends with the process; a child that outlives it neither keeps the lock nor writes to the file."""
     command = [sys.executable, "-c", HOLDS_A_LOCK, str(tmp_path / "file"), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:

@@ -1,4 +1,4 @@
-"""What receivers were told, over a restart of the agent: nobody is told twice, and nobody waits for an end in vain."""
+"""Delivery after a restart of the agent: no message is repeated, and every receiver gets the ends of the alerts that it knows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLICY = Policy(HOURS_4)
 
 
 def restarted(box: Outbox, now_s: float, *active: Alert, policy: Policy = POLICY) -> Outbox:
-    """A new outbox that has taken up what this one leaves, an hour before ``now_s`` on its clock; what is not active has ended."""
+    """Return a new outbox with the state of ``box`` as saved an hour before ``now_s``; alerts that are not active have ended."""
     left = [{**one, "ago_s": one["ago_s"] + 3600} for one in json.loads(json.dumps(box.state(100), allow_nan=False))]
     found, ids = Outbox(policy), {one.id for one in active}
     found.restore(left, now_s, lambda one: one if one.id in ids or one.state == RESOLVED else ended(one))
@@ -29,7 +29,7 @@ def restarted(box: Outbox, now_s: float, *active: Alert, policy: Policy = POLICY
 
 
 def test_what_fires_on() -> None:
-    """What was told is not told again before it is time, the time without an agent included; its end is."""
+    """A sent alert is not repeated before its interval is over, which includes the time without an agent; its end is sent."""
     box, one = Outbox(POLICY), alert()
     box.take([one], 0)
     send_due(box, 0)
@@ -41,7 +41,7 @@ def test_what_fires_on() -> None:
 
 
 def test_what_has_ended() -> None:
-    """Of what was told and has ended meanwhile the end is told, once; where no ends are wanted it is not."""
+    """The end of an alert that ended without an agent is sent once, and not to a receiver without ``send_resolved``."""
     box = Outbox(POLICY)
     box.take([alert(rank="1"), alert(rank="2")], 0)
     send_due(box, 0)
@@ -52,7 +52,7 @@ def test_what_has_ended() -> None:
 
 
 def test_end_that_waits() -> None:
-    """An end that a receiver has not taken waits for it over a restart."""
+    """An end that a receiver has not accepted is kept over a restart."""
     box = Outbox(POLICY)
     box.take([alert()], 0)
     send_due(box, 0)
@@ -64,7 +64,7 @@ def test_end_that_waits() -> None:
 
 
 def test_what_was_on_its_way() -> None:
-    """What may have been told is told again if it still fires, and its end if it does not; what was not even tried is neither."""
+    """An alert that may have been sent is sent again if it still fires, else its end is sent; one that was never tried is not sent."""
     box = Outbox(POLICY)
     box.take([alert("Tried"), alert("Untried")], 0)
     assert box.next(0) is not None
@@ -78,7 +78,7 @@ def test_what_was_on_its_way() -> None:
 
 @dataclass(frozen=True)
 class Ears:
-    """A receiver that hears everything."""
+    """A receiver that records everything."""
 
     name: str
     heard: list[tuple[str, str]]
@@ -89,7 +89,7 @@ class Ears:
 
 
 class Scene:
-    """An agent's delivery to two receivers with a file beside it, under a wall clock of the test."""
+    """An agent's delivery to two receivers, with its file, under a wall clock of the test."""
 
     def __init__(self, directory: Path, *ears: Ears) -> None:
         self.path, self.now = directory / "told.json", NOON
@@ -97,18 +97,18 @@ class Scene:
         self.delivery = Delivery(self.ears, file=KeptFile(self.path), wall=lambda: self.now)
 
     def tell(self, *alerts: Alert) -> None:
-        """Hand on what fires or has ended, and wait until it is told and written down."""
+        """Send alerts that fire or have ended, and wait until all receivers have them and the file is written."""
         self.delivery.send(alerts)
         wait_for(lambda: all(each.waiting == 0 for each in self.delivery.delivered()), "everyone to be told")
         self.delivery.close(PATIENCE_S)
 
     def heard(self) -> list[list[tuple[str, str]]]:
-        """By each."""
+        """Return the received alerts by receiver."""
         return [each.heard for each in self.ears]
 
 
 def test_everyones_is_kept(tmp_path: Path) -> None:
-    """What one receiver was told is written down with what the others were, though they are not told anything since."""
+    """The file keeps the alerts of all receivers, also of those that get nothing in this run."""
     Scene(tmp_path).tell(alert("High"))
     loud = Ears("one", []), Ears("two", [], replace(POLICY, severity="critical"))
     scene = Scene(tmp_path, *loud)
@@ -122,7 +122,7 @@ def test_everyones_is_kept(tmp_path: Path) -> None:
 
 
 def test_when_it_ended(tmp_path: Path) -> None:
-    """The end is that of the alert where it is known, and else when it was found to be over; the file is for its user alone."""
+    """The end has the time of the alert if it is known, else the time when it was found to be over; only its user may read the file."""
     Scene(tmp_path).tell(alert("Known"), alert("Lost"))
     assert (tmp_path / "told.json").stat().st_mode & 0o777 == 0o600
     ends: dict[str, float | None] = {}
@@ -140,7 +140,7 @@ def test_when_it_ended(tmp_path: Path) -> None:
 
 
 def test_alertmanager_needs_no_memory(tmp_path: Path) -> None:
-    """Who is told each minute what is so, and groups by itself, is told at once after a restart."""
+    """A receiver that gets all alerts each minute and groups them itself gets them at once after a restart."""
     Scene(tmp_path, Ears("manager", [], OFTEN)).tell(alert())
     scene = Scene(tmp_path, Ears("manager", [], OFTEN))
     scene.delivery.resume([alert()], [])
@@ -163,7 +163,7 @@ def test_alertmanager_needs_no_memory(tmp_path: Path) -> None:
     ],
 )
 def test_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes) -> None:
-    """A damaged file is put aside, which is said once, and everyone is told what fires."""
+    """A damaged file is renamed and logged once, and all receivers get the firing alerts."""
     scene = Scene(tmp_path)
     scene.path.write_bytes(damage)
     with caplog.at_level(logging.ERROR, "commwatch"):
@@ -175,7 +175,7 @@ def test_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes
 
 
 def test_flood(tmp_path: Path) -> None:
-    """Of a thousand messages not each is written down by itself, and all are at the end."""
+    """A thousand messages are written to the file in fewer writes, and all of them are in it at the end."""
 
     class Counting(KeptFile):
         saved = 0

@@ -1,4 +1,4 @@
-"""Groups across nodes: what one agent reports about them without blaming a rank, and which rank is named once all reports are combined."""
+"""Stragglers of groups on one node; of groups across nodes, the parts that one agent reports, and the stragglers in the parts of all agents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch.analysis.cross_node import MOST_PARTS, WINDOW_NS, RankParts, parts, put_together, stragglers
+from commwatch.analysis.ended_operations import MOST_PARTS, WINDOW_NS, RankParts, parts, put_together, stragglers
 from commwatch.collectors.probe.governor import COUNTERS
 from commwatch.collectors.wire import events as ev
 from commwatch.ingest.collective_join import MOST_PENDING

@@ -1,7 +1,8 @@
-"""Stragglers and disagreements in groups on this node, and the parts that agents exchange for groups over several nodes. Pure.
+"""What ended operations show: stragglers and disagreements of groups on this node, and parts of groups over several nodes. Pure.
 
 A group with ranks on several nodes is never complete in one agent, so no agent judges it. Each agent returns its parts;
 ``put_together`` joins those of all agents by (``group_id``, ``seq``) and by ages, because clocks of nodes differ.
+``verdicts.verdicts`` judges the operations in flight instead.
 """
 
 from __future__ import annotations
