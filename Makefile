@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds test-cuda bench-cuda mutations faults faults-nodes advice pictures
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds test-cuda test-traces bench-cuda mutations faults faults-nodes advice pictures
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -46,7 +46,7 @@ parts:  ## install Prometheus, Chromium and the network tools that the tests use
 # Tests with jobs come first, because they spend much of their time waiting. Tests that compare times run alone.
 test: sync parts  ## run all tests
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder \
-		-m 'not frameworks and not cuda_rig and not by_the_clock' tests/e2e tests
+		-m 'not frameworks and not cuda_rig and not public_traces and not by_the_clock' tests/e2e tests
 	$(BIN)/python -m pytest -m by_the_clock tests/e2e
 
 # The packages of the frameworks, in a separate environment: several gigabytes, and half an hour on an idle machine.
@@ -91,6 +91,9 @@ CUDA_TORCH ?= 2.14.1
 test-cuda: .stamps/cuda  ## run the CUDA build of PyTorch and NCCL on a simulated driver, without a GPU
 	$(call install,$(CUDA),.)
 	$(CUDA)/bin/python -m pytest -m cuda_rig tests/cuda_rig
+
+test-traces: sync  ## measure the traces in TRACES, HolisticTraceAnalysis's tests/data, and compare with its figures
+	$(BIN)/python -m pytest -m public_traces tests/agent/watchers/test_public_traces.py
 
 mutations: sync  ## break the core in twenty places, and check that the unit tests find each (20 min)
 	$(BIN)/python -m tests.mutations

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commwatch.watchers import trace_overlap
 from commwatch.watchers.trace_overlap import BadTrace, overlap
+from tests.agent.watchers.kernel_sweep import kernels, sweep
+from tests.helpers import examples
 
 #: Unix time of the trace's zero; its events are in µs from there, the window in ns since 1970.
 BASE = 1_700_000_000_000_000_000
@@ -120,6 +124,25 @@ def test_window() -> None:
     ]
     # Within 40 to 80: NCCL 40 to 50 and 75 to 80, compute 40 to 45.
     assert measured(*events, from_us=40, until_us=80) == ("kernels", 15, 10)
+
+
+#: Kernels as (start in ns, duration in ns, stream, communicates): they touch, nest, are empty, and cross the edges of the window.
+KERNELS = st.tuples(st.integers(0, 120), st.integers(0, 40), st.integers(7, 9), st.booleans())
+
+
+@examples(150)
+@given(st.lists(KERNELS, min_size=1, max_size=20), st.integers(0, 60), st.integers(1, 60))
+def test_as_a_plain_sweep(ran: list[tuple[int, int, int, bool]], begin: int, length: int) -> None:
+    """Of any kernels on any streams, to the ns, it is what a plain sweep over their edges finds."""
+    events = [
+        kernel(ALL_REDUCE if communicates else GEMM, start / 1000, 0, stream) | {"dur": duration / 1000}
+        for start, duration, stream, communicates in ran
+    ]
+    text = json.dumps({"traceEvents": [*events, op("aten::mm", 0, 200)], "baseTimeNanoseconds": BASE})
+    found = overlap(json.loads(text), BASE + begin, BASE + begin + length)
+    assert found.comm_s is not None
+    assert found.exposed_s is not None
+    assert (round(found.comm_s * 1e9), round(found.exposed_s * 1e9)) == sweep(kernels(text), begin, begin + length)
 
 
 # -- operators on the CPU ---------------------------------------------------------------------
