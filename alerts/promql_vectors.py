@@ -159,7 +159,11 @@ def _made(op: str, many: Labels, one: Labels, how: Matching, *, as_bool: bool) -
 
 
 def of_sets(op: str, left: Vector, right: Vector, how: Matching) -> dict[Labels, float]:
-    """Return left elements with a partner (``and``), without (``unless``), or all, and right ones without (``or``)."""
+    """Apply a set operator.
+
+    ``and`` returns the left elements with a partner on the right, ``unless`` those without one, and ``or`` all left elements and the right
+    ones without a partner.
+    """
     if op == "or":
         there = {how.key(labels) for labels in left}
         added = ((labels, value) for labels, value in right.items() if how.key(labels) not in there)

@@ -42,7 +42,11 @@ def oldest(rank: RankView) -> InFlight | None:
 
 
 def shedding(modes: Iterable[tuple[int, str | None]]) -> str | None:
-    """Return as text for which ranks, given with their probes' modes, not all operations are recorded; ``None``: for none."""
+    """Return as text the ranks whose operations are not all recorded; ``None``: there are none.
+
+    Args:
+        modes: ranks with the modes of their probes.
+    """
     known = list(modes)
     who = {part: [rank for rank, of_rank in known if of_rank == mode] for mode, part in _RECORDED.items()}
     parts = [f"{part} of {named(ranks)}" for part, ranks in who.items() if ranks]

@@ -43,7 +43,11 @@ class Wait(NamedTuple):
 
 
 def age(op: InFlight | Failed) -> float:
-    """Return the seconds since an operation was launched or raised; since the wait began for a send or recv in a wait, and on a GPU."""
+    """Return the age of an operation in seconds.
+
+    A failed one counts from its exception, a send or recv from the begin of the wait for it, one on a GPU from when the GPU reached it,
+    and any other one from its launch.
+    """
     if isinstance(op, Failed):
         return op.ago_s
     return op.age_s if op.waited_s is None else op.waited_s

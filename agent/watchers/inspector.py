@@ -118,7 +118,7 @@ class _JobFiles:
 
 
 class Inspector:
-    """All files of Inspector that the agent follows. One thread calls ``tick``; any thread may call the answers.
+    """All files of NCCL Inspector that the agent follows. One thread calls ``tick``; any thread may call the other methods.
 
     Args:
         directory: a folder with Inspector's files, in addition to those that probes report.

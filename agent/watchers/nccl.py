@@ -118,7 +118,7 @@ class _JobLogs:
 
 
 class NcclLogs:
-    """All NCCL logs that the agent follows. One thread calls ``tick``; any thread may call the answers.
+    """All NCCL logs that the agent follows. One thread calls ``tick``; any thread may call the other methods.
 
     Args:
         run_dir: run directory, where requests are written.

@@ -203,7 +203,7 @@ class _Endpoint:
 
 
 class Ras:
-    """Polls all RAS of the settings. One thread calls ``tick``; any thread may call the answers.
+    """Polls NCCL's RAS at all addresses of the settings. One thread calls ``tick``; any thread may call the other methods.
 
     Args:
         addresses: host and port of each.
