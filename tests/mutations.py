@@ -45,7 +45,7 @@ MUTATIONS = (
     Mutation("own = max(0, min(before + lateness, part.own_ns - usual))", "own = max(0, before + lateness)", "agent/ingest"),
     Mutation("COSTS = 0.05", "COSTS = 0.5", "agent/ingest"),
     Mutation("LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5", "LEAST_NS, LEAST_PERIODS = 1_000_000_000, 1", "agent/ingest"),
-    Mutation("else min(step.exposed_ns, comm)", "else max(step.exposed_ns, comm)", "agent/ingest"),
+    Mutation("exposed = min(known, comm_ns)", "exposed = max(known, comm_ns)", "agent/ingest"),
     Mutation("or _any_in(self._untimed, start_ns, end_ns))", "or False)", "agent/ingest"),
     # Verdicts, alerts, queries of rules.
     Mutation("if wait.since_s < CERTAIN_S:", "if wait.since_s < 0:", "agent/analysis"),

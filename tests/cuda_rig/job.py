@@ -32,7 +32,8 @@ def environment(libraries: Path, directory: Path, **settings: str) -> dict[str, 
     )
 
 
-def command_of(scene: str, directory: Path) -> list[str]:
-    """Return the command that runs a scene, which writes its files into ``directory``."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+def command_of(scene: str, directory: Path, restarts: int = 0) -> list[str]:
+    """Return the command that runs a scene, which writes its files into ``directory``; a job that fails runs again so often."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    launcher.append(f"--master-port={free_port()}")
     return [*launcher, str(SCENES), scene, str(directory)]

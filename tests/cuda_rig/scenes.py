@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -229,6 +230,50 @@ def destroyed() -> None:
     busy(2000)
     for _ in range(50):
         dist.all_reduce(tensor, async_op=True)
+
+
+def lost() -> None:
+    """The devices are lost in the sixth of a thousand steps."""
+    tensor = data(10)
+    for step in range(1000):
+        dist.all_reduce(tensor, async_op=True).wait()
+        torch.cuda.synchronize()
+        if step == 5:
+            Path(os.environ["PLAYED_LOST"]).touch()
+
+
+def slow() -> None:
+    """Ten steps, of which each event that is queried takes two seconds from the fourth on."""
+    tensor = data(10)
+    for step in range(10):
+        dist.all_reduce(tensor, async_op=True).wait()
+        torch.cuda.synchronize()
+        if step == 3:
+            Path(os.environ["PLAYED_SLOW"]).write_text("2000")
+
+
+def aborted() -> None:
+    """Rank 1 does not join the sixth operation, and the watchdog of rank 0 ends the process after the group's five seconds."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=5))
+    tensor = data(10)
+    for step in range(10):
+        if RANK == 1 and step == 5:
+            time.sleep(600)
+        dist.all_reduce(tensor, group=group)
+        torch.cuda.synchronize()
+
+
+def restarted() -> None:
+    """Rank 1 raises after three operations of the first life; the second life has five."""
+    tensor, first = data(10), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    for step in range(5):
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+        if first and step == 2:
+            dist.barrier()
+            if RANK == 1:
+                raise RuntimeError("first life")
+            time.sleep(600)
 
 
 def sharded() -> None:

@@ -128,7 +128,7 @@ class CudaWaits {
     const Entered entered;
     Session* const session = entered.get();
     if (session == nullptr || !session->waits.counts(stream, event)) return real().wait(stream, event, flags);
-    if (!session->records_all() || device_timing().load() != DeviceTiming::kEvents) {
+    if (session->off.load() || !session->records_all() || device_timing().load() != DeviceTiming::kEvents) {
       session->waits.missed();
       return real().wait(stream, event, flags);
     }
@@ -142,7 +142,7 @@ class CudaWaits {
     const int result = real().wait(stream, event, flags);
     if (!measured || !session->waits.ends(*measured, stream)) return result;
     try {
-      session->poller().add([session, measured] { return look(*session, *measured); }, line_of(&session->waits, 0));
+      session->poller().add([session, measured] { return look(*session, *measured); }, line_of(&session->waits, 0), true);
     } catch (const std::exception&) {
       session->waits.missed();
     }

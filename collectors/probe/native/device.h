@@ -93,42 +93,63 @@ struct Runtime {
   }
 };
 
-// Reuses events, because creating and destroying one takes locks in the driver. Takes no lock itself.
+// Reuses events, because creating and destroying one takes locks in the driver. Takes no lock itself: events come back to a list, which a
+// thread that has none left takes whole.
 class Events {
+ public:
+  struct Node {
+    c10::Event event;
+    Node* next = nullptr;
+  };
+
+ private:
   struct GiveBack {
-    void operator()(c10::Event* event) const {
-      for (auto& slot : spare(event->flag())) {
-        c10::Event* nothing = nullptr;
-        if (slot.compare_exchange_strong(nothing, event)) return;
+    void operator()(Node* node) const {
+      Pool& pool = pool_of(node->event.flag());
+      if (pool.spare.fetch_add(1) >= kMostSpare) {
+        pool.spare.fetch_sub(1);
+        delete node;
+        return;
       }
-      delete event;
+      node->next = pool.back.load(std::memory_order_relaxed);
+      while (!pool.back.compare_exchange_weak(node->next, node)) {
+      }
     }
   };
 
  public:
-  using Event = std::unique_ptr<c10::Event, GiveBack>;
+  using Event = std::unique_ptr<Node, GiveBack>;
 
   // Returns an event recorded on `stream`.
   static Event record(const c10::Stream& stream, bool timed) {
     const auto flag = timed ? kTimed : c10::EventFlag::PYTORCH_DEFAULT;
-    std::unique_ptr<c10::Event> event;
-    for (auto& slot : spare(flag)) {
-      event.reset(slot.exchange(nullptr));
-      if (event) break;
-    }
-    if (!event || event->device() != stream.device()) event = std::make_unique<c10::Event>(stream.device_type(), flag);
-    event->record(stream);
-    return Event(event.release());
+    std::unique_ptr<Node> node(taken(flag));
+    if (!node || node->event.device() != stream.device()) node.reset(new Node{c10::Event(stream.device_type(), flag)});
+    node->event.record(stream);
+    return Event(node.release());
   }
 
  private:
   static constexpr c10::EventFlag kTimed = c10::EventFlag::BACKEND_DEFAULT;
-  static constexpr size_t kSpare = 64;
-  using Spare = std::atomic<c10::Event*>[kSpare];
+  static constexpr int kMostSpare = 1024;
+  struct Pool {
+    std::atomic<Node*> back{nullptr};
+    std::atomic<int> spare{0};
+  };
 
-  static Spare& spare(c10::EventFlag flag) {
-    static Spare kept[2];  // never destroyed: the driver may be gone by then
-    return kept[flag == kTimed ? 1 : 0];
+  static Pool& pool_of(c10::EventFlag flag) {
+    static Pool pools[2];  // its events are never destroyed: the driver may be gone by then
+    return pools[flag == kTimed ? 1 : 0];
+  }
+
+  static Node* taken(c10::EventFlag flag) {
+    static thread_local Node* of_thread[2] = {};
+    Node*& mine = of_thread[flag == kTimed ? 1 : 0];
+    Pool& pool = pool_of(flag);
+    if (mine == nullptr && pool.back.load(std::memory_order_relaxed) != nullptr) mine = pool.back.exchange(nullptr);
+    if (mine == nullptr) return nullptr;
+    pool.spare.fetch_sub(1);
+    return std::exchange(mine, mine->next);
   }
 };
 
@@ -234,7 +255,7 @@ class DeviceWatch : public Watch {
     const c10::Stream stream = guard.getStream(noted_.device);
     over_ = Events::record(stream, timed());
     if (timed() && noted_.latest_over != nullptr) {
-      before_ = std::static_pointer_cast<c10::Event>(std::atomic_exchange(noted_.latest_over, std::shared_ptr<void>(over_)));
+      before_ = std::static_pointer_cast<Events::Node>(std::atomic_exchange(noted_.latest_over, std::shared_ptr<void>(over_)));
     }
     noted_.line = line_of(nullptr, static_cast<int64_t>(std::hash<c10::Stream>()(stream)));
   }
@@ -287,7 +308,7 @@ class DeviceWatch : public Watch {
       for (auto& flight : flights_) flight->is_next();
     }
     if (!reached_ && !has_reached()) return false;
-    if (report_ ? report_->end_ns.load() == 0 : work_ ? !work_->isCompleted() : !over_->query()) {
+    if (report_ ? report_->end_ns.load() == 0 : work_ ? !work_->isCompleted() : !over_->event.query()) {
       seen_running_ = true;
       return false;
     }
@@ -297,7 +318,7 @@ class DeviceWatch : public Watch {
       for (auto& flight : flights_) flight->finish(now, format::kByPoll, failed, began_ns_);
       return true;
     }
-    if (noted_.waits != nullptr) noted_.waits->add(noted_.first || !noted_.ready ? NAN : noted_.ready->elapsedTime(*over_));
+    if (noted_.waits != nullptr) noted_.waits->add(noted_.first || !noted_.ready ? NAN : noted_.ready->event.elapsedTime(over_->event));
     if (!timed() || noted_.first) return true;  // no duration: with polls, it took less than the time between two
     const int64_t took_ns = duration_ns();
     check(took_ns, now - flights_.front()->launched_ns());
@@ -309,7 +330,7 @@ class DeviceWatch : public Watch {
 
   // Returns whether the device has reached the operations. Until then, they cannot be over.
   bool has_reached() {
-    if (noted_.ready && !noted_.ready->query()) {
+    if (noted_.ready && !noted_.ready->event.query()) {
       not_ready_ = true;
       return false;
     }
@@ -332,9 +353,9 @@ class DeviceWatch : public Watch {
     if (report_) return report_->took_ns;
     double ms = -1;
     if (!work_) {
-      ms = noted_.ready ? noted_.ready->elapsedTime(*over_) : -1;
+      ms = noted_.ready ? noted_.ready->event.elapsedTime(over_->event) : -1;
       // NCCL runs the operations of a group one after another, on whatever streams they are: FSDP has two.
-      if (before_ && before_->device() == over_->device() && before_->query()) ms = std::min(ms, before_->elapsedTime(*over_));
+      if (before_ && before_->event.device() == over_->event.device() && before_->event.query()) ms = std::min(ms, before_->event.elapsedTime(over_->event));
     } else if (works_tell().load()) {
       try {
         ms = work_->getDuration();
@@ -353,8 +374,8 @@ class DeviceWatch : public Watch {
   OnDevice noted_;
   Works work_;
   const std::shared_ptr<Report> report_;
-  std::shared_ptr<c10::Event> over_;
-  std::shared_ptr<c10::Event> before_;  // that of the group's operation before it
+  std::shared_ptr<Events::Node> over_;
+  std::shared_ptr<Events::Node> before_;  // that of the group's operation before it
   std::vector<std::shared_ptr<Flight>> flights_;
   bool next_ = false;  // it is the first of its line
   bool reached_ = false;

@@ -76,11 +76,11 @@ void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work>
   try {
     if (noted.reporter != nullptr && work) noted.report = expected_of(noted.reporter, *work);
     if (noted.report) work.reset();
-    const bool holds = static_cast<bool>(work);
+    const bool holds = static_cast<bool>(work), by_events = noted.timing == DeviceTiming::kEvents;
     auto watch = std::make_shared<DeviceWatch>(std::move(noted), std::move(work), std::move(flights));
     const uint64_t line = watch->line();
     if (holds && session.retention.add(watch)) session.poller().add([&session] { return session.retention.check(now_ns()); });
-    session.poller().add([watch = std::move(watch)] { return watch->look(); }, line);
+    session.poller().add([watch = std::move(watch)] { return watch->look(); }, line, by_events);
   } catch (const std::exception& error) {
     leave_devices_alone(error.what());
   }

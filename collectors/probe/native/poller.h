@@ -98,9 +98,10 @@ class Poller {
   //
   // line: operations with the same number, less than 2^63, end in the order in which they are added, so only the first of them is
   // polled; 0: it ends in no such order.
+  // patient: the time at which its end is seen matters little, so that polls need not become frequent for it.
   // Throws std::system_error if the process may not have another thread.
-  void add(Look look, uint64_t line = 0) {
-    auto* node = new Node{std::move(look), line, arrived_.load(std::memory_order_relaxed)};
+  void add(Look look, uint64_t line = 0, bool patient = false) {
+    auto* node = new Node{std::move(look), line, patient, arrived_.load(std::memory_order_relaxed)};
     while (!arrived_.compare_exchange_weak(node->next, node)) {
     }
     if (stop_.load()) {
@@ -117,6 +118,7 @@ class Poller {
   struct Node {
     Look look;
     uint64_t line;
+    bool patient;
     Node* next;
   };
   using Lines = std::unordered_map<uint64_t, std::deque<Look>>;
@@ -147,15 +149,17 @@ class Poller {
     for (Node* node = arrived_.exchange(nullptr); node != nullptr;) delete std::exchange(node, node->next);
   }
 
-  // Put what was added into its line, oldest first; returns whether there was anything.
+  // Put what was added into its line, oldest first; returns whether any of it is impatient.
   bool take(Lines* lines) {
     std::vector<std::unique_ptr<Node>> added;
+    bool impatient = false;
     for (Node* node = arrived_.exchange(nullptr); node != nullptr; node = added.back()->next) added.emplace_back(node);
     for (auto node = added.rbegin(); node != added.rend(); ++node) {
       const uint64_t line = (*node)->line != 0 ? (*node)->line : kAlone | ++alone_;
       (*lines)[line].push_back(std::move((*node)->look));
+      impatient = impatient || !(*node)->patient;
     }
-    return !added.empty();
+    return impatient;
   }
 
   void loop() {
@@ -168,7 +172,7 @@ class Poller {
         for (; !looks.empty() && looks.front()(); moved = true) looks.pop_front();
         line = looks.empty() ? lines.erase(line) : std::next(line);
       }
-      pause = moved ? kFirst : std::min(2 * pause, kSlowest);
+      pause = moved || lines.empty() ? kFirst : std::min(2 * pause, kSlowest);
       sleep(pause, lines.empty());
     }
   }

@@ -1,0 +1,80 @@
+"""Jobs on the played driver that do not end well, and drivers that are in trouble: they end as without us, and nothing recorded is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from commwatch.collectors.wire import events as ev
+from tests.cuda_rig.job import command_of, environment
+from tests.e2e.torchjob import read_rings
+
+pytestmark = [pytest.mark.cuda_rig, pytest.mark.timeout(600), pytest.mark.usefixtures("native")]
+
+
+def ends(libraries: Path, directory: Path, scene: str, restarts: int = 0, **settings: str) -> tuple[int, str]:
+    """Exit code and output of a job that may fail."""
+    env = environment(libraries, directory, **settings)
+    command = command_of(scene, directory, restarts)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_lost_device(libraries: Path, tmp_path: Path, hook: str) -> None:
+    """Where the devices are lost, the job fails with the same error as without us, and we say at most one line for each rank."""
+    error = re.compile(r"Error: (CUDA error: [^\n]*)")
+    found = []
+    for watched in ("0", "1"):
+        place = tmp_path / watched
+        place.mkdir()
+        settings = {"COMMWATCH": watched, "COMMWATCH_HOOK": hook, "PLAYED_LOST": str(place / "lost")}
+        code, output = ends(libraries, place, "lost", **settings)
+        assert output.count("commwatch: ") <= 2 * int(watched), output
+        found.append((code, set(error.findall(output))))
+    assert found[0] == found[1]
+    assert found[0][0] == 1
+    assert found[0][1]
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_slow_driver(libraries: Path, tmp_path: Path, hook: str) -> None:
+    """With a driver that takes two seconds for a query, the job ends as without us: the training thread queries nothing."""
+    report = str(tmp_path / "played-%r.json")
+    settings = {"COMMWATCH_HOOK": hook, "PLAYED_SLOW": str(tmp_path / "slow"), "PLAYED_REPORT": report}
+    code, output = ends(libraries, tmp_path, "slow", **settings)
+    assert (code, output.count("is done"), "commwatch: " in output) == (0, 2, False), output
+    for rank in read_rings(tmp_path):
+        assert len(rank.of("all_reduce")) == 10
+        made = json.loads((tmp_path / f"played-{rank.rank}.json").read_text())
+        queries = made["functions"]["cuEventQuery"]["threads"]
+        assert queries
+        assert not [thread for thread in queries if thread.endswith(f"/{made['pid']}")]
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_aborted(libraries: Path, tmp_path: Path, hook: str) -> None:
+    """A collective that times out ends the job as without us; the operation that a rank was missing in is in the ring of the other."""
+    found = []
+    for watched in ("0", "1"):
+        place = tmp_path / watched
+        place.mkdir()
+        code, output = ends(libraries, place, "aborted", COMMWATCH=watched, COMMWATCH_HOOK=hook)
+        assert "commwatch: " not in output
+        found.append((code, "collective operation timeout" in output))
+    assert found == [(1, True)] * 2
+    waiting, _ = read_rings(tmp_path / "1")
+    assert len([record for record in waiting.of("all_reduce") if not record.flags & ev.UNTIMED]) == 4
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_elastic_restart(libraries: Path, tmp_path: Path, hook: str) -> None:
+    """Both lives of a job that torchrun starts again are recorded, each in a ring of its own."""
+    code, output = ends(libraries, tmp_path, "restarted", 1, COMMWATCH_HOOK=hook)
+    assert (code, output.count("is done"), "commwatch: " in output) == (0, 2, False), output
+    rings = {(ring.rank, ring.identity["restart"]): len(ring.of("all_reduce")) for ring in read_rings(tmp_path)}
+    assert rings == {(0, 0): 3, (1, 0): 3, (0, 1): 5, (1, 1): 5}
