@@ -1,5 +1,6 @@
 """The probe goes in and out while threads communicate; argument: how often. Says what the process holds, before and after."""
 
+import ctypes
 import gc
 import os
 import sys
@@ -13,6 +14,9 @@ from common import say
 
 import commwatch
 
+#: Of malloc.h.
+M_ARENA_MAX = -8
+
 
 def held() -> dict[str, int]:
     gc.collect()
@@ -24,6 +28,8 @@ def held() -> dict[str, int]:
 
 
 def main() -> None:
+    # Threads that begin at the same moment would have an arena each, and each arena keeps some free memory: the busier the machine, the more.
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     over = threading.Event()
 
