@@ -159,8 +159,15 @@ inline std::atomic<DeviceTiming>& device_timing() {
   return timing;
 }
 
+// Whether a call of a device has failed.
+inline std::atomic<bool>& device_failed() {
+  static std::atomic<bool> failed{false};
+  return failed;
+}
+
 // A device call failed: time no device from now on.
 inline void leave_devices_alone(const char* why) {
+  device_failed().store(true);
   if (device_timing().exchange(DeviceTiming::kOff) != DeviceTiming::kOff) Session::say("operations on GPUs are no longer timed", "asking", why);
 }
 
@@ -262,6 +269,11 @@ class DeviceWatch : public Watch {
 
   DeviceWatch(const DeviceWatch&) = delete;
   DeviceWatch& operator=(const DeviceWatch&) = delete;
+
+  // The destructor of a Work may call the device. If that fails, it ends the process, so a Work is not destroyed after a failure.
+  ~DeviceWatch() override {
+    if (device_failed().load()) (void)work_.release();
+  }
 
   // Line of the poller that it belongs to.
   uint64_t line() const { return noted_.line; }

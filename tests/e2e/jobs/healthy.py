@@ -20,7 +20,7 @@ def main() -> None:
     go_on, step = torch.ones(1), 0
     while go_on.item():
         step += 1
-        time.sleep(0.1 * noise.random())
+        time.sleep(0.2 * noise.random())
         square = torch.ones(96, 96)
         for _ in range(noise.randrange(5)):
             square @ square
