@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.torchjob import preforked, torchrun
+from tests.e2e.torchjob import torchrun
 from tests.helpers import PATIENCE_S, agent, clean_env, wait_for
 
 
@@ -24,8 +24,9 @@ from tests.helpers import PATIENCE_S, agent, clean_env, wait_for
 )
 def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], says: str) -> None:
     """Around a job and beside it: the rank that failed first is named with how and when, and around it the exit code."""
-    script = ("ops.py", 2, "500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how)
-    python, module, launcher, *arguments = torchrun(*script)
+    python, module, launcher, *arguments = torchrun(
+        "ops.py", 2, "500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how
+    )
     # The launcher kills the other rank when it sees this one dead: by default within 0.1 s, in which a busy machine may show both at once.
     job = [python, module, launcher, "--monitor-interval", "2", *arguments]
     command = [sys.executable, "-m", "commwatch", "run", "--dir", str(tmp_path / "run"), "--port", "0", "--", *job]
@@ -35,7 +36,7 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
     assert re.search(r"\n  job +\S+ \(failed\), began", done.stderr)
     with agent(tmp_path / "beside") as running:
         env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "beside"), COMMWATCH_JOB="crashed")
-        subprocess.run(preforked(*script), env=env, capture_output=True, timeout=2 * PATIENCE_S, check=False)
+        subprocess.run(job, env=env, capture_output=True, timeout=2 * PATIENCE_S, check=False)
         wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end of the job")
         (view,) = running.get("/api/v1/jobs")
         assert (view["failed"], view["exit_code"]) == (True, None)
