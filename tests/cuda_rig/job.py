@@ -34,6 +34,14 @@ def environment(libraries: Path, directory: Path, **settings: str) -> dict[str, 
 
 def command_of(scene: str, directory: Path, restarts: int = 0) -> list[str]:
     """Return the command that runs a scene, which writes its files into ``directory``; a job that fails runs again so often."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
-    launcher.append(f"--master-port={free_port()}")
+    # A job that starts again needs a rendezvous of its own; with a fixed port, NCCL would find the address of the first life.
+    meeting = ["--standalone"] if restarts else [f"--master-port={free_port()}"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        f"--max-restarts={restarts}",
+        *meeting,
+    ]
     return [*launcher, str(SCENES), scene, str(directory)]
