@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from commwatch.commands.gpu_proof import SCENES, Proof, as_json, holds, machine
 from tests.agent.test_config import one_line
@@ -54,7 +55,8 @@ def test_without_torch(tmp_path: Path) -> None:
 
 
 def test_without_gpu(tmp_path: Path) -> None:
-    """With the CPU build of torch, one line says what to install, the exit code is 2, and no file is written."""
-    said = one_line(commwatch("doctor", "--gpu-proof", env=clean_env(), cwd=tmp_path))
-    assert "is built without CUDA: install the CUDA build" in said
+    """With the CPU build of torch, or no GPU, one line says what to do, the exit code is 2, and no file is written."""
+    said = one_line(commwatch("doctor", "--gpu-proof", env=clean_env(CUDA_VISIBLE_DEVICES=""), cwd=tmp_path))
+    without_cuda = torch.version.cuda is None
+    assert ("is built without CUDA: install the CUDA build" if without_cuda else "finds no NVIDIA GPU (") in said
     assert list(tmp_path.iterdir()) == []
