@@ -127,7 +127,7 @@ COMMANDS: dict[str, list[tuple[list[str], bool]]] = {
     "agent": [(["--config", "{EVIL}"], True), (["--dir", "/proc/{EVIL}"], True)],
     "report": [([], True), (["{EVIL}"], True), (["no {EVIL}"], True), (["--json"], False), (["--html", "/proc/{EVIL}"], True)],
     "explain": [(["{nccl}"], True), (["no {EVIL}"], True), (["--json", "{nccl}"], False)],
-    "doctor": [([], True), (["--json"], False)],
+    "doctor": [([], True), (["--json"], False), (["--gpu-proof", "/proc/{EVIL}"], True)],
     "diagnose": [
         ([], True), (["--json"], False), (["{EVIL}:1"], True), (["--job", "{EVIL}"], True),
         (["--flight-recorder", "{dump}"], True), (["{dump}"], True),
