@@ -84,6 +84,14 @@ def test_missing_rank(missing: RankView | None, kind: str, cause: str, says: str
     assert (verdict.group_id, verdict.seq, verdict.op, verdict.since_s) == ("w", 7, "all_reduce", 60.0)
 
 
+def test_first_two_seconds() -> None:
+    """A rank that is dead is named once the others have waited for two seconds: before, its record of the operation may be on its way."""
+    dead = rank(3, state="gone")
+    assert judged(*(rank(n, op(age_s=1.9)) for n in (0, 1, 2)), dead) == []
+    (verdict,) = judged(*(rank(n, op(age_s=2.1)) for n in (0, 1, 2)), dead)
+    assert verdict.ranks == [3]
+
+
 def test_queued_on_a_gpu() -> None:
     """A rank whose GPU has not reached an operation has not joined it, however long ago it was launched; time counts from there on."""
     reached, queued = op(blocked=True, waited_s=12.0), op(queued=True)
