@@ -95,7 +95,7 @@ test-cuda: .stamps/cuda  ## run the CUDA build of PyTorch and NCCL on a simulate
 test-traces: sync  ## measure the traces in TRACES, HolisticTraceAnalysis's tests/data, and compare with its figures
 	$(BIN)/python -m pytest -m public_traces tests/agent/watchers/test_public_traces.py
 
-mutations: sync  ## break the core in twenty places, and check that the tests find each (4 min)
+mutations: sync  ## break the core in twenty places, and check that the tests find each (3 min)
 	$(BIN)/python -m tests.mutations
 
 bench-cuda: .stamps/cuda  ## measure what timing adds to an NCCL operation, on the simulated driver
