@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 import signal
 import statistics
 import subprocess
@@ -22,21 +21,35 @@ from typing import Any, NamedTuple
 
 from commwatch import __version__
 from commwatch.collectors.node import flight_recorder
-from commwatch.collectors.node.gpu import DriverTrouble, Gpu, NoGpus, plain_uuid
+from commwatch.collectors.node.gpu import DriverTrouble, NoGpus, plain_uuid
 from commwatch.collectors.node.gpu_nvidia import NvidiaSource
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.ring_reader import RingReader
 from commwatch.commands import native_hook
+from commwatch.commands.gpu_proof_rows import (
+    TIMED,
+    Ran,
+    Records,
+    Row,
+    count_row,
+    gpu_row,
+    is_timed,
+    loss_row,
+    sized,
+    step_row,
+    timing_row,
+    took_s,
+)
 from commwatch.core import terminal_text
 from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.core.units import seconds
 
 _MODULE = "commwatch.collectors.probe.torch_proof"
-#: Seconds that a job may take, and nvidia-smi.
-_JOB_S, _SMI_S = 300.0, 30.0
+#: Seconds that a job may take.
+_JOB_S = 300.0
 _GATHERS = 20
-#: Largest relative error of a duration; least share of the operations that must have one.
-_ERROR, _TIMED = 0.05, 0.9
+#: Largest relative error of a duration.
+_ERROR = 0.05
 #: Variables of the caller that would change the jobs: those of launchers, and those that a scene sets.
 _LEFT_OUT = ("COMMWATCH", "TORCHELASTIC", "TORCH_DEVICE_BACKEND_AUTOLOAD", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCH_NCCL_")
 #: Torch 2.13 on CPU sometimes aborts at exit with this text, with and without the probe, after all is done.
@@ -56,18 +69,6 @@ class Stopped(CommwatchError):
 
 class JobFailed(Exception):
     """A job did not end as it should; the message is one line."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One claim, and whether it holds."""
-
-    what: str
-    #: ``None``: it could not be checked.
-    ok: bool | None
-    says: str
-    #: The number behind it, if there is one: a ratio or a count.
-    figure: float | None = None
 
 
 class Scene(NamedTuple):
@@ -102,32 +103,6 @@ class Machine:
     gpus: tuple[str, ...]
     #: UUID of the first, as torch writes it; empty if torch does not know it.
     uuid: str = ""
-
-
-@dataclass
-class Records:
-    """What the probe recorded in one job."""
-
-    identity: dict[str, Any]
-    operations: list[ev.Record]
-    marks: list[ev.Record]
-    lost: int
-    #: What commwatch printed in the job: warnings and errors.
-    messages: list[str]
-
-    def of(self, op: str) -> list[ev.Record]:
-        """Return the operations of one kind, in order of launch."""
-        return [record for record in self.operations if _op(record) == op]
-
-
-@dataclass
-class Ran:
-    """A job that has ended: what it printed, the operations that PyTorch counted, and what the probe recorded."""
-
-    result: dict[str, Any]
-    #: By name and size; size ``None``: not known.
-    counted: Counter[tuple[str, int | None]] | None = None
-    records: Records | None = None
 
 
 # -- what it runs on --------------------------------------------------------------------------
@@ -223,7 +198,7 @@ class Proof:
         if on_gpu:
             yield from self._checked("exposed", self._exposed("exposed", 0.9, 1.1))
             yield from self._checked("hidden", self._exposed("hidden", 0.0, 0.1))
-            yield _gpu_row(self.machine.uuid)
+            yield gpu_row(self.machine.uuid)
 
     def _checked(self, what: str, rows: Iterator[Row]) -> Iterator[Row]:
         try:
@@ -269,11 +244,11 @@ class Proof:
             watched.append(self._run(scene.name, scene.env, watched=True))
         name, records = scene.title, watched[-1].records
         assert records is not None
-        yield _loss_row(name, without, watched)
-        yield _timing_row(name, records, scene.mode if self.device == "cuda" else None)
-        yield _count_row(name, watched[-1], records)
+        yield loss_row(name, without, watched)
+        yield timing_row(name, records, scene.mode if self.device == "cuda" else None)
+        yield count_row(name, watched[-1], records)
         if scene.rounds > 1:
-            yield _step_row(name, without, watched, self.most)
+            yield step_row(name, without, watched, self.most)
 
     def _durations(self, source: str, profile: bool) -> Iterator[Row]:
         """Yield the row that compares durations of all_gathers with those of torch.profiler, or of CUDA events around them."""
@@ -288,11 +263,11 @@ class Proof:
                 return
             raise
         assert ran.records is not None
-        ours = [_took_s(record) for record in ran.records.of("all_gather")[-_GATHERS:] if _is_timed(record)]
+        ours = [took_s(record) for record in ran.records.of("all_gather")[-_GATHERS:] if is_timed(record)]
         theirs = ran.result["gathers"]
         if not theirs:
             yield Row(what, None, f"{source} measured none; commwatch: {len(ours)}")
-        elif len(ours) < _TIMED * _GATHERS:
+        elif len(ours) < TIMED * _GATHERS:
             yield Row(what, False, f"commwatch measured {len(ours)} of {_GATHERS}")
         else:
             both, ratio = (
@@ -311,15 +286,15 @@ class Proof:
             return
         marks = records.marks[len(records.marks) // 2 :]
         known = [mark for mark in marks if mark.flags & ev.EXPOSED and mark.timing == ev.BY_EVENTS]
-        gathers = [record for record in records.of("all_gather")[-len(marks) :] if _is_timed(record)]
-        if len(known) < _TIMED * len(marks) or len(gathers) < _TIMED * len(marks) or not marks:
+        gathers = [record for record in records.of("all_gather")[-len(marks) :] if is_timed(record)]
+        if len(known) < TIMED * len(marks) or len(gathers) < TIMED * len(marks) or not marks:
             says = (
                 f"exposed time is known of {len(known)} of {len(marks)} steps, durations of {len(gathers)} operations"
             )
             yield Row(f"{scene} share", False, says)
             return
         exposed_s = sum(mark.size_bytes for mark in known) / len(known) / 1e9
-        op_s = statistics.fmean(map(_took_s, gathers))
+        op_s = statistics.fmean(map(took_s, gathers))
         expected = "waits for it at once" if least else "computes longer beside it"
         says = f"{exposed_s / op_s:.1%} of the communication, where the GPU {expected} ({seconds(op_s)} a step)"
         yield Row(f"{scene} share", least <= exposed_s / op_s <= most, says, exposed_s / op_s)
@@ -381,140 +356,7 @@ def _counted(result: Mapping[str, Any], recorder: Path) -> Counter[tuple[str, in
         return None
     if dump.cut or dump.unknown:
         return None
-    return Counter(_sized(each.op, each.size_bytes) for each in dump.entries if each.op != "coalesced")
-
-
-def _sized(op: str, size_bytes: int | None) -> tuple[str, int | None]:
-    """Return an operation with its size, unless the two sources define it differently: NCCL's barrier is an all_reduce."""
-    return op, None if op in ("barrier", "scatter") else size_bytes
-
-
-def _op(record: ev.Record) -> str:
-    return ev.OPS[record.op - 1] if record.op <= len(ev.OPS) else str(record.op)
-
-
-def _is_timed(record: ev.Record) -> bool:
-    return not record.flags & ev.UNTIMED
-
-
-def _took_s(record: ev.Record) -> float:
-    return (record.end_ns - record.start_ns) / 1e9
-
-
-# -- rows -------------------------------------------------------------------------------------
-
-
-def _loss_row(name: str, without: list[Ran], watched: list[Ran]) -> Row:
-    plain, ours = ({ran.result["loss"] for ran in runs} for runs in (without, watched))
-    what = f"{name}: loss"
-    if plain == ours and len(plain) == 1:
-        return Row(
-            what, True, f"the same to the last bit, in {len(without) + len(watched)} runs without and with commwatch"
-        )
-    both = f"without commwatch {', '.join(sorted(plain))}; with it {', '.join(sorted(ours))}"
-    return Row(what, None if len(plain) > 1 else False, f"{'varies by itself: ' if len(plain) > 1 else ''}{both}")
-
-
-def _timing_row(name: str, records: Records, mode: str | None) -> Row:
-    """Return whether the operations are timed as the settings say; those of graphs are counted only.
-
-    Args:
-        mode: the expected mode; ``None``: any.
-    """
-    timing = records.identity["timing"]
-    alone = [record for record in records.operations if not (name == "graphs" and _op(record) == "all_gather")]
-    timed = sum(map(_is_timed, alone))
-    says = f"{timing['mode']} ({timing['reason']}), {records.identity['hook']} hook; {timed} of {len(alone)} operations have a duration"
-    if timing["mode"] == "poll":
-        says += " (those that are shorter than the interval have none)"
-    enough = timing["mode"] == "poll" or timed >= _TIMED * len(alone) > 0
-    ok = enough and mode in (None, timing["mode"]) and not records.messages
-    return Row(f"{name}: timing", ok, "; ".join((says, *records.messages)), timed / len(alone) if alone else None)
-
-
-def _count_row(name: str, ran: Ran, records: Records) -> Row:
-    what, expected = f"{name}: count", ran.counted
-    if expected is None:
-        return Row(
-            what, None, f"{len(records.operations)} operations; this torch has no Flight Recorder to compare with"
-        )
-    sizes = all(size is not None for (op, size) in expected if op not in ("barrier", "scatter"))
-    ours = Counter(_sized(_op(each), each.size_bytes if sizes else None) for each in records.operations)
-    source = "PyTorch's Flight Recorder" if sizes else "the job, replays included"
-    if ours == expected and not records.lost:
-        return Row(
-            what, True, f"{ours.total()} operations{' and their sizes' * sizes}, as counted by {source}", ours.total()
-        )
-    missing, more = expected - ours, ours - expected
-    says = f"{ours.total()} operations, {source} has {expected.total()}; missing {missing.total()}, more {more.total()}"
-    first = next(iter((missing or more).items()), None)
-    return Row(what, False, f"{says}, lost {records.lost}{f'; first {first}' if first else ''}", ours.total())
-
-
-def _step_row(name: str, without: list[Ran], watched: list[Ran], most: float) -> Row:
-    """Return whether a step takes at most ``most`` times as long with the probe; unknown if it varies more without."""
-    plain, ours = ([ran.result["step_s"] for ran in runs] for runs in (without, watched))
-    ratio, varies = statistics.median(ours) / statistics.median(plain), max(plain) / min(plain)
-    says = f"{ratio:.4f} of the time without commwatch ({seconds(statistics.median(plain))}, which varies by {varies - 1:.1%})"
-    if most <= ratio < varies:
-        return Row(f"{name}: step", None, f"{says}: too much to tell", ratio)
-    return Row(f"{name}: step", ratio < most, says, ratio)
-
-
-def _gpu_row(uuid: str) -> Row:
-    """Return whether commwatch reads the same of the first GPU as nvidia-smi."""
-    source = NvidiaSource()
-    try:
-        source.open()
-    except (NoGpus, DriverTrouble) as error:
-        return Row("gpu", False, f"commwatch cannot read the driver: {error}")
-    try:
-        time.sleep(1)  # the GPU is idle by then
-        gpus = source.read().gpus
-    except DriverTrouble as error:
-        return Row("gpu", False, f"commwatch cannot read the driver: {error}")
-    finally:
-        source.close()
-    gpu = next((each for each in gpus if plain_uuid(each.card.uuid) == uuid), gpus[0])
-    return _beside_smi(gpu, _nvidia_smi(gpu.card.uuid))
-
-
-def _nvidia_smi(uuid: str) -> list[str] | None:
-    """Return memory (MiB), power limit, power (W) and utilization (%) of a GPU; ``None`` without nvidia-smi."""
-    asked = "--query-gpu=memory.total,enforced.power.limit,power.draw,utilization.gpu"
-    if shutil.which("nvidia-smi") is None:
-        return None
-    command = ["nvidia-smi", "-i", uuid, asked, "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return [cell.strip() for cell in done.stdout.split(",")]
-
-
-def _beside_smi(gpu: Gpu, smi: list[str] | None) -> Row:
-    """Return the row; memory and power limit must be equal, power and utilization change from moment to moment."""
-    ours = gpu.measured
-    memory = None if ours.memory_total_bytes is None else ours.memory_total_bytes / (1 << 20)
-    utilization = None if ours.utilization is None else ours.utilization * 100
-    values = (memory, ours.power_limit_watts, ours.power_watts, utilization)
-    says = ", ".join(
-        f"{'–' if value is None else f'{value:.0f}'}{f' ({told})' if smi else ''} {unit}"
-        for value, told, unit in zip(values, smi or ("",) * 4, ("MiB", "W at most", "W", "% used"), strict=False)
-    )
-    if smi is None:
-        return Row("gpu", None, f"{says}; there is no nvidia-smi to compare with")
-    equal = all(_is_near(value, told) for value, told in zip(values[:2], smi[:2], strict=False))
-    return Row("gpu", equal, f"{says}; in brackets: nvidia-smi")
-
-
-def _is_near(value: float | None, told: str) -> bool:
-    """Return whether a value is what nvidia-smi prints, or neither knows it."""
-    try:
-        number = float(told)
-    except ValueError:  # [N/A]
-        return value is None
-    return value is not None and abs(value - number) <= 1
+    return Counter(sized(each.op, each.size_bytes) for each in dump.entries if each.op != "coalesced")
 
 
 # -- output -----------------------------------------------------------------------------------

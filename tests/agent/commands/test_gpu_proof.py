@@ -14,8 +14,9 @@ from commwatch import __version__
 from commwatch.cli import doctor
 from commwatch.collectors.node.gpu import Gpu, Measured
 from commwatch.collectors.wire import events as ev
-from commwatch.commands import gpu_proof
-from commwatch.commands.gpu_proof import CannotProve, JobFailed, Machine, Proof, Ran, Records, Row
+from commwatch.commands import gpu_proof, gpu_proof_rows
+from commwatch.commands.gpu_proof import CannotProve, JobFailed, Machine, Proof
+from commwatch.commands.gpu_proof_rows import Ran, Records, Row
 from tests.agent.test_config import one_line
 from tests.gpus import card
 from tests.helpers import MS, commwatch, mark, operation, packed
@@ -46,28 +47,28 @@ def timed(number: int, op: str = "all_gather", ns: int = MS) -> list[tuple[int, 
 def test_loss() -> None:
     """A loss that differs with commwatch does not hold; one that varies by itself cannot be checked."""
     same, other = ran(), ran(loss="0x1p-2")
-    assert gpu_proof._loss_row("ddp", [same, same], [same, same]).ok is True
-    differs = gpu_proof._loss_row("ddp", [same, same], [same, other])
+    assert gpu_proof_rows.loss_row("ddp", [same, same], [same, same]).ok is True
+    differs = gpu_proof_rows.loss_row("ddp", [same, same], [same, other])
     assert differs.ok is False
     assert "0x1p-2" in differs.says
-    assert gpu_proof._loss_row("ddp", [same, other], [same, other]).ok is None
+    assert gpu_proof_rows.loss_row("ddp", [same, other], [same, other]).ok is None
 
 
 def test_timing() -> None:
     """Another mode than the settings lead to, too few durations, or a message of commwatch in the job do not hold."""
     untimed = [operation(start_ns=MS, end_ns=2 * MS, flags=ev.UNTIMED)]
-    assert gpu_proof._timing_row("ddp", records(*timed(10)), "events") == Row(
+    assert gpu_proof_rows.timing_row("ddp", records(*timed(10)), "events") == Row(
         "ddp: timing", True, "events (default), native hook; 10 of 10 operations have a duration", 1.0
     )
-    assert gpu_proof._timing_row("ddp", records(*timed(10)), "poll").ok is False
-    assert gpu_proof._timing_row("ddp", records(*timed(10), *2 * untimed), "events").ok is False
-    assert gpu_proof._timing_row("ddp", records(*untimed, mode="poll"), "poll").ok is True
-    assert gpu_proof._timing_row("ddp", records(), "events").ok is False
-    told = gpu_proof._timing_row("ddp", records(*timed(10), messages=("commwatch: timing ended",)), "events")
+    assert gpu_proof_rows.timing_row("ddp", records(*timed(10)), "poll").ok is False
+    assert gpu_proof_rows.timing_row("ddp", records(*timed(10), *2 * untimed), "events").ok is False
+    assert gpu_proof_rows.timing_row("ddp", records(*untimed, mode="poll"), "poll").ok is True
+    assert gpu_proof_rows.timing_row("ddp", records(), "events").ok is False
+    told = gpu_proof_rows.timing_row("ddp", records(*timed(10), messages=("commwatch: timing ended",)), "events")
     assert (told.ok, told.says.endswith("; commwatch: timing ended")) == (False, True)
     # Operations of graphs are counted only.
     replayed = [operation("all_gather", start_ns=MS, end_ns=MS, flags=ev.UNTIMED)] * 10
-    assert gpu_proof._timing_row("graphs", records(*replayed, *timed(10, "all_reduce")), "events").ok is True
+    assert gpu_proof_rows.timing_row("graphs", records(*replayed, *timed(10, "all_reduce")), "events").ok is True
 
 
 def test_count() -> None:
@@ -75,7 +76,7 @@ def test_count() -> None:
     seen = records(*timed(3))
 
     def row(counted: Counter[tuple[str, int | None]] | None) -> Row:
-        return gpu_proof._count_row("ddp", Ran({}, counted), seen)
+        return gpu_proof_rows.count_row("ddp", Ran({}, counted), seen)
 
     assert row(Counter({("all_gather", 4096): 3})).ok is True
     assert row(Counter({("all_gather", None): 3})).ok is True
@@ -89,7 +90,7 @@ def test_count() -> None:
 def test_step() -> None:
     """A step may take one percent longer; one that takes longer cannot be judged where it varies more without commwatch."""
     for times, took, ok in (((1.0, 1.0), 1.009, True), ((1.0, 1.0), 1.02, False), ((0.99, 1.02), 1.02, None)):
-        row = gpu_proof._step_row("ddp", [ran(step_s=time) for time in times], [ran(step_s=took)] * 2, 1.01)
+        row = gpu_proof_rows.step_row("ddp", [ran(step_s=time) for time in times], [ran(step_s=took)] * 2, 1.01)
         assert row.ok is ok, row
 
 
@@ -147,10 +148,10 @@ def test_profiler_that_fails(fails_alone: bool, ok: bool | None, monkeypatch: py
 def test_gpu() -> None:
     """Memory and power limit must be those of nvidia-smi, or unknown to both; without nvidia-smi it cannot be checked."""
     gpu = Gpu(card(0), Measured(memory_total_bytes=81559 << 20, power_limit_watts=700.0, power_watts=71.2))
-    assert gpu_proof._beside_smi(gpu, ["81559", "700.00", "73.00", "0"]).ok is True
-    assert gpu_proof._beside_smi(gpu, ["81559", "350.00", "73.00", "0"]).ok is False
-    assert gpu_proof._beside_smi(gpu, ["81559", "[N/A]", "73.00", "0"]).ok is False
-    assert gpu_proof._beside_smi(gpu, None).ok is None
+    assert gpu_proof_rows.beside_smi(gpu, ["81559", "700.00", "73.00", "0"]).ok is True
+    assert gpu_proof_rows.beside_smi(gpu, ["81559", "350.00", "73.00", "0"]).ok is False
+    assert gpu_proof_rows.beside_smi(gpu, ["81559", "[N/A]", "73.00", "0"]).ok is False
+    assert gpu_proof_rows.beside_smi(gpu, None).ok is None
 
 
 @pytest.mark.parametrize(
