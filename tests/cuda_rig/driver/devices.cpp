@@ -1,4 +1,5 @@
 // The driver itself, and its devices: H100 SXM with 80 GB, as far as it is asked for. Attributes that are not listed are 0.
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,9 @@ using namespace played;
 
 namespace {
 
-std::atomic<int> initialized_by{0};  // a process
+// Not an id of a process: every call of the driver looks at it, and `getpid` is a system call.
+enum class State { kNew, kReady, kForked };
+std::atomic<State> state{State::kNew};
 
 constexpr std::pair<CUdevice_attribute, int> kAttributes[] = {
     // limits of a launch
@@ -121,7 +124,7 @@ int bus_of_physical(int device) {
 
 namespace played {
 
-bool ready() { return initialized_by.load() == getpid(); }
+bool ready() { return state.load(std::memory_order_relaxed) == State::kReady; }
 int device_count() { return static_cast<int>(visible().size()); }
 int bus_of(int device) { return bus_of_physical(visible()[static_cast<size_t>(device)]); }
 
@@ -129,9 +132,12 @@ int bus_of(int device) { return bus_of_physical(visible()[static_cast<size_t>(de
 
 CUresult cuInit(unsigned) {
   return counted(__func__, [] {
-    int before = 0;
-    const bool first = initialized_by.compare_exchange_strong(before, getpid());
-    if (!first && before != getpid()) return CUDA_ERROR_NOT_INITIALIZED;  // a forked child
+    State before = State::kNew;
+    if (state.compare_exchange_strong(before, State::kReady)) {
+      pthread_atfork(nullptr, nullptr, [] { state.store(State::kForked); });
+    } else if (before == State::kForked) {
+      return CUDA_ERROR_NOT_INITIALIZED;
+    }
     return device_count() == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
   });
 }
