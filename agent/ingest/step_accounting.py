@@ -189,8 +189,8 @@ class StepAccounting:
         self._durations: deque[int] = deque(maxlen=NEIGHBOURS)
         #: How exposed time is measured (``ev.EXPOSED_SOURCES``); ``None``: it has not been known yet.
         self.exposed_source: str | None = None
-        #: Waits of a GPU that ended in the latest step but exceed its communication: their end was seen late.
-        self._seen_late_ns = 0
+        #: Waits of a GPU that ended in the latest step but exceed its communication: their end was seen late. And that communication.
+        self._seen_late_ns = self._latest_comm_ns = 0
         #: The first steps, until there are enough to compare them with.
         self._first: list[StepRecord] | None = []
 
@@ -293,7 +293,8 @@ class StepAccounting:
         known = waited_ns + self._seen_late_ns
         exposed = min(known, comm_ns)
         late = self.exposed_source == ev.EXPOSED_SOURCES[ev.BY_EVENTS]
-        self._seen_late_ns = min(known - exposed, comm_ns) if late else 0
+        self._seen_late_ns = min(known - exposed, max(comm_ns, self._latest_comm_ns)) if late else 0
+        self._latest_comm_ns = comm_ns
         return exposed
 
     def take(self) -> list[StepRecord]:

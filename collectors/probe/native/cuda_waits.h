@@ -47,30 +47,52 @@ class CudaWaits {
     }
     if (!device.is_cuda() || device_timing().load() != DeviceTiming::kEvents || !replaced()) return session.waits.stop();
     watched().store(device.index());
-    static auto* const handles = new Handles;
-    session.waits.begin(real(), *handles);
+    session.waits.begin(real(), *new Handles);  // never destroyed, like what CUDA gave it
   }
 
-  // The stream that is current in this thread is the one that computes.
+  // The stream that is current in this thread is the one that computes. Does not throw.
   static void compute_here(Session& session) {
-    if (!session.waits.measures()) return;
-    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+    if (session.off.load() || device_timing().load() != DeviceTiming::kEvents || !session.waits.measures()) return;
     void* handle = nullptr;
-    if (Runtime::handle_of(guard.getStream(gpu()), &handle, 0)) session.waits.compute_on(handle);
+    if (stream_here(gpu(), &handle)) {
+      session.waits.compute_on(handle);
+    } else {
+      session.waits.missed();
+    }
   }
 
   // Whether this thread's stream on the GPU is the one that computes.
   static bool computes_here(const Session& session, const c10::Device& device) {
-    if (!session.waits.measures()) return false;
-    const c10::impl::VirtualGuardImpl guard(device.type());
     void* handle = nullptr;
-    return Runtime::handle_of(guard.getStream(device), &handle, 0) && session.waits.is_compute(handle);
+    return session.waits.measures() && stream_here(device, &handle) && session.waits.is_compute(handle);
   }
 
   // Only while no other thread communicates.
-  static void restore() { imports().restore(); }
+  static void restore() {
+    const std::lock_guard<std::mutex> lock(replacing());
+    imports().restore();
+  }
 
  private:
+  // The runtime's handle of this thread's stream on a GPU; false if torch does not tell.
+  static bool stream_here(const c10::Device& device, void** handle) noexcept {
+    try {
+      const c10::impl::VirtualGuardImpl guard(device.type());
+      return Runtime::handle_of(guard.getStream(device), handle, 0);
+    } catch (...) {
+      return false;
+    }
+  }
+
+  // Whether the watched GPU is this thread's current one. The default streams of all GPUs have one handle.
+  static bool is_here() noexcept {
+    try {
+      return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice() == gpu();
+    } catch (...) {
+      return false;
+    }
+  }
+
   static CudaEvents& real() {
     static CudaEvents* const found = new CudaEvents(find());  // never destroyed: a call may come at the very end
     return *found;
@@ -98,8 +120,7 @@ class CudaWaits {
 
   // Once per process, and again after `restore`.
   static bool replaced() {
-    static std::mutex mutex;
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard<std::mutex> lock(replacing());
     if (imports().count() > 0) return true;
     const CudaEvents& cuda = real();
     const bool all = cuda.create && cuda.destroy && cuda.record && cuda.query && cuda.elapsed && cuda.wait && cuda.capturing && cuda.last_error;
@@ -128,7 +149,7 @@ class CudaWaits {
     const Entered entered;
     Session* const session = entered.get();
     if (session == nullptr || !session->waits.counts(stream, event)) return real().wait(stream, event, flags);
-    if (session->off.load() || !session->records_all() || device_timing().load() != DeviceTiming::kEvents) {
+    if (session->off.load() || !session->records_all() || device_timing().load() != DeviceTiming::kEvents || !is_here()) {
       session->waits.missed();
       return real().wait(stream, event, flags);
     }
@@ -155,10 +176,15 @@ class CudaWaits {
       use_in_this_thread(gpu());
       return session.waits.look(wait);
     } catch (const std::exception& error) {
-      leave_devices_alone(error.what());
+      device_fails(error.what());
       session.waits.stop();
       return true;
     }
+  }
+
+  static std::mutex& replacing() {
+    static auto* const mutex = new std::mutex;
+    return *mutex;
   }
 
   static Imports& imports() {

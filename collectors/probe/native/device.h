@@ -113,9 +113,7 @@ class Events {
         delete node;
         return;
       }
-      node->next = pool.back.load(std::memory_order_relaxed);
-      while (!pool.back.compare_exchange_weak(node->next, node)) {
-      }
+      push(pool, node);
     }
   };
 
@@ -144,9 +142,29 @@ class Events {
     return pools[flag == kTimed ? 1 : 0];
   }
 
+  static void push(Pool& pool, Node* node) {
+    node->next = pool.back.load(std::memory_order_relaxed);
+    while (!pool.back.compare_exchange_weak(node->next, node)) {
+    }
+  }
+
+  // What a thread has taken. A thread that ends gives it back.
+  struct Taken {
+    Node* of[2] = {};
+    ~Taken() {
+      for (const bool timed : {false, true}) {
+        Node*& rest = of[timed ? 1 : 0];
+        while (rest != nullptr) {
+          Node* const node = std::exchange(rest, rest->next);
+          push(pool_of(node->event.flag()), node);
+        }
+      }
+    }
+  };
+
   static Node* taken(c10::EventFlag flag) {
-    static thread_local Node* of_thread[2] = {};
-    Node*& mine = of_thread[flag == kTimed ? 1 : 0];
+    static thread_local Taken of_thread;
+    Node*& mine = of_thread.of[flag == kTimed ? 1 : 0];
     Pool& pool = pool_of(flag);
     if (mine == nullptr && pool.back.load(std::memory_order_relaxed) != nullptr) mine = pool.back.exchange(nullptr);
     if (mine == nullptr) return nullptr;
@@ -191,6 +209,12 @@ inline void use_in_this_thread(const c10::Device& device) {
   guard.setDevice(device);
   TORCH_CHECK(Runtime::get().step_aside(), "the CUDA runtime cannot exempt this thread from graph captures");
   on = device.index();
+}
+
+// A call of a device failed: time no device from now on, and destroy no Work.
+inline void device_fails(const char* why) {
+  device_failed().store(true);
+  leave_devices_alone(why);
 }
 
 // Whether the current stream of this device is being captured into a graph; false if unknown.
@@ -245,7 +269,7 @@ inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t li
       noted.ready = Events::record(stream, noted.timing == DeviceTiming::kEvents && !own_times);
     }
   } catch (const std::exception& error) {
-    leave_devices_alone(error.what());
+    device_fails(error.what());
     noted.timing = DeviceTiming::kOff;
   }
   return noted;
@@ -293,11 +317,9 @@ class DeviceWatch : public Watch {
     } catch (const WrongClock& error) {
       leave_devices_alone(error.what());
     } catch (const std::exception& error) {
-      device_failed().store(true);
-      leave_devices_alone(error.what());
+      device_fails(error.what());
     } catch (...) {
-      device_failed().store(true);
-      leave_devices_alone("unknown exception");
+      device_fails("unknown exception");
     }
     return true;
   }
@@ -317,7 +339,11 @@ class DeviceWatch : public Watch {
   }
 
   void let_go() override {
-    work_.reset();
+    if (device_failed().load()) {
+      (void)work_.release();
+    } else {
+      work_.reset();
+    }
     flights_.clear();
   }
 

@@ -82,7 +82,7 @@ void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work>
     if (holds && session.retention.add(watch)) session.poller().add([&session] { return session.retention.check(now_ns()); });
     session.poller().add([watch = std::move(watch)] { return watch->look(); }, line, by_events);
   } catch (const std::exception& error) {
-    leave_devices_alone(error.what());
+    device_fails(error.what());
   }
 }
 

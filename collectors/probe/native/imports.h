@@ -49,7 +49,10 @@ class Imports {
   }
 
   void restore() {
-    for (const Place& place : places_) write(place, place.before);
+    for (const Place& place : places_) {
+      // Another tool may have replaced ours since.
+      if (__atomic_load_n(place.address, __ATOMIC_SEQ_CST) == place.function->ours) write(place, place.before);
+    }
     places_.clear();
   }
 

@@ -74,7 +74,8 @@ struct CudaEvents {
 struct Handles {
   Addresses<6> streams;  // of communication
   Addresses<12> events;  // recorded on them
-  std::atomic<void*> spare[64] = {};
+  std::atomic<void*> spare[512] = {};
+  std::atomic<size_t> turn{0};  // where to look first
 };
 
 class StreamWaits {
@@ -84,7 +85,7 @@ class StreamWaits {
   // A wait of the compute stream: the events before and after it.
   class Wait {
    public:
-    explicit Wait(StreamWaits& all) : all_(all), begin(all.event()), end(all.event()) {}
+    explicit Wait(StreamWaits& all) : all_(all), begin(all.event()), end(all.event()) { all_.pending_.fetch_add(1); }
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
     ~Wait() {
@@ -114,7 +115,9 @@ class StreamWaits {
   bool measures() const { return cuda_.load() != nullptr && !stopped_.load(); }
 
   // The stream on which this process computes; at first the default stream.
-  void compute_on(const void* stream) { compute_.store(stream, std::memory_order_relaxed); }
+  void compute_on(const void* stream) {
+    if (compute_.exchange(stream) != stream && measures()) handles_.load()->streams.remove(stream);
+  }
   bool is_compute(const void* stream) const { return stream == compute_.load(std::memory_order_relaxed); }
 
   // An event was recorded. in_operation: by an operation of communication.
@@ -142,8 +145,7 @@ class StreamWaits {
 
   // Call it before the wait; null if the wait cannot be measured.
   std::unique_ptr<Wait> begins(void* stream) {
-    if (pending_.fetch_add(1) >= kMostPending) {
-      pending_.fetch_sub(1);
+    if (pending_.load() >= kMostPending) {
       missed();
       return nullptr;
     }
@@ -184,6 +186,7 @@ class StreamWaits {
   }
 
  private:
+  static constexpr size_t kSpare = sizeof(Handles::spare) / sizeof(Handles::spare[0]), kLooks = 8;
   static constexpr int kMostPending = 4096;
 
   // A call that failed says that the GPU or its driver is in trouble: leave it alone.
@@ -195,7 +198,9 @@ class StreamWaits {
   }
 
   void* event() {
-    for (auto& slot : handles_.load()->spare) {
+    Handles& known = *handles_.load();
+    for (size_t i = 0; i < kLooks; ++i) {
+      auto& slot = known.spare[known.turn.fetch_sub(1) % kSpare];
       if (slot.load(std::memory_order_relaxed) == nullptr) continue;
       if (void* const found = slot.exchange(nullptr)) return found;
     }
@@ -205,9 +210,10 @@ class StreamWaits {
 
   void give_back(void* event) {
     if (event == nullptr) return;
-    for (auto& slot : handles_.load()->spare) {
+    Handles& known = *handles_.load();
+    for (size_t i = 0; i < kLooks; ++i) {
       void* nothing = nullptr;
-      if (slot.compare_exchange_strong(nothing, event)) return;
+      if (known.spare[(known.turn.fetch_add(1) + 1) % kSpare].compare_exchange_strong(nothing, event)) return;
     }
     if (!stopped_.load()) cuda_.load()->destroy(event);
   }
