@@ -15,10 +15,10 @@ from tests.e2e.torchjob import read_rings
 pytestmark = [pytest.mark.cuda_rig, pytest.mark.timeout(600), pytest.mark.usefixtures("native")]
 
 
-def ends(libraries: Path, directory: Path, scene: str, restarts: int = 0, **settings: str) -> tuple[int, str]:
-    """Exit code and output of a job that may fail."""
+def ends(libraries: Path, directory: Path, scene: str, **settings: str) -> tuple[int, str]:
+    """Exit code and output of a job that may fail; `restarted` starts again once."""
     env = environment(libraries, directory, **settings)
-    command = command_of(scene, directory, restarts)
+    command = command_of(scene, directory, restarts=int(scene == "restarted"))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -71,7 +71,7 @@ def test_aborted(libraries: Path, tmp_path: Path, hook: str) -> None:
 @pytest.mark.parametrize("hook", ["native", "python"])
 def test_elastic_restart(libraries: Path, tmp_path: Path, hook: str) -> None:
     """Both lives of a job that torchrun starts again are recorded, each in a ring of its own."""
-    code, output = ends(libraries, tmp_path, "restarted", 1, COMMWATCH_HOOK=hook)
+    code, output = ends(libraries, tmp_path, "restarted", COMMWATCH_HOOK=hook)
     assert (code, output.count("is done"), "commwatch: " in output) == (0, 2, False), output
     rings = {(ring.rank, ring.identity["restart"]): len(ring.of("all_reduce")) for ring in read_rings(tmp_path)}
     assert rings == {(0, 0): 3, (1, 0): 3, (0, 1): 5, (1, 1): 5}
