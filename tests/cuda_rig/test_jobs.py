@@ -16,6 +16,7 @@ import pytest
 
 from commwatch.collectors.node.flight_recorder import Dump, load
 from commwatch.collectors.wire import events as ev
+from tests.agent.watchers.kernel_sweep import Kernel, sweep
 from tests.cuda_rig.job import command_of, environment
 from tests.e2e.torchjob import RankRecords, digest, read_rings
 
@@ -143,30 +144,14 @@ def test_shares(run: Run) -> None:
             assert mean(measured) == pytest.approx(mean(true), abs=0.01)
 
 
-def without(intervals: list[list[int]], others: list[list[int]], begin: int, end: int) -> int:
-    """Return for how long, between two times, one of the intervals runs and none of the others."""
-    changes = sorted(
-        (min(max(at, begin), end), kind, step)
-        for kind, sides in enumerate((intervals, others))
-        for side in sides
-        for at, step in zip(side, (1, -1), strict=True)
-    )
-    open_ = [0, 0]
-    total = since = 0
-    for at, kind, step in changes:
-        total += (at - since) * (open_[0] > 0 and not open_[1])
-        open_[kind] += step
-        since = at
-    return total
-
-
 @pytest.mark.parametrize("scene", ["steps", "slow_replicated", "slow_sharded", "slow_tensors"])
 def test_exposed_shares(run: Run, scene: str) -> None:
     """The exposed share is the share of the time in which NCCL's kernels ran and nothing was computed, within 3 points."""
     played = run(scene, PLAYED_NCCL_US="10000" if scene == "steps" else "3000")
     steps = digest(played.directory)[0].steps(0, 1 << 62, None, None, 1000)
     for rank, report in zip(played.ranks, played.reports, strict=True):
-        nccl = [[kernel["begin"], kernel["end"]] for kernel in report["nccl"]]
+        nccl = [Kernel(kernel["begin"], kernel["end"], communicates=True) for kernel in report["nccl"]]
+        ran = [*nccl, *(Kernel(begin, end, communicates=False) for begin, end in report["computed"])]
         marks = [record.launch_ns for record in rank.marks]
         assert all(record.timing == ev.BY_EVENTS for record in rank.marks if record.flags & ev.EXPOSED)
         for first in (1, 21, 41) if scene == "steps" else (1,):
@@ -174,7 +159,7 @@ def test_exposed_shares(run: Run, scene: str) -> None:
             measured = [step for step in steps if step.rank == rank.rank and first < step.seq <= first + 18]
             assert len(measured) == 18
             exposed_s = sum(step.exposed_s for step in measured if step.exposed_s is not None)
-            true = without(nccl, report["computed"], begin, end) / (end - begin)
+            true = sweep(ran, begin, end)[1] / (end - begin)
             assert exposed_s / sum(step.duration_s for step in measured) == pytest.approx(true, abs=0.03)
 
 

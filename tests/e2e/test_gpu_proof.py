@@ -45,7 +45,7 @@ def test_on_the_cpu() -> None:
 
 
 def test_without_torch(tmp_path: Path) -> None:
-    """Where this Python has no torch, one line says so and what to do, the exit code is 2, and no file is written."""
+    """Without torch in this Python, the command prints one line with the remedy, exits with 2, and writes no file."""
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     env = clean_env(PYTHONPATH=os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
     said = one_line(commwatch("doctor", "--gpu-proof", tmp_path / "result.json", env=env))

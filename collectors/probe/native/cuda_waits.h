@@ -99,12 +99,9 @@ class CudaWaits {
   }
 
   static CudaEvents find() {
-    void* const torch = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
     CudaEvents cuda{};
-    const auto look = [torch](const char* name, auto* function) {
-      void* found = dlsym(RTLD_DEFAULT, name);
-      if (found == nullptr && torch != nullptr) found = dlsym(torch, name);
-      *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(found);
+    const auto look = [](const char* name, auto* function) {
+      *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(function_of("libtorch_cuda.so", name));
     };
     look("cudaEventCreateWithFlags", &cuda.create);
     look("cudaEventDestroy", &cuda.destroy);

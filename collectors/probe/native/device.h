@@ -33,6 +33,13 @@ namespace commwatch {
 // Numbers as in torch_timing.py.
 enum class DeviceTiming : int { kOff, kPoll, kEvents };
 
+// A function of this process, or of a library of torch that is loaded; null if there is none.
+inline void* function_of(const char* library, const char* name) {
+  if (void* const found = dlsym(RTLD_DEFAULT, name)) return found;
+  void* const loaded = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
+  return loaded != nullptr ? dlsym(loaded, name) : nullptr;
+}
+
 // Functions of the CUDA runtime that we call directly. Null if this process has no CUDA runtime.
 struct Runtime {
   int (*exchange_capture_mode)(int*);
@@ -80,11 +87,7 @@ struct Runtime {
  private:
   static Runtime find() {
     for (const bool cuda : {true, false}) {
-      void* torch = dlopen(cuda ? "libtorch_cuda.so" : "libtorch_hip.so", RTLD_NOLOAD | RTLD_LAZY);
-      const auto look = [torch](const char* name) {
-        void* found = dlsym(RTLD_DEFAULT, name);
-        return found == nullptr && torch != nullptr ? dlsym(torch, name) : found;
-      };
+      const auto look = [cuda](const char* name) { return function_of(cuda ? "libtorch_cuda.so" : "libtorch_hip.so", name); };
       const Runtime runtime{
           reinterpret_cast<int (*)(int*)>(look(cuda ? "cudaThreadExchangeStreamCaptureMode" : "hipThreadExchangeStreamCaptureMode")),
           reinterpret_cast<int (*)(void*, int*)>(look(cuda ? "cudaStreamIsCapturing" : "hipStreamIsCapturing")),
@@ -300,10 +303,7 @@ class DeviceWatch : public Watch {
   DeviceWatch(const DeviceWatch&) = delete;
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
-  // The destructor of a Work may call the device. If that fails, it ends the process, so a Work is not destroyed after a failure.
-  ~DeviceWatch() override {
-    if (device_failed().load()) (void)work_.release();
-  }
+  ~DeviceWatch() override { drop_work(); }
 
   // Line of the poller that it belongs to.
   uint64_t line() const { return noted_.line; }
@@ -339,15 +339,20 @@ class DeviceWatch : public Watch {
   }
 
   void let_go() override {
+    drop_work();
+    flights_.clear();
+  }
+
+ private:
+  // The destructor of a Work may call the device. If that fails, it ends the process, so a Work is not destroyed after a failure.
+  void drop_work() {
     if (device_failed().load()) {
       (void)work_.release();
     } else {
       work_.reset();
     }
-    flights_.clear();
   }
 
- private:
   bool timed() const { return noted_.timing == DeviceTiming::kEvents; }
 
   bool looked() {
@@ -366,9 +371,11 @@ class DeviceWatch : public Watch {
       for (auto& flight : flights_) flight->finish(now, format::kByPoll, failed, began_ns_);
       return true;
     }
-    if (noted_.waits != nullptr) noted_.waits->add(noted_.first || !noted_.ready ? NAN : noted_.ready->event.elapsedTime(over_->event));
+    const bool between_events = over_ && timed() && !noted_.first && noted_.ready;
+    const double whole_ms = between_events ? noted_.ready->event.elapsedTime(over_->event) : -1;
+    if (noted_.waits != nullptr) noted_.waits->add(whole_ms);
     if (!timed() || noted_.first) return true;  // no duration: with polls, it took less than the time between two
-    const int64_t took_ns = duration_ns();
+    const int64_t took_ns = duration_ns(whole_ms);
     check(took_ns, now - flights_.front()->launched_ns());
     for (auto& flight : flights_) {
       if (took_ns >= 0) flight->finish(now, format::kByEvents, 0, now - static_cast<uint64_t>(took_ns), true);
@@ -398,12 +405,11 @@ class DeviceWatch : public Watch {
     throw WrongClock("its clock measured " + took + " µs for an operation of at most " + most + " µs");
   }
 
-  // Duration in ns by the device's own clock; -1: unknown.
-  int64_t duration_ns() const {
+  // Duration in ns by the device's own clock; -1: unknown. whole_ms: between the events around the operation, if there are such.
+  int64_t duration_ns(double whole_ms) const {
     if (report_) return report_->took_ns;
-    double ms = -1;
+    double ms = whole_ms;
     if (!work_) {
-      ms = noted_.ready ? noted_.ready->event.elapsedTime(over_->event) : -1;
       // NCCL runs the operations of a group one after another, on whatever streams they are: FSDP has two.
       if (before_ && before_->event.device() == over_->event.device() && before_->event.query()) ms = std::min(ms, before_->event.elapsedTime(over_->event));
     } else if (works_tell().load()) {

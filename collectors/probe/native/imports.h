@@ -1,7 +1,7 @@
-// Replaces functions that libraries of this process import: their calls go through a table of addresses, one for each function.
+// Replaces functions that libraries of this process import.
 //
-// Such a table is the only place where every call passes of functions for which nobody offers a hook. The functions of a debugger or of
-// another profiler are left alone. Does not depend on torch.
+// A library calls an imported function through its table of addresses. All of its calls can be observed there, even if neither the caller
+// nor the function has a hook. A function that a debugger or another profiler has replaced is left alone. Does not depend on torch.
 #pragma once
 
 #include <dlfcn.h>

@@ -1,7 +1,7 @@
 // Measures for how long the compute stream of a GPU waits for communication, by events before and after each wait.
 //
-// A stream waits for another through an event that was recorded there. PyTorch does this in one function of the CUDA runtime, whoever
-// wants to wait: a Work, DDP's reducer, FSDP, compiled code. Streams of communication are those on which an operation records events.
+// A stream waits for an event that was recorded on another stream. PyTorch uses one function of the CUDA runtime for all such waits: those
+// of Works, DDP's reducer, FSDP and compiled code. Streams of communication are those on which an operation records events.
 // Does not depend on torch; the caller makes the GPU current.
 #pragma once
 
@@ -85,7 +85,7 @@ class StreamWaits {
   // A wait of the compute stream: the events before and after it.
   class Wait {
    public:
-    explicit Wait(StreamWaits& all) : all_(all), begin(all.event()), end(all.event()) { all_.pending_.fetch_add(1); }
+    explicit Wait(StreamWaits& all) : begin(all.event()), end(all.event()), all_(all) { all_.pending_.fetch_add(1); }
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
     ~Wait() {
@@ -94,12 +94,11 @@ class StreamWaits {
       all_.give_back(end);
     }
 
-   private:
-    StreamWaits& all_;
-
-   public:
     void* const begin;
     void* const end;
+
+   private:
+    StreamWaits& all_;
   };
 
   // From now on waits are measured. Both outlive this object.

@@ -85,7 +85,7 @@ def test_suspended_and_resumed(watched: RunningAgent) -> None:
 
 
 def test_quits_while_an_agent_is_slow() -> None:
-    """If no agent answers at the address, a message says so, and keys still work."""
+    """If no agent answers at the address, the terminal shows a message, and keys still work."""
     port = free_port()
     with terminal("top", "--address", f"127.0.0.1:{port}") as shown:
         shows(shown, f"http://127.0.0.1:{port} does not answer: ")
