@@ -265,7 +265,8 @@ def _verdicts() -> list[Case]:
         Case(straggler, "late", late, WARNING, 720, culprit, 0.06),
         Case(straggler, "at the threshold", cheap),
         Case(straggler, "another verdict", verdict("stalled", 30)),
-        Case(apart, "late", pair(60, 10), WARNING, 720, across, 0.5),
+        # One scrape later than after its ``for``: two shares are compared.
+        Case(apart, "late", pair(60, 10), WARNING, 735, across, 0.5),
         Case(apart, "as late as the other", pair(60, 60)),
         Case("CollectiveHang", "above", verdict("hang", 31), CRITICAL, 30, culprit, 31),
         Case("CollectiveHang", "nobody to blame", nobody, CRITICAL, 30, {"job_id": "j", "group": "dp"}, 31),

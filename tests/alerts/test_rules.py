@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -37,6 +38,8 @@ class Job(NamedTuple):
     #: Ranks are scraped until then, in seconds; by default to the end.
     until_s: Mapping[int, int] = {}
     watched_s: int = WATCHED_S
+    #: By how many seconds an agent is scraped earlier than the others, by its name.
+    earlier_s: Mapping[str, float] = {}
 
     def series(self) -> Series:
         """In promtool's notation."""
@@ -62,8 +65,9 @@ class Job(NamedTuple):
         )
         values: dict[str, list[float]] = {name: [] for name in names}
         steps, comm, squares = 0, 0.0, 0.0
+        earlier_s = self.earlier_s.get(self.agents[rank % len(self.agents)], 0.0)
         for scrape in range(scrapes):
-            while (steps + 1) * self.step_s <= scrape * EVERY_S + 1e-9:
+            while (steps + 1) * self.step_s <= scrape * EVERY_S - earlier_s + 1e-9:
                 each = self.comm(rank, steps)
                 steps, comm, squares = steps + 1, comm + each, squares + each**2
             for name, value in zip(names, (steps, steps * self.step_s, comm, squares), strict=True):
@@ -118,6 +122,11 @@ def uneven(seed: int, work_s: float = 0.05) -> Comm:
 def late(*culprits: int, by_s: float = 0.04, usual_s: float = 0.01, beside: Comm = lambda *_: 0.0) -> Comm:
     """The others communicate so much longer than these ranks, besides what all do."""
     return lambda rank, step: usual_s + (by_s if rank not in culprits else 0.0) + beside(rank, step)
+
+
+def late_in(steps: range, culprit: int, by_s: float) -> Comm:
+    """The others communicate so much longer than a rank, in these steps only."""
+    return lambda rank, step: 0.01 + (by_s if step in steps and rank != culprit else 0.0)
 
 
 @pytest.mark.parametrize("culprit", range(4))
@@ -236,7 +245,18 @@ def test_idle(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by_s", [0.015, 0.06])
 def test_found_soon(tmp_path: Path, by_s: float) -> None:
     """Who begins to cost the others 15 % of the time, or 60 %, is named within half a minute, and forgotten two minutes after."""
-    faulty = range(3000, 4500)
-    job = Job(lambda rank, step: 0.01 + (by_s if step in faulty and rank != 3 else 0.0), watched_s=600)
+    job = Job(late_in(range(3000, 4500), 3, by_s), watched_s=600)
     looks = {295: {}, 330: {3: 1}, 440: {3: 1}, 570: {}}
     evaluated(tmp_path, job.series(), looks, WHO)
+
+
+@pytest.mark.parametrize("earlier_s", [3.0, 4.9])
+@pytest.mark.parametrize("agents", ["ab", "abbb", "abcd"])
+def test_scraped_at_different_times(tmp_path: Path, agents: str, earlier_s: float) -> None:
+    """While a rank begins to be late, and while it catches up, no other is named because its agent was scraped earlier."""
+    for culprit, begins in itertools.product((0, 3), (3000, 3025)):
+        faulty = late_in(range(begins, begins + 1000), culprit, by_s=0.06)
+        job = Job(faulty, agents=agents, watched_s=500, earlier_s={"b": earlier_s})
+        looks = {at_s: dict[int, float]() for at_s in range(290, 500, EVERY_S)}
+        evaluated(tmp_path, job.series(), looks, f'{SHARE}straggler{{rank!="{culprit}"}}')
+        evaluated(tmp_path, job.series(), {335: {culprit: 1}}, WHO)

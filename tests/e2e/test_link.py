@@ -14,50 +14,36 @@ pytestmark = [pytest.mark.usefixtures("hook"), pytest.mark.by_the_clock]
 RATE = 200e6 / 8
 #: Of the all_reduces of 8 MiB; the bus moves 2 (n - 1) / n = 1 time their size.
 SIZE = 8 * 2**20
-#: By how much the longest of six equal transfers may exceed the shortest, and how often that is tried.
-STEADY, ATTEMPTS = 1.06, 8
+#: By how much our bandwidth may exceed that by the job's clock.
+LATER = 1.1
 
 
 def test_bandwidth_of_a_known_link(hosts: list[Host], tmp_path: Path) -> None:
     """busbw is that of the link by the job's own clock, in /metrics and REST; eight queued all_reduces have that of one of their total size."""
     for host in hosts:
         host.shape("200mbit")
-    attempts = (_measured(hosts, tmp_path / str(attempt)) for attempt in range(ATTEMPTS))
-    assert any(attempts), f"the link was not steady by the job's own clock, {ATTEMPTS} times"
-
-
-def _measured(hosts: list[Host], place: Path) -> bool:
-    """Run the job and compare; return False where the link itself was not steady, as on a machine that others slow down."""
-    place.mkdir(mode=0o700)
-    with agent(place) as running:
-        clocks = results(run_on(hosts, place, "link.py"))
-        if any(max(clock) > STEADY * min(clock) for clock in clocks):
-            return False
-        clocks = [clock[::2] for clock in clocks]
+    with agent(tmp_path) as running:
+        clocks = results(run_on(hosts, tmp_path, "link.py"))
         wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the job to be taken in")
         samples = running.samples()
         summary = running.get("/api/v1/summary?job=link&by=group,rank&op=all_reduce")
         operations = running.get("/api/v1/ops?job=link&group=single&min_seconds=0.05")["operations"]
-    by_clock = [SIZE * len(clock) / sum(clock) for clock in clocks]
-    for rate in by_clock:
+    by = {(row["by"]["group"], row["by"]["rank"]): row["busbw"] for row in summary["rows"]}
+    for rank, clock in enumerate(clocks):
+        single, queued = (SIZE * len(clock[i::2]) / sum(clock[i::2]) for i in range(2))
         # TCP/IP over Ethernet leaves about 95 %; on an idle machine 23.0 to 23.3 MB/s were measured from outside.
-        assert 0.5 * RATE < rate < RATE
-    for rank in (0, 1):
+        assert 0.5 * RATE < single < RATE
         labels = f'group="single",job_id="link",op="all_reduce",rank="{rank}"'
         counters = {name: value for name, value in samples.items() if labels in name}
         rate = _one(counters, "bus_bytes_total") / _one(counters, "collective_seconds_total")
-        assert 0.95 < rate / by_clock[rank] < 1.06
-    by = {(row["by"]["group"], row["by"]["rank"]): row["busbw"] for row in summary["rows"]}
-    for rank in (0, 1):
-        assert 0.95 < by["single", rank] / by_clock[rank] < 1.06
-        assert abs(by["queued", rank] / by["single", rank] - 1) < 0.1
-    # The durations against a clock around the call.
-    for rank, clock in enumerate(clocks):
+        # The job's clock stops when its thread runs again, so it is the later one on a busy machine.
+        assert 0.95 < rate / single < LATER
+        assert 0.95 < by["single", rank] / single < LATER
+        assert 0.95 < by["queued", rank] / queued < LATER
         measured = [o["duration_s"] for o in reversed(operations) if o["rank"] == rank]
-        assert len(measured) == len(clock) == 3
-        for ours, outside in zip(measured, clock, strict=True):
+        assert len(measured) == len(clock[::2]) == 3
+        for ours, outside in zip(measured, clock[::2], strict=True):
             assert 0.95 * outside - 0.005 < ours <= outside
-    return True
 
 
 def _one(counters: dict[str, float], name: str) -> float:

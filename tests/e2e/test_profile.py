@@ -19,8 +19,9 @@ from tests.e2e.torchjob import UPSTREAM_FLAKE, preforked, results, run_job
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
 
 JOB = "train"
-#: Shares of the same steps by trace and by records; what lies between is the way from the call to the backend's thread.
-POINTS = 0.10
+#: By how much the share by records may be below that by trace of the same steps, and above it: records include the way from the
+#: call to the backend's thread, which is long on a busy machine.
+BELOW, ABOVE = 0.05, 0.20
 
 
 @dataclass
@@ -88,7 +89,7 @@ def test_profile(tmp_path: Path) -> None:
             assert rank["until_seq"] - rank["from_seq"] == 50
             by_trace, by_records = rank["profile"], rank["continuous"]
             assert (by_trace["source"], by_records["source"]) == ("cpu_ops", "thread_cpu")
-            assert by_trace["comm_share"] == pytest.approx(by_records["comm_share"], abs=POINTS)
+            assert -BELOW < by_records["comm_share"] - by_trace["comm_share"] < ABOVE
             assert 0 < by_trace["exposed_share"] <= by_trace["comm_share"] < 1
             with gzip.open(rank["trace"]) as file:
                 trace = json.load(file)
