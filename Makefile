@@ -79,16 +79,17 @@ TORCH_VERSIONS ?= 2.5.1 2.6.0 2.7.1 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14
 torch-builds: sync  ## build the native hook with the headers of many versions of torch (downloads 9 GB)
 	$(BIN)/python -m tests.frameworks.torch_builds $(TORCH_VERSIONS)
 
-# The CUDA build of torch, in a separate environment: 7 GB, most of it NVIDIA's libraries.
-CUDA := .venv-cuda
+# The CUDA build of torch, in a separate environment for each version: 7 GB, most of it NVIDIA's libraries.
 CUDA_TORCH ?= 2.14.1
-.stamps/cuda: pyproject.toml
+CUDA := .venv-cuda-$(CUDA_TORCH)
+CUDA_READY := .stamps/cuda-$(CUDA_TORCH)
+$(CUDA_READY): pyproject.toml
 	test -x $(CUDA)/bin/python || $(PYTHON) -m venv $(CUDA)
 	$(CUDA)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(CUDA)/bin/python -m pip install --quiet torch==$(CUDA_TORCH) numpy hypothesis pytest pytest-timeout pytest-xdist
 	mkdir -p .stamps && touch $@
 
-test-cuda: .stamps/cuda  ## run the CUDA build of PyTorch and NCCL on a simulated driver, without a GPU
+test-cuda: $(CUDA_READY)  ## run the CUDA build of PyTorch and NCCL on a simulated driver, without a GPU
 	$(call install,$(CUDA),.)
 	$(CUDA)/bin/python -m pytest -m cuda_rig tests/cuda_rig
 
@@ -98,7 +99,7 @@ test-traces: sync  ## measure the traces in TRACES, HolisticTraceAnalysis's test
 mutations: sync  ## break the core in twenty places, and check that the tests find each (3 min)
 	$(BIN)/python -m tests.mutations
 
-bench-cuda: .stamps/cuda  ## measure what timing adds to an NCCL operation, on the simulated driver
+bench-cuda: $(CUDA_READY)  ## measure what timing adds to an NCCL operation, on the simulated driver
 	$(call install,$(CUDA),.)
 	@$(CUDA)/bin/commwatch native build > /dev/null
 	$(CUDA)/bin/python bench/cuda_cost.py

@@ -40,6 +40,7 @@ _OPS = {
     "_reduce_oop": "reduce",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
 }
 #: Parts of paths of files that are not the user's code.
 _NOT_THEIRS = ("/torch/", "/commwatch/collectors/")

@@ -83,6 +83,11 @@ def evaluated(
     directory: Path, series: Series, looks: Mapping[int, Mapping[int, float]], expr: str = STRAGGLERS
 ) -> None:
     """Have ``promtool`` evaluate the rules; at so many seconds ``expr`` must have these ranks, with their values."""
+    all_evaluated(directory, series, {expr: looks})
+
+
+def all_evaluated(directory: Path, series: Series, by_expr: Mapping[str, Mapping[int, Mapping[int, float]]]) -> None:
+    """The same of several expressions at once."""
     test = {
         "interval": f"{EVERY_S}s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -92,6 +97,7 @@ def evaluated(
                 "eval_time": f"{at_s}s",
                 "exp_samples": [{"labels": f'{{job_id="job",rank="{rank}"}}', "value": v} for rank, v in ranks.items()],
             }
+            for expr, looks in by_expr.items()
             for at_s, ranks in looks.items()
         ],
     }
@@ -258,5 +264,5 @@ def test_scraped_at_different_times(tmp_path: Path, agents: str, earlier_s: floa
         faulty = late_in(range(begins, begins + 1000), culprit, by_s=0.06)
         job = Job(faulty, agents=agents, watched_s=500, earlier_s={"b": earlier_s})
         looks = {at_s: dict[int, float]() for at_s in range(290, 500, EVERY_S)}
-        evaluated(tmp_path, job.series(), looks, f'{SHARE}straggler{{rank!="{culprit}"}}')
-        evaluated(tmp_path, job.series(), {335: {culprit: 1}}, WHO)
+        others = f'{SHARE}straggler{{rank!="{culprit}"}}'
+        all_evaluated(tmp_path, job.series(), {others: looks, WHO: {335: {culprit: 1}}})

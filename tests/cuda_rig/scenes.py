@@ -366,11 +366,15 @@ def job() -> Iterator[None]:
 
 def dump(path: Path) -> None:
     """Write the Flight Recorder's records, whose watchdog needs a moment to see the last ends."""
-    from torch._C._distributed_c10d import _dump_nccl_trace  # type: ignore[attr-defined]  # of CUDA builds only
+    from torch._C import _distributed_c10d as c10d
 
     torch.cuda.synchronize()
     time.sleep(0.3)
-    path.write_bytes(_dump_nccl_trace())
+    backend = dist.group.WORLD._get_backend(torch.device("cuda")).name()  # type: ignore[union-attr]
+    if backend == "nccl2":  # the default since torch 2.15
+        path.write_bytes(c10d._dump_fr_trace(backend=backend))  # type: ignore[attr-defined]
+    else:
+        path.write_bytes(c10d._dump_nccl_trace())  # type: ignore[attr-defined]  # of CUDA builds only
 
 
 def main() -> None:

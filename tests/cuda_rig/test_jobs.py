@@ -95,17 +95,18 @@ def test_every_operation(run: Run, scene: str, hook: str) -> None:
 
 
 def pairs(played: Played) -> Iterator[tuple[ev.Record, dict[str, Any]]]:
-    """The operations with a duration, each with the kernel that ran it: the last one queued before the next launch.
+    """The operations with a duration, each with the kernels that ran it as one: those queued between its launch and the next.
 
     Without those that found their stream idle: their start event is over before their kernel is queued.
     """
     for rank, report in zip(played.ranks, played.reports, strict=True):
         on_device = sorted((r for r in rank.operations if r.flags & ev.ON_DEVICE), key=lambda record: record.launch_ns)
         launches = [record.launch_ns for record in on_device]
-        kernel_of = {}
+        kernel_of: dict[int, dict[str, Any]] = {}
         for kernel in sorted(report["nccl"], key=lambda kernel: int(kernel["queued"])):
             if not kernel["replayed"]:
-                kernel_of[bisect_right(launches, kernel["queued"]) - 1] = kernel
+                number = bisect_right(launches, kernel["queued"]) - 1
+                kernel_of[number] = {**kernel_of.get(number, kernel), "end": kernel["end"]}
         for number, kernel in kernel_of.items():
             record = on_device[number]
             # The launch of a barrier also prepares the number that it sums.

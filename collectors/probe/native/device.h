@@ -23,7 +23,6 @@
 #include <utility>
 #include <vector>
 
-#include "completions.h"
 #include "flight.h"
 #include "retention.h"
 #include "stream_waits.h"
@@ -251,9 +250,8 @@ struct OnDevice {
   Outputs outputs;
   // The event after the latest blocking operation of its group.
   std::shared_ptr<void>* latest_over = nullptr;
-  // Its group, if that group's backend reports the end; what it reports.
-  const void* reporter = nullptr;
-  std::shared_ptr<Report> report;
+  // It runs on the current stream; its Work is not needed.
+  bool here = false;
   // Where its time on the device counts as a wait of the compute stream, on which it runs.
   StreamWaits* waits = nullptr;
 };
@@ -286,8 +284,8 @@ class DeviceWatch : public Watch {
   // Called after the operation, in its thread. work: null if the operation runs on the current stream, as blocking ones do
   // on NCCL since torch 2.8.
   DeviceWatch(OnDevice noted, Works work, std::vector<std::shared_ptr<Flight>> flights)
-      : noted_(std::move(noted)), work_(std::move(work)), report_(noted_.report), flights_(std::move(flights)) {
-    if (work_ || report_) {
+      : noted_(std::move(noted)), work_(std::move(work)), flights_(std::move(flights)) {
+    if (work_) {
       noted_.waits = nullptr;  // a stream that waits for a Work is seen to wait
       return;
     }
@@ -361,11 +359,11 @@ class DeviceWatch : public Watch {
       for (auto& flight : flights_) flight->is_next();
     }
     if (!reached_ && !has_reached()) return false;
-    if (report_ ? report_->end_ns.load() == 0 : work_ ? !work_->isCompleted() : !over_->event.query()) {
+    if (work_ ? !work_->isCompleted() : !over_->event.query()) {
       seen_running_ = true;
       return false;
     }
-    const uint64_t now = report_ ? report_->end_ns.load() : now_ns();  // not before the query, which may wait for a lock of the backend
+    const uint64_t now = now_ns();  // not before the query, which may wait for a lock of the backend
     const uint8_t failed = work_ && work_->exception() ? format::kFailed : 0;
     if (failed != 0 || (!timed() && seen_running_ && !noted_.first)) {
       for (auto& flight : flights_) flight->finish(now, format::kByPoll, failed, began_ns_);
@@ -407,7 +405,6 @@ class DeviceWatch : public Watch {
 
   // Duration in ns by the device's own clock; -1: unknown. whole_ms: between the events around the operation, if there are such.
   int64_t duration_ns(double whole_ms) const {
-    if (report_) return report_->took_ns;
     double ms = whole_ms;
     if (!work_) {
       // NCCL runs the operations of a group one after another, on whatever streams they are: FSDP has two.
@@ -429,7 +426,6 @@ class DeviceWatch : public Watch {
 
   OnDevice noted_;
   Works work_;
-  const std::shared_ptr<Report> report_;
   std::shared_ptr<Events::Node> over_;
   std::shared_ptr<Events::Node> before_;  // that of the group's operation before it
   std::vector<std::shared_ptr<Flight>> flights_;

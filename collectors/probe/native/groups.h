@@ -168,8 +168,8 @@ struct Group {
   std::atomic<uint32_t> next_seq{0};
   // Whether its backend has been asked to time operations on devices.
   std::atomic<bool> times_asked{false};
-  // Whether its backend reports the ends of operations on devices.
-  std::atomic<bool> reports_ends{false};
+  // Whether its blocking collectives on devices run on the current stream, though they have a Work.
+  std::atomic<bool> blocks_here{false};
   Queue collectives;
   // The event after its latest blocking operation on a device (a c10::Event). Exchanged by std::atomic_exchange.
   std::shared_ptr<void> latest_over;

@@ -14,7 +14,6 @@
 #include <system_error>
 
 #include "aside.h"
-#include "completions.h"
 #include "cuda_waits.h"
 #include "device.h"
 #include "ending.h"
@@ -74,8 +73,7 @@ std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
 
 void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, std::vector<std::shared_ptr<Flight>> flights) {
   try {
-    if (noted.reporter != nullptr && work) noted.report = expected_of(noted.reporter, *work);
-    if (noted.report) work.reset();
+    if (noted.here) work.reset();
     const bool holds = static_cast<bool>(work), by_events = noted.timing == DeviceTiming::kEvents;
     auto watch = std::make_shared<DeviceWatch>(std::move(noted), std::move(work), std::move(flights));
     const uint64_t line = watch->line();
@@ -95,13 +93,24 @@ void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup
   batch->flights.push_back(std::move(flight));
 }
 
+// Whether blocking collectives run on the current stream, though they have a Work. Its duration includes the wait for the group's earlier
+// operations on other streams.
+bool blocks_here(const c10d::Backend& backend) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  return backend.getBackendName().rfind("nccl", 0) == 0;
+#else
+  (void)backend;
+  return false;  // since torch 2.8 they have no Work, and before they ran on NCCL's stream
+#endif
+}
+
 // Enable timing in the Works of this group. The events that a Work uses are chosen here, once, before the first Work.
 void have_times(Group& group, c10d::ProcessGroup& process_group, const c10::Device& device) {
   if (device_timing().load() != DeviceTiming::kEvents || group.times_asked.exchange(true)) return;
   try {
     const auto backend = process_group.getBackend(device.type());
     backend->enableCollectivesTiming();
-    group.reports_ends.store(reports_completions(&process_group, *backend));
+    group.blocks_here.store(blocks_here(*backend));
   } catch (const std::exception&) {  // the backend has no timing; ends are still detected
   }
 }
@@ -264,11 +273,8 @@ struct Kernel : c10::OperatorKernel {
       launched.noted = launch_on(*device, own_times, line, first);
       launched.noted->latest_over = &group->latest_over;
       if (!own_times && CudaWaits::computes_here(session, *device)) launched.noted->waits = &session.waits;
-      if (group->reports_ends.load()) {
-        launched.noted->reporter = &process_group;
-      } else if (own_times) {
-        add_outputs(args[0], &launched.noted->outputs);
-      }
+      launched.noted->here = !own_times && group->blocks_here.load();
+      if (own_times) add_outputs(args[0], &launched.noted->outputs);
     }
     return launched;
   }

@@ -94,6 +94,7 @@ def test_nccl(protocol: int) -> None:
         ("nccl:_all_gather_base", "all_gather", {}),
         ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter", {}),
         ("nccl:all_reduce_barrier", "barrier", {}),
+        ("nccl2:all_to_all_single", "all_to_all", {}),
         ("nccl:send 0->1", "send", {"is_p2p": True, "p2p_seq_id": 1}),
         ("gloo:barrier", "barrier", {}),
         ("nccl:something_new", "something_new", {}),

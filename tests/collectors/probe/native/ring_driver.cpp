@@ -246,7 +246,6 @@ void test_session();
 void test_graphs();
 void test_retention();
 void test_stream_waits();
-void test_completions();
 void test_aside();
 
 int main(int argc, char** argv) {
@@ -254,7 +253,7 @@ int main(int argc, char** argv) {
     const char* name;
     void (*test)();
   } tests[] = {{"ring", test_ring}, {"in_flight", test_in_flight}, {"exposure", test_exposure},
-               {"few", test_few},   {"poller", test_poller},       {"session", test_session}, {"graphs", test_graphs}, {"retention", test_retention}, {"completions", test_completions},
+               {"few", test_few},   {"poller", test_poller},       {"session", test_session}, {"graphs", test_graphs}, {"retention", test_retention},
                {"stream_waits", test_stream_waits},
                {"aside", test_aside}};
   for (const auto& [name, test] : tests) {
