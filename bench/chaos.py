@@ -110,12 +110,12 @@ class Chaos:
         self.done = Done()
 
     def play(self, seconds: float) -> dict[str, Account]:
-        """Kill for so long, then let the agent take what is left; returns what became of each job's records."""
+        """Kill for so long, at least one trainer, then let the agent take what is left; returns what became of each job's records."""
         try:
             for _ in range(TRAINERS):
                 self._begin()
             end_s = time.monotonic() + seconds
-            while (now := time.monotonic()) < end_s:
+            while (now := time.monotonic()) < end_s or not (self.done.trainers_killed and self.done.looks):
                 if self._agent is None and now >= self._back_s:
                     self._agent = self._stack.enter_context(running_agent(self._run, self._state))
                 self._chance.choices((self._kill_trainer, self._kill_agent, self._look), (2, 1, 5))[0]()
