@@ -19,7 +19,7 @@ LATER = 1.1
 
 
 def test_bandwidth_of_a_known_link(hosts: list[Host], tmp_path: Path) -> None:
-    """busbw is that of the link by the job's own clock, in /metrics and REST; eight queued all_reduces have that of one of their total size."""
+    """busbw is that of the link by the job's own clock, in /metrics and REST, of single all_reduces and of eight that are queued at once."""
     for host in hosts:
         host.shape("200mbit")
     with agent(tmp_path) as running:
