@@ -54,7 +54,7 @@ class UnknownTarget(ProfileError):
 class Figures:
     """Communication within the profiled steps, in seconds, and its share of their time, 0 to 1; ``None``: not known."""
 
-    #: ``kernels`` or ``cpu_ops`` for a trace; ``thread_cpu`` for the probe's records.
+    #: For a trace ``kernels`` or ``cpu_ops``; for the probe's records ``thread_cpu`` or ``stream_waits``, empty: exposed time is not known.
     source: str
     comm_s: float | None
     comm_share: float | None
@@ -110,6 +110,7 @@ class _Active:
     request: files.Request
     request_path: Path
     ranks: dict[int, RankProfile]
+    keep_traces: bool
     #: By rank: monotonic time (s) when its result arrived.
     came: dict[int, float] = field(default_factory=dict)
 
@@ -148,8 +149,10 @@ class Profiles:
 
     # -- from outside -------------------------------------------------------------------------
 
-    def ask(self, job: str, steps: int, ranks: list[int] | None, timeout_s: float) -> Profile:
-        """Request a profile from the ranks of a job (default: all on this node).
+    def ask(
+        self, job: str, steps: int, ranks: list[int] | None, timeout_s: float, *, keep_traces: bool = True
+    ) -> Profile:
+        """Request a profile from the ranks of a job (default: all on this node); without ``keep_traces``, only the figures are kept.
 
         Raises:
             UnknownTarget: there is no such job, or no such rank of it runs on this node.
@@ -172,7 +175,7 @@ class Profiles:
             wanted = sorted(set(running if ranks is None else ranks))
             request = files.Request(secrets.token_hex(8), job, steps, wanted, self._clock() + timeout_s)
             files.write(path, request, os.environ)
-            return self._add(request, path).view()
+            return self._add(request, path, keep_traces=keep_traces).view()
 
     def get(self, profile_id: str) -> Profile | None:
         """Return a profile that is in progress or kept; ``None``: there is none."""
@@ -190,8 +193,8 @@ class Profiles:
                 return None
         return None
 
-    def _add(self, request: files.Request, path: Path) -> _Active:
-        active = _Active(request, path, {rank: RankProfile(rank) for rank in request.ranks})
+    def _add(self, request: files.Request, path: Path, *, keep_traces: bool = True) -> _Active:
+        active = _Active(request, path, {rank: RankProfile(rank) for rank in request.ranks}, keep_traces)
         self._active[request.id] = active
         return active
 
@@ -276,7 +279,7 @@ class Profiles:
             begin_at=result.from_ns / 1e9,
             end_at=result.until_ns / 1e9,
             step_s=duration / result.steps,
-            continuous=_recorded(steps),
+            continuous=_recorded(steps, self._exposed_source(active.request.job, rank)),
         )
         self._set(active, self._analysed(active, known, result, reading_s))
 
@@ -290,8 +293,11 @@ class Profiles:
             return replace(
                 known, state="failed", error=f"the trace cannot be kept: {error.strerror} ({error.filename})"
             )
-        known = replace(known, trace=str(trace))
         answer = trace_files.overlap(trace, result.from_ns, result.until_ns, reading_s)
+        if active.keep_traces:
+            known = replace(known, trace=str(trace))
+        else:
+            _remove(trace)
         if "error" in answer:
             return replace(known, state="failed", error=answer["error"])
         length = answer["length_s"]
@@ -306,6 +312,9 @@ class Profiles:
         window = result.from_ns - _MARGIN_NS, result.until_ns + _MARGIN_NS
         views = self._agent.steps(*window, job, result.rank, 10_000)
         return [view for view in views if result.from_seq < view.seq <= result.until_seq]
+
+    def _exposed_source(self, job: str, rank: int) -> str | None:
+        return next((view.exposed_source for view in self._agent.ranks(job) if view.rank == rank), None)
 
     def _folder(self, request: files.Request) -> Path:
         """Return the folder for traces and result of a profile; create it if missing."""
@@ -358,8 +367,8 @@ def _gone(claim: str | None, view: RankView | None) -> bool:
         return False
 
 
-def _recorded(steps: list[StepView]) -> Figures | None:
+def _recorded(steps: list[StepView], source: str | None) -> Figures | None:
     if not sum(step.duration_s for step in steps):
         return None
     comm_s, exposed_s = total([step.comm_s for step in steps]), total([step.exposed_s for step in steps])
-    return Figures("thread_cpu", comm_s, comm_share(steps), exposed_s, exposed_share(steps))
+    return Figures(source or "", comm_s, comm_share(steps), exposed_s, exposed_share(steps))

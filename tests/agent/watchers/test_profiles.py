@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -40,19 +41,20 @@ STEP, STEPS = 100 * MS, 4
 KERNELS = (("ncclDevKernel_AllReduce", 100, 140), ("gemm", 120, 200), ("ncclDevKernel_AllReduce", 250, 270))
 
 
-def records() -> list[tuple[int, ...]]:
+def records(exposed_ns: int | None) -> list[tuple[int, ...]]:
     """What the probe recorded."""
-    made = [mark(0, STEP, exposed_ns=0)]
+    made = [mark(0, STEP, exposed_ns=exposed_ns)]
     for n in range(1, STEPS + 1):
         made.append(operation(start_ns=n * STEP + 10 * MS, end_ns=n * STEP + 40 * MS, seq=n))
-        made.append(mark(n, (n + 1) * STEP, exposed_ns=20 * MS))
+        made.append(mark(n, (n + 1) * STEP, exposed_ns=exposed_ns))
     return made
 
 
 class Node:
     """An agent without threads, the trainers of two ranks, and a clock that is set by hand."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, exposed_ns: int | None = 20 * MS, world_size: int = 2) -> None:
+        self.exposed_ns, self.world_size = exposed_ns, world_size
         self.run_dir, self.kept = directory / "run", kept_in(directory / "state")
         self.run_dir.mkdir(mode=0o700)
         self.now = 1000.0
@@ -61,11 +63,12 @@ class Node:
         self.watch.tick(STEP)
         self.profiles = self.born()
 
-    def _trainer(self, rank: int) -> Trainer:
-        path = self.watch.rings / f"{JOB}.r0.{rank}.ring"
-        trainer = Trainer(path, identity(JOB, rank))
+    def _trainer(self, rank: int, restart: int = 0) -> Trainer:
+        path = self.watch.rings / f"{JOB}.r{restart}.{rank}.ring"
+        trainer = Trainer(path, identity(JOB, rank, self.world_size, restart=restart))
         trainer.call("name", [(group_entry(),)])
-        trainer.write(records())
+        if not restart:
+            trainer.write(records(self.exposed_ns))
         return trainer
 
     def born(self) -> Profiles:
@@ -110,20 +113,41 @@ class Node:
         assert found is not None
         return found
 
+    def restart(self) -> None:
+        """The job fails and begins anew."""
+        for trainer in self.trainers:
+            trainer.kill()
+        self.watch.tick(STEP)
+        self.trainers = [self._trainer(rank, restart=1) for rank in (0, 1)]
+        self.watch.tick(STEP)
+
+    def close(self) -> None:
+        """End the trainers."""
+        for trainer in self.trainers:
+            trainer.kill()
+        self.watch.store.close()
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     """Two ranks that run."""
-    made = Node(tmp_path)
-    yield made
-    for trainer in made.trainers:
-        trainer.kill()
-    made.watch.store.close()
+    with closing(Node(tmp_path)) as made:
+        yield made
 
 
 def states(profile: Profile) -> list[str]:
     """Of the profile and its ranks."""
     return [profile.state, *(rank.state for rank in profile.ranks)]
+
+
+def test_figures_only(node: Node) -> None:
+    """Without traces, the figures are kept and the trace is removed."""
+    asked = node.ask(ranks=[0], keep_traces=False)
+    node.finish(asked.id, 0)
+    [rank] = node.seen(asked.id).ranks
+    assert (rank.state, rank.trace) == ("done", None)
+    assert rank.profile is not None
+    assert [path.name for path in node.kept.glob("*/*")] == ["profile.json"]
 
 
 def test_whole_way(node: Node) -> None:
