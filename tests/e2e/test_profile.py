@@ -19,9 +19,9 @@ from tests.e2e.torchjob import UPSTREAM_FLAKE, preforked, results, run_job
 from tests.helpers import PATIENCE_S, RunningAgent, agent, clean_env, commwatch, wait_for
 
 JOB = "train"
-#: By how much the share by records may be below that by trace of the same steps, and above it: records include the way from the
-#: call to the backend's thread, which is long on a busy machine.
-BELOW, ABOVE = 0.05, 0.20
+#: By how much the share by records may be below that by trace of the same steps, and above it. Records include the way from the call to
+#: the backend's thread, which is long on a busy machine, so one of a few profiles has to be within the upper bound.
+BELOW, ABOVE, TRIES = 0.05, 0.20, 4
 
 
 @dataclass
@@ -76,24 +76,34 @@ def profiled(directory: Path, *flags: str, code: int = 0) -> dict[int, dict[str,
     return {rank["rank"]: rank for profile in json.loads(done.stdout)["profiles"] for rank in profile["ranks"]}
 
 
+def checked(ranks: dict[int, dict[str, Any]]) -> float:
+    """Check all of a profile but the upper bound, and return by how much the share by records is above that by trace."""
+    assert sorted(ranks) == [0, 1]
+    above = []
+    for number, rank in ranks.items():
+        assert (rank["state"], rank["error"], rank["steps"]) == ("done", None, 50)
+        assert rank["until_seq"] - rank["from_seq"] == 50
+        by_trace, by_records = rank["profile"], rank["continuous"]
+        assert (by_trace["source"], by_records["source"]) == ("cpu_ops", "thread_cpu")
+        assert 0 < by_trace["exposed_share"] <= by_trace["comm_share"] < 1
+        above.append(by_records["comm_share"] - by_trace["comm_share"])
+        assert above[-1] > -BELOW
+        with gzip.open(rank["trace"]) as file:
+            trace = json.load(file)
+        assert trace["distributedInfo"]["rank"] == number
+    return float(max(above))
+
+
 @pytest.mark.by_the_clock
 @pytest.mark.usefixtures("hook")
 def test_profile(tmp_path: Path) -> None:
     """Shares by trace and by records agree, the trace is there to be opened, and the training goes on to the same results."""
     with agent(tmp_path / "run") as running, training(tmp_path / "run") as job:
         wait_for(lambda: steps(running) > 10, "steps")
-        ranks = profiled(tmp_path / "run", "--steps", "50")
-        assert sorted(ranks) == [0, 1]
-        for number, rank in ranks.items():
-            assert (rank["state"], rank["error"], rank["steps"]) == ("done", None, 50)
-            assert rank["until_seq"] - rank["from_seq"] == 50
-            by_trace, by_records = rank["profile"], rank["continuous"]
-            assert (by_trace["source"], by_records["source"]) == ("cpu_ops", "thread_cpu")
-            assert -BELOW < by_records["comm_share"] - by_trace["comm_share"] < ABOVE
-            assert 0 < by_trace["exposed_share"] <= by_trace["comm_share"] < 1
-            with gzip.open(rank["trace"]) as file:
-                trace = json.load(file)
-            assert trace["distributedInfo"]["rank"] == number
+        above = [checked(profiled(tmp_path / "run", "--steps", "50"))]
+        while above[-1] >= ABOVE and len(above) < TRIES:
+            above.append(checked(profiled(tmp_path / "run", "--steps", "50")))
+        assert min(above) < ABOVE, above
         goes_on(running)
         done = commwatch("profile", "--dir", tmp_path / "run", JOB, "--ranks", "1")
         assert (done.returncode, done.stderr) == (0, "")
