@@ -27,6 +27,7 @@ struct CUctx_st {
   int retained = 0;
   unsigned flags = 0;
   CUstream legacy = nullptr;       // the default stream
+  std::set<CUstream> blocking;     // the others that it waits for, and that wait for it
   std::map<void*, void*> storage;  // of the runtime's, see export_tables.cpp
 };
 

@@ -26,20 +26,22 @@ CUstream make_stream(CUcontext context, unsigned flags, int priority) {
   stream->priority = std::clamp(priority, -5, 0);
   stream->id = ++ids;
   streams().insert(stream);
+  if (stream->blocking()) context->blocking.insert(stream);
   return stream;
 }
 
 CUstream legacy_of(CUcontext context) {
-  if (context->legacy == nullptr) context->legacy = make_stream(context, 0, 0);
+  if (context->legacy == nullptr) {
+    context->legacy = make_stream(context, 0, 0);
+    context->blocking.erase(context->legacy);
+  }
   return context->legacy;
 }
 
 // All that the default stream waits for, and it itself.
 std::vector<OpRef> last_of_all(CUcontext context) {
   std::vector<OpRef> last{legacy_of(context)->last};
-  for (CUstream other : streams_of(context)) {
-    if (other->blocking()) last.push_back(other->last);
-  }
+  for (CUstream other : context->blocking) last.push_back(other->last);
   return last;
 }
 
@@ -184,6 +186,7 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
     return with_stream(handle, [&](CUstream stream) {
       leave_capture(stream);
       streams().erase(stream);
+      stream->context->blocking.erase(stream);
       delete stream;
       return CUDA_SUCCESS;
     });
