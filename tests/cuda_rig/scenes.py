@@ -110,6 +110,44 @@ def tensors() -> None:
     _train(parallelize_module(network, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()}))
 
 
+def pipelined() -> None:
+    """A pipeline of two stages as Megatron runs it: batches of messages, one forward and one backward (1F1B) of four micro-batches.
+
+    Not torch.distributed.pipelining, whose stages agree on shapes by a computation on the device, which only plays.
+    """
+    network, batches = torch.nn.Linear(512, 512).cuda(), 4
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+    for _ in range(8):
+        busy(1)
+        inputs = [torch.zeros(64, 512, device="cuda", requires_grad=True) for _ in range(batches)]
+        gradients = [torch.zeros(64, 512, device="cuda") for _ in range(batches)]
+        outputs = []
+        if RANK == 1:
+            _exchange(None, inputs[0])
+        for batch in range(batches):
+            outputs.append(network(inputs[batch]))
+            if RANK == 0:
+                _exchange(outputs[batch], gradients[batch - 1] if batch else None)
+                if batch:
+                    outputs[batch - 1].backward(gradients[batch - 1])
+            else:
+                outputs[batch].sum().backward()
+                _exchange(inputs[batch].grad, inputs[batch + 1] if batch + 1 < batches else None)
+        if RANK == 0:
+            _exchange(None, gradients[-1])
+            outputs[-1].backward(gradients[-1])
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _exchange(out: torch.Tensor | None, into: torch.Tensor | None) -> None:
+    """Send to the other stage, and receive from it, in one batch."""
+    sent = [] if out is None else [dist.P2POp(dist.isend, out.detach(), 1 - RANK)]
+    wanted = [] if into is None else [dist.P2POp(dist.irecv, into.detach(), 1 - RANK)]
+    for work in dist.batch_isend_irecv([*sent, *wanted]):
+        work.wait()
+
+
 def captured() -> None:
     """Captures in both modes, each begun with an operation in flight that ends in the midst of it, replayed five times."""
     small, other = data(18), data(10)

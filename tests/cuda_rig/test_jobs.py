@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cuda_rig, pytest.mark.timeout(600)]
 #: Scenes in which nothing is captured.
 PLAIN = (
     *("collectives", "messages", "coalesced", "groups", "sharded", "replicated", "many"),
-    *("experts", "tensors"),
+    *("experts", "tensors", "pipelined"),
 )
 #: Largest error of a duration: this part of it, or so many µs.
 PART, LEAST_US = 0.02, 20.0
@@ -115,9 +115,12 @@ def pairs(played: Played) -> Iterator[tuple[ev.Record, dict[str, Any]]]:
                 yield record, kernel
 
 
-@pytest.mark.parametrize("scene", PLAIN)
+@pytest.mark.parametrize("scene", [scene for scene in PLAIN if scene != "pipelined"])
 def test_durations(run: Run, scene: str) -> None:
-    """A duration is what the driver played, within 2 % or 20 µs."""
+    """A duration is what the driver played, within 2 % or 20 µs.
+
+    Not those of a pipeline, whose streams are idle at each launch: PyTorch's start event is then over before the kernel is queued.
+    """
     found = [
         ((record.end_ns - record.start_ns) / 1e3, (kernel["end"] - kernel["begin"]) / 1e3)
         for record, kernel in pairs(run(scene))
