@@ -81,8 +81,6 @@ class Config:
     links: Mapping[str, str] = field(default_factory=dict)
     #: A folder with NCCL Inspector's files, in addition to those that probes report.
     inspector_dir: Path | None = None
-    #: Steps from one profiled step of a job to the next, where exposed time is not measured continuously; 0: none is profiled.
-    profile_every: int = 0
     #: Addresses of NCCL's RAS to poll, comma-separated; not set: none.
     ras: str | None = None
     #: Receivers of alerts; their secrets are stored elsewhere.
@@ -131,9 +129,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "raw_bytes": (1 << 20, 1 << 50),
     "keep_days": (0.01, 3650),
     "keep_ended": (0, 86400),
-    "profile_every": (0, 1e9),
 }
-_WHOLE = ("port", "raw_bytes", "profile_every")
 #: Tables whose entries can be set in the environment: prefix before the entry's name in capitals.
 _TABLE_VARIABLES = {"thresholds": "COMMWATCH_THRESHOLD_", "labels": "COMMWATCH_LABEL_"}
 #: Variables of the probe in the trainer; listed only to distinguish them from misspelt names.
@@ -150,7 +146,6 @@ _ENVIRONMENT = {
     "token_file": "COMMWATCH_TOKEN_FILE",
     "ca_file": "COMMWATCH_CA_FILE",
     "client_cert": "COMMWATCH_CLIENT_CERT",
-    "profile_every": "COMMWATCH_PROFILE_EVERY",
 }
 _FILES = ("rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert")
 _SWITCHES = ("require_token", "require_token_for_metrics", "insecure")
@@ -266,9 +261,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _from_text(key: str, text: str, variable: str) -> Any:
-    if key in _WHOLE:
+    if key == "port":
         if not text.isdecimal():
-            raise ConfigError(f"{variable}={text}: not a {'port number' if key == 'port' else 'number of steps'}")
+            raise ConfigError(f"{variable}={text}: not a port number")
         return int(text)
     if key == "thresholds":
         try:
@@ -295,7 +290,7 @@ def _checked(key: str, value: Any, where: str) -> Any:
 
 def _checked_number(key: str, value: Any, where: str) -> int | float:
     low, high = _RANGES[key]
-    integral = key in _WHOLE
+    integral = key in ("port", "raw_bytes")
     if isinstance(value, bool) or not isinstance(value, int if integral else (int, float)) or not low <= value <= high:
         raise ConfigError(
             f"{where}: needs a {'whole ' if integral else ''}number from {low:g} to {high:g}, not {value!r}"

@@ -49,7 +49,6 @@ from commwatch.server.services import Services
 from commwatch.server.web import application
 from commwatch.watchers.nccl import logs_of, remove_old
 from commwatch.watchers.profiles import Profiles, kept_in
-from commwatch.watchers.regular_profiles import RegularProfiles
 from commwatch.watchers.watchers import GPUS_S, Watchers
 
 log = logging.getLogger("commwatch")
@@ -115,6 +114,9 @@ class Daemon:
         self.url = url_of(config, self.port)
         self._watchers = watchers = Watchers(config, aggregate, lock, self._stop)
         self._references = References(directory(config.state), config.links)
+        self._exporter = self._exporter_of(config)
+        self._registry = CollectorRegistry()
+        self._registry.register(self._exporter)
         queries = QueryService(
             config.history,
             aggregate,
@@ -126,10 +128,6 @@ class Daemon:
             damaged=self._damaged,
         )
         self._profiles = Profiles(config.dir, kept_in(config.state), queries)
-        self._regular_profiles = RegularProfiles(self._profiles, queries, config.profile_every)
-        self._exporter = self._exporter_of(config)
-        self._registry = CollectorRegistry()
-        self._registry.register(self._exporter)
         self._address = address_of(config, self.port)
         kept, self._alerts_lock_fd = place_of_alerts(config)
         self._delivery = delivery_of(kept, self._address)
@@ -159,7 +157,6 @@ class Daemon:
             references=self._references,
             gpu_of=self._watchers.gpus.label,
             ras_verdicts=partial(self._watchers.ras.verdicts, None),
-            profiled=self._regular_profiles.exposed_share,
             labels=config.labels,
         )
 
@@ -326,10 +323,9 @@ class Daemon:
         self._delivery.send(self._evidence.linked(alerts))
 
     def _profile(self) -> None:
-        """Process the files of profiled ranks, and request the regular profiles."""
+        """Process the files of profiled ranks."""
         try:
             self._profiles.tick()
-            self._regular_profiles.tick()
         except (OSError, StoreError, sqlite3.Error) as error:
             log.warning("profiles: %s", error)
 

@@ -6,8 +6,8 @@ each block minus the one without a tool in the same round. Two times are measure
 and wall time, which includes locks and, where cores are few, the turns of other threads.
 
 The driver is simulated, so its calls cost less or more than a real one's. One row shows what the calls that the hook makes for an
-operation cost here, when they are made by hand: timing of the operation, an event, and a query whether the stream is captured. The budget is for
-the rest, which is our own code.
+operation cost here if they are made by hand: PyTorch's timing of the operation, an event, and a query whether the stream is captured. The
+last row is the difference, our own code.
 """
 
 from __future__ import annotations
@@ -192,9 +192,11 @@ def launch() -> None:
     print(f"| one NCCL operation, torch {torch.__version__}, simulated driver | CPU time | wall time |\n|---|---|---|")
     print(f"| without a tool | {found['plain'].cpu_us:.1f} µs | {found['plain'].wall_us:.1f} µs |")
     print(f"| without a tool, again (noise) | {_cells(found['noise'])} |")
-    print(f"| commwatch, native hook, default settings | {_cells(found['native'])} |")
-    print(f"| the calls of the driver in it, made by hand | {_cells(found['calls'])} |")
-    print(f"| the rest, our own code; budget {BUDGET_US:.0f} µs | {_cells(found['own'], BUDGET_US)} |")
+    print(
+        f"| commwatch, native hook, default settings; budget {BUDGET_US:.0f} µs | {_cells(found['native'], BUDGET_US)} |"
+    )
+    print(f"| of which PyTorch's timing and calls of the driver, made by hand | {_cells(found['calls'])} |")
+    print(f"| of which our own code | {_cells(found['own'])} |")
     print(f"| TORCH_NCCL_ENABLE_TIMING=1 alone | {_cells(found['enable_timing'])} |")
     print(f"| torch.profiler, CPU activities | {_cells(found['profiler'])} |")
 

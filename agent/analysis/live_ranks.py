@@ -14,7 +14,6 @@ from commwatch.core.endings import Ending
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import RankTotals
-from commwatch.ingest.step_accounting import StepTotals
 from commwatch.ingest.why_late import reason
 
 
@@ -37,23 +36,6 @@ def of_this_run(job: Job) -> Iterator[RankTotals]:
     last = {totals.rank: totals for totals in job.rank_totals.values() if int(totals.identity["restart"]) == life}
     # A rank that ended before a live rank began is of an earlier run of that name.
     yield from (totals for totals in last.values() if totals.alive or totals.gone_ns is None or totals.gone_ns >= began)
-
-
-def without_exposed_time(job: Job, now_ns: int) -> dict[int, int]:
-    """Return the number of steps of each running rank that has steps, but whose exposed time in them is unknown."""
-    running = {totals.rank: totals.steps.totals for totals in of_this_run(job) if totals.alive}
-    return {rank: steps.count for rank, steps in running.items() if _exposed_is_unknown(steps, now_ns)}
-
-
-def nodes(job: Job) -> int:
-    """Return on how many nodes the job runs, if all have as many ranks as this one; at least 1."""
-    sizes = [int(totals.identity["world_size"]) for totals in of_this_run(job) if totals.alive]
-    return -(-max(sizes) // len(sizes)) if sizes else 1
-
-
-def _exposed_is_unknown(steps: StepTotals, now_ns: int) -> bool:
-    shares = steps.shares(now_ns)
-    return bool(steps.usual(now_ns)) and (shares is None or shares[1] is None)
 
 
 def rank(job_id: str, totals: RankTotals, now_ns: int) -> RankView:

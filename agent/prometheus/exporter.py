@@ -27,8 +27,6 @@ from commwatch.prometheus.families import Families, Labels
 from commwatch.reference.efficiency import Find, Yardstick, by_kind, finder
 from commwatch.reference.references import References
 
-#: Source of an exposed share from a profiled step.
-PROFILE = "profile"
 #: Most distinct group labels of one job; further ones share ``other``.
 MOST_GROUPS = 32
 #: Most groups of one rank that have series of their own, in the order of their first operation.
@@ -56,7 +54,6 @@ class Exporter(Collector):
         references: expected durations of operations.
         gpu_of: returns the index of the GPU that a rank computes on, as a label.
         ras_verdicts: returns verdicts that do not come from the totals in memory, but from NCCL's RAS.
-        profiled: returns the exposed share of a rank's latest profiled step, by job and rank; ``None``: there is none.
         labels: additional labels of every ``job_info``.
     """
 
@@ -70,11 +67,10 @@ class Exporter(Collector):
         references: References | None = None,
         gpu_of: Callable[[GpuPlace | None], str] = lambda where: "",
         ras_verdicts: Callable[[], list[Verdict]] = list,
-        profiled: Callable[[str, int], float | None] = lambda job, rank: None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
         self._of_jobs = labels or {}
-        self._gpu_of, self._ras_verdicts, self._profiled = gpu_of, ras_verdicts, profiled
+        self._gpu_of, self._ras_verdicts = gpu_of, ras_verdicts
         self._aggregate, self._lock, self._now_ns, self._readings = aggregate, lock, now_ns, readings
         self._references = references
         self._efficiency: dict[tuple[str, str, str, str], float] = {}
@@ -167,20 +163,7 @@ class Exporter(Collector):
                 labels = (job.id, str(totals.rank), self._group_label(job.id, group), direction)
                 families.count("pipeline_wait_seconds_total", labels, messages.waited_us / 1e6)
             _steps(families, job.id, totals, partial(self._group_label, job.id), self._now_ns())
-            self._exposed(families, job.id, totals)
         self._present(families, job)
-
-    def _exposed(self, families: Families, job: str, totals: RankTotals) -> None:
-        """Add the exposed share of a rank that makes steps: measured in these, or else in its latest profiled step."""
-        now = self._now_ns()
-        if not totals.alive or not totals.steps.totals.usual(now):
-            return
-        shares, source = totals.steps.totals.shares(now), totals.steps.exposed_source or ""
-        share = None if shares is None else shares[1]
-        if share is None:
-            share, source = self._profiled(job, totals.rank), PROFILE
-        if share is not None:
-            families.add("exposed_comm_share_ratio", (job, str(totals.rank), source), share)
 
     def _sum(self, job: Job) -> _Sums:
         sums = _Sums({}, {}, {}, defaultdict(int))
@@ -286,6 +269,8 @@ def _steps(families: Families, job: str, totals: RankTotals, label: Callable[[st
     shares = steps.shares(now_ns) if totals.alive else None
     if shares is not None:
         families.add("comm_share_ratio", labels, shares[0])
+        if shares[1] is not None:
+            families.add("exposed_comm_share_ratio", (*labels, source), shares[1])
 
 
 def _ups(families: Families, jobs: Iterable[Job]) -> None:

@@ -54,7 +54,8 @@ class UnknownTarget(ProfileError):
 class Figures:
     """Communication within the profiled steps, in seconds, and its share of their time, 0 to 1; ``None``: not known."""
 
-    #: For a trace ``kernels`` or ``cpu_ops``; for the probe's records ``thread_cpu`` or ``stream_waits``, empty: exposed time is not known.
+    #: For a trace ``kernels`` or ``cpu_ops``; for the probe's records how exposed time was measured, ``thread_cpu`` or ``stream_waits``, or
+    #: empty if it is not known.
     source: str
     comm_s: float | None
     comm_share: float | None
@@ -110,7 +111,6 @@ class _Active:
     request: files.Request
     request_path: Path
     ranks: dict[int, RankProfile]
-    keep_traces: bool
     #: By rank: monotonic time (s) when its result arrived.
     came: dict[int, float] = field(default_factory=dict)
 
@@ -149,10 +149,8 @@ class Profiles:
 
     # -- from outside -------------------------------------------------------------------------
 
-    def ask(
-        self, job: str, steps: int, ranks: list[int] | None, timeout_s: float, *, keep_traces: bool = True
-    ) -> Profile:
-        """Request a profile from the ranks of a job (default: all on this node); without ``keep_traces``, only the figures are kept.
+    def ask(self, job: str, steps: int, ranks: list[int] | None, timeout_s: float) -> Profile:
+        """Request a profile from the ranks of a job (default: all on this node).
 
         Raises:
             UnknownTarget: there is no such job, or no such rank of it runs on this node.
@@ -175,7 +173,7 @@ class Profiles:
             wanted = sorted(set(running if ranks is None else ranks))
             request = files.Request(secrets.token_hex(8), job, steps, wanted, self._clock() + timeout_s)
             files.write(path, request, os.environ)
-            return self._add(request, path, keep_traces=keep_traces).view()
+            return self._add(request, path).view()
 
     def get(self, profile_id: str) -> Profile | None:
         """Return a profile that is in progress or kept; ``None``: there is none."""
@@ -193,8 +191,8 @@ class Profiles:
                 return None
         return None
 
-    def _add(self, request: files.Request, path: Path, *, keep_traces: bool = True) -> _Active:
-        active = _Active(request, path, {rank: RankProfile(rank) for rank in request.ranks}, keep_traces)
+    def _add(self, request: files.Request, path: Path) -> _Active:
+        active = _Active(request, path, {rank: RankProfile(rank) for rank in request.ranks})
         self._active[request.id] = active
         return active
 
@@ -293,11 +291,8 @@ class Profiles:
             return replace(
                 known, state="failed", error=f"the trace cannot be kept: {error.strerror} ({error.filename})"
             )
+        known = replace(known, trace=str(trace))
         answer = trace_files.overlap(trace, result.from_ns, result.until_ns, reading_s)
-        if active.keep_traces:
-            known = replace(known, trace=str(trace))
-        else:
-            _remove(trace)
         if "error" in answer:
             return replace(known, state="failed", error=answer["error"])
         length = answer["length_s"]
@@ -367,8 +362,9 @@ def _gone(claim: str | None, view: RankView | None) -> bool:
         return False
 
 
-def _recorded(steps: list[StepView], source: str | None) -> Figures | None:
+def _recorded(steps: list[StepView], exposed_source: str | None) -> Figures | None:
     if not sum(step.duration_s for step in steps):
         return None
     comm_s, exposed_s = total([step.comm_s for step in steps]), total([step.exposed_s for step in steps])
-    return Figures(source or "", comm_s, comm_share(steps), exposed_s, exposed_share(steps))
+    source = exposed_source if exposed_s is not None and exposed_source is not None else ""
+    return Figures(source, comm_s, comm_share(steps), exposed_s, exposed_share(steps))

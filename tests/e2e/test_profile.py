@@ -43,10 +43,10 @@ class Training:
 
 
 @contextmanager
-def training(directory: Path, does: str = "nothing", *prefix: str, **more: str) -> Iterator[Training]:
+def training(directory: Path, does: str = "nothing", *prefix: str) -> Iterator[Training]:
     """The job; it has come to its steps once this is entered where an agent watches."""
     stop = directory.with_name("stop")
-    env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB=JOB, **more)
+    env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(directory), COMMWATCH_JOB=JOB)
     command = [*prefix, *preforked("profiled.py", 2, str(stop), "1", does)]
     job = Training(subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE), stop)
     try:
@@ -122,24 +122,6 @@ def test_profile(tmp_path: Path) -> None:
     # The same training, unwatched, for as many steps.
     many = str(len(job.said[0][0]))
     assert results(run_job(tmp_path / "off", "profiled.py", str(job.stop), many, "nothing", COMMWATCH="0")) == job.said
-
-
-def test_regular(tmp_path: Path) -> None:
-    """While the probe only counts, so that exposed time is unknown, its share in one step in N is in the metrics."""
-    env = clean_env(COMMWATCH_PROFILE_EVERY="20")
-    with agent(tmp_path / "run", env=env) as running, training(tmp_path / "run", COMMWATCH_BUDGET="1e-9") as job:
-
-        def shares() -> list[float]:
-            name = "commwatch_exposed_comm_share_ratio"
-            series = [f'{name}{{job_id="{JOB}",rank="{rank}",source="profile"}}' for rank in (0, 1)]
-            return [value for sample, value in running.samples().items() if sample in series]
-
-        wait_for(lambda: len(shares()) == 2, "the shares of both ranks")
-        assert all(0 < share < 1 for share in shares())
-        goes_on(running)
-        job.finish()
-    assert "commwatch: " not in job.errors
-    assert not list(tmp_path.rglob("*.pt.trace.json.gz"))
 
 
 @pytest.mark.parametrize(

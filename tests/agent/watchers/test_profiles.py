@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import profile_files as files
 from commwatch.watchers.profiles import Profile, ProfileError, Profiles, RankProfile, UnknownTarget, kept_in
 from tests.agent.server.routes.test_jobs import rings_of
@@ -41,20 +42,20 @@ STEP, STEPS = 100 * MS, 4
 KERNELS = (("ncclDevKernel_AllReduce", 100, 140), ("gemm", 120, 200), ("ncclDevKernel_AllReduce", 250, 270))
 
 
-def records(exposed_ns: int | None) -> list[tuple[int, ...]]:
+def records(exposed_ns: int | None, exposed_by: int) -> list[tuple[int, ...]]:
     """What the probe recorded."""
-    made = [mark(0, STEP, exposed_ns=exposed_ns)]
+    made = [mark(0, STEP, exposed_ns=exposed_ns, exposed_by=exposed_by)]
     for n in range(1, STEPS + 1):
         made.append(operation(start_ns=n * STEP + 10 * MS, end_ns=n * STEP + 40 * MS, seq=n))
-        made.append(mark(n, (n + 1) * STEP, exposed_ns=exposed_ns))
+        made.append(mark(n, (n + 1) * STEP, exposed_ns=exposed_ns, exposed_by=exposed_by))
     return made
 
 
 class Node:
     """An agent without threads, the trainers of two ranks, and a clock that is set by hand."""
 
-    def __init__(self, directory: Path, exposed_ns: int | None = 20 * MS, world_size: int = 2) -> None:
-        self.exposed_ns, self.world_size = exposed_ns, world_size
+    def __init__(self, directory: Path, exposed_ns: int | None = 20 * MS, exposed_by: int = ev.BY_NONE) -> None:
+        self._records = records(exposed_ns, exposed_by)
         self.run_dir, self.kept = directory / "run", kept_in(directory / "state")
         self.run_dir.mkdir(mode=0o700)
         self.now = 1000.0
@@ -63,12 +64,11 @@ class Node:
         self.watch.tick(STEP)
         self.profiles = self.born()
 
-    def _trainer(self, rank: int, restart: int = 0) -> Trainer:
-        path = self.watch.rings / f"{JOB}.r{restart}.{rank}.ring"
-        trainer = Trainer(path, identity(JOB, rank, self.world_size, restart=restart))
+    def _trainer(self, rank: int) -> Trainer:
+        path = self.watch.rings / f"{JOB}.r0.{rank}.ring"
+        trainer = Trainer(path, identity(JOB, rank))
         trainer.call("name", [(group_entry(),)])
-        if not restart:
-            trainer.write(records(self.exposed_ns))
+        trainer.write(self._records)
         return trainer
 
     def born(self) -> Profiles:
@@ -113,14 +113,6 @@ class Node:
         assert found is not None
         return found
 
-    def restart(self) -> None:
-        """The job fails and begins anew."""
-        for trainer in self.trainers:
-            trainer.kill()
-        self.watch.tick(STEP)
-        self.trainers = [self._trainer(rank, restart=1) for rank in (0, 1)]
-        self.watch.tick(STEP)
-
     def close(self) -> None:
         """End the trainers."""
         for trainer in self.trainers:
@@ -135,19 +127,28 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
+@pytest.mark.parametrize(
+    ("exposed_ns", "exposed_by", "source"),
+    [
+        (20 * MS, ev.BY_NONE, "thread_cpu"),
+        (20 * MS, ev.BY_EVENTS, "stream_waits"),
+        (None, ev.BY_NONE, ""),
+    ],
+)
+def test_source_of_the_records(tmp_path: Path, exposed_ns: int | None, exposed_by: int, source: str) -> None:
+    """The records beside a profile name how their exposed time was measured, and nothing if it is not known."""
+    with closing(Node(tmp_path, exposed_ns, exposed_by)) as node:
+        asked = node.ask(ranks=[0])
+        node.finish(asked.id, 0)
+        [rank] = node.seen(asked.id).ranks
+        assert rank.continuous is not None
+        assert rank.continuous.source == source
+        assert (rank.continuous.exposed_share is None) == (source == "")
+
+
 def states(profile: Profile) -> list[str]:
     """Of the profile and its ranks."""
     return [profile.state, *(rank.state for rank in profile.ranks)]
-
-
-def test_figures_only(node: Node) -> None:
-    """Without traces, the figures are kept and the trace is removed."""
-    asked = node.ask(ranks=[0], keep_traces=False)
-    node.finish(asked.id, 0)
-    [rank] = node.seen(asked.id).ranks
-    assert (rank.state, rank.trace) == ("done", None)
-    assert rank.profile is not None
-    assert [path.name for path in node.kept.glob("*/*")] == ["profile.json"]
 
 
 def test_whole_way(node: Node) -> None:
