@@ -101,6 +101,13 @@ def states(agent: RunningAgent, job: str) -> dict[int, str]:
     return {each["rank"]: each["state"] for each in agent.get("/api/v1/ranks") if each["job_id"] == job}
 
 
+def tell(pod: Path, job: str, how: str) -> None:
+    """Write how a job is to end; its ranks find the file whole, or not at all."""
+    hidden = pod / "says" / f".{job}"
+    hidden.write_text(how)
+    hidden.rename(pod / "says" / job)
+
+
 def test_job_is_seen_whole(pod: Path, agent: RunningAgent) -> None:
     """Both ranks run, with operations that the agent joins; when they leave properly, both have ended, and nothing was lost."""
     with training(pod, "whole") as trainer:
@@ -109,7 +116,7 @@ def test_job_is_seen_whole(pod: Path, agent: RunningAgent) -> None:
         assert {(ring.stat().st_uid, ring.stat().st_gid, ring.stat().st_mode & 0o777) for ring in rings} == {
             (TRAINER, GROUP, 0o440)
         }
-        (pod / "says" / "whole").write_text("leave")
+        tell(pod, "whole", "leave")
         wait_for(lambda: states(agent, "whole") == {0: "ended", 1: "ended"}, "both to have ended")
         assert trainer.wait(90) == 0
     rows = agent.get("/api/v1/summary?job=whole&by=rank,op&op=all_reduce")["rows"]
@@ -123,5 +130,5 @@ def test_killed_rank_is_gone(pod: Path, agent: RunningAgent) -> None:
     """A rank that SIGKILL ended is gone, though the agent has never seen its process, and its number means nothing to it."""
     with training(pod, "killed"):
         wait_for(lambda: states(agent, "killed") == {0: "running", 1: "running"}, "two running ranks")
-        (pod / "says" / "killed").write_text("die")
+        tell(pod, "killed", "die")
         wait_for(lambda: states(agent, "killed").get(1) == "gone", "rank 1 to be gone")
