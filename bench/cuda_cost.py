@@ -1,13 +1,14 @@
 """What timing adds to one NCCL operation in the trainer, in µs of the launching thread (``make bench-cuda``).
 
 The CUDA build of PyTorch and NCCL on the simulated CUDA driver of ``tests/cuda_rig``: two ranks, and a device that is busy while the
-operations are launched. Blocks without and with each tool follow one another, many times over; the figures are medians over the rounds,
-each block minus the one without a tool in the same round. Two times are measured: the thread's CPU time, to which the budget refers,
-and wall time, which includes locks and, where cores are few, the turns of other threads.
+operations are launched. Each round measures one block of operations with each tool, in a new random order, after a block that warms the
+caches, and there are several jobs, because the addresses of a process make a difference of their own. A figure is the lower quartile of all
+blocks: what disturbs a block makes it slower, never faster. Two times are measured: the
+thread's CPU time, to which the budget refers, and wall time, which includes locks and, where cores are few, the turns of other threads.
 
 The driver is simulated, so its calls cost less or more than a real one's. One row shows what the calls that the hook makes for an
 operation cost here if they are made by hand: PyTorch's timing of the operation, an event, and a query whether the stream is captured. The
-last row is the difference, our own code.
+next row is the difference, our own code.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median
+from random import Random
+from statistics import quantiles
 from time import perf_counter_ns, thread_time_ns
 from typing import Any, NamedTuple
 
@@ -37,9 +39,9 @@ from commwatch.collectors.wire.ring_reader import RingReader
 from tests.cuda_rig.build import build
 
 GPUS = Path(__file__).parents[1] / "tests" / "collectors" / "fake_nvml" / "two_h100.txt"
-ROUNDS, CALLS, WARM_UP = 40, 200, 20
+JOBS, ROUNDS, CALLS, WARM_UP = 5, 15, 200, 20
 #: For how long the device is busy: longer than the launches of a block.
-BUSY_CYCLES = 200 * 1_980_000
+BUSY_CYCLES = 60 * 1_980_000
 BUDGET_US = 2.0
 
 
@@ -116,15 +118,14 @@ class Ranks:
         return Cost(took_cpu_ns / CALLS / 1e3, took_ns / CALLS / 1e3)
 
     def probed(self) -> Cost:
-        """With the probe, native hook and default timing; all operations have durations. Not the first block after the installation."""
+        """With the probe, native hook and default timing; all operations have durations."""
         env = {**os.environ, "COMMWATCH_HOOK": "native", "COMMWATCH_BUDGET": "0"}
         assert torch_collectives.install(env), "no native hook"
         try:
             dist.all_reduce(self.tensor, group=self.watched)
             path = torch_collectives.ring_file()
             assert path is not None, "the probe is off"
-            self.per_call(self.watched)
-            took = self.per_call(self.watched)
+            took = self.warm(self.watched)
         finally:
             commwatch.uninstall()
             torch_native.unhook()
@@ -140,42 +141,52 @@ class Ranks:
             path.unlink()
         return took
 
-    def one_round(self) -> dict[str, Cost]:
-        """Every arm once: launches without a tool, and what each tool adds."""
-        gc.collect()
-        plain = self.per_call(self.plain)
-        figures = {"plain": plain, "native": self.probed().over(plain)}
-        figures["enable_timing"] = self.per_call(self.timed).over(plain)
-        figures["calls"] = self.per_call(self.timed, self._calls.made).over(
-            self.per_call(self.plain, self._calls.empty)
-        )
-        figures["own"] = figures["native"].over(figures["calls"])
+    def warm(self, group: Any, beside: Callable[[int], object] | None = None) -> Cost:
+        """The second of two blocks. The first finds cold caches, and has to make events."""
+        self.per_call(group, beside)
+        return self.per_call(group, beside)
+
+    def profiled(self) -> Cost:
+        """With PyTorch's profiler, CPU activities only."""
         with profile(activities=[ProfilerActivity.CPU]):
-            figures["profiler"] = self.per_call(self.plain).over(plain)
-        return {**figures, "noise": self.per_call(self.plain).over(plain)}
+            return self.warm(self.plain)
+
+    def one_round(self, random: Random) -> dict[str, Cost]:
+        """Every arm once."""
+        arms: list[tuple[str, Callable[[], Cost]]] = [
+            ("plain", lambda: self.warm(self.plain)),
+            ("again", lambda: self.warm(self.plain)),
+            ("native", self.probed),
+            ("enable_timing", lambda: self.warm(self.timed)),
+            ("calls", lambda: self.warm(self.timed, self._calls.made)),
+            ("empty_calls", lambda: self.warm(self.plain, self._calls.empty)),
+            ("profiler", self.profiled),
+        ]
+        random.shuffle(arms)
+        gc.collect()
+        return {name: arm() for name, arm in arms}
+
+
+def lower_quartile(costs: Iterable[Cost]) -> Cost:
+    """Of each of the two times."""
+    return Cost(*(quantiles(times, n=4)[0] for times in zip(*costs, strict=True)))
 
 
 def measure() -> None:
-    """Measure in one rank; rank 0 prints the figures."""
+    """Measure in one rank; rank 0 prints the times of all blocks."""
     torch.set_num_threads(1)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
-    ranks = Ranks()
-    ranks.one_round()
-    rounds = [ranks.one_round() for _ in range(ROUNDS)]
+    ranks, random = Ranks(), Random(0)  # noqa: S311  both ranks have the same order
+    ranks.one_round(random)
+    rounds = [ranks.one_round(random) for _ in range(ROUNDS)]
     if dist.get_rank() == 0:
-        emit(
-            {
-                name: [median(times) for times in zip(*(each[name] for each in rounds), strict=True)]
-                for name in rounds[0]
-            }
-        )
+        emit({name: [each[name] for each in rounds] for name in rounds[0]})
     dist.destroy_process_group()
 
 
-def launch() -> None:
-    """Run both ranks on the simulated driver, and print a table."""
-    libraries = build()
+def job(libraries: Path) -> dict[str, list[Cost]]:
+    """Run both ranks on the simulated driver, and return the times of all blocks, by arm."""
     with scratch(in_memory=True) as directory:
         env = {
             **os.environ,
@@ -187,18 +198,30 @@ def launch() -> None:
             "PYTHONWARNINGS": "ignore",
         }
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    found = {name: Cost(*times) for name, times in last_json(done.stdout).items()}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    return {name: [Cost(*times) for times in blocks] for name, blocks in last_json(done.stdout).items()}
+
+
+def launch() -> None:
+    """Run the jobs, and print a table."""
+    libraries = build()
+    jobs = [job(libraries) for _ in range(JOBS)]
+    found = {name: lower_quartile(cost for each in jobs for cost in each[name]) for name in jobs[0]}
+    plain = found["plain"]
+    added = {name: cost.over(plain) for name, cost in found.items()}
+    calls = found["calls"].over(found["empty_calls"])
     print(f"| one NCCL operation, torch {torch.__version__}, simulated driver | CPU time | wall time |\n|---|---|---|")
-    print(f"| without a tool | {found['plain'].cpu_us:.1f} µs | {found['plain'].wall_us:.1f} µs |")
-    print(f"| without a tool, again (noise) | {_cells(found['noise'])} |")
+    print(f"| without a tool | {plain.cpu_us:.1f} µs | {plain.wall_us:.1f} µs |")
+    print(f"| without a tool, again (noise) | {_cells(added['again'])} |")
     print(
-        f"| commwatch, native hook, default settings; budget {BUDGET_US:.0f} µs | {_cells(found['native'], BUDGET_US)} |"
+        f"| commwatch, native hook, default settings; budget {BUDGET_US:.0f} µs | {_cells(added['native'], BUDGET_US)} |"
     )
-    print(f"| of which PyTorch's timing and calls of the driver, made by hand | {_cells(found['calls'])} |")
-    print(f"| of which our own code | {_cells(found['own'])} |")
-    print(f"| TORCH_NCCL_ENABLE_TIMING=1 alone | {_cells(found['enable_timing'])} |")
-    print(f"| torch.profiler, CPU activities | {_cells(found['profiler'])} |")
+    print(f"| of which PyTorch's timing and calls of the driver, made by hand | {_cells(calls)} |")
+    print(f"| of which our own code | {_cells(added['native'].over(calls))} |")
+    print(f"| TORCH_NCCL_ENABLE_TIMING=1 alone | {_cells(added['enable_timing'])} |")
+    print(f"| torch.profiler, CPU activities | {_cells(added['profiler'])} |")
 
 
 def _cells(added: Cost, budget_us: float = float("inf")) -> str:

@@ -150,7 +150,7 @@ class CudaWaits {
       session->waits.missed();
       return real().wait(stream, event, flags);
     }
-    std::shared_ptr<StreamWaits::Wait> measured;
+    std::unique_ptr<StreamWaits::Wait> measured;
     const Cost cost(*session, Cost::due());
     try {
       measured = session->waits.begins(stream);
@@ -160,7 +160,7 @@ class CudaWaits {
     const int result = real().wait(stream, event, flags);
     if (!measured || !session->waits.ends(*measured, stream)) return result;
     try {
-      session->poller().add([session, measured] { return look(*session, *measured); }, line_of(&session->waits, 0), true);
+      session->poller().add([session, measured = std::move(measured)] { return look(*session, *measured); }, line_of(&session->waits, 0), true);
     } catch (const std::exception&) {
       session->waits.missed();
     }

@@ -1,15 +1,13 @@
 // Finds when operations on a GPU begin and end by querying events, never by waiting for the device.
 //
-// Works on any device, through c10's interface to streams and events. Only two functions of the CUDA (HIP) runtime, which
-// avoid disturbing graph captures, have no equivalent in c10.
+// Works on any device with c10's streams and events and the functions of runtime.h.
 #pragma once
 
 #include <ATen/core/ivalue.h>
-#include <c10/core/Event.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <dlfcn.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
@@ -23,157 +21,16 @@
 #include <utility>
 #include <vector>
 
+#include "device_events.h"
 #include "flight.h"
 #include "retention.h"
+#include "runtime.h"
 #include "stream_waits.h"
 
 namespace commwatch {
 
 // Numbers as in torch_timing.py.
 enum class DeviceTiming : int { kOff, kPoll, kEvents };
-
-// A function of this process, or of a library of torch that is loaded; null if there is none.
-inline void* function_of(const char* library, const char* name) {
-  if (void* const found = dlsym(RTLD_DEFAULT, name)) return found;
-  void* const loaded = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
-  return loaded != nullptr ? dlsym(loaded, name) : nullptr;
-}
-
-// Functions of the CUDA runtime that we call directly. Null if this process has no CUDA runtime.
-struct Runtime {
-  int (*exchange_capture_mode)(int*);
-  int (*is_capturing)(void*, int*);
-  int (*last_error)();
-
-  static const Runtime& get() {
-    static const Runtime found = find();
-    return found;
-  }
-
-  // Whether this stream is being captured into a graph; absent if unknown.
-  std::optional<bool> capturing(const c10::Stream& stream) const {
-    int status = 0;
-    void* handle = nullptr;
-    if (is_capturing == nullptr || !handle_of(stream, &handle, 0)) return std::nullopt;
-    if (is_capturing(handle, &status) == 0) return status != 0;
-    last_error();  // clear our error, so that torch's next check does not report it
-    return std::nullopt;
-  }
-
-  // Let this thread's calls not break captures in other threads.
-  bool step_aside() const {
-    int mode = 2;  // cudaStreamCaptureModeRelaxed
-    return exchange_capture_mode != nullptr && exchange_capture_mode(&mode) == 0;
-  }
-
-  // The runtime's handle of a stream. Before torch had native_handle(), only CUDAStream::stream() returns it, which is in a library
-  // that a CPU build does not have; a CUDAStream is one c10::Stream.
-  template <class Stream>
-  static auto handle_of(const Stream& stream, void** handle, int) -> decltype(stream.native_handle(), bool()) {
-    *handle = stream.native_handle();
-    return true;
-  }
-  template <class Stream>
-  static bool handle_of(const Stream& stream, void** handle, long) {
-    static void* const library = dlopen("libc10_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
-    static const auto of_cuda =
-        reinterpret_cast<void* (*)(const Stream*)>(library != nullptr ? dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv") : nullptr);
-    if (of_cuda == nullptr) return false;
-    *handle = of_cuda(&stream);
-    return true;
-  }
-
- private:
-  static Runtime find() {
-    for (const bool cuda : {true, false}) {
-      const auto look = [cuda](const char* name) { return function_of(cuda ? "libtorch_cuda.so" : "libtorch_hip.so", name); };
-      const Runtime runtime{
-          reinterpret_cast<int (*)(int*)>(look(cuda ? "cudaThreadExchangeStreamCaptureMode" : "hipThreadExchangeStreamCaptureMode")),
-          reinterpret_cast<int (*)(void*, int*)>(look(cuda ? "cudaStreamIsCapturing" : "hipStreamIsCapturing")),
-          reinterpret_cast<int (*)()>(look(cuda ? "cudaGetLastError" : "hipGetLastError"))};
-      if (runtime.exchange_capture_mode != nullptr && runtime.is_capturing != nullptr && runtime.last_error != nullptr) return runtime;
-    }
-    return Runtime{};
-  }
-};
-
-// Reuses events, because creating and destroying one takes locks in the driver. Takes no lock itself: events come back to a list, which a
-// thread that has none left takes whole.
-class Events {
- public:
-  struct Node {
-    c10::Event event;
-    Node* next = nullptr;
-  };
-
- private:
-  struct GiveBack {
-    void operator()(Node* node) const {
-      Pool& pool = pool_of(node->event.flag());
-      if (pool.spare.fetch_add(1) >= kMostSpare) {
-        pool.spare.fetch_sub(1);
-        delete node;
-        return;
-      }
-      push(pool, node);
-    }
-  };
-
- public:
-  using Event = std::unique_ptr<Node, GiveBack>;
-
-  // Returns an event recorded on `stream`.
-  static Event record(const c10::Stream& stream, bool timed) {
-    const auto flag = timed ? kTimed : c10::EventFlag::PYTORCH_DEFAULT;
-    std::unique_ptr<Node> node(taken(flag));
-    if (!node || node->event.device() != stream.device()) node.reset(new Node{c10::Event(stream.device_type(), flag)});
-    node->event.record(stream);
-    return Event(node.release());
-  }
-
- private:
-  static constexpr c10::EventFlag kTimed = c10::EventFlag::BACKEND_DEFAULT;
-  static constexpr int kMostSpare = 1024;
-  struct Pool {
-    std::atomic<Node*> back{nullptr};
-    std::atomic<int> spare{0};
-  };
-
-  static Pool& pool_of(c10::EventFlag flag) {
-    static Pool pools[2];  // its events are never destroyed: the driver may be gone by then
-    return pools[flag == kTimed ? 1 : 0];
-  }
-
-  static void push(Pool& pool, Node* node) {
-    node->next = pool.back.load(std::memory_order_relaxed);
-    while (!pool.back.compare_exchange_weak(node->next, node)) {
-    }
-  }
-
-  // What a thread has taken. A thread that ends gives it back.
-  struct Taken {
-    Node* of[2] = {};
-    ~Taken() {
-      for (const bool timed : {false, true}) {
-        Node*& rest = of[timed ? 1 : 0];
-        while (rest != nullptr) {
-          Node* const node = std::exchange(rest, rest->next);
-          push(pool_of(node->event.flag()), node);
-        }
-      }
-    }
-  };
-
-  static Node* taken(c10::EventFlag flag) {
-    static thread_local Taken of_thread;
-    Node*& mine = of_thread.of[flag == kTimed ? 1 : 0];
-    Pool& pool = pool_of(flag);
-    if (mine == nullptr && pool.back.load(std::memory_order_relaxed) != nullptr) mine = pool.back.exchange(nullptr);
-    if (mine == nullptr) return nullptr;
-    pool.spare.fetch_sub(1);
-    return std::exchange(mine, mine->next);
-  }
-};
 
 // How operations on devices are timed in this process; kOff once timing has failed.
 inline std::atomic<DeviceTiming>& device_timing() {
@@ -222,11 +79,15 @@ inline void device_fails(const char* why) {
 // Whether the current stream of this device is being captured into a graph; false if unknown.
 inline bool is_capturing(const c10::Device& device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
-  return guard.getDevice() == device && Runtime::get().capturing(guard.getStream(device)).value_or(false);
+  void* handle = nullptr;
+  return guard.getDevice() == device && Runtime::get().capturing(guard.getStream(device), &handle).value_or(false);
 }
 
 // The outputs of an operation, which do not keep their memory.
-using Outputs = std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>>;
+using Outputs = c10::SmallVector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>, 2>;
+
+// The operations of a Work: one, or those of a batch.
+using Flights = c10::SmallVector<std::shared_ptr<Flight>, 1>;
 
 inline void add_outputs(const c10::IValue& value, Outputs* outputs) {
   if (value.isList()) {
@@ -263,11 +124,12 @@ inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t li
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());
     const c10::Stream stream = guard.getStream(device);
+    void* handle = nullptr;
     // An event on another device than the thread's current one would initialize that device as a side effect.
-    if (guard.getDevice() != device || Runtime::get().capturing(stream).value_or(true)) {
+    if (guard.getDevice() != device || Runtime::get().capturing(stream, &handle).value_or(true)) {
       noted.timing = DeviceTiming::kOff;
     } else {
-      noted.ready = Events::record(stream, noted.timing == DeviceTiming::kEvents && !own_times);
+      noted.ready = Events::record(stream, handle, noted.timing == DeviceTiming::kEvents && !own_times);
     }
   } catch (const std::exception& error) {
     device_fails(error.what());
@@ -283,7 +145,7 @@ class DeviceWatch : public Watch {
 
   // Called after the operation, in its thread. work: null if the operation runs on the current stream, as blocking ones do
   // on NCCL since torch 2.8.
-  DeviceWatch(OnDevice noted, Works work, std::vector<std::shared_ptr<Flight>> flights)
+  DeviceWatch(OnDevice noted, Works work, Flights flights)
       : noted_(std::move(noted)), work_(std::move(work)), flights_(std::move(flights)) {
     if (work_) {
       noted_.waits = nullptr;  // a stream that waits for a Work is seen to wait
@@ -291,7 +153,9 @@ class DeviceWatch : public Watch {
     }
     const c10::impl::VirtualGuardImpl guard(noted_.device.type());
     const c10::Stream stream = guard.getStream(noted_.device);
-    over_ = Events::record(stream, timed());
+    void* handle = nullptr;
+    TORCH_CHECK(Runtime::handle_of(stream, &handle, 0), "the stream's handle is unknown");
+    over_ = Events::record(stream, handle, timed());
     if (timed() && noted_.latest_over != nullptr) {
       before_ = std::static_pointer_cast<Events::Node>(std::atomic_exchange(noted_.latest_over, std::shared_ptr<void>(over_)));
     }
@@ -428,7 +292,7 @@ class DeviceWatch : public Watch {
   Works work_;
   std::shared_ptr<Events::Node> over_;
   std::shared_ptr<Events::Node> before_;  // that of the group's operation before it
-  std::vector<std::shared_ptr<Flight>> flights_;
+  Flights flights_;
   bool next_ = false;  // it is the first of its line
   bool reached_ = false;
   bool not_ready_ = false;

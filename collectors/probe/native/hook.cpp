@@ -20,6 +20,7 @@
 #include "entered.h"
 #include "flight.h"
 #include "sizes.h"
+#include "spare.h"
 
 namespace commwatch {
 namespace {
@@ -45,7 +46,7 @@ struct Op {
 // Work that `_end_coalescing` returns does. All of this happens in one thread, so the batches are thread-local.
 struct Batch {
   const c10d::ProcessGroup* group;
-  std::vector<std::shared_ptr<Flight>> flights;
+  Flights flights;
   std::optional<OnDevice> last;
 };
 
@@ -71,11 +72,11 @@ std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
   return batch;
 }
 
-void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, std::vector<std::shared_ptr<Flight>> flights) {
+void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, Flights flights) {
   try {
     if (noted.here) work.reset();
     const bool holds = static_cast<bool>(work), by_events = noted.timing == DeviceTiming::kEvents;
-    auto watch = std::make_shared<DeviceWatch>(std::move(noted), std::move(work), std::move(flights));
+    auto watch = std::allocate_shared<DeviceWatch>(SpareMemory<DeviceWatch>(), std::move(noted), std::move(work), std::move(flights));
     const uint64_t line = watch->line();
     if (holds && session.retention.add(watch)) session.poller().add([&session] { return session.retention.check(now_ns()); });
     session.poller().add([watch = std::move(watch)] { return watch->look(); }, line, by_events);
@@ -88,7 +89,11 @@ void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup
                       std::shared_ptr<Flight> flight) {
   if (noted.timing == DeviceTiming::kOff) return flight->finish(now_ns(), format::kByNone, format::kUntimed);
   Batch* const batch = batch_of(group);
-  if (batch == nullptr) return look_after(session, std::move(noted), std::move(work), {std::move(flight)});
+  if (batch == nullptr) {
+    Flights alone;
+    alone.push_back(std::move(flight));
+    return look_after(session, std::move(noted), std::move(work), std::move(alone));
+  }
   batch->last.emplace(std::move(noted));
   batch->flights.push_back(std::move(flight));
 }
@@ -263,7 +268,7 @@ struct Kernel : c10::OperatorKernel {
     Queue& queue = numbered(*group, op.p2p, &record);
     const bool first = device && !queue.on_device.load(std::memory_order_relaxed) && !queue.on_device.exchange(true);
     if (!records(session, *group, queue, op.p2p, record)) return {};
-    launched.flight = std::make_shared<Flight>(session, queue, op.p2p, !device.has_value(), cost_of, record);
+    launched.flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
     if (device) {
       have_times(*group, process_group, *device);
       CudaWaits::watch(session, *device);

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "spare.h"
+
 namespace commwatch {
 
 // Calls a function at once, and then once a second until it is stopped.
@@ -66,9 +68,6 @@ class Heartbeat {
 // with the first operation.
 class Poller {
  public:
-  // Polls one operation; returns true once it needs no more polling. Must not throw.
-  using Look = std::function<bool()>;
-
   // begin: called once in the thread.
   explicit Poller(std::function<void()> begin) : begin_(std::move(begin)) {}
 
@@ -77,9 +76,9 @@ class Poller {
 
   ~Poller() { stop(); }
 
-  // Ends the thread and destroys pending Looks, also those added later. If called in the thread itself (for example by a
-  // tensor's finalizer), it does not wait: the thread ends after the call returns. It waits a second at most for a Look that
-  // blocks; then this object must be kept, as the thread still uses it.
+  // Ends the thread and destroys what was added and will be. If called in the thread itself (for example by a tensor's finalizer), it does
+  // not wait: the thread ends after the call returns. It waits a second at most for a call that blocks; then this object must be kept, as
+  // the thread still uses it.
   void stop() {
     std::unique_lock<std::mutex> lock(mutex_);
     stop_.store(true);
@@ -96,12 +95,39 @@ class Poller {
 
   // May be called in any thread; takes a lock only if the poller sleeps or has no thread yet.
   //
+  // look: called to poll the operation; returns true once it needs no more polling. Must not throw.
   // line: operations with the same number, less than 2^63, end in the order in which they are added, so only the first of them is
   // polled; 0: it ends in no such order.
   // patient: the time at which its end is seen matters little, so that polls need not become frequent for it.
   // Throws std::system_error if the process may not have another thread.
+  template <class Look>
   void add(Look look, uint64_t line = 0, bool patient = false) {
-    auto* node = new Node{std::move(look), line, patient, arrived_.load(std::memory_order_relaxed)};
+    put(new Of<Look>(std::move(look), line, patient));
+  }
+
+ private:
+  // One operation that is polled.
+  struct Node {
+    Node(uint64_t of_line, bool is_patient) : line(of_line), patient(is_patient) {}
+    virtual ~Node() = default;
+    virtual bool look() = 0;
+    const uint64_t line;
+    const bool patient;
+    Node* next = nullptr;
+  };
+  template <class Look>
+  struct Of final : Node, InSpareMemory<Of<Look>> {
+    Of(Look look, uint64_t line, bool patient) : Node(line, patient), look_(std::move(look)) {}
+    bool look() override { return look_(); }
+    Look look_;
+  };
+  using Lines = std::unordered_map<uint64_t, std::deque<std::unique_ptr<Node>>>;
+  static constexpr std::chrono::microseconds kFirst{100}, kSlowest{2000};
+  static constexpr std::chrono::seconds kPatience{1};
+  static constexpr uint64_t kAlone = uint64_t{1} << 63;
+
+  void put(Node* node) {
+    node->next = arrived_.load(std::memory_order_relaxed);
     while (!arrived_.compare_exchange_weak(node->next, node)) {
     }
     if (stop_.load()) {
@@ -113,18 +139,6 @@ class Poller {
       wake_.notify_one();
     }
   }
-
- private:
-  struct Node {
-    Look look;
-    uint64_t line;
-    bool patient;
-    Node* next;
-  };
-  using Lines = std::unordered_map<uint64_t, std::deque<Look>>;
-  static constexpr std::chrono::microseconds kFirst{100}, kSlowest{2000};
-  static constexpr std::chrono::seconds kPatience{1};
-  static constexpr uint64_t kAlone = uint64_t{1} << 63;
 
   void start() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -156,8 +170,8 @@ class Poller {
     for (Node* node = arrived_.exchange(nullptr); node != nullptr; node = added.back()->next) added.emplace_back(node);
     for (auto node = added.rbegin(); node != added.rend(); ++node) {
       const uint64_t line = (*node)->line != 0 ? (*node)->line : kAlone | ++alone_;
-      (*lines)[line].push_back(std::move((*node)->look));
       impatient = impatient || !(*node)->patient;
+      (*lines)[line].push_back(std::move(*node));
     }
     return impatient;
   }
@@ -168,9 +182,9 @@ class Poller {
     while (!stop_.load()) {
       bool moved = take(&lines);
       for (auto line = lines.begin(); line != lines.end();) {
-        auto& looks = line->second;
-        for (; !looks.empty() && looks.front()(); moved = true) looks.pop_front();
-        line = looks.empty() ? lines.erase(line) : std::next(line);
+        auto& nodes = line->second;
+        for (; !nodes.empty() && nodes.front()->look(); moved = true) nodes.pop_front();
+        line = nodes.empty() ? lines.erase(line) : std::next(line);
       }
       pause = moved || lines.empty() ? kFirst : std::min(2 * pause, kSlowest);
       sleep(pause, lines.empty());

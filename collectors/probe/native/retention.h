@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "format.h"
+#include "spare.h"
 
 namespace commwatch {
 
@@ -38,7 +39,7 @@ class Retention {
 
   // Called in any thread; takes no lock. Returns whether the caller has to add `check` to the poller.
   bool add(const std::shared_ptr<Watch>& watch) {
-    auto* node = new Node{watch, arrived_.load(std::memory_order_relaxed)};
+    auto* node = new Node(watch, arrived_.load(std::memory_order_relaxed));
     while (!arrived_.compare_exchange_weak(node->next, node)) {
     }
     return !checked_.exchange(true);
@@ -71,7 +72,8 @@ class Retention {
   }
 
  private:
-  struct Node {
+  struct Node : InSpareMemory<Node> {
+    Node(std::weak_ptr<Watch> w, Node* n) : watch(std::move(w)), next(n) {}
     std::weak_ptr<Watch> watch;
     Node* next;
   };

@@ -12,6 +12,8 @@
 #include <memory>
 #include <utility>
 
+#include "spare.h"
+
 namespace commwatch {
 
 // A bounded set of addresses. Takes no lock; adding to a full set forgets another address.
@@ -20,7 +22,7 @@ class Addresses {
  public:
   bool has(const void* address) const {
     for (size_t i = 0; i < kWindow; ++i) {
-      if (at(address, i).load(std::memory_order_relaxed) == address) return true;
+      if (is(at(address, i), address)) return true;
     }
     return false;
   }
@@ -29,7 +31,7 @@ class Addresses {
     if (has(address)) return;
     for (size_t i = 0; i < kWindow; ++i) {
       const void* nothing = nullptr;
-      if (at(address, i).compare_exchange_strong(nothing, address)) return;
+      if (is(at(address, i), nullptr) && at(address, i).compare_exchange_strong(nothing, address)) return;
     }
     at(address, turn_.fetch_add(1, std::memory_order_relaxed) % kWindow).store(address);
   }
@@ -37,21 +39,23 @@ class Addresses {
   void remove(const void* address) {
     for (size_t i = 0; i < kWindow; ++i) {
       const void* found = address;
-      at(address, i).compare_exchange_strong(found, nullptr);
+      if (is(at(address, i), address)) at(address, i).compare_exchange_strong(found, nullptr);
     }
   }
 
  private:
-  static constexpr size_t kWindow = 8;
+  static constexpr size_t kWindow = 8;  // a cache line
 
   static size_t place(const void* address, size_t i) {
     const auto mixed = (reinterpret_cast<uint64_t>(address) >> 3) * 0x9E3779B97F4A7C15ULL;
-    return ((mixed >> (64 - kBits)) + i) % (size_t{1} << kBits);
+    return (mixed >> (64 - kBits)) / kWindow * kWindow + i;
   }
+  // Looking first is cheap; an exchange takes the cache line from all other threads even if it fails.
+  static bool is(const std::atomic<const void*>& place, const void* address) { return place.load(std::memory_order_relaxed) == address; }
   std::atomic<const void*>& at(const void* address, size_t i) { return all_[place(address, i)]; }
   const std::atomic<const void*>& at(const void* address, size_t i) const { return all_[place(address, i)]; }
 
-  std::atomic<const void*> all_[size_t{1} << kBits] = {};
+  alignas(kWindow * sizeof(void*)) std::atomic<const void*> all_[size_t{1} << kBits] = {};
   std::atomic<size_t> turn_{0};
 };
 
@@ -83,7 +87,7 @@ class StreamWaits {
   static constexpr int64_t kUnknown = -1;
 
   // A wait of the compute stream: the events before and after it.
-  class Wait {
+  class Wait : public InSpareMemory<Wait> {
    public:
     explicit Wait(StreamWaits& all) : begin(all.event()), end(all.event()), all_(all) { all_.pending_.fetch_add(1); }
     Wait(const Wait&) = delete;

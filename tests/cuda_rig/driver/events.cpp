@@ -1,16 +1,11 @@
 // Events: recorded, asked, waited for, subtracted. Event handles for other processes are not played.
-#include <unordered_set>
+#include <algorithm>
 
 #include "handles.h"
 
 using namespace played;
 
 namespace {
-
-std::unordered_set<CUevent>& events() {
-  static auto* all = new std::unordered_set<CUevent>;
-  return *all;
-}
 
 Work event_work(CUgraphNodeType type, CUevent event) {
   Work work;
@@ -22,13 +17,15 @@ Work event_work(CUgraphNodeType type, CUevent event) {
   return work;
 }
 
+Ns moment(CUevent event) { return std::max(event->recorded, event->op->end); }
+
 CUresult elapsed(float* ms, CUevent from, CUevent to) {
   const Guard guard(lock());
   if (!exists(from) || !exists(to)) return CUDA_ERROR_INVALID_HANDLE;
   if (from->capture != 0 || to->capture != 0) return CUDA_ERROR_CAPTURED_EVENT;
   if (!from->timed() || !to->timed() || !from->op || !to->op) return CUDA_ERROR_INVALID_HANDLE;
   if (!over(from->op) || !over(to->op)) return CUDA_ERROR_NOT_READY;
-  return answer(ms, static_cast<double>(to->op->begin - from->op->begin) / 1e6);
+  return answer(ms, static_cast<double>(moment(to) - moment(from)) / 1e6);
 }
 
 CUresult record(CUevent event, CUstream stream, unsigned flags) {
@@ -36,7 +33,10 @@ CUresult record(CUevent event, CUstream stream, unsigned flags) {
   Work work = event_work(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event);
   if (stream->capture == nullptr) {
     event->capture = 0;
-    event->op = enqueue(stream, std::move(work));
+    event->recorded = now();
+    // An event takes no time, and needs no work of its own if it comes after one piece of work.
+    event->op = settings().one_queue ? nullptr : last_of(stream);
+    if (!event->op) event->op = enqueue(stream, std::move(work));
     return CUDA_SUCCESS;
   }
   if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0) return put_locked(stream, std::move(work));
@@ -64,10 +64,6 @@ CUresult wait_on(CUstream stream, CUevent event, unsigned flags) {
 
 }  // namespace
 
-namespace played {
-bool exists(CUevent event) { return events().count(event) != 0; }
-}  // namespace played
-
 CUresult cuEventCreate(CUevent* out, unsigned flags) {
   return play(__func__, [&] {
     if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -76,8 +72,6 @@ CUresult cuEventCreate(CUevent* out, unsigned flags) {
     event->flags = flags;
     ++(event->timed() ? totals().events_timed : totals().events_plain);
     ++totals().events_alive;
-    const Guard guard(lock());
-    events().insert(event);
     return answer(out, event);
   });
 }
@@ -85,9 +79,10 @@ CUresult cuEventCreate(CUevent* out, unsigned flags) {
 CUresult cuEventDestroy_v2(CUevent event) {
   return play(__func__, [&] {
     const Guard guard(lock());
-    if (events().erase(event) == 0) return CUDA_ERROR_INVALID_HANDLE;
+    if (!exists(event)) return CUDA_ERROR_INVALID_HANDLE;
     --totals().events_alive;
-    delete event;
+    event->destroyed = true;
+    event->op = nullptr;
     return CUDA_SUCCESS;
   });
 }

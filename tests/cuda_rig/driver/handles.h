@@ -45,9 +45,12 @@ struct CUstream_st {
 struct CUevent_st {
   CUcontext context;
   unsigned flags = 0;
-  played::OpRef op;      // null: never recorded
+  // What it comes after, and when it was recorded: its moment is the later one of that time and the end of `op`. Null: never recorded.
+  played::OpRef op;
+  played::Ns recorded = 0;
   uint64_t capture = 0;  // id of the capture in which it was last recorded; 0: none
   std::vector<CUgraphNode> capture_after;
+  bool destroyed = false;  // its memory is kept, so that a later use of the handle is an error
   bool timed() const { return (flags & CU_EVENT_DISABLE_TIMING) == 0; }
 };
 
@@ -78,7 +81,9 @@ int bus_of(int device);
 
 CUstream stream_of(CUstream handle);  // null, legacy and per thread: the real one. Returns null for an unknown handle
 std::vector<CUstream> streams_of(CUcontext context);
-bool exists(CUevent event);
+inline bool exists(CUevent event) { return event != nullptr && !event->destroyed; }
+// What work comes after that is put on this stream now, if it is one piece and the stream is not empty.
+OpRef last_of(CUstream stream);
 OpRef enqueue(CUstream stream, Work work, std::vector<OpRef> after = {});
 
 // Run `body` with the stream of a handle, and with the lock.

@@ -143,6 +143,13 @@ std::vector<CUstream> streams_of(CUcontext context) {
   return found;
 }
 
+OpRef last_of(CUstream stream) {
+  const CUcontext context = stream->context;
+  const bool legacy = stream == legacy_of(context);
+  if (legacy ? !context->blocking.empty() : stream->blocking()) return nullptr;
+  return stream->last;
+}
+
 OpRef enqueue(CUstream stream, Work work, std::vector<OpRef> after) {
   after.push_back(stream->last);
   if (stream == legacy_of(stream->context)) {

@@ -245,6 +245,7 @@ void test_poller();
 void test_session();
 void test_graphs();
 void test_retention();
+void test_spare();
 void test_stream_waits();
 void test_aside();
 
@@ -253,7 +254,7 @@ int main(int argc, char** argv) {
     const char* name;
     void (*test)();
   } tests[] = {{"ring", test_ring}, {"in_flight", test_in_flight}, {"exposure", test_exposure},
-               {"few", test_few},   {"poller", test_poller},       {"session", test_session}, {"graphs", test_graphs}, {"retention", test_retention},
+               {"few", test_few},   {"poller", test_poller},       {"session", test_session}, {"graphs", test_graphs}, {"retention", test_retention}, {"spare", test_spare},
                {"stream_waits", test_stream_waits},
                {"aside", test_aside}};
   for (const auto& [name, test] : tests) {

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <sys/wait.h>
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -21,7 +22,7 @@ struct Looks {
   std::atomic<int> made{0}, calls{0}, destroyed{0};
 
   // Done after so many calls; 0: never.
-  Poller::Look look(int calls_left) {
+  std::function<bool()> look(int calls_left) {
     made.fetch_add(1);
     std::shared_ptr<int> left(new int(calls_left), [this](int* over) {
       delete over;

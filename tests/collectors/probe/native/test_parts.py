@@ -15,7 +15,7 @@ from commwatch.collectors.probe.native import library
 from tests.helpers import needs
 
 DRIVER = Path(__file__).parent
-DRIVERS = ("ring", "session", "graphs", "retention", "stream_waits", "aside")
+DRIVERS = ("ring", "session", "graphs", "retention", "spare", "stream_waits", "aside")
 KINDS = {
     "addresses": ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "threads": ["-fsanitize=thread"],
@@ -55,6 +55,7 @@ def test_parts(kind: str, tmp_path: Path) -> None:
         "session",
         "graphs",
         "retention",
+        "spare",
         "stream_waits",
         "aside",
     ]

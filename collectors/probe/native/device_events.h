@@ -1,0 +1,56 @@
+// Events of a device that are used again.
+#pragma once
+
+#include <c10/core/Event.h>
+
+#include <memory>
+
+#include "runtime.h"
+#include "spare.h"
+
+namespace commwatch {
+
+// Reuses events, because creating and destroying one takes locks in the driver.
+class Events {
+ public:
+  struct Node {
+    c10::Event event;
+    Node* next = nullptr;
+  };
+
+ private:
+  struct GiveBack {
+    void operator()(Node* node) const {
+      const bool timed = node->event.flag() == kTimed;
+      if (!(timed ? Timed::give(node) : Plain::give(node))) delete node;
+    }
+  };
+
+ public:
+  using Event = std::unique_ptr<Node, GiveBack>;
+
+  // Returns an event recorded on `stream`, of this thread's current device.
+  static Event record(const c10::Stream& stream, void* handle, bool timed) {
+    const auto flag = timed ? kTimed : c10::EventFlag::PYTORCH_DEFAULT;
+    std::unique_ptr<Node> node(timed ? Timed::take() : Plain::take());
+    if (!node || node->event.device() != stream.device()) node.reset(new Node{c10::Event(stream.device_type(), flag)});
+    if (!again(*node, handle)) node->event.record(stream);
+    return Event(node.release());
+  }
+
+ private:
+  // Record an event that has been recorded before, without c10's changes of the device; returns false if that failed.
+  static bool again(const Node& node, void* stream) {
+    void* const event = node.event.eventId();
+    if (event == nullptr) return false;
+    if (Runtime::get().record(event, stream) == 0) return true;
+    Runtime::get().last_error();
+    return false;
+  }
+
+  static constexpr c10::EventFlag kTimed = c10::EventFlag::BACKEND_DEFAULT;
+  using Plain = Spare<Node, sizeof(Node), 0>;
+  using Timed = Spare<Node, sizeof(Node), 1>;
+};
+
+}  // namespace commwatch
