@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -29,6 +29,9 @@ POLL_S = 0.005
 _SPARE = 64
 #: Place of the size in a flight's head.
 _SIZE = 5
+#: Backends whose blocking collectives run on the current stream, though they have a Work. Its duration includes the wait for the group's
+#: earlier operations on other streams.
+_BLOCKING_HERE = ("nccl2", "nccl-lazy")
 
 
 def _check(took_ns: int | None, at_most_ns: int) -> None:
@@ -43,6 +46,16 @@ def _check(took_ns: int | None, at_most_ns: int) -> None:
         )
 
 
+class _Backing(NamedTuple):
+    """What the backend of a process group does."""
+
+    pg: ref[Any]
+    #: Its blocking collectives run on the current stream; their Work is not needed.
+    blocks_here: bool
+    #: Its Works report durations.
+    has_times: bool
+
+
 class Watch:
     """An operation on a GPU, or all operations of a batch, which begin and end together."""
 
@@ -53,6 +66,7 @@ class Watch:
         "first",
         "flights",
         "group",
+        "here",
         "line",
         "next",
         "over",
@@ -61,11 +75,18 @@ class Watch:
         "ready",
         "seen_running",
         "seen_waiting",
+        "timed",
         "work",
     )
 
-    def __init__(self, device: torch.device, pg: Any, ready: torch.Event | None, first: bool) -> None:
+    def __init__(
+        self, device: torch.device, pg: Any, ready: torch.Event | None, *, first: bool, timed: bool, here: bool
+    ) -> None:
         self.device = device
+        #: Its duration comes from the device's clock, not from polls.
+        self.timed = timed
+        #: It runs on the current stream; its Work is not needed.
+        self.here = here
         #: Held until the call returns.
         self.pg = pg
         #: On the stream that was current at the launch: the operation's input is ready.
@@ -118,11 +139,13 @@ class Devices:
         self._arrived: deque[Watch] = deque()
         #: The event after the latest blocking operation of each group and device.
         self._latest_over: dict[tuple[int, torch.device], torch.Event] = {}
-        #: Events without and with a clock, to be used again.
-        self._spare: tuple[deque[torch.Event], ...] = deque(maxlen=_SPARE), deque(maxlen=_SPARE)
+        #: Events to be used again, by device and whether they have a clock.
+        self._spare: defaultdict[tuple[torch.device, bool], deque[torch.Event]] = defaultdict(
+            lambda: deque(maxlen=_SPARE)
+        )
         self._batches = threading.local()
-        #: Process groups whose timing is enabled, by id; not a WeakSet, for the reason in torch_steps.py.
-        self._timed: dict[int, ref[Any]] = {}
+        #: Of process groups whose timing was asked for, by id; not a WeakSet, for the reason in torch_steps.py.
+        self._backings: dict[int, _Backing] = {}
         self._on: torch.device | None = None
 
     def __bool__(self) -> bool:
@@ -148,25 +171,34 @@ class Devices:
             # For another device than the current one, an event would be recorded on the wrong stream.
             if self._mode == OFF or module.current_device() != device.index or module.is_current_stream_capturing():
                 return None
-            if self._mode == EVENTS:
-                self._have_times(pg)
-            return Watch(device, pg, self._record(device, timed=self._mode == EVENTS and not own_times), first)
+            timed, here = self._mode == EVENTS, False
+            if timed:
+                backing = self._backing(pg, device)
+                timed = backing.has_times or not own_times
+                here = backing.blocks_here and not own_times
+            ready = self._record(device, timed=timed and not own_times)
+            return Watch(device, pg, ready, first=first, timed=timed, here=here)
         except RuntimeError as error:
             self._leave_alone(error)
             return None
 
-    def _have_times(self, pg: Any) -> None:
-        known = self._timed.get(id(pg))
-        if known is not None and known() is pg:
-            return
-        self._timed = {key: known for key, known in self._timed.items() if known() is not None}
-        self._latest_over = {key: over for key, over in self._latest_over.items() if key[0] in self._timed}
-        self._timed[id(pg)] = ref(pg)
+    def _backing(self, pg: Any, device: torch.device) -> _Backing:
+        """Return what a group's backend does; enable the timing of its Works at the first call."""
+        known = self._backings.get(id(pg))
+        if known is not None and known.pg() is pg:
+            return known
+        self._backings = {key: known for key, known in self._backings.items() if known.pg() is not None}
+        self._latest_over = {key: over for key, over in self._latest_over.items() if key[0] in self._backings}
+        blocks_here, has_times = False, True
         try:
+            blocks_here = pg._get_backend(device).name() in _BLOCKING_HERE
             pg._enable_collectives_timing()
         except RuntimeError as error:  # a backend without
             if raised_by_handler(error):
                 raise
+            has_times = False
+        backing = self._backings[id(pg)] = _Backing(ref(pg), blocks_here, has_times)
+        return backing
 
     def follow(self, watch: Watch, flight: Flight, work: Any) -> None:
         """Track an operation after its call."""
@@ -203,11 +235,11 @@ class Devices:
             self._finish(flight, time.monotonic_ns(), ev.BY_NONE, ev.UNTIMED, 0, False)
 
     def _watch(self, watch: Watch, work: Any) -> None:
-        watch.work = work
+        watch.work = work = None if watch.here else work
         if work is None:
             watch.line = id(watch)  # on any stream
             try:
-                watch.over = self._record(watch.device, timed=self._mode == EVENTS)
+                watch.over = self._record(watch.device, timed=watch.timed)
                 watch.before = self._latest_over.get(watch.group)
                 self._latest_over[watch.group] = watch.over
             except RuntimeError as error:
@@ -226,14 +258,14 @@ class Devices:
 
     def _record(self, device: torch.device, *, timed: bool) -> torch.Event:
         try:
-            event = self._spare[timed].popleft()
+            event = self._spare[device, timed].popleft()
         except IndexError:
             event = torch.Event(device, enable_timing=timed)
         event.record()
         return event
 
-    def _give_back(self, event: torch.Event, *, timed: bool = False) -> None:
-        self._spare[timed].append(event)
+    def _give_back(self, device: torch.device, event: torch.Event, *, timed: bool = False) -> None:
+        self._spare[device, timed].append(event)
 
     # -- in the probe's thread ----------------------------------------------------------------
 
@@ -273,7 +305,7 @@ class Devices:
         if over and watch.over is not None:
             for event in (watch.ready, watch.before):  # the next operation of the group needs `over`
                 if event is not None:
-                    self._give_back(event, timed=self._mode == EVENTS)
+                    self._give_back(watch.device, event, timed=watch.timed)
         return over
 
     def _looked(self, watch: Watch) -> bool:
@@ -287,14 +319,12 @@ class Devices:
             watch.seen_running = True
             return False
         now = time.monotonic_ns()  # not before the query, which may wait for a lock of the backend
-        took_ns = self._duration_ns(watch) if self._mode == EVENTS and not watch.first else None
+        took_ns = self._duration_ns(watch) if watch.timed and not watch.first else None
         _check(took_ns, now - watch.flights[0].launch)
         watch.work = None
         if took_ns is not None:
             ended = (now, ev.BY_EVENTS, 0, now - took_ns, True)
-        elif (
-            self._mode == EVENTS or watch.first or not watch.seen_running
-        ):  # the last: shorter than the time between two polls
+        elif watch.timed or watch.first or not watch.seen_running:  # the last: shorter than the time between two polls
             ended = (now, ev.BY_NONE, ev.UNTIMED, 0, False)
         else:
             ended = (now, ev.BY_POLL, 0, watch.began_ns, False)
@@ -313,7 +343,7 @@ class Devices:
         for flight in watch.flights:
             self._blocked(flight, now)
         if watch.over is None and watch.ready is not None:  # with `over`, it is the begin of the duration
-            self._give_back(watch.ready)
+            self._give_back(watch.device, watch.ready)
             watch.ready = None
         return True
 

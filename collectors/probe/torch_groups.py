@@ -66,13 +66,13 @@ class Group:
         self.last_end: dict[Any, int] = {}
         #: Queues whose latest operation was only counted: the begin of the next one is not known.
         self.skipped: set[Any] = set()
-        #: Queues that have had an operation on a device.
+        #: Queues, each with a device on which it has had an operation.
         self._on_device: set[Any] = set()
 
-    def begins_on_device(self, queue: Any) -> bool:
-        """Return whether a queue has had no operation on a device before this one."""
-        begins = queue not in self._on_device
-        self._on_device.add(queue)
+    def begins_on_device(self, queue: Any, device: Any) -> bool:
+        """Return whether a queue has had no operation on this device before this one."""
+        begins = (queue, device) not in self._on_device
+        self._on_device.add((queue, device))
         return begins
 
     def take_skipped(self, queue: Any) -> bool:

@@ -89,6 +89,23 @@ def groups() -> None:
             work.wait()
 
 
+def devices() -> None:
+    """Each rank uses both devices, in one group: NCCL makes a communicator for each."""
+    tensors = []
+    for device in (RANK, 1 - RANK):
+        with torch.cuda.device(device):
+            tensors.append(data(18))
+    for step in range(12):
+        for tensor in tensors:
+            with torch.cuda.device(tensor.device):
+                busy(1)
+                work = dist.all_reduce(tensor, async_op=step % 2 == 0)
+                if work is not None:
+                    work.wait()
+    for tensor in tensors:
+        torch.cuda.synchronize(tensor.device)
+
+
 def experts() -> None:
     """Tokens to experts and back, unevenly."""
     tokens, quarter = data(16), 1 << 14
@@ -397,7 +414,7 @@ def _train(network: torch.nn.Module, logged: bool = False) -> None:
 def job() -> Iterator[None]:
     """The default group, from beginning to end."""
     torch.cuda.set_device(RANK)
-    dist.init_process_group("nccl")
+    dist.init_process_group(os.environ.get("BACKEND", "nccl"))
     yield
     dist.destroy_process_group()
 
@@ -409,8 +426,11 @@ def dump(path: Path) -> None:
     torch.cuda.synchronize()
     time.sleep(0.3)
     backend = dist.group.WORLD._get_backend(torch.device("cuda")).name()  # type: ignore[union-attr]
-    if backend == "nccl2":  # the default since torch 2.15
-        path.write_bytes(c10d._dump_fr_trace(backend=backend))  # type: ignore[attr-defined]
+    if backend not in ("nccl", "nccl-legacy"):  # nccl2, the default since torch 2.15, or nccl-lazy
+        try:
+            path.write_bytes(c10d._dump_fr_trace(backend=backend))  # type: ignore[attr-defined]
+        except TypeError:  # before torch 2.15 there is one recorder for all backends but the first one
+            path.write_bytes(c10d._dump_fr_trace())  # type: ignore[attr-defined]
     else:
         path.write_bytes(c10d._dump_nccl_trace())  # type: ignore[attr-defined]  # of CUDA builds only
 

@@ -115,19 +115,63 @@ def pairs(played: Played) -> Iterator[tuple[ev.Record, dict[str, Any]]]:
                 yield record, kernel
 
 
+def timed(played: Played) -> list[tuple[float, float]]:
+    """Durations by the device's clock and as they were played, in µs."""
+    return [
+        ((record.end_ns - record.start_ns) / 1e3, (kernel["end"] - kernel["begin"]) / 1e3)
+        for record, kernel in pairs(played)
+        if record.timing == ev.BY_EVENTS
+    ]
+
+
+def wrong(found: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those of such durations that differ by more than 2 % and 20 µs."""
+    return [(us, true) for us, true in found if abs(us - true) > max(PART * true, LEAST_US)]
+
+
 @pytest.mark.parametrize("scene", [scene for scene in PLAIN if scene != "pipelined"])
 def test_durations(run: Run, scene: str) -> None:
     """A duration is what the driver played, within 2 % or 20 µs.
 
     Not those of a pipeline, whose streams are idle at each launch: PyTorch's start event is then over before the kernel is queued.
     """
-    found = [
-        ((record.end_ns - record.start_ns) / 1e3, (kernel["end"] - kernel["begin"]) / 1e3)
-        for record, kernel in pairs(run(scene))
-    ]
+    found = timed(run(scene))
     assert found
-    wrong = [(us, true) for us, true in found if abs(us - true) > max(PART * true, LEAST_US)]
-    assert wrong == []
+    assert wrong(found) == []
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+@pytest.mark.parametrize("backend", ["nccl2", "nccl-lazy"])
+def test_other_backends(run: Run, backend: str, hook: str) -> None:
+    """Other backends on NCCL: every operation is recorded, blocking collectives have durations, and others where the backend can have them."""
+    for scene in ("collectives", "messages"):
+        played, usual = run(scene, hook, BACKEND=backend), run(scene)
+        for rank, same in zip(played.ranks, usual.ranks, strict=True):
+            assert rank.lost == 0
+            expected = Counter((same.op(record), record.size_bytes) for record in same.operations)
+            assert Counter((rank.op(record), record.size_bytes) for record in rank.operations) == expected
+            by_events = [record for record in rank.operations if record.timing == ev.BY_EVENTS]
+            polled = [record for record in rank.operations if record.timing == ev.BY_POLL]
+            if backend == "nccl2":
+                assert (len(polled), len(by_events) >= len(rank.operations) - 2) == (0, True)
+            else:
+                assert all(record.flags & ev.ASYNC or rank.op(record) in ("send", "recv") for record in polled)
+                assert not any(record.flags & ev.ASYNC for record in by_events)
+    found = timed(run("collectives", hook, BACKEND=backend))
+    assert len(found) > 60
+    assert wrong(found) == []
+
+
+@pytest.mark.parametrize("hook", ["native", "python"])
+def test_several_devices(run: Run, hook: str) -> None:
+    """A process with two devices in one group: every operation is recorded, and all but the first on each device have their duration."""
+    played = run("devices", hook)
+    for rank in played.ranks:
+        assert (rank.lost, len(rank.of("all_reduce"))) == (0, 24)
+        assert sum(bool(record.flags & ev.UNTIMED) for record in rank.operations) == 2
+    found = timed(played)
+    assert len(found) > 20
+    assert wrong(found) == []
 
 
 def test_shares(run: Run) -> None:

@@ -118,8 +118,8 @@ struct OnDevice {
 };
 
 // Called before the operation, which is the next of its `line`. own_times: its Work reports the duration.
-inline OnDevice launch_on(const c10::Device& device, bool own_times, uint64_t line, bool first) {
-  OnDevice noted{device, device_timing().load(), line, nullptr, first};
+inline OnDevice launch_on(const c10::Device& device, DeviceTiming timing, bool own_times, uint64_t line, bool first) {
+  OnDevice noted{device, timing, line, nullptr, first};
   if (noted.timing == DeviceTiming::kOff) return noted;
   try {
     const c10::impl::VirtualGuardImpl guard(device.type());

@@ -62,8 +62,14 @@ struct Queue {
   std::atomic<uint64_t> last_end_ns{0};
   // The latest operation was only counted, so the begin of the next one is unknown.
   std::atomic<bool> skipped{false};
-  // It has had an operation on a device.
-  std::atomic<bool> on_device{false};
+  // A bit for each device on which it has had an operation.
+  std::atomic<uint64_t> devices{0};
+
+  // An operation begins on this device. Returns whether it is the first of this queue there.
+  bool first_on(int device) {
+    const uint64_t bit = uint64_t{1} << (device % 64);
+    return (devices.load(std::memory_order_relaxed) & bit) == 0 && (devices.fetch_or(bit) & bit) == 0;
+  }
 
   // An operation ended at `end_ns`. Returns when the previous one ended, or 0.
   uint64_t ended(uint64_t end_ns) {
@@ -168,6 +174,8 @@ struct Group {
   std::atomic<uint32_t> next_seq{0};
   // Whether its backend has been asked to time operations on devices.
   std::atomic<bool> times_asked{false};
+  // Whether its backend cannot do that.
+  std::atomic<bool> without_times{false};
   // Whether its blocking collectives on devices run on the current stream, though they have a Work.
   std::atomic<bool> blocks_here{false};
   Queue collectives;

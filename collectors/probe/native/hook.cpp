@@ -99,14 +99,10 @@ void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup
 }
 
 // Whether blocking collectives run on the current stream, though they have a Work. Its duration includes the wait for the group's earlier
-// operations on other streams.
+// operations on other streams. With the older backend, they have no Work since torch 2.8, and ran on NCCL's stream before.
 bool blocks_here(const c10d::Backend& backend) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-  return backend.getBackendName().rfind("nccl", 0) == 0;
-#else
-  (void)backend;
-  return false;  // since torch 2.8 they have no Work, and before they ran on NCCL's stream
-#endif
+  const std::string name = backend.getBackendName();
+  return name == "nccl2" || name == "nccl-lazy";
 }
 
 // Enable timing in the Works of this group. The events that a Work uses are chosen here, once, before the first Work.
@@ -114,10 +110,17 @@ void have_times(Group& group, c10d::ProcessGroup& process_group, const c10::Devi
   if (device_timing().load() != DeviceTiming::kEvents || group.times_asked.exchange(true)) return;
   try {
     const auto backend = process_group.getBackend(device.type());
-    backend->enableCollectivesTiming();
     group.blocks_here.store(blocks_here(*backend));
-  } catch (const std::exception&) {  // the backend has no timing; ends are still detected
+    backend->enableCollectivesTiming();
+  } catch (const std::exception&) {
+    group.without_times.store(true);
   }
+}
+
+// How an operation is timed. own_times: its Work would report the duration.
+DeviceTiming timing_of(const Group& group, bool own_times) {
+  const DeviceTiming timing = device_timing().load();
+  return timing == DeviceTiming::kEvents && own_times && group.without_times.load() ? DeviceTiming::kPoll : timing;
 }
 
 // -- one operation
@@ -266,7 +269,7 @@ struct Kernel : c10::OperatorKernel {
       return {};  // it runs at each replay
     }
     Queue& queue = numbered(*group, op.p2p, &record);
-    const bool first = device && !queue.on_device.load(std::memory_order_relaxed) && !queue.on_device.exchange(true);
+    const bool first = device && queue.first_on(device->index());
     if (!records(session, *group, queue, op.p2p, record)) return {};
     launched.flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
     if (device) {
@@ -275,7 +278,7 @@ struct Kernel : c10::OperatorKernel {
       // One stream for each device of a group, and one for each peer.
       const uint64_t line = line_of(&process_group, (op.p2p ? record.peer + 1 : 0) * int64_t{256} + device->index());
       const bool own_times = op.p2p || (record.flags & format::kAsync) != 0;
-      launched.noted = launch_on(*device, own_times, line, first);
+      launched.noted = launch_on(*device, timing_of(*group, own_times), own_times, line, first);
       launched.noted->latest_over = &group->latest_over;
       if (!own_times && CudaWaits::computes_here(session, *device)) launched.noted->waits = &session.waits;
       launched.noted->here = !own_times && group->blocks_here.load();
