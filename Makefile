@@ -86,7 +86,7 @@ CUDA_READY := .stamps/cuda-$(CUDA_TORCH)
 $(CUDA_READY): pyproject.toml
 	test -x $(CUDA)/bin/python || $(PYTHON) -m venv $(CUDA)
 	$(CUDA)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(CUDA)/bin/python -m pip install --quiet torch==$(CUDA_TORCH) numpy hypothesis pytest pytest-timeout pytest-xdist
+	$(CUDA)/bin/python -m pip install --quiet torch==$(CUDA_TORCH) $(shell grep ^deepspeed tests/frameworks/requirements.txt) numpy hypothesis pytest pytest-timeout pytest-xdist
 	mkdir -p .stamps && touch $@
 
 test-cuda: $(CUDA_READY)  ## run the CUDA build of PyTorch and NCCL on a simulated driver, without a GPU

@@ -220,10 +220,17 @@ def about() -> dict[str, Any]:
     return found
 
 
-def _recorded(device: torch.device) -> bytes | None:
-    """Return a dump of PyTorch's Flight Recorder; ``None`` if this torch has none."""
-    dump = getattr(torch._C._distributed_c10d, f"_dump_{'nccl' if device.type == 'cuda' else 'fr'}_trace", None)
-    return None if dump is None else bytes(dump())
+def recorded(device: torch.device) -> bytes | None:
+    """Return a dump of PyTorch's Flight Recorder for the default group's backend; ``None`` if this torch has none."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(device).name()
+    older = backend in ("nccl", "nccl-legacy")
+    dump = getattr(torch._C._distributed_c10d, f"_dump_{'nccl' if older else 'fr'}_trace", None)
+    if dump is None or older:
+        return None if dump is None else bytes(dump())
+    try:
+        return bytes(dump(backend=backend))  # since torch 2.15 each backend has a recorder of its own
+    except TypeError:
+        return bytes(dump())
 
 
 def train(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
@@ -242,7 +249,7 @@ def train(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         result["gathers"] = gathers(device, given.gathers, given.profile)
     if given.scene == "graphs":  # the Flight Recorder does not see replays
         result["ran"] = {"all_gather": WARM_UP + given.steps, "all_reduce": WARM_UP + given.steps + IN_FLIGHT}
-    elif given.recorder is not None and (dump := _recorded(device)) is not None:
+    elif given.recorder is not None and (dump := recorded(device)) is not None:
         given.recorder.write_bytes(dump)
     return result
 

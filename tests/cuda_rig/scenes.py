@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from commwatch.collectors.probe.torch_proof import recorded
+
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 #: Cycles of a millisecond.
 MS = 1_980_000
@@ -348,6 +350,42 @@ def replicated() -> None:
     _train(torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=1))
 
 
+def _zero(stage: int) -> None:
+    """ZeRO of DeepSpeed on a small network, with two micro-batches in a step."""
+    import deepspeed  # type: ignore[import-not-found]  # in the environment of `make test-cuda` only
+
+    network = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+    # With small sub-groups and no threshold, stage 3 gathers and steps often.
+    more = {"sub_group_size": 100_000, "stage3_param_persistence_threshold": 0} if stage == 3 else {}
+    settings = {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
+        "zero_optimization": {"stage": stage, **more},
+    }
+    engine, *_ = deepspeed.initialize(model=network, model_parameters=network.parameters(), config=settings)
+    for _ in range(8):
+        engine.backward(engine(torch.ones(8, 512, device="cuda", dtype=torch.bfloat16)).sum())
+        engine.step()
+
+
+def zero1() -> None:
+    """The optimizer's state is divided among the ranks."""
+    _zero(1)
+
+
+def zero2() -> None:
+    """Gradients, too."""
+    _zero(2)
+
+
+def zero3() -> None:
+    """Parameters, too."""
+    _zero(3)
+
+
 class _Busy(torch.autograd.Function):
     """Keeps the device busy for 2 ms forwards, and 4 ms backwards."""
 
@@ -421,18 +459,9 @@ def job() -> Iterator[None]:
 
 def dump(path: Path) -> None:
     """Write the Flight Recorder's records, whose watchdog needs a moment to see the last ends."""
-    from torch._C import _distributed_c10d as c10d
-
     torch.cuda.synchronize()
     time.sleep(0.3)
-    backend = dist.group.WORLD._get_backend(torch.device("cuda")).name()  # type: ignore[union-attr]
-    if backend not in ("nccl", "nccl-legacy"):  # nccl2, the default since torch 2.15, or nccl-lazy
-        try:
-            path.write_bytes(c10d._dump_fr_trace(backend=backend))  # type: ignore[attr-defined]
-        except TypeError:  # before torch 2.15 there is one recorder for all backends but the first one
-            path.write_bytes(c10d._dump_fr_trace())  # type: ignore[attr-defined]
-    else:
-        path.write_bytes(c10d._dump_nccl_trace())  # type: ignore[attr-defined]  # of CUDA builds only
+    path.write_bytes(recorded(torch.device("cuda")) or b"")
 
 
 def main() -> None:

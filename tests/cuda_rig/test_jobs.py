@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cuda_rig, pytest.mark.timeout(600)]
 #: Scenes in which nothing is captured.
 PLAIN = (
     *("collectives", "messages", "coalesced", "groups", "sharded", "replicated", "many"),
-    *("experts", "tensors", "pipelined"),
+    *("experts", "tensors", "pipelined", "zero1", "zero2", "zero3"),
 )
 #: Largest error of a duration: this part of it, or so many µs.
 PART, LEAST_US = 0.02, 20.0

@@ -170,6 +170,9 @@ class DeviceWatch : public Watch {
   // Line of the poller that it belongs to.
   uint64_t line() const { return noted_.line; }
 
+  // Whether it holds a Work.
+  bool holds() const { return static_cast<bool>(work_); }
+
   // Called in the poller's thread; returns true once there is nothing left to watch.
   bool look() {
     try {
@@ -299,5 +302,29 @@ class DeviceWatch : public Watch {
   bool seen_running_ = false;  // by an earlier poll, so that begin and end are known to the interval of the polls
   uint64_t began_ns_ = 0;
 };
+
+// What the poller has of an operation on a device.
+struct LookAt {
+  Session& session;
+  std::shared_ptr<DeviceWatch> watch;
+
+  bool operator()() const { return watch->look(); }
+
+  void arrives() const {
+    if (watch->holds() && session.retention.add(watch)) session.poller().add([&s = session] { return s.retention.check(now_ns()); });
+  }
+};
+
+inline void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, Flights flights) {
+  try {
+    if (noted.here) work.reset();
+    const bool by_events = noted.timing == DeviceTiming::kEvents;
+    auto watch = std::allocate_shared<DeviceWatch>(SpareMemory<DeviceWatch>(), std::move(noted), std::move(work), std::move(flights));
+    const uint64_t line = watch->line();
+    session.poller().add(LookAt{session, std::move(watch)}, line, by_events);
+  } catch (const std::exception& error) {
+    device_fails(error.what());
+  }
+}
 
 }  // namespace commwatch

@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "aside.h"
+#include "backends.h"
 #include "cuda_waits.h"
 #include "device.h"
 #include "ending.h"
@@ -72,19 +73,6 @@ std::optional<Batch> take_batch(const c10d::ProcessGroup* group) {
   return batch;
 }
 
-void look_after(Session& session, OnDevice noted, c10::intrusive_ptr<c10d::Work> work, Flights flights) {
-  try {
-    if (noted.here) work.reset();
-    const bool holds = static_cast<bool>(work), by_events = noted.timing == DeviceTiming::kEvents;
-    auto watch = std::allocate_shared<DeviceWatch>(SpareMemory<DeviceWatch>(), std::move(noted), std::move(work), std::move(flights));
-    const uint64_t line = watch->line();
-    if (holds && session.retention.add(watch)) session.poller().add([&session] { return session.retention.check(now_ns()); });
-    session.poller().add([watch = std::move(watch)] { return watch->look(); }, line, by_events);
-  } catch (const std::exception& error) {
-    device_fails(error.what());
-  }
-}
-
 void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup* group, c10::intrusive_ptr<c10d::Work> work,
                       std::shared_ptr<Flight> flight) {
   if (noted.timing == DeviceTiming::kOff) return flight->finish(now_ns(), format::kByNone, format::kUntimed);
@@ -96,31 +84,6 @@ void follow_on_device(Session& session, OnDevice noted, const c10d::ProcessGroup
   }
   batch->last.emplace(std::move(noted));
   batch->flights.push_back(std::move(flight));
-}
-
-// Whether blocking collectives run on the current stream, though they have a Work. Its duration includes the wait for the group's earlier
-// operations on other streams. With the older backend, they have no Work since torch 2.8, and ran on NCCL's stream before.
-bool blocks_here(const c10d::Backend& backend) {
-  const std::string name = backend.getBackendName();
-  return name == "nccl2" || name == "nccl-lazy";
-}
-
-// Enable timing in the Works of this group. The events that a Work uses are chosen here, once, before the first Work.
-void have_times(Group& group, c10d::ProcessGroup& process_group, const c10::Device& device) {
-  if (device_timing().load() != DeviceTiming::kEvents || group.times_asked.exchange(true)) return;
-  try {
-    const auto backend = process_group.getBackend(device.type());
-    group.blocks_here.store(blocks_here(*backend));
-    backend->enableCollectivesTiming();
-  } catch (const std::exception&) {
-    group.without_times.store(true);
-  }
-}
-
-// How an operation is timed. own_times: its Work would report the duration.
-DeviceTiming timing_of(const Group& group, bool own_times) {
-  const DeviceTiming timing = device_timing().load();
-  return timing == DeviceTiming::kEvents && own_times && group.without_times.load() ? DeviceTiming::kPoll : timing;
 }
 
 // -- one operation

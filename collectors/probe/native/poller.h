@@ -95,7 +95,8 @@ class Poller {
 
   // May be called in any thread; takes a lock only if the poller sleeps or has no thread yet.
   //
-  // look: called to poll the operation; returns true once it needs no more polling. Must not throw.
+  // look: called to poll the operation; returns true once it needs no more polling. Must not throw. If it has a method `arrives`, this is
+  // called once, before, in the poller's thread.
   // line: operations with the same number, less than 2^63, end in the order in which they are added, so only the first of them is
   // polled; 0: it ends in no such order.
   // patient: the time at which its end is seen matters little, so that polls need not become frequent for it.
@@ -111,6 +112,7 @@ class Poller {
     Node(uint64_t of_line, bool is_patient) : line(of_line), patient(is_patient) {}
     virtual ~Node() = default;
     virtual bool look() = 0;
+    virtual void arrives() = 0;
     const uint64_t line;
     const bool patient;
     Node* next = nullptr;
@@ -119,6 +121,9 @@ class Poller {
   struct Of final : Node, InSpareMemory<Of<Look>> {
     Of(Look look, uint64_t line, bool patient) : Node(line, patient), look_(std::move(look)) {}
     bool look() override { return look_(); }
+    void arrives() override {
+      if constexpr (requires { look_.arrives(); }) look_.arrives();
+    }
     Look look_;
   };
   using Lines = std::unordered_map<uint64_t, std::deque<std::unique_ptr<Node>>>;
@@ -171,6 +176,7 @@ class Poller {
     for (auto node = added.rbegin(); node != added.rend(); ++node) {
       const uint64_t line = (*node)->line != 0 ? (*node)->line : kAlone | ++alone_;
       impatient = impatient || !(*node)->patient;
+      (*node)->arrives();
       (*lines)[line].push_back(std::move(*node));
     }
     return impatient;

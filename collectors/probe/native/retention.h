@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,7 +12,6 @@
 #include <vector>
 
 #include "format.h"
-#include "spare.h"
 
 namespace commwatch {
 
@@ -27,29 +25,22 @@ class Watch {
   virtual void let_go() = 0;
 };
 
+// Used only by the poller's thread.
 class Retention {
  public:
   // Most bytes that are kept.
   static constexpr uint64_t kMostBytes = format::kMostKept;
 
-  Retention() = default;
-  Retention(const Retention&) = delete;
-  Retention& operator=(const Retention&) = delete;
-  ~Retention() { take(); }
-
-  // Called in any thread; takes no lock. Returns whether the caller has to add `check` to the poller.
-  bool add(const std::shared_ptr<Watch>& watch) {
-    auto* node = new Node(watch, arrived_.load(std::memory_order_relaxed));
-    while (!arrived_.compare_exchange_weak(node->next, node)) {
-    }
-    return !checked_.exchange(true);
+  // Returns whether the caller has to add `check` to the poller.
+  bool add(std::weak_ptr<Watch> watch) {
+    watches_.push_back(std::move(watch));
+    return !std::exchange(checked_, true);
   }
 
-  // Called by the poller. Lets the oldest watches go if too much is kept. Returns true once nothing is watched.
+  // Lets the oldest watches go if too much is kept. Returns true once nothing is watched.
   bool check(uint64_t now) {
     if (now - last_ns_ < kEveryNs) return false;
     last_ns_ = now;
-    take();
     std::vector<std::pair<std::shared_ptr<Watch>, uint64_t>> keep;
     uint64_t kept = 0;
     const auto over = [&](const std::weak_ptr<Watch>& known) {
@@ -66,32 +57,15 @@ class Retention {
       watch->let_go();
       kept -= bytes;
     }
-    if (!watches_.empty()) return false;
-    checked_.store(false);
-    return arrived_.load() == nullptr || checked_.exchange(true);  // what arrived before the store found the check running
+    checked_ = !watches_.empty();
+    return !checked_;
   }
 
  private:
-  struct Node : InSpareMemory<Node> {
-    Node(std::weak_ptr<Watch> w, Node* n) : watch(std::move(w)), next(n) {}
-    std::weak_ptr<Watch> watch;
-    Node* next;
-  };
   static constexpr uint64_t kEveryNs = 5'000'000;
 
-  // Append what was added, oldest first.
-  void take() {
-    const auto before = static_cast<std::ptrdiff_t>(watches_.size());
-    for (Node* node = arrived_.exchange(nullptr); node != nullptr;) {
-      watches_.push_back(std::move(node->watch));
-      delete std::exchange(node, node->next);
-    }
-    std::reverse(watches_.begin() + before, watches_.end());
-  }
-
-  std::atomic<Node*> arrived_{nullptr};
-  std::atomic<bool> checked_{false};
-  std::vector<std::weak_ptr<Watch>> watches_;  // oldest first; used only by the check, as is the next one
+  std::vector<std::weak_ptr<Watch>> watches_;  // oldest first
+  bool checked_ = false;
   uint64_t last_ns_ = 0;
 };
 

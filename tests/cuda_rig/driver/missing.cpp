@@ -68,7 +68,7 @@ int do_nothing(const char* function) {
     if (found == nullptr) found = &Calls::of(function);
     calls = found;
   }
-  calls->count();
+  calls->of_this_thread().fetch_add(1);
   return is_lost() ? CUDA_ERROR_DEVICE_UNAVAILABLE : ready() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 

@@ -115,28 +115,24 @@ Calls& Calls::of(const char* function) {
   return *calls;
 }
 
-void Calls::count() {
-  calls_.fetch_add(1, std::memory_order_relaxed);
-  trace(2, "%s", function.c_str());
+std::atomic<uint64_t>& Calls::of_this_thread() {
   const int me = thread_id();
   for (ByThread& by : by_thread_) {
-    int thread = by.thread.load(std::memory_order_relaxed);
-    if (thread == 0 && by.thread.compare_exchange_strong(thread, me)) {
-      thread = me;
-      const std::string name = thread_name(me);
-      const std::lock_guard<std::mutex> guard(books().mutex);
-      books().threads[me] = name;
-    }
-    if (thread == me) {
-      by.calls.fetch_add(1, std::memory_order_relaxed);
-      return;
-    }
+    int thread = 0;
+    if (by.thread.load() != me && !by.thread.compare_exchange_strong(thread, me)) continue;
+    const std::string name = thread_name(me);
+    const std::lock_guard<std::mutex> guard(books().mutex);
+    books().threads[me] = name;
+    return by.calls;
   }
+  return of_others_;
 }
 
 // With the books' lock. A name is that of now, for threads are named after their first calls.
 std::string Calls::json() const {
-  if (calls_ == 0) return "";
+  uint64_t calls = of_others_;
+  for (const ByThread& by : by_thread_) calls += by.calls;
+  if (calls == 0) return "";
   std::map<std::string, uint64_t> threads;
   for (const ByThread& by : by_thread_) {
     if (by.thread == 0) continue;
@@ -144,7 +140,7 @@ std::string Calls::json() const {
     if (name.empty()) name = books().threads[by.thread];
     threads[name + "/" + std::to_string(by.thread)] += by.calls;
   }
-  return "{\"calls\": " + std::to_string(calls_) + ", \"threads\": " + json_of(threads) + "}";
+  return "{\"calls\": " + std::to_string(calls) + ", \"threads\": " + json_of(threads) + "}";
 }
 
 Totals& totals() {

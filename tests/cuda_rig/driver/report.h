@@ -10,24 +10,24 @@
 
 namespace played {
 
-// How often a function was called, by thread. Takes no lock but for a thread's first call.
+// How often a function was called, by thread.
 class Calls {
  public:
   static Calls& of(const char* function);  // never destroyed
-  void count();
+  std::atomic<uint64_t>& of_this_thread();
   std::string json() const;  // without its name; empty: never called
 
   const std::string function;
 
  private:
   explicit Calls(const char* name) : function(name) {}
-  static constexpr int kThreads = 64;  // the calls of further threads are only in the sum
+  static constexpr int kThreads = 64;
   struct ByThread {
     std::atomic<int> thread{0};
     std::atomic<uint64_t> calls{0};
   };
-  std::atomic<uint64_t> calls_{0};
   ByThread by_thread_[kThreads];
+  std::atomic<uint64_t> of_others_{0};  // of further threads, only in the sum
 };
 
 struct Totals {
@@ -61,7 +61,9 @@ CUresult unsafe(const char* function);  // an error while a capture forbids call
 template <class Body>
 CUresult counted(const char* function, Body body) {
   static Calls& calls = Calls::of(function);
-  calls.count();
+  static thread_local std::atomic<uint64_t>& mine = calls.of_this_thread();
+  mine.fetch_add(1, std::memory_order_relaxed);
+  if (settings().trace >= 2) trace(2, "%s", function);
   return is_lost() ? CUDA_ERROR_DEVICE_UNAVAILABLE : body();
 }
 

@@ -35,30 +35,6 @@ void test_oldest_go_first() {
   CHECK(retention.add(std::make_shared<Kept>(0)), "retention: then the next watch needs a check");
 }
 
-void test_retention_in_threads() {
-  constexpr int kEach = 2000;
-  Retention retention;
-  std::atomic<int> needed{0}, added{0};
-  std::atomic<uint64_t> freed{0};
-  in_threads(kThreads + 1, [&](int thread) {
-    if (thread < kThreads) {
-      for (int i = 0; i < kEach; ++i) needed.fetch_add(retention.add(std::make_shared<Kept>(0)));
-      added.fetch_add(1);
-      return;
-    }
-    // As the poller does: a check runs from the moment it is needed until it returns true.
-    uint64_t now = 0;
-    for (int checks = 0; added.load() < kThreads || checks < needed.load();) {
-      if (checks < needed.load() && retention.check(now += 5 * kMs)) ++checks;
-    }
-    freed.store(now);
-  });
-  CHECK(freed.load() > 0 && retention.add(std::make_shared<Kept>(0)), "retention: each check that was needed came to its end");
-}
-
 }  // namespace
 
-void test_retention() {
-  test_oldest_go_first();
-  test_retention_in_threads();
-}
+void test_retention() { test_oldest_go_first(); }
