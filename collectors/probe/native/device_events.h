@@ -42,8 +42,9 @@ class Events {
   // Record an event that has been recorded before, without c10's changes of the device; returns false if that failed.
   static bool again(const Node& node, void* stream) {
     void* const event = node.event.eventId();
-    if (event == nullptr) return false;
-    if (Runtime::get().record(event, stream) == 0) return true;
+    const auto record = Runtime::get().record;
+    if (event == nullptr || record == nullptr) return false;
+    if (record(event, stream) == 0) return true;
     Runtime::get().last_error();
     return false;
   }

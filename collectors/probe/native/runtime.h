@@ -19,7 +19,7 @@ inline void* function_of(const char* library, const char* name) {
 struct Runtime {
   int (*exchange_capture_mode)(int*);
   int (*is_capturing)(void*, int*);
-  int (*record)(void*, void*);
+  int (*record)(void*, void*);  // may be null: c10 has it, too
   int (*last_error)();
 
   static const Runtime& get() {
@@ -69,7 +69,7 @@ struct Runtime {
           reinterpret_cast<int (*)(void*, int*)>(look(cuda ? "cudaStreamIsCapturing" : "hipStreamIsCapturing")),
           reinterpret_cast<int (*)(void*, void*)>(look(cuda ? "cudaEventRecord" : "hipEventRecord")),
           reinterpret_cast<int (*)()>(look(cuda ? "cudaGetLastError" : "hipGetLastError"))};
-      if (runtime.exchange_capture_mode && runtime.is_capturing && runtime.record && runtime.last_error) return runtime;
+      if (runtime.exchange_capture_mode && runtime.is_capturing && runtime.last_error) return runtime;
     }
     return Runtime{};
   }
