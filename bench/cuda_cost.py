@@ -3,8 +3,8 @@
 The CUDA build of PyTorch and NCCL on the simulated CUDA driver of ``tests/cuda_rig``: two ranks, and a device that is busy while the
 operations are launched. Each round measures one block of operations with each tool, in a new random order, after a block that warms the
 caches, and there are several jobs, because the addresses of a process make a difference of their own. A figure is the lower quartile of all
-blocks: what disturbs a block makes it slower, never faster. Two times are measured: the
-thread's CPU time, to which the budget refers, and wall time, which includes locks and, where cores are few, the turns of other threads.
+blocks: what disturbs a block makes it slower, never faster. Two times are measured: the thread's CPU time, to which the budget refers, and
+wall time, which includes locks and, where cores are few, the turns of other threads.
 
 The driver is simulated, so its calls cost less or more than a real one's. One row shows what the calls that the hook makes for an
 operation cost here if they are made by hand: PyTorch's timing of the operation, an event, and a query whether the stream is captured. The

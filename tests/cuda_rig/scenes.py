@@ -100,7 +100,7 @@ def devices() -> None:
     for step in range(12):
         for tensor in tensors:
             with torch.cuda.device(tensor.device):
-                busy(1)
+                busy(5)  # longer than the launch, also on a machine that does other things
                 work = dist.all_reduce(tensor, async_op=step % 2 == 0)
                 if work is not None:
                     work.wait()

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from commwatch.collectors.wire import events as ev
 from tests.cuda_rig.job import command_of, environment
@@ -56,14 +57,16 @@ def test_slow_driver(libraries: Path, tmp_path: Path, hook: str) -> None:
         found.append([queries(place / f"played-{rank}.json") for rank in range(2)])
     assert max(found[1]) <= max(found[0])
     # With the backend of torch 2.15, a process may end while the query of its last operation is under way.
-    assert all(len(rank.of("all_reduce")) >= 5 for rank in read_rings(tmp_path / "1"))
+    least = 5 if torch.__version__ >= torch.torch_version.TorchVersion("2.15") else 6
+    assert all(least <= len(rank.of("all_reduce")) <= 6 for rank in read_rings(tmp_path / "1"))
 
 
 @pytest.mark.parametrize("hook", ["native", "python"])
 def test_aborted(libraries: Path, tmp_path: Path, hook: str) -> None:
     """A collective that times out ends the job with PyTorch's own error, and the operations before it are in the rings of both ranks."""
     code, output = ends(libraries, tmp_path, "aborted", COMMWATCH_HOOK=hook)
-    assert (code, "timeout" in output, "commwatch: " in output) == (1, True, False), output
+    own = any(words in output for words in ("collective operation timeout", "Operation timed out after"))  # since 2.15
+    assert (code, own, "commwatch: " in output) == (1, True, False), output
     for ring in read_rings(tmp_path):
         timed = {record.seq for record in ring.of("all_reduce") if not record.flags & ev.UNTIMED}
         assert timed >= {1, 2, 3, 4}  # the first makes the communicator
