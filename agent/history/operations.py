@@ -49,6 +49,10 @@ class Operation:
     failed: bool
     timing: str
     aligned: bool
+    #: What NCCL chose for it, as its profiler plugin reports.
+    algorithm: str | None
+    protocol: str | None
+    channels: int | None
 
 
 def place_of(operation_id: str) -> Cursor:
@@ -99,6 +103,7 @@ class Reader:
             failed=bool(record.flags & ev.FAILED),
             timing=ev.TIMING[record.timing] if record.timing < len(ev.TIMING) else "unknown",
             aligned=not record.flags & ev.UNALIGNED,
+            **ev.nccl_choice(record)._asdict(),
         )
 
     def newest_first(

@@ -8,13 +8,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from commwatch.collectors.probe import torch_nccl_plugin
 from commwatch.collectors.probe.native.library import ADD_GROUP, ADD_NAME, OPEN, Library
 from commwatch.collectors.probe.torch_ops import c10d_ops
 from commwatch.collectors.probe.torch_probe import Probe
+from commwatch.collectors.probe.torch_timing import nccl_version
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 
@@ -30,8 +33,8 @@ class NativeProbe(Probe):
     hook = "native"
 
     def __init__(self, env: Mapping[str, str], library: Library) -> None:
-        super().__init__(env)
         self._library = library
+        super().__init__(env)
         self._session = 0
         #: Kept, because C++ calls them.
         self._callbacks = (
@@ -79,9 +82,21 @@ class NativeProbe(Probe):
         clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
         session = self._library.install(*self._callbacks, clock, self.budget)
         self._library.time_devices(self.timing.code)
+        self._use_plugin()
         _in_use[:] = [(other, probe) for other, probe in _in_use if not probe._library.over(other)]
         _in_use.append((session, self))
         self.groups.on_made = lambda name: self._library.forget_group(name.encode())
+
+    def _use_plugin(self) -> None:
+        """Let NCCL load the profiler plugin, if it is to be used."""
+        path = self._plugin_path()
+        if not self.plugin.used or path is None:
+            return
+        if self._library.use_nccl_plugin(os.fsencode(path), torch_nccl_plugin.broadcasts_break_times(nccl_version())):
+            torch_nccl_plugin.set_variables(os.environ, path)
+
+    def _plugin_path(self) -> Path | None:
+        return self._library.nccl_plugin
 
     def _hook_operators(self) -> None:
         for op in c10d_ops():

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from commwatch.collectors.probe import torch_nccl_plugin
 from commwatch.collectors.probe.governor import budget_of
 from commwatch.collectors.probe.torch_gpu import Finder
 from commwatch.collectors.probe.torch_graphs import GraphEvents, GraphHooks
 from commwatch.collectors.probe.torch_groups import Group, Groups
 from commwatch.collectors.probe.torch_steps import StepHooks
-from commwatch.collectors.probe.torch_timing import OFF, Batches, choose, has_runtime
+from commwatch.collectors.probe.torch_timing import OFF, Batches, choose, has_runtime, nccl_version
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import identity, profile_files, ring, variables
 from commwatch.collectors.wire.handlers import raised_by_handler
@@ -48,6 +49,10 @@ class Probe(GraphEvents, ABC):
         self.ring: ring.RingFile | None = None
         #: How operations on GPUs are timed.
         self.timing = choose(env, runtime=has_runtime(), rocm=torch.version.hip is not None)
+        #: Whether NCCL is to load our profiler plugin.
+        self.plugin = torch_nccl_plugin.choose(env, nccl_version(), self._plugin_path())
+        if self.plugin.asked_for:
+            self.timing = self.timing._replace(reason=f"{self.timing.reason}; {self.plugin.reason}")
         #: Share of the time that the probe may take, 0 to 1.
         self.budget = budget_of(env, self.hook)
         at_batch = partial(self._protect, "at a batch")
@@ -123,6 +128,10 @@ class Probe(GraphEvents, ABC):
                 if raised_by_handler(error):
                     raise
         self.uninstall()
+
+    def _plugin_path(self) -> Path | None:
+        """Return NCCL's profiler plugin that this hook can ask; ``None``: there is none."""
+        return None
 
     @abstractmethod
     def _put_in(self) -> None:

@@ -62,6 +62,14 @@ def choose(env: Mapping[str, str], *, runtime: bool, rocm: bool = False) -> Timi
     return Timing(EVENTS if setting == AUTO else setting, source)
 
 
+def nccl_version() -> tuple[int, ...] | None:
+    """Return the version of this torch's NCCL; ``None`` if it has none, or has RCCL."""
+    if torch.version.hip is not None or not torch.distributed.is_nccl_available():
+        return None
+    version = torch.cuda.nccl.version()
+    return tuple(version) if isinstance(version, tuple) else None
+
+
 # -- CUDA without names in torch --------------------------------------------------------------
 
 

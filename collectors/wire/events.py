@@ -60,11 +60,14 @@ ON_DEVICE = 128  # ran on a GPU: no CPU thread is blocked in it
 MAX_PLAUSIBLE = 1 << 62
 
 #: How the end of an operation was observed, by code.
-TIMING = ("none", "future", "poll", "wait", "call", "events")
-BY_NONE, BY_FUTURE, BY_POLL, BY_WAIT, BY_CALL, BY_EVENTS = range(6)
+TIMING = ("none", "future", "poll", "wait", "call", "events", "nccl")
+BY_NONE, BY_FUTURE, BY_POLL, BY_WAIT, BY_CALL, BY_EVENTS, BY_NCCL = range(7)
 #: How the exposed time of a step mark was measured, by its ``timing``: as the time without CPU time of the training thread, or as waits of
 #: the GPU's compute stream.
 EXPOSED_SOURCES = {BY_NONE: "thread_cpu", BY_EVENTS: "stream_waits"}
+#: What NCCL may choose for an operation, in the order of ``collectors/nccl_plugin/commwatch_nccl.h``.
+ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+PROTOCOLS = ("LL", "LL128", "Simple")
 #: Not a timing: the record sums up operations of one kind and size class that were only counted (governor.py). ``waited_us``
 #: is their number, ``size_bytes`` their bytes in all, ``seq`` and ``launch_ns`` belong to the latest.
 COUNTED = 255
@@ -75,12 +78,32 @@ def size_log2(size: int) -> int:
     return (size - 1).bit_length() if size else -1
 
 
+class NcclChoice(NamedTuple):
+    """What NCCL chose for an operation; ``None``: it did not report it, or the parts of the operation differ."""
+
+    algorithm: str | None = None
+    protocol: str | None = None
+    channels: int | None = None
+
+
+def nccl_choice(record: Record) -> NcclChoice:
+    """Return what NCCL chose for an operation: ``aux`` of a record with the timing ``nccl``."""
+    if record.timing != BY_NCCL:
+        return NcclChoice()
+    algorithm, protocol, channels = record.aux & 15, record.aux >> 4 & 3, record.aux >> 6
+    return NcclChoice(
+        ALGORITHMS[algorithm - 1] if 0 < algorithm <= len(ALGORITHMS) else None,
+        PROTOCOLS[protocol - 1] if protocol else None,
+        channels or None,
+    )
+
+
 class Record(NamedTuple):
     """One record, with its fields in the order of the ring.
 
     For a step mark: ``seq`` numbers the marks, ``size_bytes`` is the exposed time in ns since the mark
     before (with flag ``EXPOSED``; ``timing`` is its source), ``launch_ns`` and ``end_ns`` are begin and end of the optimizer call,
-    ``peer`` is the optimizer's number (-1: ``commwatch.step()``), ``aux`` the number of ops in flight.
+    ``peer`` is the optimizer's number (-1: ``commwatch.step()``), ``aux`` the number of ops in flight. ``aux`` of an operation: ``nccl_choice``.
     """
 
     stamp: int

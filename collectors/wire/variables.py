@@ -9,6 +9,8 @@ from commwatch.collectors.wire.ring import MARGIN
 #: Hooks that can be asked for, and ways to time operations on GPUs.
 HOOKS = ("auto", "native", "python")
 TIMINGS = ("auto", "off", "poll", "events")
+#: Whether NCCL loads our profiler plugin.
+ON, OFF = PLUGIN = ("on", "off")
 #: A reader keeps ``MARGIN`` records of distance from the writer on both sides; the largest ring has 64 GB.
 _LEAST_SLOTS, _MOST_SLOTS = 2 * MARGIN, 999_999_999
 
@@ -33,6 +35,7 @@ _MAY_BE: dict[str, tuple[Callable[[str], bool], str]] = {
     "COMMWATCH_BUDGET": (lambda text: part(text) is not None, "a number from 0 to 1"),
     "COMMWATCH_DISABLE": (("0", "1").__contains__, "1 or 0"),
     "COMMWATCH_HOOK": (HOOKS.__contains__, f"one of {', '.join(HOOKS)}"),
+    "COMMWATCH_NCCL_PLUGIN": (PLUGIN.__contains__, f"one of {', '.join(PLUGIN)}"),
     "COMMWATCH_SLOTS": (lambda text: slots(text) is not None, f"a whole number from {_LEAST_SLOTS} to {_MOST_SLOTS}"),
     "COMMWATCH_TIMING": (TIMINGS.__contains__, f"one of {', '.join(TIMINGS)}"),
 }

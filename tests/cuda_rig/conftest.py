@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda_rig.build import NotAvailable, build
+from tests.cuda_rig.played_jobs import Run, runner
 from tests.helpers import needs
 
 
@@ -20,3 +21,9 @@ def libraries() -> Path:
         return build()
     except NotAvailable as reason:
         pytest.skip(f"the played driver cannot be built: {reason}")
+
+
+@pytest.fixture(scope="module")
+def run(libraries: Path, native: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a scene under commwatch, each with the same settings once."""
+    return runner(libraries, tmp_path_factory.mktemp)

@@ -6,6 +6,7 @@ and the other rank, so its time on the device is its own.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -157,6 +158,48 @@ def pipelined() -> None:
             outputs[-1].backward(gradients[-1])
         optimizer.step()
         optimizer.zero_grad()
+
+
+def foreign() -> None:
+    """Another library calls NCCL beside PyTorch, as vLLM's pynccl does: all_reduces, all_gathers and messages, then captured ones."""
+    nccl = ctypes.CDLL(None)  # the preloaded driver notes the calls
+    comm = _communicator(nccl)
+    whole, part = data(18), data(17)
+
+    def call(name: str, *arguments: Any) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        assert getattr(nccl, name)(*map(ctypes.c_size_t, (*arguments, comm, stream))) == 0
+
+    dist.all_reduce(whole)
+    for _ in range(5):
+        busy(5)
+        call("ncclAllReduce", whole.data_ptr(), whole.data_ptr(), 1 << 18, 7, 0)
+        call("ncclAllGather", part.data_ptr(), whole.data_ptr(), 1 << 17, 7)
+        call("ncclSend" if RANK == 0 else "ncclRecv", part.data_ptr(), 1 << 17, 7, 1 - RANK)
+        dist.all_reduce(whole)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        call("ncclAllReduce", whole.data_ptr(), whole.data_ptr(), 1 << 16, 7, 0)
+    for _ in range(10):
+        graph.replay()
+    torch.cuda.synchronize()
+    time.sleep(0.5)  # a thread of NCCL's reports the last ones
+
+
+def _communicator(nccl: ctypes.CDLL) -> int:
+    """A communicator of all ranks that PyTorch does not know."""
+
+    class Id(ctypes.Structure):
+        _fields_ = (("internal", ctypes.c_byte * 128),)
+
+    unique, comm, store = Id(), ctypes.c_void_p(), dist.distributed_c10d._get_default_store()
+    if RANK == 0:
+        assert ctypes.CDLL("libnccl.so.2").ncclGetUniqueId(ctypes.byref(unique)) == 0
+        store.set("foreign", bytes(unique).hex())
+    unique = Id.from_buffer_copy(bytes.fromhex(store.get("foreign").decode()))
+    assert nccl.ncclCommInitRank(ctypes.byref(comm), WORLD, unique, RANK) == 0
+    return comm.value or 0
 
 
 def _exchange(out: torch.Tensor | None, into: torch.Tensor | None) -> None:

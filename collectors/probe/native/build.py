@@ -80,6 +80,13 @@ def command_line(recipe: Mapping[str, str], torch: Path, cxx11_abi: bool, key: s
     ]
 
 
+def plugin_command_line(recipe: Mapping[str, str], output: Path) -> list[str]:
+    """Return the call of the compiler that makes the NCCL plugin: C, needs only libc, and is never unloaded."""
+    flags = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+    command = [*shlex.split(recipe["compiler"]), *flags, *shlex.split(recipe["flags"]), "plugin.c", "-o", str(output)]
+    return [*command, "-ldl", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-s"]
+
+
 def ensure(env: Mapping[str, str], force: bool = False, patient: bool = True) -> Path:
     """Return the built hook for this interpreter's torch; build it if it is missing, or was built differently.
 
@@ -165,13 +172,15 @@ def _build(where: Path, facts: Mapping[str, Any], made: dict[str, str], env: Map
         )
         trial = [sys.executable, "-m", "commwatch.collectors.probe.native.trial", str(built), expected]
         _call("the test of the built library", trial, scratch, {**env, "COMMWATCH_DIR": str(scratch / "run")}, _TRIAL_S)
-        checksum = hashlib.sha256(built.read_bytes()).hexdigest()
-        path = where / f"hook-{checksum[:12]}.so"
-        built.chmod(0o700)
-        built.rename(path)
+        plugin = scratch / "nccl.so"
+        _call("the compiler", plugin_command_line(made, plugin), scratch, env, _BUILD_S)
+        path, checksum = _keep(built, where, "hook")
+        plugin, plugin_checksum = _keep(plugin, where, "nccl")
     manifest = {
         "library": path.name,
         "sha256": checksum,
+        "plugin": plugin.name,
+        "plugin_sha256": plugin_checksum,
         "recipe": made,
         "torch": dict(facts),
         "built_s": round(time.monotonic() - began, 1),
@@ -179,9 +188,18 @@ def _build(where: Path, facts: Mapping[str, Any], made: dict[str, str], env: Map
     }
     _write(where / library.MANIFEST, manifest)
     for old in where.iterdir():
-        if old.name not in (path.name, library.MANIFEST) and not old.name.startswith(".build-"):
+        if old.name not in (path.name, plugin.name, library.MANIFEST) and not old.name.startswith(".build-"):
             old.unlink()
     return path
+
+
+def _keep(built: Path, where: Path, name: str) -> tuple[Path, str]:
+    """Give a library its final name, which has a part of its checksum; return both."""
+    checksum = hashlib.sha256(built.read_bytes()).hexdigest()
+    path = where / f"{name}-{checksum[:12]}.so"
+    built.chmod(0o700)
+    built.rename(path)
+    return path, checksum
 
 
 def _call(who: str, command: list[str], cwd: Path, env: Mapping[str, str], limit_s: float) -> None:

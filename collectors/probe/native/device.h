@@ -23,6 +23,7 @@
 
 #include "device_events.h"
 #include "flight.h"
+#include "nccl_plugin.h"
 #include "retention.h"
 #include "runtime.h"
 #include "stream_waits.h"
@@ -220,32 +221,63 @@ class DeviceWatch : public Watch {
 
   bool timed() const { return noted_.timing == DeviceTiming::kEvents; }
 
+  // A thread of NCCL's reports the times of an operation that is over within this time, or not at all.
+  static constexpr uint64_t kReportedWithinNs = 20'000'000;
+  // By so much may a kernel's time by NCCL and by events differ.
+  static constexpr int64_t kEventsDifferNs = 50'000;
+
   bool looked() {
     if (!next_) {
       next_ = true;
       for (auto& flight : flights_) flight->is_next();
     }
     if (!reached_ && !has_reached()) return false;
-    if (work_ ? !work_->isCompleted() : !over_->event.query()) {
-      seen_running_ = true;
-      return false;
+    if (over_ns_ == 0) {
+      if (work_ ? !work_->isCompleted() : !over_->event.query()) {
+        seen_running_ = true;
+        return false;
+      }
+      over_ns_ = now_ns();  // not before the query, which may wait for a lock of the backend
     }
-    const uint64_t now = now_ns();  // not before the query, which may wait for a lock of the backend
     const uint8_t failed = work_ && work_->exception() ? format::kFailed : 0;
+    if (failed == 0 && !reported()) return false;
+    const bool between_events = over_ && timed() && noted_.ready;
+    const double whole_ms = between_events ? noted_.ready->event.elapsedTime(over_->event) : -1;
+    if (noted_.waits != nullptr) noted_.waits->add(noted_.first ? -1 : whole_ms);
+    const int64_t took_ns = timed() ? duration_ns(whole_ms) : -1;
+    if (failed == 0) finish_by_nccl(took_ns);
     if (failed != 0 || (!timed() && seen_running_ && !noted_.first)) {
-      for (auto& flight : flights_) flight->finish(now, format::kByPoll, failed, began_ns_);
+      for (auto& flight : flights_) flight->finish(over_ns_, format::kByPoll, failed, began_ns_);
       return true;
     }
-    const bool between_events = over_ && timed() && !noted_.first && noted_.ready;
-    const double whole_ms = between_events ? noted_.ready->event.elapsedTime(over_->event) : -1;
-    if (noted_.waits != nullptr) noted_.waits->add(whole_ms);
-    if (!timed() || noted_.first) return true;  // no duration: with polls, it took less than the time between two
-    const int64_t took_ns = duration_ns(whole_ms);
-    check(took_ns, now - flights_.front()->launched_ns());
+    if (took_ns < 0 || noted_.first) return true;  // the flight's destructor finishes it without a duration
+    check(took_ns, over_ns_ - flights_.front()->launched_ns());
+    for (auto& flight : flights_) flight->finish(over_ns_, format::kByEvents, 0, over_ns_ - static_cast<uint64_t>(took_ns), true);
+    return true;
+  }
+
+  // The operations are over. Returns false while NCCL may still report the times of some.
+  bool reported() const {
+    if (now_ns() - over_ns_ >= kReportedWithinNs) return true;
+    commwatch_nccl_times times;
+    return std::none_of(flights_.begin(), flights_.end(),
+                        [&](const auto& flight) { return NcclPlugin::times(flight->nccl_call(), &times) == kCallPending; });
+  }
+
+  // Finish the operations whose times NCCL knows. took_ns: by events around them, -1 if unknown. A kernel cannot take longer: then the times are
+  // those of other operations.
+  void finish_by_nccl(int64_t took_ns) {
     for (auto& flight : flights_) {
-      if (took_ns >= 0) flight->finish(now, format::kByEvents, 0, now - static_cast<uint64_t>(took_ns), true);
+      commwatch_nccl_times times;
+      if (NcclPlugin::times(flight->nccl_call(), &times) != kCallOver) continue;
+      const auto ran_ns = static_cast<int64_t>(times.end_ns - times.begin_ns);
+      if (took_ns >= 0 && ran_ns > took_ns + took_ns / 20 + kEventsDifferNs) {
+        const std::string ran = std::to_string(ran_ns / 1000), took = std::to_string(took_ns / 1000);
+        NcclPlugin::leave();
+        return Session::say("NCCL's times are no longer used", "asking", ("a kernel of " + ran + " µs in an operation of " + took + " µs").c_str());
+      }
+      flight->finish_by_nccl(times.begin_ns, times.end_ns, times.choice);
     }
-    return true;  // without a duration, the flight's destructor finishes it without one
   }
 
   // Returns whether the device has reached the operations. Until then, they cannot be over.
@@ -301,6 +333,7 @@ class DeviceWatch : public Watch {
   bool not_ready_ = false;
   bool seen_running_ = false;  // by an earlier poll, so that begin and end are known to the interval of the polls
   uint64_t began_ns_ = 0;
+  uint64_t over_ns_ = 0;  // when it was seen to be over
 };
 
 // What the poller has of an operation on a device.

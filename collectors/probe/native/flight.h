@@ -104,6 +104,17 @@ class Flight {
     if (!inherited() && !done_.load()) ring_.blocked(slot_, now);
   }
 
+  // The call within which NCCL is asked for it; 0: NCCL does not tell its times.
+  void within(uint64_t nccl_call) { nccl_call_ = nccl_call; }
+  uint64_t nccl_call() const { return nccl_call_; }
+
+  // NCCL has told its times, and what it chose for it.
+  void finish_by_nccl(uint64_t began_ns, uint64_t ended_ns, uint16_t choice) {
+    if (done_.load()) return;
+    record_.aux = choice;
+    finish(ended_ns, format::kByNccl, 0, began_ns, true);
+  }
+
   // The operation continues after its call: count it as in flight for the exposed time.
   void watch(uint64_t now) {
     if (watched_.exchange(true)) return;
@@ -163,6 +174,7 @@ class Flight {
   Record record_;
   int slot_;
   const uint32_t life_ = forks.load(std::memory_order_relaxed);
+  uint64_t nccl_call_ = 0;
   std::atomic<bool> done_{false};
   std::atomic<bool> watched_{false};
   std::atomic<uint64_t> blocked_since_{0};

@@ -20,6 +20,8 @@
 #include "ending.h"
 #include "entered.h"
 #include "flight.h"
+#include "foreign.h"
+#include "nccl_plugin.h"
 #include "sizes.h"
 #include "spare.h"
 
@@ -186,7 +188,9 @@ struct Kernel : c10::OperatorKernel {
       }
     }
     const InOperation in_operation;
+    const NcclPlugin::Call nccl_call;  // also if it is not recorded: else it would count as one that only NCCL knows
     if (!launched.flight) return handle.redispatchBoxed(below, stack);
+    launched.flight->within(nccl_call.number());
     try {
       handle.redispatchBoxed(below, stack);
     } catch (...) {
@@ -371,6 +375,11 @@ COMMWATCH_API void cw_unhook() {
 
 // Set how operations on devices are timed from now on; numbers as in torch_timing.py.
 COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_cast<DeviceTiming>(timing)); }
+
+// NCCL will load our profiler plugin from this file. broadcasts_break_times: as in commwatch_nccl.h. Returns 0 if it cannot be used.
+COMMWATCH_API int cw_use_nccl_plugin(const char* path, int broadcasts_break_times) {
+  return NcclPlugin::use(path, Foreign::sink(broadcasts_break_times != 0)) ? 1 : 0;
+}
 
 // Begin to record. training_thread: its CPU clock; budget: fraction of the time that the probe may take. Returns the session.
 COMMWATCH_API void* cw_install(int (*open)(void*, int, int, int), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),

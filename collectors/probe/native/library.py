@@ -21,8 +21,11 @@ from typing import Any
 from commwatch.collectors.probe import governor
 from commwatch.collectors.wire import events, others, ring
 from commwatch.collectors.wire.c10d_table import Measure
+from commwatch.collectors.wire.handlers import raised_by_handler
 
 HERE = Path(__file__).parent
+#: The folder of NCCL's profiler plugin, which is built with the hook and lies beside it.
+PLUGIN = HERE.parents[1] / "nccl_plugin"
 MANIFEST = "manifest.json"
 FAILURE = "failure.json"
 #: Bytes read of a manifest, or of a library (half a megabyte); the checksum of a larger one is wrong.
@@ -87,6 +90,7 @@ _NUMBERS = {
     "kByWait": events.BY_WAIT,
     "kByCall": events.BY_CALL,
     "kByEvents": events.BY_EVENTS,
+    "kByNccl": events.BY_NCCL,
     "kCounted": events.COUNTED,
     "kCostSample": governor.COST_SAMPLE,
     "kCostNs": governor.COST_NS,
@@ -106,18 +110,21 @@ def format_header() -> str:
     """Return the C++ header with the constants that Python defines: layout of the ring, flags, codes."""
     constants = "".join(f"constexpr int {name} = {value};\n" for name, value in _NUMBERS.items())
     modes = ", ".join(f"k{mode.capitalize()}" for mode in governor.MODES)
+    ops = ", ".join(f'"{name}"' for name in events.OPS)
     measures = ", ".join(f"k{measure.name.capitalize()} = {measure}" for measure in Measure)
     return (
         "// Made from collectors/wire/events.py, ring.py, governor.py and c10d_table.py.\n#pragma once\n"
         f"namespace commwatch::format {{\n{constants}constexpr unsigned kSpread = {governor.SPREAD}u, kEnough = {governor.ENOUGH};\n"
         f"constexpr unsigned long long kLookNs = {governor.LOOK_NS}, kLongestNs = {governor.LONGEST_NS};\n"
-        f"enum class Measure {{ {measures} }};\nenum class Mode {{ {modes} }};\n}}\n"
+        f"constexpr const char* kOps[] = {{{ops}}};\nenum class Measure {{ {measures} }};\nenum class Mode {{ {modes} }};\n}}\n"
     )
 
 
 def sources() -> dict[str, str]:
-    """Return all C++ sources of the library, by file name."""
-    files = sorted(path for path in HERE.iterdir() if path.suffix in (".cpp", ".h"))
+    """Return all sources of the hook and of the NCCL plugin, by file name."""
+    files = sorted(
+        path for folder in (HERE, PLUGIN) for path in folder.iterdir() if path.suffix in (".c", ".cpp", ".h")
+    )
     return {**{path.name: path.read_text(encoding="utf-8") for path in files}, "format.h": format_header()}
 
 
@@ -167,6 +174,20 @@ def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[s
     return library, manifest
 
 
+def plugin_beside(library: Path, manifest: Mapping[str, Any]) -> Path | None:
+    """Return the NCCL plugin that was built with a library, checked; ``None`` if there is none, or it does not match the manifest."""
+    path = library.with_name(str(manifest.get("plugin", "")))
+    try:
+        right = (
+            path.parent == library.parent and hashlib.sha256(_trusted(path)).hexdigest() == manifest["plugin_sha256"]
+        )
+    except (OSError, KeyError, ValueError, NotAvailable) as error:
+        if raised_by_handler(error):
+            raise
+        return None
+    return path if right else None
+
+
 def _trusted(path: Path) -> bytes:
     _check_owner(path)
     with open(others.open_plain(path), "rb") as file:
@@ -189,8 +210,10 @@ def load(env: Mapping[str, str]) -> Library:
         NotAvailable: there is none; the message gives the reason.
     """
     facts = torch_facts()
-    path, _ = find(env, facts)
-    return Library(path, key(facts))
+    path, manifest = find(env, facts)
+    loaded = Library(path, key(facts))
+    loaded.nccl_plugin = plugin_beside(path, manifest)
+    return loaded
 
 
 #: Callbacks from C++ for what needs Python, each in a thread that C++ makes; ctypes takes the GIL for them.
@@ -208,6 +231,8 @@ class Library:
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
+        #: The NCCL plugin that was built with it.
+        self.nccl_plugin: Path | None = None
         try:
             # ``slow`` is for calls that may take long, ``quick`` for short ones that keep the GIL.
             slow, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
@@ -223,6 +248,8 @@ class Library:
         self.install = quick.cw_install
         self.install.argtypes = [OPEN, ADD_GROUP, ADD_NAME, ADD_NAME, ctypes.c_int, ctypes.c_double]
         self.install.restype = ctypes.c_void_p
+        self.use_nccl_plugin = quick.cw_use_nccl_plugin
+        self.use_nccl_plugin.argtypes = [ctypes.c_char_p, ctypes.c_int]
         self.time_devices = quick.cw_time_devices
         self.time_devices.argtypes = [ctypes.c_int]
         self.over = quick.cw_over

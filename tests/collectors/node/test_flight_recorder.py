@@ -219,6 +219,8 @@ def test_references_to_itself() -> None:
 SAMPLE = pickle.dumps(dump_of(entry(0, 1), pending(1, 2)), 2)
 
 
+# pickletools decodes a text with an unknown escape sequence, and warns.
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
 @given(st.integers(0, len(SAMPLE)), st.integers(0, len(SAMPLE)), st.binary(max_size=6))
 @examples(500)
 def test_any_bytes(cut: int, until: int, more: bytes) -> None:

@@ -120,7 +120,11 @@ bool poll_opens(Ns at) {
       if (auto errand = op->open->errand()) post(std::move(errand));
     }
     op->end = op->open->poll(*op);
-    if (op->end != kUnknown) op->open.reset();
+    if (op->end == kUnknown) continue;
+    op->open.reset();
+    if (!op->effect) continue;
+    op->effect_done = false;
+    engine().effects.emplace(op->end, op);
   }
   opens.erase(std::remove_if(opens.begin(), opens.end(), [](const OpRef& op) { return op->end != kUnknown; }), opens.end());
   return opens.size() < before;

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "engine.h"
+#include "nccl_counters.h"
 
 namespace played {
 
@@ -24,7 +25,9 @@ std::shared_ptr<Communicator> meet(uint64_t id, int rank, int ranks);
 void give_up(Communicator& communicator);  // its kernels end, whether or not the other ranks come
 
 using MakeOpen = std::function<std::unique_ptr<Open>()>;
-MakeOpen nccl_kernel(const std::string& name, std::shared_ptr<Communicator> communicator, std::vector<NcclCall> calls);
+// counters: null if they are not found; works: what is counted there.
+MakeOpen nccl_kernel(const std::string& name, std::shared_ptr<Communicator> communicator, std::vector<NcclCall> calls,
+                     std::shared_ptr<Counters> counters, Counters::Works works);
 
 // What makes a kernel with these arguments open. Empty: its calls are unknown, and it takes a fixed time.
 MakeOpen nccl_work(const std::string& name, const void* args);

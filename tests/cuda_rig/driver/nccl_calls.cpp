@@ -22,6 +22,7 @@ namespace {
 struct Known {
   uint64_t id = 0;
   std::shared_ptr<Communicator> meeting;  // once its first kernel is launched
+  std::shared_ptr<Counters> counters;     // the same
   std::vector<NcclCall> calls;            // not yet in a kernel
   uint64_t splits = 0;
 };
@@ -58,7 +59,7 @@ F* real(const char* name) {
 void made(ncclComm_t comm, uint64_t id) {
   if (comm == nullptr) return;
   const Guard guard(comms().mutex);
-  comms().known[comm] = Known{id, nullptr, {}, 0};
+  comms().known[comm] = Known{id, nullptr, nullptr, {}, 0};
 }
 
 void gone(ncclComm_t comm, bool aborted) {
@@ -118,8 +119,10 @@ MakeOpen nccl_work(const std::string& name, const void* args) {
     real<decltype(ncclCommUserRank)>("ncclCommUserRank")(comm, &rank);
     real<decltype(ncclCommCount)>("ncclCommCount")(comm, &ranks);
     known.meeting = meet(known.id, rank, ranks);
+    known.counters = Counters::of(*static_cast<const void* const*>(args));
+    if (!known.counters) trace(1, "no counters of NCCL's profiler: %s", name.c_str());
   }
-  return nccl_kernel(name, known.meeting, std::exchange(known.calls, {}));
+  return nccl_kernel(name, known.meeting, std::exchange(known.calls, {}), known.counters, Counters::works(args));
 }
 
 }  // namespace played

@@ -3,7 +3,7 @@
 // The ranks of a communicator meet in shared memory: a collective ends for all of them at once, a given time after the last one's
 // kernel has begun; send and recv end together in pairs. Data is really moved and added, read from the other process; where that
 // takes longer than was to be played, the collective takes as long as it took. Not played: how NCCL moves data (rings, channels,
-// proxies), PreMulSum, and the counters that NCCL's profiler reads of kernels.
+// proxies) and PreMulSum.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -235,8 +235,9 @@ class Side {
 // A kernel under way. Data is moved without the engine's lock: read as soon as all have come, written as soon as all have read.
 class Kernel : public Open {
  public:
-  Kernel(std::string name, std::shared_ptr<Communicator> comm, std::vector<NcclCall> calls)
-      : name_(std::move(name)), comm_(std::move(comm)), calls_(std::move(calls)) {}
+  Kernel(std::string name, std::shared_ptr<Communicator> comm, std::vector<NcclCall> calls, std::shared_ptr<Counters> counters,
+         Counters::Works works)
+      : name_(std::move(name)), comm_(std::move(comm)), calls_(std::move(calls)), counters_(std::move(counters)), works_(std::move(works)) {}
 
   void begun(Op& op) override {
     const auto messages = std::count_if(calls_.begin(), calls_.end(), [](const NcclCall& call) { return call.coll >= Coll::kSend; });
@@ -269,6 +270,7 @@ class Kernel : public Open {
   }
 
   Ns poll(Op& op) override {
+    if (counters_ && first_works_.empty() && now() >= op.begin) first_works_ = counters_->begin(works_, op.begin);
     const State state = state_;
     const bool busy = state == State::kReading || state == State::kWriting;  // the other thread has this kernel
     if (comm_->aborted && !busy) return finish(op, std::max(op.begin, now()), true);
@@ -315,6 +317,10 @@ class Kernel : public Open {
       ops += (ops.empty() ? "" : " ") + std::string(name_of(static_cast<uint32_t>(side.call.coll))) + ":" + std::to_string(side.bytes());
       bytes += side.bytes();
     }
+    if (counters_) {
+      if (first_works_.empty()) first_works_ = counters_->begin(works_, op.begin);
+      op.effect = [counters = counters_, works = works_, first = first_works_, end] { counters->end(works, first, end); };
+    }
     note_nccl({name_, ops, comm_->id, comm_->rank, comm_->ranks, op.device, first_, bytes, op.queued, op.begin, end, aborted, op.replayed});
     return end;
   }
@@ -322,6 +328,9 @@ class Kernel : public Open {
   const std::string name_;
   const std::shared_ptr<Communicator> comm_;
   const std::vector<NcclCall> calls_;
+  const std::shared_ptr<Counters> counters_;
+  const Counters::Works works_;
+  std::vector<uint64_t> first_works_;  // once it has begun
   std::vector<Side> sides_;
   uint64_t first_ = UINT64_MAX;
   std::atomic<State> state_{State::kComing};
@@ -334,8 +343,9 @@ std::shared_ptr<Communicator> meet(uint64_t id, int rank, int ranks) { return st
 
 void give_up(Communicator& communicator) { communicator.aborted = true; }
 
-MakeOpen nccl_kernel(const std::string& name, std::shared_ptr<Communicator> communicator, std::vector<NcclCall> calls) {
-  return [=] { return std::make_unique<Kernel>(name, communicator, calls); };
+MakeOpen nccl_kernel(const std::string& name, std::shared_ptr<Communicator> communicator, std::vector<NcclCall> calls,
+                     std::shared_ptr<Counters> counters, Counters::Works works) {
+  return [=] { return std::make_unique<Kernel>(name, communicator, calls, counters, works); };
 }
 
 }  // namespace played

@@ -24,8 +24,9 @@ from commwatch.collectors.probe.native import build, library
 from commwatch.collectors.probe.native.library import NotAvailable
 from tests.helpers import PATIENCE_S, clean_env, needs
 
+#: A build compiles the hook, and then the NCCL plugin; the diary has the first.
 WORKS = """case "$1" in --version) echo "diligent 1.0"; exit;; esac
-echo built >> {diary}
+case "$*" in *plugin.c*) ;; *) echo built >> {diary};; esac
 while [ "$1" != -o ]; do shift; done
 cp {hook} "$2"
 """
@@ -155,7 +156,7 @@ def test_built_anew(flags: list[str], env: dict[str, str], built: Cache) -> None
     """Other flags or another compiler make another hook; so does --force; the one before is gone."""
     assert built.call("ensure", *flags, **env)[0] == 0
     assert built.builds == 1
-    assert sorted(path.suffix for path in built.folder.iterdir()) == [".json", ".so"]
+    assert sorted(path.name.partition("-")[0] for path in built.folder.iterdir()) == ["hook", "manifest.json", "nccl"]
 
 
 def test_one_builder_at_a_time(cache: Cache) -> None:
@@ -239,17 +240,17 @@ def test_killed_builder(cache: Cache) -> None:
 
 
 def _other_content(folder: Path) -> None:
-    (library_file,) = folder.glob("*.so")
+    (library_file,) = folder.glob("hook-*.so")
     library_file.write_bytes(library_file.read_bytes() + b"\0")
 
 
 def _writable(folder: Path) -> None:
-    (library_file,) = folder.glob("*.so")
+    (library_file,) = folder.glob("hook-*.so")
     library_file.chmod(0o777)
 
 
 def _linked(folder: Path) -> None:
-    (library_file,) = folder.glob("*.so")
+    (library_file,) = folder.glob("hook-*.so")
     library_file.rename(folder.parent / "elsewhere.so")
     library_file.symlink_to(folder.parent / "elsewhere.so")
 
@@ -316,3 +317,22 @@ def test_nowhere_to_put_it(home: dict[str, str], says: str, cache: Cache) -> Non
     assert done.returncode == 1
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def spoil_content(path: Path) -> None:
+    path.write_bytes(b"other")
+
+
+def spoil_rights(path: Path) -> None:
+    path.chmod(0o777)
+
+
+@pytest.mark.parametrize("spoil", [spoil_content, spoil_rights, Path.unlink])
+def test_plugin_not_trusted(spoil: Callable[[Path], object], built: Cache) -> None:
+    """The NCCL plugin lies beside the hook. If it was changed, can be written by others, or is gone, the hook goes without it."""
+    path, manifest = library.find(built.env(), library.torch_facts())
+    plugin = library.plugin_beside(path, manifest)
+    assert plugin is not None
+    assert plugin.parent == built.folder
+    spoil(plugin)
+    assert library.plugin_beside(*library.find(built.env(), library.torch_facts())) is None

@@ -1,0 +1,372 @@
+// A profiler plugin of NCCL's that can stay on: it records when the kernels of each operation began and ended on the GPU, and what NCCL
+// chose for it.
+//
+// Needs only libc. Takes no lock, allocates nothing for an operation, and never makes NCCL wait. If anything is wrong with our own part, NCCL
+// goes on without it: no function returns an error.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "calls.h"
+#include "chain.h"
+#include "commwatch_nccl.h"
+#include "gpu_clock.h"
+#include "interface.h"
+#include "operations.h"
+
+#define MOST_EARLY_NS 1000000
+#define API __attribute__((visibility("default")))
+
+// A communicator: the context of NCCL's calls. Kept for the next one when it is destroyed, so a late call finds memory.
+struct comm {
+  struct comm* next;  // spare
+  atomic_int group;   // of the sink; kNoGroup: not asked yet
+  struct commwatch_nccl_comm about;
+  char name[64];
+  bool ours;             // we record its operations
+  atomic_bool captured;  // it has operations in graphs
+  atomic_bool odd;       // times that NCCL reports for it may be those of other operations: none is used any more
+  int version;  // in which NCCL calls us
+  int* mask;  // NCCL's
+  // The chained plugin's.
+  bool theirs;
+  void* theirs_context;
+  int theirs_mask;
+  atomic_flag clock_taken;
+  struct gpu_clock clock;
+};
+enum { kNoGroup = INT_MIN };
+
+// What we ask NCCL for: operations, and the times of their kernels on each channel.
+enum { kOurMask = kColl | kP2p | kKernelCh };
+
+static _Atomic(const struct commwatch_nccl_sink*) the_sink;
+static atomic_flag comms_taken = ATOMIC_FLAG_INIT;
+static struct comm* spare_comms;
+static _Thread_local uint64_t this_call;
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+// -- the end of an operation
+
+static void clock_report(struct comm* comm, uint64_t gpu_ns, uint64_t host_ns) {
+  if (atomic_flag_test_and_set_explicit(&comm->clock_taken, memory_order_acquire)) return;
+  gpu_clock_report(&comm->clock, (int64_t)gpu_ns, (int64_t)host_ns);
+  atomic_flag_clear_explicit(&comm->clock_taken, memory_order_release);
+}
+
+static uint64_t on_host(struct comm* comm, uint64_t gpu_ns) {
+  while (atomic_flag_test_and_set_explicit(&comm->clock_taken, memory_order_acquire)) {
+  }
+  const int64_t host_ns = gpu_clock_host(&comm->clock, (int64_t)gpu_ns);
+  atomic_flag_clear_explicit(&comm->clock_taken, memory_order_release);
+  return (uint64_t)host_ns;
+}
+
+// Sets the times of an operation, if they can be true.
+static void times(struct operation* operation, uint64_t begin, uint64_t end) {
+  struct commwatch_nccl_op* const of = &operation->of;
+  const uint64_t end_ns = on_host(operation->comm, end), begin_ns = end_ns - (end - begin);
+  // Nothing begins before its launch: a little is the error of the clocks' distance, more means that the times are of other operations,
+  // because NCCL and its kernels have not counted alike (NVIDIA/nccl #2369).
+  const uint64_t early = begin_ns < of->launch_ns ? of->launch_ns - begin_ns : 0;
+  if (early > MOST_EARLY_NS) {
+    atomic_store_explicit(&operation->comm->odd, true, memory_order_relaxed);
+    return;
+  }
+  of->begin_ns = begin_ns + early;
+  of->end_ns = end_ns + early;
+}
+
+// Hand over what is known of an operation that is over, and free its place.
+static void complete(struct operation* operation, bool timed) {
+  struct commwatch_nccl_op* const of = &operation->of;
+  const uint64_t begin = atomic_load_explicit(&operation->begin, memory_order_relaxed);
+  const uint64_t end = atomic_load_explicit(&operation->end, memory_order_relaxed);
+  of->begin_ns = of->end_ns = 0;
+  if (timed && begin <= end && !atomic_load_explicit(&operation->comm->odd, memory_order_relaxed)) times(operation, begin, end);
+  if (operation->call != 0) {
+    call_ends(operation->call, of->begin_ns, of->end_ns);
+  } else {
+    const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
+    const int group = atomic_load_explicit(&operation->comm->group, memory_order_relaxed);
+    if (sink != 0 && group >= 0) sink->write(group, of);
+  }
+  operation_free(operation);
+}
+
+// One of the ends has come.
+static void end_came(struct operation* operation) {
+  if (atomic_fetch_sub_explicit(&operation->missing, 1, memory_order_acq_rel) != 1) return;
+  if (operation->timed) clock_report(operation->comm, atomic_load_explicit(&operation->end, memory_order_relaxed), now_ns());
+  complete(operation, operation->timed);
+}
+
+// -- its begin
+
+static unsigned number_of(const char* name, const char* const* names, unsigned count) {
+  for (unsigned i = 0; name != 0 && i < count; ++i) {
+    if (strcasecmp(name, names[i]) == 0) return i + 1;
+  }
+  return 0;
+}
+
+static uint16_t choice_of(const char* algorithm, const char* protocol, unsigned channels) {
+  const unsigned algorithms = sizeof kAlgorithms / sizeof *kAlgorithms, protocols = sizeof kProtocols / sizeof *kProtocols;
+  return (uint16_t)(number_of(algorithm, kAlgorithms, algorithms) | number_of(protocol, kProtocols, protocols) << kProtocolAt |
+                    (channels < 127 ? channels : 127) << kChannelsAt);
+}
+
+// Whether operations of this communicator without a call of c10d are recorded. May call the probe: only in a thread that calls NCCL.
+static bool has_group(struct comm* comm, bool may_ask) {
+  const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
+  if (sink == 0) return false;
+  if (may_ask && atomic_load_explicit(&comm->group, memory_order_relaxed) == kNoGroup) {
+    atomic_store_explicit(&comm->group, sink->group(&comm->about), memory_order_relaxed);
+  }
+  return atomic_load_explicit(&comm->group, memory_order_relaxed) >= 0;
+}
+
+// NCCL does not count a broadcast that becomes part of an AllGatherV, but its kernels do: from then on it reads the times of earlier operations.
+static bool breaks_times(const char* func) {
+  const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
+  if (sink == 0 || !sink->broadcasts_break_times || (strcmp(func, "Broadcast") != 0 && strcmp(func, "AllGatherV") != 0)) return false;
+  const char* const enabled = getenv("NCCL_ALLGATHERV_ENABLE");
+  return enabled == 0 || strcmp(enabled, "0") != 0;
+}
+
+// An API call begins: note within which call of c10d.
+static void* api_begins(struct comm* comm, const char* func, bool captured, _Atomic(void*)** theirs) {
+  // Once an operation outside of graphs follows captured ones, NCCL counts no replays any more, but its kernels do.
+  if (captured) atomic_store_explicit(&comm->captured, true, memory_order_relaxed);
+  const bool mixed = !captured && atomic_load_explicit(&comm->captured, memory_order_relaxed);
+  if (mixed || breaks_times(func)) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
+  const uint64_t call = this_call;
+  if (call == 0) has_group(comm, true);
+  return api_new(call, now_ns(), (call != 0 ? kWithinCall : 0) | (captured ? kCaptured : 0), theirs);
+}
+
+// Whether an operation is recorded, and where it belongs.
+struct belonging {
+  bool recorded;
+  uint64_t call;       // of c10d; 0: none
+  uint64_t launch_ns;  // when NCCL was asked for it; for a replay, now
+};
+
+static struct belonging belongs(struct comm* comm, const void* parent) {
+  struct api_facts api = {this_call, now_ns(), 0};
+  // NCCL makes the messages of an all-to-all without a call of their own; in a replay, their call of c10d is not known.
+  if (!handle_is(parent, kApi) && !handle_is(parent, kCapturedApi)) return (struct belonging){api.call != 0, api.call, api.launch_ns};
+  const unsigned flags = handle_channel(parent);
+  // A replay. The probe knows the operations of PyTorch's graphs.
+  if (flags & kWithinCall && flags & kCaptured) return (struct belonging){false, 0, 0};
+  const uint64_t now = api.launch_ns;
+  const bool known = api_read(parent, &api);
+  if (flags & kWithinCall && !known) atomic_fetch_add_explicit(&operations_lost, 1, memory_order_relaxed);  // thousands of calls ago
+  if (flags & kWithinCall) return (struct belonging){known, api.call, api.launch_ns};
+  return (struct belonging){has_group(comm, false), 0, known && !(flags & kCaptured) ? api.launch_ns : now};
+}
+
+static void* operation_begins(struct comm* comm, const struct event* event, uint64_t type) {
+  const struct belonging belonging = belongs(comm, event->parent);
+  // Of a message to itself NCCL reports no kernel, and does not count it, but its kernels do: as after a broadcast.
+  const bool to_self = type == kP2p && event->p2p.peer == comm->about.rank;
+  if (to_self) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
+  const unsigned channels = to_self ? 0 : type == kColl ? event->coll.channels : event->p2p.channels;
+  struct operation* const operation = belonging.recorded && !(to_self && belonging.call != 0) ? operation_new() : 0;
+  if (operation == 0) return 0;
+  struct commwatch_nccl_op* const of = &operation->of;
+  if (type == kColl) {
+    *of = (struct commwatch_nccl_op){event->coll.func, event->coll.datatype, event->coll.count, event->coll.root,
+                                     choice_of(event->coll.algo, event->coll.proto, channels), belonging.launch_ns, 0, 0};
+  } else {
+    *of = (struct commwatch_nccl_op){event->p2p.func, event->p2p.datatype, event->p2p.count, event->p2p.peer, choice_of(0, 0, channels),
+                                     belonging.launch_ns, 0, 0};
+  }
+  operation->timed = channels > 0 && channels <= 64;
+  operation->call = belonging.call;
+  if (belonging.call != 0 && !call_begins(belonging.call, of->choice)) {
+    atomic_fetch_add_explicit(&operations_lost, 1, memory_order_relaxed);
+    operation_free(operation);
+    return 0;
+  }
+  atomic_store_explicit(&operation->launched, false, memory_order_relaxed);
+  atomic_store_explicit(&operation->began, 0, memory_order_relaxed);
+  atomic_store_explicit(&operation->ended, 0, memory_order_relaxed);
+  atomic_store_explicit(&operation->begin, UINT64_MAX, memory_order_relaxed);
+  atomic_store_explicit(&operation->end, 0, memory_order_relaxed);
+  atomic_store_explicit(&operation->missing, operation->timed ? channels + 1 : 1, memory_order_release);
+  atomic_store_explicit(&operation->comm, comm, memory_order_release);
+  return handle_of(kOperation, 0, (uint64_t)(operation - operations), atomic_load_explicit(&operation->generation, memory_order_relaxed));
+}
+
+// A kernel has begun on a channel.
+static void* channel_begins(struct comm* comm, const struct event* event) {
+  struct operation* const operation = operation_of(event->parent);
+  if (operation == 0 || !operation->timed) return 0;
+  const unsigned channel = event->kernel_ch.channel & 63;
+  lower_to(&operation->begin, event->kernel_ch.timer);
+  const bool first = atomic_fetch_or_explicit(&operation->began, UINT64_C(1) << channel, memory_order_relaxed) == 0;
+  if (first) clock_report(comm, event->kernel_ch.timer, now_ns());
+  return handle_of(kChannel, channel, (uint64_t)(operation - operations), handle_generation(event->parent));
+}
+
+// -- NCCL's calls
+
+static void* our_start(struct comm* comm, const struct event* event, uint64_t type, _Atomic(void*)** theirs) {
+  if (!comm->ours) return 0;
+  switch (type) {
+    case kCollApi: return api_begins(comm, event->coll_api.func, event->coll_api.captured, theirs);
+    case kP2pApi: return api_begins(comm, event->p2p_api.func, event->p2p_api.captured, theirs);
+    case kColl:
+    case kP2p: return operation_begins(comm, event, type);
+    case kKernelCh: return channel_begins(comm, event);
+    default: return 0;
+  }
+}
+
+// Their mask may change at any time; NCCL's is the union.
+static int their_mask(struct comm* comm) {
+  const int mask = __atomic_load_n(&comm->theirs_mask, __ATOMIC_RELAXED);
+  if (mask & ~__atomic_load_n(comm->mask, __ATOMIC_RELAXED)) __atomic_fetch_or(comm->mask, mask, __ATOMIC_RELAXED);
+  return mask;
+}
+
+static int start(void* context, void** handle, struct event* event) {
+  struct comm* const comm = context;
+  *handle = 0;
+  if (comm == 0) return 0;
+  const uint64_t type = event->type;
+  _Atomic(void*)* of_api = 0;
+  void* const ours = our_start(comm, event, type, &of_api);
+  *handle = ours;
+  if (chain.version == 0) return 0;
+  const bool wanted = comm->theirs && chain_wants(type, their_mask(comm));
+  void* const theirs = wanted ? chain_start(comm->theirs_context, event, comm->version) : 0;
+  if (ours == 0) {
+    *handle = theirs;
+  } else if (type == kCollApi || type == kP2pApi) {
+    if (of_api != 0) atomic_store_explicit(of_api, theirs, memory_order_release);
+  } else if (handle_is(ours, kChannel)) {
+    theirs_of_channel[handle_place(ours)][handle_channel(ours)] = theirs;
+  } else {
+    theirs_of_operation[handle_place(ours)] = (struct their_operation){handle_generation(ours), theirs};
+  }
+  return 0;
+}
+
+// An operation is over with its last end, so the chained plugin is called first.
+static int stop(void* handle) {
+  void* const theirs = chain.version != 0 ? chain_handle(handle) : 0;
+  if (theirs != 0) chain.stop(theirs);
+  struct operation* const operation = operation_of(handle);
+  if (operation == 0) return 0;
+  if (handle_is(handle, kChannel)) {
+    const uint64_t channel = UINT64_C(1) << handle_channel(handle);
+    if ((atomic_fetch_or_explicit(&operation->ended, channel, memory_order_relaxed) & channel) == 0) end_came(operation);
+  } else if (!atomic_exchange_explicit(&operation->launched, true, memory_order_relaxed)) {
+    end_came(operation);
+  }
+  return 0;
+}
+
+static int state(void* handle, int state, union state_args* args) {
+  void* const theirs = chain.version != 0 ? chain_handle(handle) : 0;
+  if (theirs != 0) chain.state(theirs, state, args);
+  if (state != kKernelChStop || !handle_is(handle, kChannel)) return 0;
+  struct operation* const operation = operation_of(handle);
+  if (operation != 0) raise_to(&operation->end, args->kernel_ch.timer);
+  return 0;
+}
+
+static int finalize(void* context) {
+  struct comm* const comm = context;
+  if (comm == 0) return 0;
+  if (comm->theirs) chain.finalize(comm->theirs_context);
+  for (int i = 0; i < OPERATIONS; ++i) {
+    if (atomic_load_explicit(&operations[i].comm, memory_order_acquire) == comm) complete(&operations[i], false);
+  }
+  comm->ours = comm->theirs = false;
+  while (atomic_flag_test_and_set_explicit(&comms_taken, memory_order_acquire)) {
+  }
+  comm->next = spare_comms;
+  spare_comms = comm;
+  atomic_flag_clear_explicit(&comms_taken, memory_order_release);
+  return 0;
+}
+
+static struct comm* comm_new(void) {
+  while (atomic_flag_test_and_set_explicit(&comms_taken, memory_order_acquire)) {
+  }
+  struct comm* const comm = spare_comms;
+  if (comm != 0) spare_comms = comm->next;
+  atomic_flag_clear_explicit(&comms_taken, memory_order_release);
+  if (comm == 0) return calloc(1, sizeof *comm);
+  memset(comm, 0, sizeof *comm);
+  return comm;
+}
+
+static atomic_int chain_version;
+
+static void load_chain(void) {
+  const char* const theirs = getenv("COMMWATCH_NCCL_CHAIN");
+  chain_load(theirs != 0 && *theirs != 0 ? theirs : "libnccl-profiler.so", chain_version, &spare_comms);
+}
+
+// Whether the chained plugin is used for this communicator.
+static bool chained(struct comm* comm, const char* name, log_function log) {
+  static pthread_once_t loaded = PTHREAD_ONCE_INIT;
+  pthread_once(&loaded, load_chain);
+  if (chain.version == 0) return false;
+  const struct commwatch_nccl_comm* const about = &comm->about;
+  // It may keep the address of its mask, to change it later.
+  return chain_init(&comm->theirs_context, about->id, &comm->theirs_mask, name, about->nodes, about->ranks, about->rank, log) == 0;
+}
+
+static int begin(int version, void** context, uint64_t id, int* mask, const char* name, int nodes, int ranks, int rank, log_function log) {
+  *context = 0;
+  struct comm* const comm = comm_new();
+  if (comm == 0) return 0;
+  strncpy(comm->name, name != 0 ? name : "", sizeof comm->name - 1);
+  comm->about = (struct commwatch_nccl_comm){id, comm->name, rank, ranks, nodes};
+  atomic_store(&comm->group, kNoGroup);
+  comm->version = version;
+  comm->mask = mask;
+  comm->ours = true;
+  chain_version = version;  // the same in each call of a process
+  comm->theirs = chained(comm, name, log);
+  __atomic_fetch_or(mask, kOurMask | (comm->theirs ? comm->theirs_mask : 0), __ATOMIC_RELAXED);
+  *context = comm;
+  return 0;
+}
+
+static int init_v5(void** context, uint64_t id, int* mask, const char* name, int nodes, int ranks, int rank, log_function log) {
+  return begin(5, context, id, mask, name, nodes, ranks, rank, log);
+}
+static int init_v6(void** context, uint64_t id, int* mask, const char* name, int nodes, int ranks, int rank, log_function log) {
+  return begin(6, context, id, mask, name, nodes, ranks, rank, log);
+}
+
+API const struct profiler ncclProfiler_v5 = {"commwatch", init_v5, start, stop, state, finalize};
+API const struct profiler ncclProfiler_v6 = {"commwatch", init_v6, start, stop, state, finalize};
+
+// -- the probe's calls
+
+API uint64_t* commwatch_nccl_call(void) { return &this_call; }
+
+API enum commwatch_nccl_state commwatch_nccl_times_of(uint64_t call, struct commwatch_nccl_times* times) { return call_times(call, times); }
+
+API void commwatch_nccl_sink_to(const struct commwatch_nccl_sink* sink) { atomic_store_explicit(&the_sink, sink, memory_order_release); }
+
+API uint64_t commwatch_nccl_lost(void) { return atomic_load_explicit(&operations_lost, memory_order_relaxed); }

@@ -1,0 +1,79 @@
+"""Whether NCCL loads our profiler plugin (``collectors/nccl_plugin``) in this process.
+
+The plugin reports when the kernels of each operation ran, by the GPU's clock, what NCCL chose for it, and operations of NCCL's that c10d did
+not make. It is off by default, because it has not run on a real GPU yet, and NCCL does more work with any such plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import NamedTuple
+
+from commwatch.collectors.wire.variables import ON
+
+SETTING, NCCL_VARIABLE, CHAIN = "COMMWATCH_NCCL_PLUGIN", "NCCL_PROFILER_PLUGIN", "COMMWATCH_NCCL_CHAIN"
+#: The first version that reports API calls: by these an operation belongs to a call of c10d.
+OLDEST = (2, 28, 0)
+#: Versions whose faults hit jobs with a profiler plugin.
+FAULTY: dict[tuple[int, ...], str] = {
+    (2, 30, 3): "NCCL 2.30.3 crashes with a profiler plugin (NVIDIA/nccl #2112)",
+    (2, 31, 2): "NCCL 2.31.2 is 4 to 13 % slower with a profiler plugin (NVIDIA/nccl #2355)",
+}
+
+
+#: Since this version, times are wrong for a communicator after its first broadcast (NVIDIA/nccl #2369).
+BROADCASTS_BREAK_TIMES = (2, 29, 0)
+
+
+class Choice(NamedTuple):
+    """Whether the plugin is used."""
+
+    used: bool
+    #: For people.
+    reason: str
+    #: The user has asked for it.
+    asked_for: bool = True
+
+
+def choose(env: Mapping[str, str], version: tuple[int, ...] | None, plugin: Path | None) -> Choice:
+    """Decide whether NCCL is to load the plugin.
+
+    Args:
+        version: of NCCL; ``None``: this torch has none.
+        plugin: the built library; ``None``: there is none, as with the Python hook.
+    """
+    if env.get(SETTING) != ON:
+        return Choice(False, f"{SETTING} is not {ON}", asked_for=False)
+    theirs = env.get(NCCL_VARIABLE, "")
+    obstacles: dict[str, bool] = {
+        "this torch has no NCCL": version is None,
+        "it is built with the native hook, and this is the Python hook": plugin is None,
+        f"NCCL {_text(version)} reports no API calls; {_text(OLDEST)} and later do": version is not None
+        and version < OLDEST,
+        FAULTY.get(version or (), ""): version in FAULTY,
+        f"{NCCL_VARIABLE}={theirs}": theirs.lower() == "none",
+    }
+    for obstacle, is_there in obstacles.items():
+        if is_there:
+            return Choice(False, f"no NCCL plugin: {obstacle}")
+    theirs = env.get(CHAIN, "") if theirs == str(plugin) else theirs
+    chained = f", chained with {theirs}" if theirs else ""
+    return Choice(True, f"NCCL plugin{chained}")
+
+
+def set_variables(env: MutableMapping[str, str], plugin: Path) -> None:
+    """Let NCCL load the plugin, and the plugin the user's. NCCL reads the environment when it makes its first communicator."""
+    theirs = env.get(NCCL_VARIABLE, "")
+    if theirs and theirs != str(plugin):
+        env[CHAIN] = theirs
+    env[NCCL_VARIABLE] = str(plugin)
+
+
+def broadcasts_break_times(version: tuple[int, ...] | None) -> bool:
+    """Return whether this NCCL, after a broadcast, reports times of other operations, unless NCCL_ALLGATHERV_ENABLE is 0."""
+    return version is not None and version >= BROADCASTS_BREAK_TIMES
+
+
+def _text(version: tuple[int, ...] | None) -> str:
+    return ".".join(map(str, version or ()))

@@ -1,0 +1,214 @@
+"""The NCCL plugin, called as NCCL calls it, in both versions of the interface, under the sanitizers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from commwatch.collectors.probe.native.library import PLUGIN
+from tests.helpers import needs
+
+HERE = Path(__file__).parent
+STRICT = ("-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", f"-I{PLUGIN}")
+KINDS = {"addresses": "-fsanitize=address,undefined", "threads": "-fsanitize=thread"}
+VERSIONS = ("ncclProfiler_v5", "ncclProfiler_v6")
+#: Ring and LL128 on two channels, as the driver's collectives; its messages on one channel.
+RING_LL128_2, ONE_CHANNEL = 2 | 2 << 4 | 2 << 6, 1 << 6
+
+
+class Built(NamedTuple):
+    """Programs that were built with one sanitizer: the plugin, the driver, and other plugins by their version."""
+
+    plugin: Path
+    driver: Path
+    others: dict[int, Path]
+
+    def play(self, *arguments: str, version: str = "ncclProfiler_v6", script: str = "", chained: int = 0) -> list[str]:
+        """Run the driver; return its lines."""
+        # The driver's own objects live until it ends.
+        env = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
+        env["COMMWATCH_NCCL_CHAIN"] = str(self.others[chained]) if chained else "/nowhere"
+        command = [str(self.driver), str(self.plugin), version, *arguments]
+        done = subprocess.run(command, input=script, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr[-4000:]
+        return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The plugin and its driver."""
+    needs(shutil.which("gcc"), "gcc")
+    where = tmp_path_factory.mktemp(request.param)
+
+    def build(source: Path, name: str, *flags: str) -> Path:
+        command = ["gcc", *STRICT, KINDS[request.param], str(source), "-o", str(where / name), "-ldl", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return where / name
+
+    plugin = build(PLUGIN / "plugin.c", "plugin.so", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete")
+    theirs = HERE / "their_plugin.c"
+    others = {version: build(theirs, f"v{version}.so", "-shared", f"-DVERSION={version}") for version in (4, 5, 6)}
+    return Built(plugin, build(HERE / "driver.c", "driver"), others)
+
+
+def summary(lines: list[str]) -> tuple[dict[str, int], int, dict[str, int]]:
+    """Counts of the driver's threads, NCCL's activation mask, counts of the chained plugin."""
+    counts, mask, *theirs = lines
+    return json.loads(counts), int(mask.removeprefix("mask ")), json.loads(theirs[0]) if theirs else {}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_threads(built: Built, version: str) -> None:
+    """Sixty-four threads, ends in any order and twice, communicators made and destroyed: each operation is reported once, or counted as lost."""
+    counts, mask, _ = summary(built.play("64", "2000", version=version))
+    assert mask == 2 | 4 | 64  # operations, messages, and kernels of channels
+    assert counts["free"] + counts["in_call"] + counts["not_recorded"] == 64 * 2000
+    assert counts["written"] == counts["timed"] == counts["free"]
+    assert counts["lost"] == counts["not_recorded"] < 64 * 20
+    # A thread that is interrupted for thousands of calls does not find its times any more.
+    assert counts["in_call"] - 64 * 20 < counts["over"] <= counts["in_call"]
+
+
+@pytest.mark.parametrize("chained", [4, 5, 6])
+def test_chain(built: Built, chained: int) -> None:
+    """A chained plugin of any version gets what NCCL would have given it, with its own handles and parents, and ours misses nothing."""
+    counts, mask, theirs = summary(built.play("8", "500", chained=chained))
+    assert counts["written"] == counts["free"]
+    assert counts["over"] == counts["in_call"] == 8 * 500 - counts["free"]
+    assert mask == 2 | 4 | 8 | 64
+    assert (theirs["wrong"], theirs["no_parent"]) == (0, 0)
+    assert theirs["inits"] == theirs["finalizes"] == 8
+    assert theirs["1"] == theirs["2"] + theirs["4"] == 8 * 500
+    assert theirs["512"] == (0 if chained == 4 else 8 * 500)  # API calls are newer than version 4
+    assert theirs["64"] == theirs["states"] > 0
+    assert theirs["stops"] == sum(theirs[kind] for kind in ("1", "2", "4", "64", "512"))
+
+
+def test_chained_mask(built: Built) -> None:
+    """A chained plugin may ask for more while the job runs: NCCL's mask follows with the next event."""
+    lines = built.play(script="comm 1 42 dp\nask 16\napi 2 1 0\n", chained=6)
+    assert lines[0] == "group 42 dp 0/2"
+    assert lines[1] == f"mask {2 | 4 | 8 | 16 | 64}"
+
+
+def times_of(built: Built, script: str, **how: Any) -> list[str]:
+    return [line for line in built.play(script=script, **how) if line.startswith(("times", "op", "group", "lost"))]
+
+
+#: A collective on channels 0 and 1 within call 5: its times are those of the first begin and the last end, in any order of the ends.
+IN_CALL = """comm 1 42 dp
+call 5
+api 2 1 0
+clock
+coll 3 1 2 2
+stop 2
+call 0
+channel 4 1 3 0 0
+channel 5 1 3 1 200
+times 5
+ended 5 5000
+stop 3
+times 5
+ended 4 6000
+times 5
+times 6
+"""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_times_of_a_call(built: Built, version: str) -> None:
+    """Times of an operation within a call of c10d are asked for by the call's number, known once all has ended, and not given to the sink."""
+    over = f"times over 6000 choice {RING_LL128_2}"
+    pending = f"times pending -1 choice {RING_LL128_2}"
+    assert times_of(built, IN_CALL, version=version) == [pending, pending, over, "times unknown -1 choice 0"]
+
+
+def test_several_operations_of_a_call(built: Built) -> None:
+    """A call that makes several operations lasts from the first begin to the last end; its choice is known only if they agree."""
+    script = "comm 1 42 dp\ncall 7\napi 2 1 0\nclock\ncoll 3 1 2 1\ncall 0\ncoll 4 1 2 1\nstop 3\nstop 4\nchannel 5 1 3 0 100\nended 5 200\n"
+    script += "channel 6 1 4 0 300\nended 6 900\ntimes 7\n"
+    assert times_of(built, script) == [f"times over 800 choice {2 | 2 << 4 | 1 << 6}"]
+    assert times_of(built, script.replace("coll 4 1 2 1", "p2p 4 1 2 1")) == ["times over 800 choice 0"]
+
+
+def test_without_a_call(built: Built) -> None:
+    """An operation that c10d has not made goes to the sink, its communicator is announced before it, and only once."""
+    script = (
+        "comm 1 42 dp\n" + "api 2 1 0\nclock\np2p 3 1 2 1\nstop 2\nchannel 4 1 3 9 10000\nended 4 12000\nstop 3\n" * 2
+    )
+    op = f"op Send 100 ncclInt8 peer 3 choice {ONE_CHANNEL} ns 2000"
+    assert times_of(built, script) == ["group 42 dp 0/2", op, op]
+
+
+def test_ignored_communicator(built: Built) -> None:
+    """A communicator that the sink refuses is asked for once, and its operations are not recorded."""
+    script = "comm 1 13 x\napi 2 1 0\ncoll 3 1 2 1\nstop 3\n" * 2
+    assert times_of(built, script) == ["group 13 x 0/2"] * 2
+
+
+def test_replays(built: Built) -> None:
+    """An operation captured outside of c10d is reported at each replay, without another API call; one captured within c10d is not."""
+    replay = "coll 3 1 2 1\nclock\nchannel 4 1 3 0 0\nended 4 700\nstop 3\n"
+    op = f"op AllReduce 8 ncclFloat32 peer 0 choice {2 | 2 << 4 | 1 << 6} ns 700"
+    assert times_of(built, "comm 1 42 dp\napi 2 1 1\nstop 2\n" + replay * 3) == ["group 42 dp 0/2", op, op, op]
+    assert times_of(built, "comm 1 42 dp\ncall 9\napi 2 1 1\nstop 2\ncall 0\n" + replay * 3 + "times 9\n") == [
+        "times unknown -1 choice 0"
+    ]
+
+
+def test_operations_beside_graphs(built: Built) -> None:
+    """Once an operation outside of graphs follows captured ones on a communicator, its times are not used."""
+    replay = "coll 3 1 2 1\nclock\nchannel 4 1 3 0 0\nended 4 700\nstop 3\n"
+    op = f"op AllReduce 8 ncclFloat32 peer 0 choice {2 | 2 << 4 | 1 << 6} ns"
+    script = f"comm 1 42 dp\napi 2 1 1\nstop 2\n{replay}api 5 1 0\n{replay}"
+    assert times_of(built, script) == ["group 42 dp 0/2", f"{op} 700", f"{op} -1"]
+
+
+def test_message_to_itself(built: Built) -> None:
+    """After a message to the own rank, which NCCL does not count and its kernels do, no times of this communicator are used."""
+    script = "comm 1 42 dp\ncall 4\napi 2 1 0\nself 3 1 2 2\nstop 3\nclock\np2p 4 1 2 1\nstop 4\nchannel 5 1 4 0 0\nended 5 50\ntimes 4\n"
+    assert times_of(built, script) == ["times unknown -1 choice 0"]
+    assert times_of(built, script.replace("self", "p2p")) == [f"times pending -1 choice {0}"]
+
+
+def test_kernel_before_its_launch(built: Built) -> None:
+    """Times before the launch belong to other operations: this communicator's times are not used any more."""
+    script = "comm 1 42 dp\nclock\napi 2 1 0\ncoll 3 1 2 1\nstop 3\nchannel 4 1 3 0 -9000000\nended 4 -8000000\n"
+    script += "api 2 1 0\ncoll 3 1 2 1\nstop 3\nclock\nchannel 4 1 3 0 0\nended 4 700\n"
+    op = f"op AllReduce 8 ncclFloat32 peer 0 choice {2 | 2 << 4 | 1 << 6} ns -1"
+    # The clocks' distance is known from the second operation on.
+    first = "api 2 1 0\nclock\ncoll 3 1 2 1\nstop 3\nchannel 4 1 3 0 0\nended 4 700\n"
+    lines = times_of(built, script.replace("clock\n", first, 1))
+    assert lines == ["group 42 dp 0/2", op.replace("-1", "700"), op, op]
+
+
+@pytest.mark.parametrize(("breaks", "setting", "ns"), [(1, "", -1), (1, "0", 700), (1, "1", -1), (0, "", 700)])
+def test_broadcasts(built: Built, monkeypatch: pytest.MonkeyPatch, breaks: int, setting: str, ns: int) -> None:
+    """After a broadcast on a communicator, its times are not used with an NCCL that then reports those of other operations."""
+    monkeypatch.setenv("NCCL_ALLGATHERV_ENABLE", setting)
+    after = "api 2 1 0\nclock\ncoll 3 1 2 1\nstop 3\nchannel 4 1 3 0 0\nended 4 700\n"
+    op = f"op AllReduce 8 ncclFloat32 peer 0 choice {2 | 2 << 4 | 1 << 6} ns"
+    lines = times_of(built, f"breaks {breaks}\ncomm 1 42 dp\n{after}broadcast 1\n{after}")
+    assert lines == ["group 42 dp 0/2", f"{op} 700", f"{op} {ns}"]
+
+
+def test_destroyed_communicator(built: Built) -> None:
+    """An operation that has not ended when its communicator is destroyed is recorded without times; later ends of it find nothing."""
+    script = (
+        "comm 1 42 dp\napi 2 1 0\ncoll 3 1 2 1\nstop 3\nclock\nchannel 4 1 3 0 0\nfinalize 1\nended 4 100\nstop 3\n"
+    )
+    op = f"op AllReduce 8 ncclFloat32 peer 0 choice {2 | 2 << 4 | 1 << 6} ns -1"
+    assert times_of(built, script) == ["group 42 dp 0/2", op]
+
+
+def test_too_many_under_way(built: Built) -> None:
+    """More operations than there are places are counted as lost, and do not disturb the others."""
+    script = "comm 1 42 dp\napi 2 1 0\n" + "coll 3 1 2 1\n" * 8200 + "lost\n"
+    assert times_of(built, script) == ["group 42 dp 0/2", "lost 8"]

@@ -1,0 +1,61 @@
+"""Whether NCCL loads our profiler plugin: decided by the setting, NCCL's version and the user's own plugin, each with its reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commwatch.collectors.probe.torch_nccl_plugin import broadcasts_break_times, choose, set_variables
+
+PLUGIN = Path("/cache/nccl-1.so")
+ON = {"COMMWATCH_NCCL_PLUGIN": "on"}
+FINE = (2, 30, 7)
+
+
+@pytest.mark.parametrize(
+    ("env", "version", "plugin", "reason"),
+    [
+        (ON, None, PLUGIN, "no NCCL plugin: this torch has no NCCL"),
+        (ON, FINE, None, "no NCCL plugin: it is built with the native hook, and this is the Python hook"),
+        (ON, (2, 27, 5), PLUGIN, "no NCCL plugin: NCCL 2.27.5 reports no API calls; 2.28.0 and later do"),
+        (ON, (2, 30, 3), PLUGIN, "no NCCL plugin: NCCL 2.30.3 crashes with a profiler plugin (NVIDIA/nccl #2112)"),
+        (ON, (2, 31, 2), PLUGIN, "no NCCL plugin: NCCL 2.31.2 is 4 to 13 % slower with a profiler plugin (NVIDIA/nccl #2355)"),
+        ({**ON, "NCCL_PROFILER_PLUGIN": "None"}, FINE, PLUGIN, "no NCCL plugin: NCCL_PROFILER_PLUGIN=None"),
+    ],
+)  # fmt: skip
+def test_not_used(env: dict[str, str], version: tuple[int, ...] | None, plugin: Path | None, reason: str) -> None:
+    """Where the plugin would do harm or nothing, it is not used, and the reason names the obstacle."""
+    choice = choose(env, version, plugin)
+    assert (choice.used, choice.asked_for, choice.reason) == (False, True, reason)
+
+
+@pytest.mark.parametrize("env", [{}, {"COMMWATCH_NCCL_PLUGIN": "off"}, {"COMMWATCH_NCCL_PLUGIN": "yes"}])
+def test_off(env: dict[str, str]) -> None:
+    """Without the setting, or with one that is not valid, the plugin is not used, and nothing is said about it."""
+    choice = choose(env, FINE, PLUGIN)
+    assert (choice.used, choice.asked_for) == (False, False)
+
+
+@pytest.mark.parametrize("version", [(2, 28, 0), (2, 29, 2), FINE, (2, 32, 0)])
+def test_used(version: tuple[int, ...]) -> None:
+    """From NCCL 2.28 on it is used."""
+    assert choose(ON, version, PLUGIN) == (True, "NCCL plugin", True)
+
+
+def test_chained() -> None:
+    """The user's plugin is chained, however often the probe is installed; without one, nothing is."""
+    env = {**ON, "NCCL_PROFILER_PLUGIN": "inspector"}
+    for _ in range(2):
+        set_variables(env, PLUGIN)
+        assert (env["NCCL_PROFILER_PLUGIN"], env["COMMWATCH_NCCL_CHAIN"]) == (str(PLUGIN), "inspector")
+        assert choose(env, FINE, PLUGIN).reason == "NCCL plugin, chained with inspector"
+    alone = dict(ON)
+    set_variables(alone, PLUGIN)
+    assert "COMMWATCH_NCCL_CHAIN" not in alone
+
+
+@pytest.mark.parametrize(("version", "they_do"), [(None, False), ((2, 28, 9), False), ((2, 29, 2), True), (FINE, True)])
+def test_broadcasts(version: tuple[int, ...] | None, they_do: bool) -> None:
+    """From NCCL 2.29 on, broadcasts make the reported times wrong."""
+    assert broadcasts_break_times(version) is they_do
