@@ -289,7 +289,7 @@ def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
 
 def _witnesses(name: str, get: Get) -> Iterator[Check]:
     witnesses = get(f"witnesses?job={urllib.parse.quote(name, safe='')}")
-    for what, states, remedy in (("inspector", ("found", "down"), _INSPECTOR), ("ras", ("down",), _RAS)):
+    for what, states, remedy in (("inspector", ("found", "down"), _INSPECTOR), ("ras", ("down", "refused"), _RAS)):
         state = witnesses[what]["state"]
         wrong = state in states
         says = f"{name}: {state}: {witnesses[what]['says']}"

@@ -101,7 +101,7 @@ class RasAnswer:
     """The latest answer of one RAS."""
 
     address: str
-    #: ``found`` (not asked yet), ``works`` or ``down``.
+    #: ``found`` (not asked yet), ``refused`` (a query can crash this NCCL), ``works`` or ``down``.
     state: str
     says: str
     #: Unix time; ``None``: never.

@@ -1,7 +1,7 @@
 """Polls NCCL's RAS: how many collectives each rank of each communicator has launched, over all nodes.
 
-RAS uses a thread of the trainer that NCCL runs anyway. It is polled only if the settings name it, never while a communicator
-may be under construction: NCCL 2.26.2 crashed then (NVIDIA/nccl issue 1669).
+RAS uses a thread of the trainer that NCCL runs anyway. It is polled only if the settings name it, never in a version of NCCL that a query
+can crash, and never while a communicator may be under construction, which is when most of the known crashes happened.
 """
 
 from __future__ import annotations
@@ -182,6 +182,8 @@ class _Endpoint:
 
     host: str
     port: int
+    #: Why it is not polled.
+    refused: str | None = None
     due: float = 0.0
     polled_at: float | None = None
     status: Status | None = None
@@ -231,9 +233,13 @@ class Ras:
         """Poll each RAS that is due."""
         if not self._endpoints:
             return
-        if not self._settled():
+        refused = self._refused()
+        with self._lock:
+            for endpoint in self._endpoints:
+                endpoint.refused = refused
+        if refused is not None or not self._settled():
             with self._lock:  # earlier answers may be of earlier jobs
-                self._endpoints = [_Endpoint(endpoint.host, endpoint.port) for endpoint in self._endpoints]
+                self._endpoints = [_Endpoint(endpoint.host, endpoint.port, refused) for endpoint in self._endpoints]
             return
         for endpoint in self._endpoints:
             if self._clock() < endpoint.due:
@@ -248,6 +254,15 @@ class Ras:
             with self._lock:
                 endpoint.polled_at = self._clock()
                 endpoint.due = endpoint.polled_at + POLL_S
+
+    def _refused(self) -> str | None:
+        """Return why RAS is not to be polled, by the NCCL of the live ranks of this node; ``None``: it may be."""
+        with self._jobs_lock:
+            ranks = [
+                totals for job in self._aggregate.jobs.values() for totals in job.rank_totals.values() if totals.alive
+            ]
+            versions = {str(totals.identity["nccl"]) for totals in ranks if "nccl" in totals.identity}
+        return next(filter(None, map(ras.refusal, sorted(versions))), None)
 
     def _fail(self, endpoint: _Endpoint, trouble: str) -> None:
         with self._lock:
@@ -303,7 +318,7 @@ class Ras:
         if not answers:
             return RasView("off", "the setting ras is not set", [])
         states = [answer.state for answer in answers]
-        state = next(state for state in ("down", "works", "found") if state in states)
+        state = next(state for state in ("down", "refused", "works", "found") if state in states)
         return RasView(state, "; ".join(answer.says for answer in answers), answers)
 
     def _jobs(self) -> list[Known]:
@@ -326,7 +341,9 @@ def _known(job: Job) -> Known:
 def _answer(endpoint: _Endpoint, jobs: list[Known], job: str | None) -> RasAnswer:
     status = endpoint.status
     comms = [] if status is None else [_communicator(endpoint, comm, jobs) for comm in status.communicators]
-    if endpoint.trouble is not None:
+    if endpoint.refused is not None:
+        state, says = "refused", f"{endpoint.address}: not queried: {endpoint.refused}"
+    elif endpoint.trouble is not None:
         state, says = "down", endpoint.trouble
     elif status is None:
         state, says = (

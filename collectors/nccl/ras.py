@@ -38,6 +38,24 @@ RUNNING, INIT, ENDING, ERROR, SILENT, DEAD, ABSENT = "running", "init", "ending"
 _SUCCESS, _IN_PROGRESS = 0, 7
 
 
+#: Versions in which a query can end the job, from the first to before the second, and where that is reported.
+_CRASHES = (
+    ((2, 24), (2, 28), "#1669, #1718, #1762, #1996"),
+    ((2, 29), (2, 31), "#2346"),
+)
+
+
+def refusal(version: str) -> str | None:
+    """Return why this version of NCCL is not to be queried; ``None``: no reason is known.
+
+    >>> refusal("2.27.5")
+    'a query can crash NCCL 2.27.5 (NVIDIA/nccl #1669, #1718, #1762, #1996)'
+    """
+    parts = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    reports = next((reports for first, until, reports in _CRASHES if first <= parts < until), None)
+    return None if reports is None else f"a query can crash NCCL {version} (NVIDIA/nccl {reports})"
+
+
 class RasError(ValueError):
     """The answer is not from RAS, or has no known form; the message gives the details."""
 

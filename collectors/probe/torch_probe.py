@@ -234,6 +234,8 @@ class Probe(GraphEvents, ABC):
         mode = identity.make_private_dir(directory / "rings", self.env)
         who = identity.describe(self.env, rank, size, torch=str(torch.__version__), hook=self.hook)
         self.groups.job, self.groups.restart = who["job"], who["restart"]
+        if (nccl := nccl_version()) is not None:
+            who["nccl"] = ".".join(map(str, nccl))
         who["timing"], who["budget"] = self.timing._asdict(), self.budget
         path = identity.ring_path(directory / "rings", who["job"], who["restart"], rank)
         return path, who, variables.slots(self.env.get("COMMWATCH_SLOTS", "")) or ring.DEFAULT_SLOTS, mode

@@ -173,7 +173,7 @@ def describe(env: Mapping[str, str], rank: int, world_size: int, **more: Any) ->
 
 #: Required fields of an identity: texts, counts, and times in ns; then optional fields with their types.
 _TEXTS, _COUNTS, _TIMES = ("job",), ("restart", "rank", "world_size"), ("wall_offset_ns", "started_ns")
-_MAY = {"host": str, "boot_id": str, "hook": str, "pid": int, "local_rank": int}
+_MAY = {"host": str, "boot_id": str, "hook": str, "nccl": str, "pid": int, "local_rank": int}
 _MOST_COUNT, _MOST_TIME_NS = 1 << 31, 1 << 62
 
 

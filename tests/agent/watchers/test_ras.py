@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
@@ -163,12 +164,15 @@ def test_text_is_judged_alike() -> None:
 class Polled:
     """Ranks 4 and 6 of a job that has run one collective, and a RAS whose answers the test sets."""
 
-    def __init__(self, addresses: tuple[tuple[str, int], ...] = (("localhost", 28028),)) -> None:
+    def __init__(
+        self, addresses: tuple[tuple[str, int], ...] = (("localhost", 28028),), versions: tuple[str, ...] = ()
+    ) -> None:
         self.now, self.answer, self.asked = 1_700_000_000.0, fixture("healthy.json"), 0
         self.aggregate = Aggregate()
         self.ras = Ras(addresses, self.aggregate, threading.RLock(), lambda: self.now, self.ask)
         for rank, pid in ((4, 104), (6, 106)):
             about = {"job": "job", "rank": rank, "restart": 0, "wall_offset_ns": 0, "host": "host", "pid": pid}
+            about |= {"nccl": versions[rank // 2 - 2]} if versions else {}
             book = self.aggregate.open(f"ring{rank}", about)
             book.learn([group_entry(1, (4, 6), "pair")])
             book.ingest(packed(operation(start_ns=MS, end_ns=2 * MS, group=1)))
@@ -198,6 +202,28 @@ def test_off() -> None:
     polled.settle()
     assert (polled.asked, polled.ras.readings(), polled.ras.verdicts(None)) == (0, [], [])
     assert polled.ras.view(None).state == "off"
+
+
+@pytest.mark.parametrize("version", ["2.24.3", "2.26.2", "2.27.3", "2.27.7", "2.29.7", "2.30.7"])
+def test_not_where_it_crashes(version: str) -> None:
+    """While a rank of the node runs an NCCL that a query can crash, RAS is not queried, and the reason names the version and the report."""
+    polled = Polled(versions=("2.28.9", version))
+    polled.settle()
+    told = polled.ras.view("job")
+    assert (polled.asked, polled.ras.readings(), told.state) == (0, [], "refused")
+    assert told.says.startswith(f"localhost:28028: not queried: a query can crash NCCL {version} (NVIDIA/nccl #")
+    for totals in polled.aggregate.jobs["job"].rank_totals.values():
+        totals.alive = totals.rank == 4
+    polled.settle()
+    assert (polled.asked, polled.ras.view("job").state) == (1, "works")
+
+
+@pytest.mark.parametrize("version", ["2.28.0", "2.28.9", "2.31.0", "2.32.1"])
+def test_where_no_crash_is_known(version: str) -> None:
+    """Other versions are queried."""
+    polled = Polled(versions=(version, version))
+    polled.settle()
+    assert polled.asked == 1
 
 
 def test_not_while_communicators_are_made() -> None:

@@ -1,0 +1,98 @@
+"""What a profiler plugin costs NCCL's threads: ns of a collective, and of each of its channels (``make bench-nccl-plugin``).
+
+Calls the plugin as NCCL does. The cost of a channel is the slope between one and sixteen channels. An empty plugin shows what the calls
+themselves cost; all figures are without it. Other plugins can be measured in the same run: ``NAME=PATH``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from bench.common import scratch
+from commwatch.collectors.probe.native.library import PLUGIN
+
+COLLECTIVES, ROUNDS, MANY = 200_000, 7, 16
+BUDGET_NS, CHANNEL_BUDGET_NS = 150, 30
+#: It returns a handle for each event, and does nothing with it.
+EMPTY = """#include "interface.h"
+static int init(void** c, uint64_t i, int* m, const char* n, int o, int r, int k, log_function l) {
+  (void)i, (void)n, (void)o, (void)r, (void)k, (void)l;
+  *c = (void*)1;
+  *m = kColl | kP2p | kKernelCh;
+  return 0;
+}
+static int start(void* c, void** h, struct event* e) { (void)c, (void)e; *h = (void*)1; return 0; }
+static int stop(void* h) { (void)h; return 0; }
+static int state(void* h, int s, union state_args* a) { (void)h, (void)s, (void)a; return 0; }
+static int finalize(void* c) { (void)c; return 0; }
+const struct profiler ncclProfiler_v6 = {"empty", init, start, stop, state, finalize};
+"""
+
+
+class Cost(NamedTuple):
+    """ns of a collective without its channels, and of a channel; calls of malloc for a collective with one channel."""
+
+    collective_ns: float
+    channel_ns: float
+    mallocs: float
+
+    def over(self, empty: Cost) -> Cost:
+        """The cost beyond that of the empty plugin."""
+        return Cost(self.collective_ns - empty.collective_ns, self.channel_ns - empty.channel_ns, self.mallocs)
+
+
+def once(program: Path, plugin: str, channels: int, in_calls: bool) -> dict[str, float]:
+    """ns and calls of malloc for one collective."""
+    # The setting of NVIDIA's example: operations, messages and kernels. Without a file it writes nothing.
+    env = {**os.environ, "NCCL_PROFILE_EVENT_MASK": "70", "COMMWATCH_NCCL_CHAIN": "/nowhere"}
+    command = [str(program), plugin, str(COLLECTIVES), str(channels), str(int(in_calls))]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stderr or f"{plugin}: exit code {done.returncode}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def cost(program: Path, plugin: str, in_calls: bool) -> Cost:
+    """Of one round."""
+    one, many = once(program, plugin, 1, in_calls), once(program, plugin, MANY, in_calls)
+    channel = (many["ns"] - one["ns"]) / (MANY - 1)
+    return Cost(one["ns"] - channel, channel, one["mallocs"])
+
+
+def main(others: list[str]) -> None:
+    """Measure all plugins in turn, round by round, and print a table of medians."""
+    with scratch() as where:
+        (where / "empty.c").write_text(EMPTY)
+        gcc = ["gcc", "-std=c11", "-O2", f"-I{PLUGIN}"]
+        shared = ["-fPIC", "-shared", "-fvisibility=hidden"]
+        subprocess.run([*gcc, str(Path(__file__).with_suffix(".c")), "-o", str(where / "bench"), "-ldl"], check=True)
+        subprocess.run(
+            [*gcc, *shared, str(PLUGIN / "plugin.c"), "-o", str(where / "ours.so"), "-ldl", "-pthread"], check=True
+        )
+        subprocess.run([*gcc, "-fPIC", "-shared", str(where / "empty.c"), "-o", str(where / "empty.so")], check=True)
+        arms = {
+            "empty": (str(where / "empty.so"), True),
+            "commwatch, operations of PyTorch": (str(where / "ours.so"), True),
+            "commwatch, operations of other libraries": (str(where / "ours.so"), False),
+            **{name: (path, False) for name, _, path in (other.partition("=") for other in others)},
+        }
+        rounds = [{name: cost(where / "bench", *arm) for name, arm in arms.items()} for _ in range(ROUNDS)]
+    print("| plugin | a collective | each channel | calls of malloc |\n|---|---|---|---|")
+    for name in arms:
+        found = [each[name].over(each["empty"]) if name != "empty" else each[name] for each in rounds]
+        collective, channel = median(one.collective_ns for one in found), median(one.channel_ns for one in found)
+        print(f"| {name} | {collective:.0f} ns | {channel:.1f} ns | {found[0].mallocs:.1f} |")
+    print(f"\nBudget: {BUDGET_NS} ns a collective, {CHANNEL_BUDGET_NS} ns a channel, no allocation.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
