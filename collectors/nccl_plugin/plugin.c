@@ -123,9 +123,17 @@ static unsigned number_of(const char* name, const char* const* names, unsigned c
 }
 
 static uint16_t choice_of(const char* algorithm, const char* protocol, unsigned channels) {
-  const unsigned algorithms = sizeof kAlgorithms / sizeof *kAlgorithms, protocols = sizeof kProtocols / sizeof *kProtocols;
-  return (uint16_t)(number_of(algorithm, kAlgorithms, algorithms) | number_of(protocol, kProtocols, protocols) << kProtocolAt |
-                    (channels < 127 ? channels : 127) << kChannelsAt);
+  // NCCL's names are constants, mostly those of the operation before.
+  static _Thread_local struct {
+    const char *algorithm, *protocol;
+    unsigned numbers;
+  } last;
+  if (algorithm != last.algorithm || protocol != last.protocol) {
+    const unsigned algorithms = sizeof kAlgorithms / sizeof *kAlgorithms, protocols = sizeof kProtocols / sizeof *kProtocols;
+    last.algorithm = algorithm, last.protocol = protocol;
+    last.numbers = number_of(algorithm, kAlgorithms, algorithms) | number_of(protocol, kProtocols, protocols) << kProtocolAt;
+  }
+  return (uint16_t)(last.numbers | (channels < 127 ? channels : 127) << kChannelsAt);
 }
 
 // Whether operations of this communicator without a call of c10d are recorded. May call the probe: only in a thread that calls NCCL.
@@ -343,10 +351,11 @@ static int begin(int version, void** context, uint64_t id, int* mask, const char
   atomic_store(&comm->group, kNoGroup);
   comm->version = version;
   comm->mask = mask;
-  comm->ours = true;
+  // Without the probe, as in another program that has inherited the environment, NCCL is asked for nothing.
+  comm->ours = atomic_load_explicit(&the_sink, memory_order_acquire) != 0;
   chain_version = version;  // the same in each call of a process
   comm->theirs = chained(comm, name, log);
-  __atomic_fetch_or(mask, kOurMask | (comm->theirs ? comm->theirs_mask : 0), __ATOMIC_RELAXED);
+  __atomic_fetch_or(mask, (comm->ours ? kOurMask : 0) | (comm->theirs ? comm->theirs_mask : 0), __ATOMIC_RELAXED);
   *context = comm;
   return 0;
 }

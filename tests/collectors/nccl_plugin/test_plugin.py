@@ -98,6 +98,16 @@ def test_chained_mask(built: Built) -> None:
     assert lines[1] == f"mask {2 | 4 | 8 | 16 | 64}"
 
 
+def test_without_the_probe(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no probe uses it, the plugin asks NCCL for nothing, and passes on what a chained one asks for."""
+    monkeypatch.setenv("NO_SINK", "1")
+    script = "comm 1 42 dp\napi 2 1 0\ncoll 3 1 2 1\nstop 3\nfinalize 1\n"
+    assert built.play(script=script) == ["mask 0"]
+    mask, theirs = built.play(script=script, chained=6)
+    assert mask == f"mask {2 | 4 | 8 | 64}"
+    assert json.loads(theirs)["2"] == 1
+
+
 def times_of(built: Built, script: str, **how: Any) -> list[str]:
     return [line for line in built.play(script=script, **how) if line.startswith(("times", "op", "group", "lost"))]
 
