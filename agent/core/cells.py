@@ -174,6 +174,23 @@ class Compared:
         self.count = self.duration_ns = 0
 
 
+class Ran:
+    """Sums over operations of one kind and size class that NCCL timed, and for which it chose the same."""
+
+    __slots__ = ("bus_bytes", "bytes", "count", "duration_ns")
+
+    def __init__(self) -> None:
+        self.count = self.bytes = self.duration_ns = 0
+        self.bus_bytes = 0.0
+
+    def add(self, size: int, bus_bytes: float, duration_ns: int, count: int = 1) -> None:
+        """Count operations."""
+        self.count += count
+        self.bytes += size
+        self.bus_bytes += bus_bytes
+        self.duration_ns += duration_ns
+
+
 class Messages:
     """Sums over the messages between a rank and one peer, in one direction."""
 

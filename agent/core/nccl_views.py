@@ -26,6 +26,32 @@ class NcclMessage:
 
 
 @dataclass(frozen=True)
+class NcclOperations:
+    """Operations of one kind and size class for which NCCL chose the same, over the ranks of this node; by NCCL's own times."""
+
+    job_id: str
+    group_id: str
+    group: str
+    op: str
+    #: S <= 2**size_log2 bytes; -1: S is 0.
+    size_log2: int
+    #: ``None``: NCCL did not report it, as of sends and receives, or the parts of the operations differ.
+    algorithm: str | None
+    protocol: str | None
+    channels: int | None
+    ranks: list[int]
+    #: Since the agent opened the ranks' rings, over all of them.
+    count: int
+    bytes: int
+    #: Mean time of an operation's kernels, in seconds.
+    mean_s: float
+    #: Bus bandwidth in bytes per second while the kernels ran; ``None``: the operation has none.
+    busbw: float | None
+    #: What is wrong with the choice; empty if nothing is known to be.
+    remark: str
+
+
+@dataclass(frozen=True)
 class Topology:
     """Contents of a job's NCCL logs on this node."""
 

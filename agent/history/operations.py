@@ -103,7 +103,7 @@ class Reader:
             failed=bool(record.flags & ev.FAILED),
             timing=ev.TIMING[record.timing] if record.timing < len(ev.TIMING) else "unknown",
             aligned=not record.flags & ev.UNALIGNED,
-            **ev.nccl_choice(record)._asdict(),
+            **ev.nccl_choice(record.timing, record.aux)._asdict(),
         )
 
     def newest_first(

@@ -30,6 +30,7 @@ from commwatch.core.cells import (
     Compared,
     Counted,
     Messages,
+    Ran,
     counted,
 )
 from commwatch.core.intervals import Intervals
@@ -76,6 +77,8 @@ class RankTotals(TrainerState):
         self.steps = StepAccounting()
         #: By (group, op, peer): sums over its messages and the waits for them.
         self.messages: dict[tuple[int, int, int], Messages] = {}
+        #: By kind and what NCCL chose (``events.nccl_choice``): sums over the operations that NCCL timed.
+        self.ran: dict[tuple[CellKey, int], Ran] = {}
         self.lost = 0
         self.read = 0
         #: Skipped records: their stamps are valid, but their values impossible.
@@ -119,7 +122,7 @@ class RankTotals(TrainerState):
         self.read += len(records) // ev.RECORD_SIZE
         self.tail = (self.tail + records)[-_TAIL_BYTES:]
         for record in ev.RECORD.iter_unpack(records):
-            stamp, op, dtype, group, peer, _, size, launch, seq, waited_us, start, end, flags, timing, _, _ = record
+            stamp, op, dtype, group, peer, _, size, launch, seq, waited_us, start, end, flags, timing, aux, _ = record
             if not launch <= end < ev.MAX_PLAUSIBLE or start > end or size >= ev.MAX_PLAUSIBLE:
                 self.nonsense += 1
                 continue
@@ -137,14 +140,13 @@ class RankTotals(TrainerState):
                 sums = self._open(at, op, size)
             if self.live_from is None:
                 self.live_from = _number(stamp, until_n)
-            p2p, cell = sums.p2p, sums.cell
+            p2p, cell, duration = sums.p2p, sums.cell, end - start
             if p2p is None and not flags & ev.FAILED:
                 last_seq[group], launched[group] = seq, launch
             if flags & _UNMEASURED:
                 cell.count_unmeasured(size, failed=bool(flags & ev.FAILED))
                 self._note(record, flags)
                 continue
-            duration = end - start
             cell.count += 1
             cell.bytes += size
             cell.duration_ns += duration
@@ -153,6 +155,7 @@ class RankTotals(TrainerState):
             bins, number = sums.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
             bins[number] = bins.get(number, 0) + 1
             cell.durations[bisect_left(bounds, duration)] += 1
+            self._ran(sums, aux, size, duration) if timing == ev.BY_NCCL else None
             came_out = self._came_out_ns
             if waited_us or not (p2p is not None or flags & _NOT_STOOD_IN):
                 # Waits in operations that are not symmetric are no part of the rank's own time, so its start moves by them.
@@ -238,6 +241,13 @@ class RankTotals(TrainerState):
         self.binned_waits_ns[at] = self.binned_waits_ns.get(at, 0) + waited_ns
         if len(self.binned_waits_ns) > MOST_BINS:
             del self.binned_waits_ns[next(iter(self.binned_waits_ns))]
+
+    def _ran(self, sums: CellTotals, choice: int, size: int, duration_ns: int) -> None:
+        """Count an operation that NCCL timed."""
+        kind = sums.key, choice
+        if kind not in self.ran and len(self.ran) >= MOST_KINDS:
+            kind = OTHER_KIND, 0
+        self.ran.setdefault(kind, Ran()).add(size, size * sums.factor, duration_ns)
 
     def _messages_with(self, group: int, op: int, peer: int) -> Messages:
         whom = group, op, peer

@@ -86,11 +86,11 @@ class NcclChoice(NamedTuple):
     channels: int | None = None
 
 
-def nccl_choice(record: Record) -> NcclChoice:
-    """Return what NCCL chose for an operation: ``aux`` of a record with the timing ``nccl``."""
-    if record.timing != BY_NCCL:
+def nccl_choice(timing: int, aux: int) -> NcclChoice:
+    """Return what NCCL chose for an operation, from these fields of its record."""
+    if timing != BY_NCCL:
         return NcclChoice()
-    algorithm, protocol, channels = record.aux & 15, record.aux >> 4 & 3, record.aux >> 6
+    algorithm, protocol, channels = aux & 15, aux >> 4 & 3, aux >> 6
     return NcclChoice(
         ALGORITHMS[algorithm - 1] if 0 < algorithm <= len(ALGORITHMS) else None,
         PROTOCOLS[protocol - 1] if protocol else None,

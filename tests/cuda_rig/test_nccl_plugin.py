@@ -88,7 +88,7 @@ def test_choices(run: Run, scene: str) -> None:
     rank = played.ranks[0]  # only this one logs them
     recorded = Counter[tuple[str, int, str, str, int]]()
     for record in rank.operations:
-        choice = ev.nccl_choice(record)
+        choice = ev.nccl_choice(record.timing, record.aux)
         if choice.algorithm and choice.protocol and choice.channels:
             function = next(name for name, ops in names.items() if rank.op(record) in ops)
             size = record.size_bytes or 4  # NCCL's barrier sums one number

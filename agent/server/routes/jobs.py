@@ -11,11 +11,12 @@ from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
 from commwatch import __version__
+from commwatch.analysis.nccl_operations import nccl_operations
 from commwatch.analysis.summary import DIMENSIONS
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.core.api_views import About, Summary
 from commwatch.core.host_views import HostView
-from commwatch.core.nccl_views import NcclMessage, Topology
+from commwatch.core.nccl_views import NcclMessage, NcclOperations, Topology
 from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.operations import Cursor, place_of
 from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists
@@ -140,6 +141,14 @@ def topology(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> l
     if job is not None and not services.logs.knows(job):
         job_exists(agent, job)
     return services.logs.topology(job)
+
+
+@router.get("/nccl/operations")
+def operations_of_nccl(agent: QueriesOf, job: JobFilter = None) -> list[NcclOperations]:
+    """Operations by what NCCL chose for them, with NCCL's own times, as far as its profiler plugin reports them."""
+    job_exists(agent, job)
+    with agent.live(job) as (jobs, _):
+        return nccl_operations(jobs)
 
 
 @router.get("/nccl/messages")

@@ -1,0 +1,76 @@
+"""Operations by what NCCL chose for them: their sums over ranks, and what is wrong with a choice."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from commwatch.analysis.nccl_operations import nccl_operations
+from commwatch.collectors.probe.native.library import PLUGIN
+from commwatch.collectors.wire import events as ev
+from commwatch.core.cells import MOST_KINDS
+from commwatch.core.nccl_views import NcclOperations
+from commwatch.ingest.jobs import Aggregate
+from tests.helpers import MS, group_entry, operation, packed
+
+RING_SIMPLE_4, TREE_LL_1, TREE_LL_2 = 2 | 3 << 4 | 4 << 6, 1 | 1 << 4 | 1 << 6, 1 | 1 << 4 | 2 << 6
+
+
+def timed(aux: int, *, ms: int, size: int, op: str = "all_reduce", timing: int = ev.BY_NCCL) -> tuple[int, ...]:
+    """An operation with this choice."""
+    return (*operation(op, start_ns=MS, end_ns=(1 + ms) * MS, size=size, group=1, timing=timing)[:-1], aux)
+
+
+def of_ranks(*ranks: list[tuple[int, ...]]) -> list[NcclOperations]:
+    """The answer for ranks with these operations."""
+    aggregate = Aggregate()
+    for rank, operations in enumerate(ranks):
+        about = {"job": "job", "rank": rank, "restart": 0, "wall_offset_ns": 0, "host": "host", "pid": 1 + rank}
+        totals = aggregate.open(f"ring{rank}", about)
+        totals.learn([group_entry(1, (0, 1), "pair")])
+        totals.ingest(packed(*operations))
+    return nccl_operations(aggregate.jobs.values())
+
+
+def test_sums() -> None:
+    """Each choice has its count, mean and busbw over all ranks, the one with the most time first; other timings do not count."""
+    mine = [timed(RING_SIMPLE_4, ms=4, size=1 << 20), timed(TREE_LL_1, ms=1, size=1 << 20)]
+    others = [timed(RING_SIMPLE_4, ms=2, size=1 << 20), timed(RING_SIMPLE_4, ms=9, size=1 << 20, timing=ev.BY_EVENTS)]
+    first, second = of_ranks(mine, others)
+    assert (first.job_id, first.group, first.op, first.size_log2) == ("job", "pair", "all_reduce", 20)
+    assert (first.algorithm, first.protocol, first.channels) == ("Ring", "Simple", 4)
+    assert (first.ranks, first.count, first.bytes, first.mean_s) == ([0, 1], 2, 2 << 20, 0.003)
+    assert first.busbw == pytest.approx((2 << 20) / 0.006)  # with two ranks, busbw is algbw
+    assert (second.algorithm, second.protocol, second.channels, second.ranks) == ("Tree", "LL", 1, [0])
+
+
+@pytest.mark.parametrize(("aux", "size", "wrong"), [
+    (TREE_LL_1, 64 << 20, True), (TREE_LL_1, 16 << 20, True), (TREE_LL_1, 4 << 20, False), (RING_SIMPLE_4, 64 << 20, False), (0, 64 << 20, False),
+])  # fmt: skip
+def test_remark(aux: int, size: int, wrong: bool) -> None:
+    """LL for a large operation is remarked on; for a small one, or another protocol, or an unknown choice, nothing is."""
+    (found,) = of_ranks([timed(aux, ms=1, size=size)])
+    assert ("half of what LL sends are flags" in found.remark) is wrong
+
+
+def test_unknown_choice() -> None:
+    """Messages, and operations whose parts differ, have no algorithm."""
+    (found,) = of_ranks([timed(2 << 6, ms=1, size=100, op="send")])
+    assert (found.algorithm, found.protocol, found.channels) == (None, None, 2)
+
+
+def test_bounded() -> None:
+    """However many choices a writer invents, their number is bounded, and all are counted."""
+    found = of_ranks([timed(aux, ms=1, size=1) for aux in range(MOST_KINDS + 500)])
+    assert len(found) <= MOST_KINDS + 1
+    assert sum(each.count for each in found) == MOST_KINDS + 500
+
+
+def test_names() -> None:
+    """The names are those of the plugin, in its order."""
+    header = (PLUGIN / "commwatch_nccl.h").read_text()
+    for name, ours in (("kAlgorithms", ev.ALGORITHMS), ("kProtocols", ev.PROTOCOLS)):
+        (listed,) = re.findall(rf"{name}\[\] = {{(.*?)}};", header)
+        assert tuple(re.findall(r'"(\w+)"', listed)) == ours
+    assert (re.findall(r"kProtocolAt = (\d+), kChannelsAt = (\d+)", header)) == [("4", "6")]
