@@ -48,7 +48,7 @@ def choose(env: Mapping[str, str], version: tuple[int, ...] | None, plugin: Path
     theirs = env.get(NCCL_VARIABLE, "")
     obstacles: dict[str, bool] = {
         "this torch has no NCCL": version is None,
-        "it is built with the native hook, and this is the Python hook": plugin is None,
+        "it needs the native hook, and is built with it (commwatch native status)": plugin is None,
         f"NCCL {_text(version)} reports no API calls; {_text(OLDEST)} and later do": version is not None
         and version < OLDEST,
         FAULTY.get(version or (), ""): version in FAULTY,

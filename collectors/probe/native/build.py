@@ -172,15 +172,12 @@ def _build(where: Path, facts: Mapping[str, Any], made: dict[str, str], env: Map
         )
         trial = [sys.executable, "-m", "commwatch.collectors.probe.native.trial", str(built), expected]
         _call("the test of the built library", trial, scratch, {**env, "COMMWATCH_DIR": str(scratch / "run")}, _TRIAL_S)
-        plugin = scratch / "nccl.so"
-        _call("the compiler", plugin_command_line(made, plugin), scratch, env, _BUILD_S)
+        plugin = _build_plugin(scratch, where, made, env)
         path, checksum = _keep(built, where, "hook")
-        plugin, plugin_checksum = _keep(plugin, where, "nccl")
     manifest = {
         "library": path.name,
         "sha256": checksum,
-        "plugin": plugin.name,
-        "plugin_sha256": plugin_checksum,
+        **plugin,
         "recipe": made,
         "torch": dict(facts),
         "built_s": round(time.monotonic() - began, 1),
@@ -188,9 +185,22 @@ def _build(where: Path, facts: Mapping[str, Any], made: dict[str, str], env: Map
     }
     _write(where / library.MANIFEST, manifest)
     for old in where.iterdir():
-        if old.name not in (path.name, plugin.name, library.MANIFEST) and not old.name.startswith(".build-"):
+        if old.name not in (path.name, plugin.get("plugin"), library.MANIFEST) and not old.name.startswith(".build-"):
             old.unlink()
     return path
+
+
+def _build_plugin(scratch: Path, where: Path, made: dict[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """Build NCCL's plugin beside the hook; return its entries of the manifest: name and checksum, or why there is none."""
+    built = scratch / "nccl.so"
+    trial = [sys.executable, "-m", "commwatch.collectors.nccl_plugin.trial", str(built)]
+    try:
+        _call("the compiler", plugin_command_line(made, built), scratch, env, _BUILD_S)
+        _call("the test of the built NCCL plugin", trial, scratch, env, _TRIAL_S)
+    except BuildFailed as failed:  # the hook does not need it
+        return {"plugin_missing": str(failed)}
+    plugin, checksum = _keep(built, where, "nccl")
+    return {"plugin": plugin.name, "plugin_sha256": checksum}
 
 
 def _keep(built: Path, where: Path, name: str) -> tuple[Path, str]:
@@ -251,6 +261,7 @@ def status(env: Mapping[str, str]) -> dict[str, Any]:
         "available": True,
         "library": str(path),
         **{k: manifest[k] for k in ("recipe", "built_at", "built_s")},
+        "plugin_missing": manifest.get("plugin_missing"),
     }
 
 
@@ -268,6 +279,8 @@ def _print_status(found: dict[str, Any]) -> None:
         flags = f" {made['flags']}" if made["flags"] else ""
         print(f"native hook for torch {found['torch']}: built {found['built_at']} in {found['built_s']} s")
         print(f"  library   {found['library']}\n  compiler  {made['version'] or made['compiler']}{flags}")
+        if found["plugin_missing"]:
+            print(f"  no NCCL plugin: {found['plugin_missing']}")
         return
     print(f"no native hook: {found['reason']}\n  the Python hook is used instead")
     if found["obstacle"]:

@@ -176,8 +176,8 @@ def find(env: Mapping[str, str], facts: Mapping[str, Any]) -> tuple[Path, dict[s
 
 def plugin_beside(library: Path, manifest: Mapping[str, Any]) -> Path | None:
     """Return the NCCL plugin that was built with a library, checked; ``None`` if there is none, or it does not match the manifest."""
-    path = library.with_name(str(manifest.get("plugin", "")))
     try:
+        path = library.with_name(str(manifest["plugin"]))
         right = (
             path.parent == library.parent and hashlib.sha256(_trusted(path)).hexdigest() == manifest["plugin_sha256"]
         )

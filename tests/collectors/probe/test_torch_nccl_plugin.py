@@ -17,7 +17,7 @@ FINE = (2, 30, 7)
     ("env", "version", "plugin", "reason"),
     [
         (ON, None, PLUGIN, "no NCCL plugin: this torch has no NCCL"),
-        (ON, FINE, None, "no NCCL plugin: it is built with the native hook, and this is the Python hook"),
+        (ON, FINE, None, "no NCCL plugin: it needs the native hook, and is built with it (commwatch native status)"),
         (ON, (2, 27, 5), PLUGIN, "no NCCL plugin: NCCL 2.27.5 reports no API calls; 2.28.0 and later do"),
         (ON, (2, 30, 3), PLUGIN, "no NCCL plugin: NCCL 2.30.3 crashes with a profiler plugin (NVIDIA/nccl #2112)"),
         (ON, (2, 31, 2), PLUGIN, "no NCCL plugin: NCCL 2.31.2 is 4 to 13 % slower with a profiler plugin (NVIDIA/nccl #2355)"),

@@ -26,9 +26,9 @@ from tests.helpers import PATIENCE_S, clean_env, needs
 
 #: A build compiles the hook, and then the NCCL plugin; the diary has the first.
 WORKS = """case "$1" in --version) echo "diligent 1.0"; exit;; esac
-case "$*" in *plugin.c*) ;; *) echo built >> {diary};; esac
+case "$*" in *plugin.c*) from={plugin};; *) from={hook}; echo built >> {diary};; esac
 while [ "$1" != -o ]; do shift; done
-cp {hook} "$2"
+cp $from "$2"
 """
 FAILS = """case "$1" in --version) echo "hopeless 1.0"; exit;; esac
 echo tried >> {diary}
@@ -56,7 +56,10 @@ class Cache:
         path = self._directory / "bin"
         path.mkdir(exist_ok=True)
         if script is not None:
-            (path / "c++").write_text("#!/bin/sh\n" + script.format(diary=self.diary, hook=self._hook))
+            (path / "c++").write_text(
+                "#!/bin/sh\n"
+                + script.format(diary=self.diary, hook=self._hook, plugin=next(self._hook.parent.glob("nccl-*.so")))
+            )
             (path / "c++").chmod(0o755)
         for tool in ("sh", "cp"):
             if not (path / tool).exists():
@@ -108,7 +111,7 @@ def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     call = build._call
 
     def called(who: str, *arguments: Any) -> None:
-        if who != "the test of the built library":
+        if not who.startswith("the test of"):
             call(who, *arguments)
 
     monkeypatch.setattr(build, "_call", called)
@@ -222,6 +225,15 @@ def test_what_does_not_work_is_not_used(cache: Cache) -> None:
     assert [path.name for path in cache.folder.iterdir()] == ["failure.json"]
 
 
+def test_plugin_that_does_not_work(cache: Cache) -> None:
+    """A NCCL plugin that was compiled but does not work, which a separate process finds out, is left out, and status gives the reason."""
+    script = WORKS.replace("from={plugin}", "from={hook}")
+    assert cache.call("build", script=script)[0] == 0
+    assert [path.suffix for path in sorted(cache.folder.iterdir())] == [".so", ".json"]
+    assert library.plugin_beside(*library.find(cache.env(), library.torch_facts())) is None
+    assert "no NCCL plugin: the test of the built NCCL plugin failed" in cache.call("status", script=script)[1]
+
+
 @pytest.mark.usefixtures("no_trial")
 def test_killed_builder(cache: Cache) -> None:
     """A builder that is killed leaves nothing that a trainer would take, and the next one builds."""
@@ -270,7 +282,7 @@ def _points_out(folder: Path) -> None:
         (lambda folder: (folder / library.MANIFEST).write_text("{"), "manifest.json is damaged"),
         (lambda folder: (folder / library.MANIFEST).write_text("[]"), "manifest.json is damaged"),
         (lambda folder: folder.chmod(0o777), "can be written by others"),
-        (lambda folder: next(folder.glob("*.so")).unlink(), "it has not been built"),
+        (lambda folder: next(folder.glob("hook-*.so")).unlink(), "it has not been built"),
     ],
 )
 def test_not_trusted(spoil: Callable[[Path], object], says: str, built: Cache) -> None:
