@@ -27,7 +27,10 @@ class NcclMessage:
 
 @dataclass(frozen=True)
 class NcclOperations:
-    """Operations of one kind and size class for which NCCL chose the same, over the ranks of this node; by NCCL's own times."""
+    """Operations of one kind and size class for which NCCL chose the same, over the ranks of this node; by NCCL's own times.
+
+    Without those that ran in one kernel with others: their own times are not known.
+    """
 
     job_id: str
     group_id: str

@@ -155,7 +155,7 @@ class RankTotals(TrainerState):
             bins, number = sums.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
             bins[number] = bins.get(number, 0) + 1
             cell.durations[bisect_left(bounds, duration)] += 1
-            self._ran(sums, aux, size, duration) if timing == ev.BY_NCCL else None
+            self._ran(sums, aux, size, duration) if timing == ev.BY_NCCL and not aux & ev.SHARED_KERNEL else None
             came_out = self._came_out_ns
             if waited_us or not (p2p is not None or flags & _NOT_STOOD_IN):
                 # Waits in operations that are not symmetric are no part of the rank's own time, so its start moves by them.

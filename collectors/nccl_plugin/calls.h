@@ -50,13 +50,14 @@ static inline bool call_begins(uint64_t number, uint16_t choice) {
   return true;
 }
 
-// It has ended; end_ns 0: its times are not known.
-static inline void call_ends(uint64_t number, uint64_t begin_ns, uint64_t end_ns) {
+// It has ended; end_ns 0: its times are not known. shared: kShared or 0.
+static inline void call_ends(uint64_t number, uint64_t begin_ns, uint64_t end_ns, uint16_t shared) {
   struct call* call = 0;
   while (call == 0) call = call_take(number);  // the other thread needs a few instructions
   if (call->number == number) {
     ++call->ended;
     if (end_ns == 0) call->untimed = true;
+    call->choice |= shared;
     if (begin_ns < call->begin_ns) call->begin_ns = begin_ns;
     if (end_ns > call->end_ns) call->end_ns = end_ns;
   }

@@ -93,6 +93,8 @@ static void* chain_handle(void* handle) {
   if (!handle_is_ours(handle)) return handle;
   struct api_facts api;
   if (api_read(handle, &api)) return api.theirs;
+  const struct group* const group = group_of(handle);
+  if (group != 0) return atomic_load_explicit(&group->theirs, memory_order_acquire);
   if (handle_is(handle, kChannel)) return operation_of(handle) != 0 ? theirs_of_channel[handle_place(handle)][handle_channel(handle)] : 0;
   // Proxies may refer to an operation that is over for us.
   const struct their_operation* const theirs = &theirs_of_operation[handle_place(handle)];
@@ -112,6 +114,8 @@ static void* chain_start(void* context, const struct event* event, int version) 
   memset(&theirs, 0, sizeof theirs);
   memcpy(&theirs, event, chain_size(version));
   theirs.parent = chain_handle(theirs.parent);
+  if (theirs.type == kColl) theirs.coll.group = chain_handle(theirs.coll.group);
+  if (theirs.type == kP2p) theirs.p2p.group = chain_handle(theirs.p2p.group);
   // Before version 5 the group is the parent.
   if (chain.version == 4 && type == kColl) theirs.parent = theirs.coll.group;
   if (chain.version == 4 && type == kP2p) theirs.parent = theirs.p2p.group;

@@ -11,10 +11,11 @@ extern "C" {
 #endif
 
 // What NCCL chose, as one number: bits 0 to 3 the algorithm (1 to 7 in the order of `kAlgorithms`, 0 unknown), bits 4 and 5 the protocol (1
-// to 3 in the order of `kProtocols`, 0 unknown), bits 6 to 12 the channels. 0: nothing is known, or operations of one call differ.
+// to 3 in the order of `kProtocols`, 0 unknown), bits 6 to 12 the channels. 0: nothing is known, or operations of one call differ. Bit 13: it
+// ran in one kernel with operations of other calls, and its times are those of all of them.
 static const char* const kAlgorithms[] = {"Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"};
 static const char* const kProtocols[] = {"LL", "LL128", "Simple"};
-enum { kProtocolAt = 4, kChannelsAt = 6 };
+enum { kProtocolAt = 4, kChannelsAt = 6, kShared = 1 << 13 };
 
 // A communicator, as NCCL describes it.
 struct commwatch_nccl_comm {
@@ -34,10 +35,8 @@ struct commwatch_nccl_op {
   uint64_t begin_ns, end_ns;     // on the GPU; 0: not known
 };
 
-// Functions of the probe, and what it knows of NCCL.
+// Functions of the probe.
 struct commwatch_nccl_sink {
-  // After a broadcast, this NCCL reports times of other operations for a communicator (NVIDIA/nccl #2369).
-  int broadcasts_break_times;
   // Returns a number for this communicator, -1 to ignore its operations. Called in the thread that calls NCCL, once for a communicator.
   int (*group)(const struct commwatch_nccl_comm* comm);
   // Called in any thread. Must neither block nor call NCCL.

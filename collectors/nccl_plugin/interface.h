@@ -77,6 +77,9 @@ struct event {
       void* group;  // version 5
     } p2p;
     struct {
+      pid_t pid;  // of the process whose operation it is
+    } proxy_op;   // as far as it is read
+    struct {
       uint8_t channel;
       uint64_t timer;  // the GPU's %globaltimer, in ns
     } kernel_ch;

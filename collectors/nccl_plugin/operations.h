@@ -23,6 +23,7 @@ struct operation {
   atomic_uint_fast64_t begin, end;  // first and last, by the GPU's clock
   _Atomic(struct comm*) comm;       // null while it is made: then it is not to be ended
   uint64_t call;  // of c10d; 0: none, it goes to the sink
+  void* group;    // handle of its group
   bool timed;     // its channels report their times
   struct commwatch_nccl_op of;
 };
@@ -41,8 +42,12 @@ static inline struct operation* operation_new(void) {
   return 0;
 }
 
+// Returns its communicator, once: whoever gets it ends the operation. Null: another thread does.
+static inline struct comm* operation_claim(struct operation* operation) {
+  return atomic_exchange_explicit(&operation->comm, 0, memory_order_acq_rel);
+}
+
 static inline void operation_free(struct operation* operation) {
-  atomic_store_explicit(&operation->comm, 0, memory_order_relaxed);
   atomic_fetch_add_explicit(&operation->generation, 1, memory_order_release);
 }
 
@@ -59,11 +64,22 @@ struct api {
 static struct api apis[APIS], captured_apis[APIS];
 static atomic_uint_fast64_t apis_next, captured_apis_next;
 
+// -- what NCCL runs in one kernel: its group event
+
+struct group {
+  atomic_uint_fast64_t generation;
+  atomic_uint_fast64_t first;  // the call of c10d of its first operation, or a number of its own; 0: none yet
+  atomic_bool shared;          // it has operations of several calls
+  _Atomic(void*) theirs;       // handle of the chained plugin
+};
+static struct group groups[APIS];
+static atomic_uint_fast64_t groups_next;
+
 // -- handles: 16 bits of kTag, 3 of the kind, 6 of the channel, 13 of the place, 26 of the generation; no address of this process
 
 #define HANDLE_TAG UINT64_C(0xC7A1)
 // For calls of NCCL's functions the channel has two flags: within a call of c10d, and captured into a graph.
-enum handle_kind { kOperation = 1, kChannel = 2, kApi = 3, kCapturedApi = 4 };
+enum handle_kind { kOperation = 1, kChannel = 2, kApi = 3, kCapturedApi = 4, kPlan = 5 };
 enum { kWithinCall = 1, kCaptured = 2 };
 
 static inline void* handle_of(enum handle_kind kind, unsigned channel, uint64_t place, uint64_t generation) {
@@ -125,6 +141,30 @@ static inline void* api_new(uint64_t call, uint64_t launch_ns, unsigned flags, _
     *theirs = &api->theirs;
   }
   return handle_of(kept ? kCapturedApi : kApi, flags, number % APIS, generation);
+}
+
+static inline void* group_new(_Atomic(void*)** theirs) {
+  const uint64_t number = atomic_fetch_add_explicit(&groups_next, 1, memory_order_relaxed), generation = number / APIS + 1;
+  struct group* const group = &groups[number % APIS];
+  atomic_store_explicit(&group->first, 0, memory_order_relaxed);
+  atomic_store_explicit(&group->shared, false, memory_order_relaxed);
+  atomic_store_explicit(&group->theirs, 0, memory_order_relaxed);
+  atomic_store_explicit(&group->generation, generation, memory_order_release);
+  *theirs = &group->theirs;
+  return handle_of(kPlan, 0, number % APIS, generation);
+}
+
+// The group of a handle; null if newer ones have taken its place.
+static inline struct group* group_of(const void* handle) {
+  if (!handle_is(handle, kPlan)) return 0;
+  struct group* const group = &groups[handle_place(handle)];
+  return (atomic_load_explicit(&group->generation, memory_order_acquire) & 0x3FFFFFF) == handle_generation(handle) ? group : 0;
+}
+
+// An operation of this call begins in the group; call: unique, also for one without a call.
+static inline void group_add(struct group* group, uint64_t call) {
+  uint_fast64_t first = 0;
+  if (!atomic_compare_exchange_strong(&group->first, &first, call) && first != call) atomic_store(&group->shared, true);
 }
 
 static inline void raise_to(atomic_uint_fast64_t* most, uint64_t value) {

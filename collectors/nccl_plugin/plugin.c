@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "calls.h"
 #include "chain.h"
@@ -24,21 +25,20 @@
 #define MOST_EARLY_NS 1000000
 #define API __attribute__((visibility("default")))
 
-// A communicator: the context of NCCL's calls. Kept for the next one when it is destroyed, so a late call finds memory.
+// A communicator: the context of NCCL's calls.
 struct comm {
-  struct comm* next;  // spare
+  atomic_bool taken;
   atomic_int group;   // of the sink; kNoGroup: not asked yet
   struct commwatch_nccl_comm about;
   char name[64];
   bool ours;             // we record its operations
   atomic_bool captured;  // it has operations in graphs
   atomic_bool odd;       // times that NCCL reports for it may be those of other operations: none is used any more
-  int version;  // in which NCCL calls us
+  int version;           // in which NCCL calls us
+  bool broadcasts_break_times;
   int* mask;  // NCCL's
-  // The chained plugin's.
-  bool theirs;
+  bool theirs;  // the chained plugin is used for it
   void* theirs_context;
-  int theirs_mask;
   atomic_flag clock_taken;
   struct gpu_clock clock;
 };
@@ -48,8 +48,12 @@ enum { kNoGroup = INT_MIN };
 enum { kOurMask = kColl | kP2p | kKernelCh };
 
 static _Atomic(const struct commwatch_nccl_sink*) the_sink;
-static atomic_flag comms_taken = ATOMIC_FLAG_INIT;
-static struct comm* spare_comms;
+// In one place, so that a context of another process, which a proxy may have, is told from ours without touching it.
+#define COMMS 4096
+static struct comm comms[COMMS];
+static atomic_int this_process;
+// The chained plugin's activation mask; it may change it at any time. NCCL has one for all communicators, too.
+static int theirs_mask;
 static _Thread_local uint64_t this_call;
 
 static uint64_t now_ns(void) {
@@ -75,14 +79,13 @@ static uint64_t on_host(struct comm* comm, uint64_t gpu_ns) {
 }
 
 // Sets the times of an operation, if they can be true.
-static void times(struct operation* operation, uint64_t begin, uint64_t end) {
-  struct commwatch_nccl_op* const of = &operation->of;
-  const uint64_t end_ns = on_host(operation->comm, end), begin_ns = end_ns - (end - begin);
+static void times(struct comm* comm, struct commwatch_nccl_op* of, uint64_t begin, uint64_t end) {
+  const uint64_t end_ns = on_host(comm, end), begin_ns = end_ns - (end - begin);
   // Nothing begins before its launch: a little is the error of the clocks' distance, more means that the times are of other operations,
   // because NCCL and its kernels have not counted alike (NVIDIA/nccl #2369).
   const uint64_t early = begin_ns < of->launch_ns ? of->launch_ns - begin_ns : 0;
   if (early > MOST_EARLY_NS) {
-    atomic_store_explicit(&operation->comm->odd, true, memory_order_relaxed);
+    atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
     return;
   }
   of->begin_ns = begin_ns + early;
@@ -91,17 +94,21 @@ static void times(struct operation* operation, uint64_t begin, uint64_t end) {
 
 // Hand over what is known of an operation that is over, and free its place.
 static void complete(struct operation* operation, bool timed) {
+  struct comm* const comm = operation_claim(operation);
+  if (comm == 0) return;
   struct commwatch_nccl_op* const of = &operation->of;
+  const struct group* const group = group_of(operation->group);
+  if (group != 0 && atomic_load_explicit(&group->shared, memory_order_relaxed)) of->choice |= kShared;
   const uint64_t begin = atomic_load_explicit(&operation->begin, memory_order_relaxed);
   const uint64_t end = atomic_load_explicit(&operation->end, memory_order_relaxed);
   of->begin_ns = of->end_ns = 0;
-  if (timed && begin <= end && !atomic_load_explicit(&operation->comm->odd, memory_order_relaxed)) times(operation, begin, end);
+  if (timed && begin <= end && !atomic_load_explicit(&comm->odd, memory_order_relaxed)) times(comm, of, begin, end);
   if (operation->call != 0) {
-    call_ends(operation->call, of->begin_ns, of->end_ns);
+    call_ends(operation->call, of->begin_ns, of->end_ns, of->choice & kShared);
   } else {
     const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
-    const int group = atomic_load_explicit(&operation->comm->group, memory_order_relaxed);
-    if (sink != 0 && group >= 0) sink->write(group, of);
+    const int number = atomic_load_explicit(&comm->group, memory_order_relaxed);
+    if (sink != 0 && number >= 0) sink->write(number, of);
   }
   operation_free(operation);
 }
@@ -109,7 +116,8 @@ static void complete(struct operation* operation, bool timed) {
 // One of the ends has come.
 static void end_came(struct operation* operation) {
   if (atomic_fetch_sub_explicit(&operation->missing, 1, memory_order_acq_rel) != 1) return;
-  if (operation->timed) clock_report(operation->comm, atomic_load_explicit(&operation->end, memory_order_relaxed), now_ns());
+  struct comm* const comm = atomic_load_explicit(&operation->comm, memory_order_acquire);
+  if (operation->timed && comm != 0) clock_report(comm, atomic_load_explicit(&operation->end, memory_order_relaxed), now_ns());
   complete(operation, operation->timed);
 }
 
@@ -136,6 +144,10 @@ static uint16_t choice_of(const char* algorithm, const char* protocol, unsigned 
   return (uint16_t)(last.numbers | (channels < 127 ? channels : 127) << kChannelsAt);
 }
 
+static size_t size_of_type(const char* datatype) {
+  return strstr(datatype, "64") != 0 ? 8 : strstr(datatype, "32") != 0 ? 4 : strstr(datatype, "16") != 0 ? 2 : 1;
+}
+
 // Whether operations of this communicator without a call of c10d are recorded. May call the probe: only in a thread that calls NCCL.
 static bool has_group(struct comm* comm, bool may_ask) {
   const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
@@ -147,11 +159,8 @@ static bool has_group(struct comm* comm, bool may_ask) {
 }
 
 // NCCL does not count a broadcast that becomes part of an AllGatherV, but its kernels do: from then on it reads the times of earlier operations.
-static bool breaks_times(const char* func) {
-  const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
-  if (sink == 0 || !sink->broadcasts_break_times || (strcmp(func, "Broadcast") != 0 && strcmp(func, "AllGatherV") != 0)) return false;
-  const char* const enabled = getenv("NCCL_ALLGATHERV_ENABLE");
-  return enabled == 0 || strcmp(enabled, "0") != 0;
+static bool breaks_times(const struct comm* comm, const char* func) {
+  return comm->broadcasts_break_times && (strcmp(func, "Broadcast") == 0 || strcmp(func, "AllGatherV") == 0);
 }
 
 // An API call begins: note within which call of c10d.
@@ -159,7 +168,7 @@ static void* api_begins(struct comm* comm, const char* func, bool captured, _Ato
   // Once an operation outside of graphs follows captured ones, NCCL counts no replays any more, but its kernels do.
   if (captured) atomic_store_explicit(&comm->captured, true, memory_order_relaxed);
   const bool mixed = !captured && atomic_load_explicit(&comm->captured, memory_order_relaxed);
-  if (mixed || breaks_times(func)) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
+  if (mixed || breaks_times(comm, func)) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
   const uint64_t call = this_call;
   if (call == 0) has_group(comm, true);
   return api_new(call, now_ns(), (call != 0 ? kWithinCall : 0) | (captured ? kCaptured : 0), theirs);
@@ -186,13 +195,23 @@ static struct belonging belongs(struct comm* comm, const void* parent) {
   return (struct belonging){has_group(comm, false), 0, known && !(flags & kCaptured) ? api.launch_ns : now};
 }
 
+// The channels whose kernels NCCL will report. 0: none, and its kernels count what NCCL does not, so that later times are those of other
+// operations: a message to itself, and one of which the last channels have no part, as parts are of 4 KiB.
+static unsigned channels_of(struct comm* comm, const struct event* event, uint64_t type) {
+  if (type == kColl) return event->coll.channels;
+  const unsigned channels = event->p2p.channels;
+  const size_t bytes = event->p2p.count * size_of_type(event->p2p.datatype), each = channels != 0 ? (bytes + channels - 1) / channels : 0;
+  const size_t part = (each + 4095) / 4096 * 4096;
+  const bool whole = event->p2p.peer != comm->about.rank && (bytes == 0 || channels < 2 || (channels - 1) * part < bytes);
+  if (whole) return channels;
+  atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
+  return 0;
+}
+
 static void* operation_begins(struct comm* comm, const struct event* event, uint64_t type) {
   const struct belonging belonging = belongs(comm, event->parent);
-  // Of a message to itself NCCL reports no kernel, and does not count it, but its kernels do: as after a broadcast.
-  const bool to_self = type == kP2p && event->p2p.peer == comm->about.rank;
-  if (to_self) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
-  const unsigned channels = to_self ? 0 : type == kColl ? event->coll.channels : event->p2p.channels;
-  struct operation* const operation = belonging.recorded && !(to_self && belonging.call != 0) ? operation_new() : 0;
+  const unsigned channels = channels_of(comm, event, type);
+  struct operation* const operation = belonging.recorded && (channels != 0 || belonging.call == 0) ? operation_new() : 0;
   if (operation == 0) return 0;
   struct commwatch_nccl_op* const of = &operation->of;
   if (type == kColl) {
@@ -209,6 +228,10 @@ static void* operation_begins(struct comm* comm, const struct event* event, uint
     operation_free(operation);
     return 0;
   }
+  operation->group = type == kColl ? event->coll.group : event->p2p.group;
+  struct group* const group = group_of(operation->group);
+  // Without a call, an operation has a number of its own: no call is as large.
+  if (group != 0) group_add(group, belonging.call != 0 ? belonging.call : UINT64_MAX - (uint64_t)(operation - operations));
   atomic_store_explicit(&operation->launched, false, memory_order_relaxed);
   atomic_store_explicit(&operation->began, 0, memory_order_relaxed);
   atomic_store_explicit(&operation->ended, 0, memory_order_relaxed);
@@ -240,36 +263,47 @@ static void* our_start(struct comm* comm, const struct event* event, uint64_t ty
     case kColl:
     case kP2p: return operation_begins(comm, event, type);
     case kKernelCh: return channel_begins(comm, event);
+    case kGroup: return group_new(theirs);
     default: return 0;
   }
 }
 
-// Their mask may change at any time; NCCL's is the union.
+// NCCL's mask is the union of both.
 static int their_mask(struct comm* comm) {
-  const int mask = __atomic_load_n(&comm->theirs_mask, __ATOMIC_RELAXED);
+  const int mask = __atomic_load_n(&theirs_mask, __ATOMIC_RELAXED);
   if (mask & ~__atomic_load_n(comm->mask, __ATOMIC_RELAXED)) __atomic_fetch_or(comm->mask, mask, __ATOMIC_RELAXED);
   return mask;
 }
 
+// The communicator of an event; null if it is of another process: a proxy thread works for ranks of other processes, too (PXN), and then has their
+// context and handles. The chained plugin does not get these events.
+static struct comm* comm_of(void* context, const struct event* event) {
+  const uintptr_t at = (uintptr_t)context - (uintptr_t)comms;
+  if (at >= sizeof comms || at % sizeof *comms != 0) return 0;
+  if (event->type == kProxyOp && event->proxy_op.pid != atomic_load_explicit(&this_process, memory_order_relaxed)) return 0;
+  if ((event->type == kProxyStep || event->type == kNetPlugin) && event->parent == 0) return 0;
+  return context;
+}
+
 static int start(void* context, void** handle, struct event* event) {
-  struct comm* const comm = context;
   *handle = 0;
+  struct comm* const comm = comm_of(context, event);
   if (comm == 0) return 0;
   const uint64_t type = event->type;
-  _Atomic(void*)* of_api = 0;
-  void* const ours = our_start(comm, event, type, &of_api);
+  _Atomic(void*)* place = 0;
+  void* const ours = our_start(comm, event, type, &place);
   *handle = ours;
   if (chain.version == 0) return 0;
   const bool wanted = comm->theirs && chain_wants(type, their_mask(comm));
   void* const theirs = wanted ? chain_start(comm->theirs_context, event, comm->version) : 0;
   if (ours == 0) {
     *handle = theirs;
-  } else if (type == kCollApi || type == kP2pApi) {
-    if (of_api != 0) atomic_store_explicit(of_api, theirs, memory_order_release);
   } else if (handle_is(ours, kChannel)) {
     theirs_of_channel[handle_place(ours)][handle_channel(ours)] = theirs;
-  } else {
+  } else if (handle_is(ours, kOperation)) {
     theirs_of_operation[handle_place(ours)] = (struct their_operation){handle_generation(ours), theirs};
+  } else if (place != 0) {
+    atomic_store_explicit(place, theirs, memory_order_release);
   }
   return 0;
 }
@@ -306,30 +340,50 @@ static int finalize(void* context) {
     if (atomic_load_explicit(&operations[i].comm, memory_order_acquire) == comm) complete(&operations[i], false);
   }
   comm->ours = comm->theirs = false;
-  while (atomic_flag_test_and_set_explicit(&comms_taken, memory_order_acquire)) {
-  }
-  comm->next = spare_comms;
-  spare_comms = comm;
-  atomic_flag_clear_explicit(&comms_taken, memory_order_release);
+  atomic_store_explicit(&comm->taken, false, memory_order_release);
   return 0;
 }
 
 static struct comm* comm_new(void) {
-  while (atomic_flag_test_and_set_explicit(&comms_taken, memory_order_acquire)) {
+  for (int i = 0; i < COMMS; ++i) {
+    if (atomic_load_explicit(&comms[i].taken, memory_order_relaxed) || atomic_exchange(&comms[i].taken, true)) continue;
+    struct comm* const comm = &comms[i];
+    atomic_store(&comm->captured, false);
+    atomic_store(&comm->odd, false);
+    atomic_flag_clear(&comm->clock_taken);
+    comm->clock = (struct gpu_clock){0, 0, 0};
+    return comm;
   }
-  struct comm* const comm = spare_comms;
-  if (comm != 0) spare_comms = comm->next;
-  atomic_flag_clear_explicit(&comms_taken, memory_order_release);
-  if (comm == 0) return calloc(1, sizeof *comm);
-  memset(comm, 0, sizeof *comm);
-  return comm;
+  return 0;
+}
+
+// The version of the NCCL that has this function, such as 23007; 0: not known. A process may have several.
+static int nccl_version(log_function log) {
+  Dl_info about;
+  if (log == 0 || dladdr((void*)(uintptr_t)log, &about) == 0) return 0;
+  void* const library = dlopen(about.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  // A program that has NCCL in itself is no library.
+  int (*const get)(int*) = (int (*)(int*))dlsym(library != 0 ? library : RTLD_DEFAULT, "ncclGetVersion");
+  int version = 0;
+  if (get != 0) get(&version);
+  if (library != 0) dlclose(library);
+  return version;
+}
+
+// Whether jobs with this NCCL crash (NVIDIA/nccl #2112) or slow down (#2355) with a plugin that asks for kernels.
+static bool is_faulty(int version) { return version == 23003 || version == 23102; }
+
+// Whether this NCCL then reports wrong times (NVIDIA/nccl #2369). NCCL reads the variable once, too.
+static bool broadcasts_break_times(int version) {
+  const char* const enabled = getenv("NCCL_ALLGATHERV_ENABLE");
+  return (version == 0 || version >= 22900) && (enabled == 0 || strcmp(enabled, "0") != 0);
 }
 
 static atomic_int chain_version;
 
 static void load_chain(void) {
   const char* const theirs = getenv("COMMWATCH_NCCL_CHAIN");
-  chain_load(theirs != 0 && *theirs != 0 ? theirs : "libnccl-profiler.so", chain_version, &spare_comms);
+  chain_load(theirs != 0 && *theirs != 0 ? theirs : "libnccl-profiler.so", chain_version, comms);
 }
 
 // Whether the chained plugin is used for this communicator.
@@ -338,8 +392,8 @@ static bool chained(struct comm* comm, const char* name, log_function log) {
   pthread_once(&loaded, load_chain);
   if (chain.version == 0) return false;
   const struct commwatch_nccl_comm* const about = &comm->about;
-  // It may keep the address of its mask, to change it later.
-  return chain_init(&comm->theirs_context, about->id, &comm->theirs_mask, name, about->nodes, about->ranks, about->rank, log) == 0;
+  // It may keep the address of the mask, to change it later.
+  return chain_init(&comm->theirs_context, about->id, &theirs_mask, name, about->nodes, about->ranks, about->rank, log) == 0;
 }
 
 static int begin(int version, void** context, uint64_t id, int* mask, const char* name, int nodes, int ranks, int rank, log_function log) {
@@ -352,10 +406,14 @@ static int begin(int version, void** context, uint64_t id, int* mask, const char
   comm->version = version;
   comm->mask = mask;
   // Without the probe, as in another program that has inherited the environment, NCCL is asked for nothing.
-  comm->ours = atomic_load_explicit(&the_sink, memory_order_acquire) != 0;
-  chain_version = version;  // the same in each call of a process
+  const int nccl = nccl_version(log);
+  comm->ours = atomic_load_explicit(&the_sink, memory_order_acquire) != 0 && !is_faulty(nccl);
+  comm->broadcasts_break_times = broadcasts_break_times(nccl);
+  atomic_store(&this_process, (int)getpid());
+  int first = 0;
+  atomic_compare_exchange_strong(&chain_version, &first, version);  // a process may have several NCCLs: that of the first counts
   comm->theirs = chained(comm, name, log);
-  __atomic_fetch_or(mask, (comm->ours ? kOurMask : 0) | (comm->theirs ? comm->theirs_mask : 0), __ATOMIC_RELAXED);
+  __atomic_fetch_or(mask, (comm->ours ? kOurMask : 0) | (comm->theirs ? __atomic_load_n(&theirs_mask, __ATOMIC_RELAXED) : 0), __ATOMIC_RELAXED);
   *context = comm;
   return 0;
 }

@@ -74,7 +74,7 @@ class Session:
 def main(path: str) -> None:
     """Play the collective within a call of c10d, and ask for its times."""
     plugin = ctypes.CDLL(path)
-    sink = struct.pack("<i4xQQ", 0, 0, 0)  # without functions: all operations belong to a call
+    sink = struct.pack("<QQ", 0, 0)  # without functions: all operations belong to a call
     plugin.commwatch_nccl_sink_to(sink)
     plugin.commwatch_nccl_call.restype = ctypes.POINTER(ctypes.c_uint64)
     plugin.commwatch_nccl_times_of.argtypes = [ctypes.c_uint64, _POINTER]

@@ -17,7 +17,6 @@ from commwatch.collectors.probe import torch_nccl_plugin
 from commwatch.collectors.probe.native.library import ADD_GROUP, ADD_NAME, OPEN, Library
 from commwatch.collectors.probe.torch_ops import c10d_ops
 from commwatch.collectors.probe.torch_probe import Probe
-from commwatch.collectors.probe.torch_timing import nccl_version
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 
@@ -90,9 +89,7 @@ class NativeProbe(Probe):
     def _use_plugin(self) -> None:
         """Let NCCL load the profiler plugin, if it is to be used."""
         path = self._plugin_path()
-        if not self.plugin.used or path is None:
-            return
-        if self._library.use_nccl_plugin(os.fsencode(path), torch_nccl_plugin.broadcasts_break_times(nccl_version())):
+        if self.plugin.used and path is not None and self._library.use_nccl_plugin(os.fsencode(path)):
             torch_nccl_plugin.set_variables(os.environ, path)
 
     def _plugin_path(self) -> Path | None:

@@ -13,17 +13,15 @@ from typing import NamedTuple
 from commwatch.collectors.wire.variables import ON
 
 SETTING, NCCL_VARIABLE, CHAIN = "COMMWATCH_NCCL_PLUGIN", "NCCL_PROFILER_PLUGIN", "COMMWATCH_NCCL_CHAIN"
+#: A part of the path of each built plugin.
+_OURS = "/commwatch/native/torch-"
 #: The first version that reports API calls: by these an operation belongs to a call of c10d.
 OLDEST = (2, 28, 0)
-#: Versions whose faults hit jobs with a profiler plugin.
+#: Versions whose faults hit jobs with a profiler plugin; the plugin itself refuses them, too, as a process may have several NCCLs.
 FAULTY: dict[tuple[int, ...], str] = {
     (2, 30, 3): "NCCL 2.30.3 crashes with a profiler plugin (NVIDIA/nccl #2112)",
     (2, 31, 2): "NCCL 2.31.2 is 4 to 13 % slower with a profiler plugin (NVIDIA/nccl #2355)",
 }
-
-
-#: Since this version, times are wrong for a communicator after its first broadcast (NVIDIA/nccl #2369).
-BROADCASTS_BREAK_TIMES = (2, 29, 0)
 
 
 class Choice(NamedTuple):
@@ -45,7 +43,7 @@ def choose(env: Mapping[str, str], version: tuple[int, ...] | None, plugin: Path
     """
     if env.get(SETTING) != ON:
         return Choice(False, f"{SETTING} is not {ON}", asked_for=False)
-    theirs = env.get(NCCL_VARIABLE, "")
+    theirs = _theirs(env)
     obstacles: dict[str, bool] = {
         "this torch has no NCCL": version is None,
         "it needs the native hook, and is built with it (commwatch native status)": plugin is None,
@@ -57,22 +55,21 @@ def choose(env: Mapping[str, str], version: tuple[int, ...] | None, plugin: Path
     for obstacle, is_there in obstacles.items():
         if is_there:
             return Choice(False, f"no NCCL plugin: {obstacle}")
-    theirs = env.get(CHAIN, "") if theirs == str(plugin) else theirs
     chained = f", chained with {theirs}" if theirs else ""
     return Choice(True, f"NCCL plugin{chained}")
 
 
 def set_variables(env: MutableMapping[str, str], plugin: Path) -> None:
     """Let NCCL load the plugin, and the plugin the user's. NCCL reads the environment when it makes its first communicator."""
-    theirs = env.get(NCCL_VARIABLE, "")
-    if theirs and theirs != str(plugin):
+    if theirs := _theirs(env):
         env[CHAIN] = theirs
     env[NCCL_VARIABLE] = str(plugin)
 
 
-def broadcasts_break_times(version: tuple[int, ...] | None) -> bool:
-    """Return whether this NCCL, after a broadcast, reports times of other operations, unless NCCL_ALLGATHERV_ENABLE is 0."""
-    return version is not None and version >= BROADCASTS_BREAK_TIMES
+def _theirs(env: Mapping[str, str]) -> str:
+    """Return the user's own plugin, empty if there is none. The environment may have ours from a parent, perhaps of another build."""
+    theirs = env.get(NCCL_VARIABLE, "")
+    return env.get(CHAIN, "") if _OURS in theirs else theirs
 
 
 def _text(version: tuple[int, ...] | None) -> str:

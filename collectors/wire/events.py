@@ -68,6 +68,8 @@ EXPOSED_SOURCES = {BY_NONE: "thread_cpu", BY_EVENTS: "stream_waits"}
 #: What NCCL may choose for an operation, in the order of ``collectors/nccl_plugin/commwatch_nccl.h``.
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
+#: Bit of ``aux``: the operation ran in one kernel with operations of other calls, and its times are those of all of them.
+SHARED_KERNEL = 1 << 13
 #: Not a timing: the record sums up operations of one kind and size class that were only counted (governor.py). ``waited_us``
 #: is their number, ``size_bytes`` their bytes in all, ``seq`` and ``launch_ns`` belong to the latest.
 COUNTED = 255
@@ -90,7 +92,7 @@ def nccl_choice(timing: int, aux: int) -> NcclChoice:
     """Return what NCCL chose for an operation, from these fields of its record."""
     if timing != BY_NCCL:
         return NcclChoice()
-    algorithm, protocol, channels = aux & 15, aux >> 4 & 3, aux >> 6
+    algorithm, protocol, channels = aux & 15, aux >> 4 & 3, aux >> 6 & 127
     return NcclChoice(
         ALGORITHMS[algorithm - 1] if 0 < algorithm <= len(ALGORITHMS) else None,
         PROTOCOLS[protocol - 1] if protocol else None,

@@ -62,9 +62,17 @@ def test_unknown_choice() -> None:
 
 def test_bounded() -> None:
     """However many choices a writer invents, their number is bounded, and all are counted."""
-    found = of_ranks([timed(aux, ms=1, size=1) for aux in range(MOST_KINDS + 500)])
+    kinds = [(aux, size) for aux in range(MOST_KINDS // 3 + 500) for size in (1, 64, 4096)]
+    found = of_ranks([timed(aux, ms=1, size=size) for aux, size in kinds])
     assert len(found) <= MOST_KINDS + 1
-    assert sum(each.count for each in found) == MOST_KINDS + 500
+    assert sum(each.count for each in found) == len(kinds) > MOST_KINDS + 1
+
+
+def test_operations_of_one_kernel() -> None:
+    """Operations that ran in one kernel with others do not count: their own times are not known."""
+    alone, beside = timed(RING_SIMPLE_4, ms=1, size=1024), timed(RING_SIMPLE_4 | ev.SHARED_KERNEL, ms=9, size=1024)
+    (found,) = of_ranks([alone, beside])
+    assert (found.count, found.mean_s, found.channels) == (1, 0.001, 4)
 
 
 def test_names() -> None:

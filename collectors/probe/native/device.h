@@ -223,6 +223,9 @@ class DeviceWatch : public Watch {
 
   // A thread of NCCL's reports the times of an operation that is over within this time, or not at all.
   static constexpr uint64_t kReportedWithinNs = 20'000'000;
+  static constexpr int kMostLate = 64;
+  // Largest error of the distance between the GPU's clock and ours.
+  static constexpr uint64_t kClocksDifferNs = 1'000'000;
   // By so much may a kernel's time by NCCL and by events differ.
   static constexpr int64_t kEventsDifferNs = 50'000;
 
@@ -258,10 +261,15 @@ class DeviceWatch : public Watch {
 
   // The operations are over. Returns false while NCCL may still report the times of some.
   bool reported() const {
-    if (now_ns() - over_ns_ >= kReportedWithinNs) return true;
+    // After so many reports that were late, none is waited for: the operations behind this one wait, too.
+    static std::atomic<int> late{0};
+    if (late.load(std::memory_order_relaxed) >= kMostLate) return true;
     commwatch_nccl_times times;
-    return std::none_of(flights_.begin(), flights_.end(),
-                        [&](const auto& flight) { return NcclPlugin::times(flight->nccl_call(), &times) == kCallPending; });
+    const bool pending = std::any_of(flights_.begin(), flights_.end(),
+                                     [&](const auto& flight) { return NcclPlugin::times(flight->nccl_call(), &times) == kCallPending; });
+    const bool waited = pending && now_ns() - over_ns_ >= kReportedWithinNs;
+    if (waited) late.fetch_add(1, std::memory_order_relaxed);
+    return !pending || waited;
   }
 
   // Finish the operations whose times NCCL knows. took_ns: by events around them, -1 if unknown. A kernel cannot take longer: then the times are
@@ -270,6 +278,8 @@ class DeviceWatch : public Watch {
     for (auto& flight : flights_) {
       commwatch_nccl_times times;
       if (NcclPlugin::times(flight->nccl_call(), &times) != kCallOver) continue;
+      // NCCL keeps the times of 64 operations of a channel. A thread of NCCL's that is later than that reports those of a later one.
+      if (times.end_ns > over_ns_ + kClocksDifferNs) continue;
       const auto ran_ns = static_cast<int64_t>(times.end_ns - times.begin_ns);
       if (took_ns >= 0 && ran_ns > took_ns + took_ns / 20 + kEventsDifferNs) {
         const std::string ran = std::to_string(ran_ns / 1000), took = std::to_string(took_ns / 1000);

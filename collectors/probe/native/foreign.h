@@ -19,9 +19,8 @@ namespace commwatch {
 
 class Foreign {
  public:
-  // broadcasts_break_times: see there.
-  static const commwatch_nccl_sink* sink(bool broadcasts_break_times) {
-    static const commwatch_nccl_sink functions{broadcasts_break_times ? 1 : 0, &group, &write};
+  static const commwatch_nccl_sink* sink() {
+    static const commwatch_nccl_sink functions{&group, &write};
     return &functions;
   }
 
@@ -59,7 +58,9 @@ class Foreign {
       if (number >= kMost) return -1;
       place(number).store(made.release());
       return number;
-    } catch (const std::exception&) {  // no thread, no memory, or Python is gone: these operations are not recorded
+    } catch (const std::exception&) {  // no thread, or no memory: these operations are not recorded
+      return -1;
+    } catch (const PythonIsGone&) {
       return -1;
     }
   }

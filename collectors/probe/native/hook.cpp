@@ -376,10 +376,8 @@ COMMWATCH_API void cw_unhook() {
 // Set how operations on devices are timed from now on; numbers as in torch_timing.py.
 COMMWATCH_API void cw_time_devices(int timing) { device_timing().store(static_cast<DeviceTiming>(timing)); }
 
-// NCCL will load our profiler plugin from this file. broadcasts_break_times: as in commwatch_nccl.h. Returns 0 if it cannot be used.
-COMMWATCH_API int cw_use_nccl_plugin(const char* path, int broadcasts_break_times) {
-  return NcclPlugin::use(path, Foreign::sink(broadcasts_break_times != 0)) ? 1 : 0;
-}
+// NCCL will load our profiler plugin from this file. Returns 0 if it cannot be used.
+COMMWATCH_API int cw_use_nccl_plugin(const char* path) { return NcclPlugin::use(path, Foreign::sink()) ? 1 : 0; }
 
 // Begin to record. training_thread: its CPU clock; budget: fraction of the time that the probe may take. Returns the session.
 COMMWATCH_API void* cw_install(int (*open)(void*, int, int, int), void (*add_group)(void*, const void*, const char*, const char*, int), int (*add_dtype)(const char*),

@@ -249,7 +249,7 @@ class Library:
         self.install.argtypes = [OPEN, ADD_GROUP, ADD_NAME, ADD_NAME, ctypes.c_int, ctypes.c_double]
         self.install.restype = ctypes.c_void_p
         self.use_nccl_plugin = quick.cw_use_nccl_plugin
-        self.use_nccl_plugin.argtypes = [ctypes.c_char_p, ctypes.c_int]
+        self.use_nccl_plugin.argtypes = [ctypes.c_char_p]
         self.time_devices = quick.cw_time_devices
         self.time_devices.argtypes = [ctypes.c_int]
         self.over = quick.cw_over

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "commwatch_nccl.h"
 #include "interface.h"
@@ -38,7 +39,19 @@ static void put(int group_id, const struct commwatch_nccl_op* op) {
   }
 }
 
-static struct commwatch_nccl_sink the_sink = {0, group, put};
+static const struct commwatch_nccl_sink the_sink = {group, put};
+
+// The plugin asks the library of NCCL's log function for the version: this program.
+static int the_version = 22809;
+int ncclGetVersion(int* version);
+int ncclGetVersion(int* version) {
+  *version = the_version;
+  return 0;
+}
+
+static void log_nothing(int level, unsigned long flags, const char* file, int line, const char* format, ...) {
+  (void)level, (void)flags, (void)file, (void)line, (void)format;
+}
 
 static uint64_t host_ns(void) {
   struct timespec now;
@@ -54,7 +67,7 @@ static int nccl_mask;
 
 static void* comm_new(int id, const char* name) {
   void* context = NULL;
-  assert(profiler->init(&context, (uint64_t)id, &nccl_mask, name, 1, 2, 0, NULL) == 0 && context != NULL);
+  assert(profiler->init(&context, (uint64_t)id, &nccl_mask, name, 1, 2, 0, log_nothing) == 0 && context != NULL);
   return context;
 }
 
@@ -74,8 +87,10 @@ static void* coll(void* context, void* parent, int channels, void* in_group) {
                                        .coll = {1, "AllReduce", NULL, NULL, 8, 0, "ncclFloat32", (uint8_t)channels, 4, "RING", "LL128", in_group}});
 }
 
+// 100 bytes, or 8 KiB for each of several channels.
 static void* p2p(void* context, void* parent, int channels, void* in_group, int peer) {
-  return begin(context, (struct event){.type = kP2p, .parent = parent, .p2p = {"Send", NULL, "ncclInt8", 100, peer, (uint8_t)channels, in_group}});
+  const size_t bytes = channels > 1 ? (size_t)channels * 8192 : 100;
+  return begin(context, (struct event){.type = kP2p, .parent = parent, .p2p = {"Send", NULL, "ncclInt8", bytes, peer, (uint8_t)channels, in_group}});
 }
 
 static void* channel(void* context, void* parent, int number, uint64_t timer) {
@@ -99,7 +114,7 @@ static void run(void) {
   char line[256], name[64];
   uint64_t zero = 0;  // the GPU's time at `clock`
   while (fgets(line, sizeof line, stdin) != NULL) {
-    int a, b, c, d;
+    int a, b, c, d, e;
     long ns;
     if (sscanf(line, "comm %d %d %63s", &a, &b, name) == 3) {
       things[a] = comm_new(b, name);
@@ -115,14 +130,25 @@ static void run(void) {
       things[a] = coll(things[b], c < 0 ? NULL : things[c], d, NULL);
     } else if (sscanf(line, "p2p %d %d %d %d", &a, &b, &c, &d) == 4) {
       things[a] = p2p(things[b], things[c], d, NULL, 3);
+    } else if (sscanf(line, "tiny %d %d %d", &a, &b, &c) == 3) {
+      things[a] = begin(things[b], (struct event){.type = kP2p, .parent = things[c], .p2p = {"Send", NULL, "ncclInt8", 100, 3, 2, NULL}});
     } else if (sscanf(line, "self %d %d %d %d", &a, &b, &c, &d) == 4) {
       things[a] = p2p(things[b], things[c], d, NULL, 0);
     } else if (sscanf(line, "broadcast %d", &a) == 1) {
       begin(things[a], (struct event){.type = kCollApi, .coll_api = {"Broadcast", 8, "ncclFloat32", 0, NULL, false}});
-    } else if (sscanf(line, "breaks %d", &a) == 1) {
-      the_sink.broadcasts_break_times = a;
+    } else if (sscanf(line, "version %d", &a) == 1) {
+      the_version = a;
+    } else if (sscanf(line, "in_group %d %d %d %d %d", &a, &b, &c, &d, &e) == 5) {
+      things[a] = coll(things[b], things[c], d, things[e]);
     } else if (sscanf(line, "ask %d", &a) == 1) {
       ((void (*)(int))dlsym(dlopen(getenv("COMMWATCH_NCCL_CHAIN"), RTLD_NOW | RTLD_NOLOAD), "theirs_ask"))(a);
+    } else if (sscanf(line, "proxy %d %d %d", &a, &b, &c) == 3) {
+      // Of this process, or of another one: then the context and the parent are addresses of that process.
+      void* handle = (void*)1;
+      struct event event = {.type = kProxyOp, .parent = things[b], .proxy_op = {c != 0 ? (pid_t)c : getpid()}};
+      assert(profiler->start(c != 0 ? (void*)8 : things[a], &handle, &event) == 0);
+      printf("proxy %s\n", handle != NULL ? "has a handle" : "has none");
+      stop(handle);
     } else if (sscanf(line, "channel %d %d %d %d %ld", &a, &b, &c, &d, &ns) == 5) {
       things[a] = channel(things[b], things[c], d, zero + (uint64_t)ns);
     } else if (sscanf(line, "ended %d %ld", &a, &ns) == 2) {

@@ -32,7 +32,7 @@ static void check(const void* handle) {
 static int begin(void** context, int* mask) {
   *context = calloc(1, sizeof(struct object));
   ((struct object*)*context)->magic = MAGIC;
-  *mask = kColl | kP2p | kProxyOp | kKernelCh;
+  __atomic_store_n(mask, kColl | kP2p | kProxyOp | kKernelCh, __ATOMIC_RELAXED);  // of all communicators
   the_mask = mask;
   atomic_fetch_add(&inits, 1);
   return 0;

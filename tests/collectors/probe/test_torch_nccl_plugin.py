@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.collectors.probe.torch_nccl_plugin import broadcasts_break_times, choose, set_variables
+from commwatch.collectors.probe.torch_nccl_plugin import choose, set_variables
 
-PLUGIN = Path("/cache/nccl-1.so")
+PLUGIN = Path("/cache/commwatch/native/torch-2.14.1-1/nccl-1.so")
 ON = {"COMMWATCH_NCCL_PLUGIN": "on"}
 FINE = (2, 30, 7)
 
@@ -55,7 +55,12 @@ def test_chained() -> None:
     assert "COMMWATCH_NCCL_CHAIN" not in alone
 
 
-@pytest.mark.parametrize(("version", "they_do"), [(None, False), ((2, 28, 9), False), ((2, 29, 2), True), (FINE, True)])
-def test_broadcasts(version: tuple[int, ...] | None, they_do: bool) -> None:
-    """From NCCL 2.29 on, broadcasts make the reported times wrong."""
-    assert broadcasts_break_times(version) is they_do
+def test_parent_with_another_build() -> None:
+    """A plugin of ours that the environment has from a parent is replaced, not chained; the user's stays chained."""
+    env = {
+        **ON,
+        "NCCL_PROFILER_PLUGIN": "/root/.cache/commwatch/native/torch-2.9.0-1/nccl-0.so",
+        "COMMWATCH_NCCL_CHAIN": "inspector",
+    }
+    set_variables(env, PLUGIN)
+    assert (env["NCCL_PROFILER_PLUGIN"], env["COMMWATCH_NCCL_CHAIN"]) == (str(PLUGIN), "inspector")
