@@ -19,8 +19,8 @@ from commwatch import __version__, collectors
 from commwatch.core.errors import CommwatchError
 
 #: Parts of ``commwatch.collectors`` that the trainer loads, or that build its native hook with the trainer's Python.
-_ROOMS, _ENTRY = ("wire", "probe"), ("__init__.py", "torch_entry.py")
-_SUFFIXES = (".py", ".cpp", ".h")
+_ROOMS, _ENTRY = ("wire", "probe", "nccl_plugin"), ("__init__.py", "torch_entry.py")
+_SUFFIXES = (".py", ".c", ".cpp", ".h")
 _PACKAGE = Path(commwatch.__file__).parent
 #: Other files of ``commwatch``, by path in the folder. ``cli`` is a stub for commands run with this ``PYTHONPATH``.
 _INSTEAD = {"__main__.py": _PACKAGE / "__main__.py", "cli.py": Path(__file__).with_name("probe_stub.py")}

@@ -110,8 +110,9 @@ def test_native_hook(python: Path, tmp_path: Path) -> None:
 
 
 def test_every_module_of_the_trainer() -> None:
-    """All that runs in the trainer comes along."""
-    here = [path for room in ("wire", "probe") for path in (TREE / "collectors" / room).rglob("*.py")]
+    """All that runs in the trainer comes along, and the sources of what is built there."""
+    rooms = [TREE / "collectors" / room for room in ("wire", "probe", "nccl_plugin")]
+    here = [path for room in rooms for path in room.rglob("*") if path.suffix in (".py", ".c", ".cpp", ".h")]
     assert len(here) > 25
     assert {PurePath(path.relative_to(TREE)) for path in here} <= set(probe_bundle.parts())
 
