@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { kOldest = 4, kNewest = 6 };
+enum { kOldest = 4 };
 
 // Types of events. An activation mask has one bit for each.
 enum {

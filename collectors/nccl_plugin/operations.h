@@ -42,7 +42,7 @@ static inline struct operation* operation_new(void) {
   return 0;
 }
 
-// Returns its communicator, once: whoever gets it ends the operation. Null: another thread does.
+// Returns the operation's communicator to the first caller, which must end the operation; returns null to all later callers.
 static inline struct comm* operation_claim(struct operation* operation) {
   return atomic_exchange_explicit(&operation->comm, 0, memory_order_acq_rel);
 }

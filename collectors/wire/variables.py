@@ -10,7 +10,7 @@ from commwatch.collectors.wire.ring import MARGIN
 HOOKS = ("auto", "native", "python")
 TIMINGS = ("auto", "off", "poll", "events")
 #: Whether NCCL loads our profiler plugin.
-ON, OFF = PLUGIN = ("on", "off")
+ON, _OFF = PLUGIN = ("on", "off")
 #: A reader keeps ``MARGIN`` records of distance from the writer on both sides; the largest ring has 64 GB.
 _LEAST_SLOTS, _MOST_SLOTS = 2 * MARGIN, 999_999_999
 

@@ -35,7 +35,7 @@ def counted(rank: RankRecords) -> Counter[tuple[str, int]]:
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_operations(run: Run, scene: str) -> None:
-    """The same operations are recorded as without the plugin, and nearly all have NCCL's times."""
+    """The same operations are recorded as without the plugin, and most have NCCL's times."""
     played, usual = run(scene, **ON), run(scene)
     for rank, same in zip(played.ranks, usual.ranks, strict=True):
         assert rank.lost == 0

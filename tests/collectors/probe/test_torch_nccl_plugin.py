@@ -32,7 +32,7 @@ def test_not_used(env: dict[str, str], version: tuple[int, ...] | None, plugin: 
 
 @pytest.mark.parametrize("env", [{}, {"COMMWATCH_NCCL_PLUGIN": "off"}, {"COMMWATCH_NCCL_PLUGIN": "yes"}])
 def test_off(env: dict[str, str]) -> None:
-    """Without the setting, or with one that is not valid, the plugin is not used, and nothing is said about it."""
+    """Without the setting, or with one that is not valid, the plugin is not used, and the timing reason does not mention it."""
     choice = choose(env, FINE, PLUGIN)
     assert (choice.used, choice.asked_for) == (False, False)
 
@@ -59,7 +59,7 @@ def test_parent_with_another_build() -> None:
     """A plugin of ours that the environment has from a parent is replaced, not chained; the user's stays chained."""
     env = {
         **ON,
-        "NCCL_PROFILER_PLUGIN": "/root/.cache/commwatch/native/torch-2.9.0-1/nccl-0.so",
+        "NCCL_PROFILER_PLUGIN": "/home/user/.cache/commwatch/native/torch-2.9.0-1/nccl-0.so",
         "COMMWATCH_NCCL_CHAIN": "inspector",
     }
     set_variables(env, PLUGIN)
