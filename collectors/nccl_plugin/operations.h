@@ -25,6 +25,8 @@ struct operation {
   uint64_t call;  // of c10d; 0: none, it goes to the sink
   void* group;    // handle of its group
   bool timed;     // its channels report their times
+  bool replayed;
+  uint64_t number;  // of the communicator's operations
   struct commwatch_nccl_op of;
 };
 
@@ -59,6 +61,7 @@ struct api {
   atomic_uint_fast64_t generation;  // 0: a thread is writing it
   atomic_uint_fast64_t call;        // of c10d
   atomic_uint_fast64_t launch_ns;   // when it began
+  atomic_uint_fast64_t replays;     // of its graph
   _Atomic(void*) theirs;            // handle of the chained plugin
 };
 static struct api apis[APIS], captured_apis[APIS];
@@ -136,6 +139,7 @@ static inline void* api_new(uint64_t call, uint64_t launch_ns, unsigned flags, _
   if (older && atomic_compare_exchange_strong(&api->generation, &expected, 0)) {
     atomic_store_explicit(&api->call, call, memory_order_relaxed);
     atomic_store_explicit(&api->launch_ns, launch_ns, memory_order_relaxed);
+    atomic_store_explicit(&api->replays, 0, memory_order_relaxed);
     atomic_store_explicit(&api->theirs, 0, memory_order_relaxed);
     atomic_store_explicit(&api->generation, generation, memory_order_release);
     *theirs = &api->theirs;

@@ -73,6 +73,23 @@ def test_gpu_that_does_not_come(libraries: Path, tmp_path: Path) -> None:
         assert [(op["op"], op["queued"]) for op in waiting] == [("all_reduce", False)]
 
 
+def test_gpu_that_does_not_come_in_a_graph(libraries: Path, tmp_path: Path) -> None:
+    """In a replay of a graph, NCCL's plugin shows which operation a rank is in, so that the one that does not come is named."""
+    with_plugin = {"COMMWATCH_HOOK": "native", "COMMWATCH_NCCL_PLUGIN": "on"}
+    with agent(tmp_path) as running, job(libraries, tmp_path, "stuck_replay", **with_plugin):
+        seen: list[tuple[str, list[int]]] = []
+
+        def named() -> bool:
+            seen.extend(verdicts(running))
+            return bool(seen)
+
+        wait_for(named, "a verdict")
+        assert seen == [("stalled", [1])]
+        ranks = {rank["rank"]: rank["in_flight"] for rank in running.get("/api/v1/ranks?job=stuck_replay")}
+        assert [(op["op"], op["queued"]) for op in ranks[0]] == [("all_gather", False)]
+        assert ranks[1] == []
+
+
 def test_host_far_ahead(libraries: Path, tmp_path: Path) -> None:
     """Operations that wait for 20 s of computation before them are no hang, however long ago they were launched."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "ahead"):

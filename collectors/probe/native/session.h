@@ -296,4 +296,24 @@ class Session {
   std::vector<std::unique_ptr<Group>> retired_;  // no longer found, but perhaps still in use
 };
 
+// Gives an operation the next number of its queue, which it returns.
+inline Queue& numbered(Group& group, bool p2p, Record* record) {
+  if (!p2p) {
+    record->seq = group.next_seq.fetch_add(1);
+    return group.collectives;
+  }
+  Peer& peer = group.peers[PeerKey{record->op, record->peer}];
+  record->seq = peer.numbers.next(record->tag);
+  return peer;
+}
+
+// Returns whether an operation gets a record of its own. If not, counts it.
+inline bool records(Session& session, Group& group, Queue& queue, bool p2p, const Record& record) {
+  if (session.records(record.seq)) return true;
+  group.count(record, p2p);
+  queue.skipped.store(true, std::memory_order_relaxed);
+  session.skipped();
+  return false;
+}
+
 }  // namespace commwatch

@@ -155,9 +155,9 @@ static void run(void) {
       channel_ends(things[a], zero + (uint64_t)ns);
     } else if (sscanf(line, "stop %d", &a) == 1) {
       stop(things[a]);
-    } else if (sscanf(line, "times %d", &a) == 1) {
+    } else if ((b = 0, sscanf(line, "times %d %d", &a, &b)) >= 1) {  // of a call, or of one of its replays
       struct commwatch_nccl_times times = {0, 0, 0};
-      const enum commwatch_nccl_state state = the_times((uint64_t)a, &times);
+      const enum commwatch_nccl_state state = the_times(b != 0 ? commwatch_nccl_replay((uint64_t)a, (uint64_t)b) : (uint64_t)a, &times);
       const char* const names[] = {"unknown", "pending", "over"};
       printf("times %s %ld choice %d\n", names[state], state == kCallOver ? (long)(times.end_ns - times.begin_ns) : -1, times.choice);
     } else if (sscanf(line, "finalize %d", &a) == 1) {
