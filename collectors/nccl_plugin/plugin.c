@@ -198,18 +198,17 @@ static uint64_t replay_of(const void* parent, uint64_t call) {
 }
 
 static struct belonging belongs(struct comm* comm, const void* parent) {
-  struct api_facts api = {this_call, now_ns(), 0};
+  struct api_facts api = {this_call, 0, 0};
   // NCCL makes the messages of an all-to-all without a call of their own; in a replay, their call of c10d is not known.
-  if (!handle_is(parent, kApi) && !handle_is(parent, kCapturedApi)) return (struct belonging){api.call != 0, false, api.call, api.launch_ns};
+  if (!handle_is(parent, kApi) && !handle_is(parent, kCapturedApi)) return (struct belonging){api.call != 0, false, api.call, now_ns()};
   const unsigned flags = handle_channel(parent);
-  const uint64_t now = api.launch_ns;
   const bool known = api_read(parent, &api);
   const bool replayed = flags & kCaptured;
   if (replayed) replay_begins(comm);
-  if (flags & kWithinCall && replayed) return (struct belonging){known, true, known ? replay_of(parent, api.call) : 0, now};
+  if (flags & kWithinCall && replayed) return (struct belonging){known, true, known ? replay_of(parent, api.call) : 0, now_ns()};
   if (flags & kWithinCall && !known) atomic_fetch_add_explicit(&operations_lost, 1, memory_order_relaxed);  // thousands of calls ago
   if (flags & kWithinCall) return (struct belonging){known, false, api.call, api.launch_ns};
-  return (struct belonging){has_group(comm, false), replayed, 0, known && !replayed ? api.launch_ns : now};
+  return (struct belonging){has_group(comm, false), replayed, 0, known && !replayed ? api.launch_ns : now_ns()};
 }
 
 // The channels whose kernels NCCL will report. 0: none, and its kernels count what NCCL does not, so that later times are those of other
