@@ -5,6 +5,7 @@
 #pragma once
 
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -58,6 +59,11 @@ enum commwatch_nccl_state {
 // 0: none. A batch of operations that run later has a number, too, which each of its calls sets.
 uint64_t* commwatch_nccl_call(void);
 
+// Bytes of an element, by NCCL's name of its type, such as ncclBfloat16.
+static inline uint64_t commwatch_nccl_size(const char* datatype) {
+  return strstr(datatype, "64") != 0 ? 8 : strstr(datatype, "32") != 0 ? 4 : strstr(datatype, "16") != 0 ? 2 : 1;
+}
+
 // The number that stands for a call within a replay of its graph. replay: 1 for the first.
 static inline uint64_t commwatch_nccl_replay(uint64_t call, uint64_t replay) {
   return (replay & 0xFFFFFF) << 40 | (call & 0xFFFFFFFFFF);
@@ -69,7 +75,7 @@ enum commwatch_nccl_state commwatch_nccl_times_of(uint64_t call, struct commwatc
 // Where operations without a call go from now on; null: nowhere. The functions must stay callable.
 void commwatch_nccl_sink_to(const struct commwatch_nccl_sink* sink);
 
-// Operations whose end was not seen because too many were under way at a time.
+// Operations without a call that the sink never gets, because too many were under way at a time.
 uint64_t commwatch_nccl_lost(void);
 
 #ifdef __cplusplus

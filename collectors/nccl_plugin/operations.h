@@ -31,7 +31,7 @@ struct operation {
 };
 
 static struct operation operations[OPERATIONS];
-static atomic_uint_fast64_t operations_next, operations_lost;
+static atomic_uint_fast64_t operations_next;
 
 // A new operation, not yet visible by a handle; null if too many are under way.
 static inline struct operation* operation_new(void) {
@@ -40,7 +40,6 @@ static inline struct operation* operation_new(void) {
     uint_fast32_t generation = atomic_load_explicit(&operation->generation, memory_order_acquire);
     if (generation % 2 == 0 && atomic_compare_exchange_strong(&operation->generation, &generation, generation + 1)) return operation;
   }
-  atomic_fetch_add_explicit(&operations_lost, 1, memory_order_relaxed);
   return 0;
 }
 

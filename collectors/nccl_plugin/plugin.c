@@ -51,6 +51,8 @@ enum { kNoGroup = INT_MIN };
 enum { kOurMask = kColl | kP2p | kKernelCh };
 
 static _Atomic(const struct commwatch_nccl_sink*) the_sink;
+// Operations for the sink for which there was no place.
+static atomic_uint_fast64_t lost;
 // In one place, so that a context of another process, which a proxy may have, is told from ours without touching it.
 #define COMMS 4096
 static struct comm comms[COMMS];
@@ -152,10 +154,6 @@ static uint16_t choice_of(const char* algorithm, const char* protocol, unsigned 
   return (uint16_t)(last.numbers | (channels < 127 ? channels : 127) << kChannelsAt);
 }
 
-static size_t size_of_type(const char* datatype) {
-  return strstr(datatype, "64") != 0 ? 8 : strstr(datatype, "32") != 0 ? 4 : strstr(datatype, "16") != 0 ? 2 : 1;
-}
-
 // Whether operations of this communicator without a call of c10d are recorded. May call the probe: only in a thread that calls NCCL.
 static bool has_group(struct comm* comm, bool may_ask) {
   const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
@@ -206,7 +204,6 @@ static struct belonging belongs(struct comm* comm, const void* parent) {
   const bool replayed = flags & kCaptured;
   if (replayed) replay_begins(comm);
   if (flags & kWithinCall && replayed) return (struct belonging){known, true, known ? replay_of(parent, api.call) : 0, now_ns()};
-  if (flags & kWithinCall && !known) atomic_fetch_add_explicit(&operations_lost, 1, memory_order_relaxed);  // thousands of calls ago
   if (flags & kWithinCall) return (struct belonging){known, false, api.call, api.launch_ns};
   return (struct belonging){has_group(comm, false), replayed, 0, known && !replayed ? api.launch_ns : now_ns()};
 }
@@ -216,7 +213,7 @@ static struct belonging belongs(struct comm* comm, const void* parent) {
 static unsigned channels_of(struct comm* comm, const struct event* event, uint64_t type) {
   if (type == kColl) return event->coll.channels;
   const unsigned channels = event->p2p.channels;
-  const size_t bytes = event->p2p.count * size_of_type(event->p2p.datatype), each = channels != 0 ? (bytes + channels - 1) / channels : 0;
+  const size_t bytes = event->p2p.count * commwatch_nccl_size(event->p2p.datatype), each = channels != 0 ? (bytes + channels - 1) / channels : 0;
   const size_t part = (each + 4095) / 4096 * 4096;
   const bool whole = event->p2p.peer != comm->about.rank && (bytes == 0 || channels < 2 || (channels - 1) * part < bytes);
   if (whole) return channels;
@@ -231,7 +228,10 @@ static void* operation_begins(struct comm* comm, const struct event* event, uint
   const uint64_t number = atomic_load_explicit(&comm->begun, memory_order_relaxed) + 1;
   atomic_store_explicit(&comm->begun, number, memory_order_relaxed);
   struct operation* const operation = belonging.recorded && (channels != 0 || belonging.call == 0) ? operation_new() : 0;
-  if (operation == 0) return 0;
+  if (operation == 0) {
+    if (belonging.recorded && belonging.call == 0) atomic_fetch_add_explicit(&lost, 1, memory_order_relaxed);
+    return 0;
+  }
   struct commwatch_nccl_op* const of = &operation->of;
   if (type == kColl) {
     *of = (struct commwatch_nccl_op){event->coll.func, event->coll.datatype, event->coll.count, event->coll.root,
@@ -245,7 +245,6 @@ static void* operation_begins(struct comm* comm, const struct event* event, uint
   operation->number = number;
   operation->call = belonging.call;
   if (belonging.call != 0 && !call_begins(belonging.call, of->choice)) {
-    atomic_fetch_add_explicit(&operations_lost, 1, memory_order_relaxed);
     operation_free(operation);
     return 0;
   }
@@ -463,4 +462,4 @@ API enum commwatch_nccl_state commwatch_nccl_times_of(uint64_t call, struct comm
 
 API void commwatch_nccl_sink_to(const struct commwatch_nccl_sink* sink) { atomic_store_explicit(&the_sink, sink, memory_order_release); }
 
-API uint64_t commwatch_nccl_lost(void) { return atomic_load_explicit(&operations_lost, memory_order_relaxed); }
+API uint64_t commwatch_nccl_lost(void) { return atomic_load_explicit(&lost, memory_order_relaxed); }

@@ -43,6 +43,7 @@ def states(running: RunningAgent, part: str) -> list[str]:
     return [each["state"] for each in found if (each["name"], each["severity"]) == (HIGH, "warning")]
 
 
+@pytest.mark.usefixtures("hook")
 def test_late_rank(libraries: Path, tmp_path: Path) -> None:
     """A rank whose GPU computes longer than the other one is named as a straggler, and no other rank is."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "late"):
@@ -58,6 +59,7 @@ def test_late_rank(libraries: Path, tmp_path: Path) -> None:
         assert [each["job_id"] for each in summary] == ["late"]
 
 
+@pytest.mark.usefixtures("hook")
 def test_gpu_that_does_not_come(libraries: Path, tmp_path: Path) -> None:
     """A rank whose GPU computes on while the others wait for it in a collective is named, although its host has launched that collective."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "stuck"):
@@ -90,6 +92,7 @@ def test_gpu_that_does_not_come_in_a_graph(libraries: Path, tmp_path: Path) -> N
         assert ranks[1] == []
 
 
+@pytest.mark.usefixtures("hook")
 def test_host_far_ahead(libraries: Path, tmp_path: Path) -> None:
     """Operations that wait for 20 s of computation before them are no hang, however long ago they were launched."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "ahead"):
@@ -101,6 +104,7 @@ def test_host_far_ahead(libraries: Path, tmp_path: Path) -> None:
             time.sleep(0.5)
 
 
+@pytest.mark.usefixtures("hook")
 def test_share_alert(libraries: Path, tmp_path: Path) -> None:
     """With communication of 40 % of a step the alert fires, with the share that was played; at 9 % it is resolved."""
     (tmp_path / "list.yaml").write_text(impatient(), encoding="utf-8")

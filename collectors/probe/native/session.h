@@ -22,6 +22,7 @@
 #include "governor.h"
 #include "graphs.h"
 #include "groups.h"
+#include "nccl_plugin.h"
 #include "poller.h"
 #include "retention.h"
 #include "ring.h"
@@ -228,6 +229,8 @@ class Session {
   void beat(Ring& ring, uint64_t now) {
     ring.set(format::kHeartbeat, now);
     write_counts(ring, now);
+    const uint64_t lost = NcclPlugin::lost();
+    ring.add(format::kDropped, lost - std::exchange(lost_, lost));
     if (!Governor::is_over(now - window_ns_, measured_.load(std::memory_order_relaxed))) return;
     measured_.store(0, std::memory_order_relaxed);
     const uint64_t spent = ring.get(format::kProbeNs);
@@ -282,7 +285,8 @@ class Session {
   std::unique_ptr<Heartbeat> heartbeat_;
   char* base_ = nullptr;
   size_t size_ = 0;
-  Governor governor_;  // used only by the heartbeat's thread, as are the next two
+  Governor governor_;  // used only by the heartbeat's thread, as are the next three
+  uint64_t lost_ = NcclPlugin::lost();
   uint64_t window_ns_ = 0;
   uint64_t spent_ns_ = 0;
   std::atomic<uint32_t> measured_{0};
