@@ -145,6 +145,15 @@ def _text(value: Any) -> str | None:
 # -- the text files -------------------------------------------------------------------------------
 
 _SAMPLE = re.compile(r"(nccl_[a-z0-9_]{1,80})\{([^{}]{0,4000})\} ([-+.0-9eE]{1,40})")
+#: Others are counters, which newer versions have on request.
+_MEANS = frozenset(
+    {
+        "nccl_bus_bandwidth_gbs",
+        "nccl_collective_exec_time_microseconds",
+        "nccl_p2p_bus_bandwidth_gbs",
+        "nccl_p2p_exec_time_microseconds",
+    }
+)
 _LABEL = re.compile(r'([a-z0-9_]{1,40})="([^"]{0,300})"')
 
 
@@ -152,7 +161,7 @@ def parse_prom(text: str) -> Iterator[Mean]:
     """Yield the means in a text file; skip other lines, and an incomplete last line."""
     for line in text.split("\n")[:-1]:
         sample = _SAMPLE.fullmatch(line)
-        if sample is None:
+        if sample is None or sample[1] not in _MEANS:
             continue
         try:
             value = float(sample[3])

@@ -159,6 +159,12 @@ def test_means() -> None:
     assert told[5].labels["p2p_operation"] == "Send"
 
 
+def test_counters_of_the_text_file() -> None:
+    """The counters that newer versions add on request are no means."""
+    counter = 'nccl_collectives_dropped_total{version="v5.1",slurm_job_id="unknown",node="host",gpu="GPU0"} 12\n'
+    assert list(parse_prom(counter)) == []
+
+
 def test_half_written_means() -> None:
     """A line that is not whole yet is not read; its file will change again."""
     text = (FIXTURES / "nccl-2.30.prom").read_text()
