@@ -223,6 +223,12 @@ METRICS = {
             _INSPECTOR,
         ),
         Spec(
+            "commwatch_inspector_dropped_total",
+            "counter",
+            "Total number of operations timed by NCCL Inspector that it overwrote before it wrote them.",
+            ("job_id", "rank", "group", "kind"),
+        ),
+        Spec(
             "commwatch_job_info",
             "gauge",
             "A metric with a constant value of 1 for each job known to the agent.",
