@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,12 @@ POOLS = {
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example, built in a temporary folder from the sources in NCCL_SOURCES."""
-    import nvidia
-
     sources = Path(os.environ["NCCL_SOURCES"]) / "plugins" / "profiler" / "example"
     built = tmp_path_factory.mktemp("example") / "libexample.so"
-    cuda = Path(next(iter(nvidia.__path__))) / "cu13"
+    packages = find_spec("nvidia")
+    assert packages is not None
+    assert packages.submodule_search_locations
+    cuda = Path(packages.submodule_search_locations[0]) / "cu13"
     where = [f"-I{sources / 'nccl'}", f"-I{cuda / 'include'}", f"-L{cuda / 'lib'}", "-l:libcudart.so.13"]
     files = sorted(map(str, sources.glob("*.cc")))
     subprocess.run(["g++", "-O2", "-shared", "-fPIC", *files, *where, "-o", str(built)], check=True, timeout=120)
