@@ -3,62 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from commwatch.collectors.probe.native.library import PLUGIN
-from tests.helpers import needs
+from tests.collectors.nccl_plugin.conftest import Built
 
-HERE = Path(__file__).parent
-STRICT = ("-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", f"-I{PLUGIN}")
-KINDS = {"addresses": "-fsanitize=address,undefined", "threads": "-fsanitize=thread"}
 VERSIONS = ("ncclProfiler_v5", "ncclProfiler_v6")
 #: Ring and LL128 on two channels, as the driver's collectives; its messages on one channel.
 RING_LL128_2, ONE_CHANNEL = 2 | 2 << 4 | 2 << 6, 1 << 6
 #: Operations of a thread, each with 15 calls on average.
 EACH = 11_000
 RING_1 = 2 | 2 << 4 | 1 << 6
-
-
-class Built(NamedTuple):
-    """Programs that were built with one sanitizer: the plugin, the driver, and other plugins by their version."""
-
-    plugin: Path
-    driver: Path
-    others: dict[int, Path]
-
-    def play(self, *arguments: str, version: str = "ncclProfiler_v6", script: str = "", chained: int = 0) -> list[str]:
-        """Run the driver; return its lines."""
-        # The driver's own objects live until it ends.
-        env = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
-        env["COMMWATCH_NCCL_CHAIN"] = str(self.others[chained]) if chained else "/nowhere"
-        command = [str(self.driver), str(self.plugin), version, *arguments]
-        done = subprocess.run(command, input=script, env=env, capture_output=True, text=True, timeout=200, check=False)
-        assert (done.returncode, done.stderr) == (0, ""), done.stderr[-4000:]
-        return done.stdout.splitlines()
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The plugin and its driver."""
-    needs(shutil.which("gcc"), "gcc")
-    where = tmp_path_factory.mktemp(request.param)
-
-    def build(source: Path, name: str, *flags: str) -> Path:
-        command = ["gcc", *STRICT, KINDS[request.param], str(source), "-o", str(where / name), "-ldl", *flags]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        return where / name
-
-    plugin = build(PLUGIN / "plugin.c", "plugin.so", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete")
-    theirs = HERE / "their_plugin.c"
-    others = {version: build(theirs, f"v{version}.so", "-shared", f"-DVERSION={version}") for version in (4, 5, 6)}
-    return Built(plugin, build(HERE / "driver.c", "driver", "-rdynamic"), others)
 
 
 def summary(lines: list[str]) -> tuple[dict[str, int], int, dict[str, int]]:
