@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.classes import warning_class
 from commwatch.collectors.nccl.forms import read
 from commwatch.collectors.nccl.quiet import is_quiet
-from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean, has_own_time, parse_line
+from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean, has_own_time, parse_line, read_head
 
 #: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. Further ones are only counted.
 MOST_FACTS = 500_000
@@ -21,6 +22,8 @@ _MOST_TEXT, _OF_LONG = 400, 100
 _SAMPLES = 20
 #: A host with more messages is a real one, even if its name resembles a piece of another.
 _MOST_TORN = 3
+#: Heads that are remembered, and characters of a text that is.
+_MOST_SPEAKERS, _MOST_CONTENT = 8192, 2048
 
 _F = TypeVar("_F", bound=f.Fact)
 #: Facts of one communicator rather than of its process.
@@ -91,6 +94,43 @@ class Life:
         self.messages = 0
 
 
+class _Tally:
+    """A count that several heads share."""
+
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+@dataclass(frozen=True)
+class _Speaker:
+    """A complete head of a known process, as text before ``NCCL INFO``."""
+
+    last: tuple[Head, Life]
+    tid: int
+    tally: _Tally
+    has_time: bool
+
+
+class _Content(NamedTuple):
+    """What a text after ``NCCL INFO`` holds, whoever printed it."""
+
+    facts: tuple[f.Fact, ...]
+    #: It has facts, or is known to have none.
+    known: bool
+    has_time: bool
+
+
+@lru_cache(maxsize=16_384)
+def _content(text: str) -> _Content | None:
+    """Return the content of ``text``; ``None`` if it may hold a second message."""
+    if "NCCL " in text or text.endswith("NCCL"):
+        return None
+    facts = read(text)
+    return _Content(facts, bool(facts) or is_quiet(text), has_own_time(text))
+
+
 @dataclass
 class Warned:
     """One distinct warning."""
@@ -115,7 +155,7 @@ class Account:
         self.loose = Facts()
         self.warnings: dict[str, Warned] = {}
         #: Messages by level and launcher's prefix.
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self._tallies: dict[tuple[str, str], _Tally] = {}
         self.n_lines = self.n_crlf = self.n_timestamped = self.n_crowded = 0
         #: Messages with a damaged head, messages that no form matches, and facts beyond ``most_facts``.
         self.torn = self.unknown = self.overflow = 0
@@ -124,17 +164,59 @@ class Account:
         self._hosts: set[str] = set()
         self._source, self._number, self._line, self._length = "", 0, "", 0
         self._last: tuple[Head, Life | None] = (NOBODY, None)
+        #: By the text of the head.
+        self._speakers: dict[str, _Speaker] = {}
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
         """Add one physical line, without its ``\\n``; return its warnings, and new time-outs of PyTorch's watchdog."""
         if number != self._number or source != self._source:  # not another piece of one long line
             self.n_lines += 1
-        if line.endswith("\r"):
-            self.n_crlf += 1
-        line = clean(line)
-        self._source, self._number, self._line = source, number, line
+            self._source, self._number = source, number
+        if "\r" in line or "\x1b" in line:
+            self.n_crlf += line.endswith("\r")
+            line = clean(line)
+        self._line = line
         if not line:
             return []
+        head, found, text = line.partition(" NCCL INFO ")
+        if not found:
+            if "NCCL" not in line and not read(line) and not has_own_time(line):
+                return []
+        elif len(text) <= _MOST_CONTENT:
+            speaker = self._speakers.get(head) or self._speaker(head)
+            content = _content(text)
+            if speaker is not None and content is not None:
+                self._add_plain(speaker, content, text)
+                return []
+        return self._add_any(line)
+
+    def _speaker(self, text: str) -> _Speaker | None:
+        """Return how lines with this head count, ``None`` unless it is complete and its process has printed before."""
+        head = read_head(text)
+        life = None if head is None or head.process is None or "rccl" in head.origin else self.lives.get(head.process)
+        if head is None or life is None:
+            return None
+        if len(self._speakers) >= _MOST_SPEAKERS:
+            self._speakers.clear()
+        tally = self._tallies.setdefault(("INFO", head.prefix), _Tally())
+        speaker = self._speakers[text] = _Speaker((head, life), head.tid, tally, has_own_time(text + " "))
+        return speaker
+
+    def _add_plain(self, speaker: _Speaker, content: _Content, text: str) -> None:
+        """Add the line of a known head with one message of level INFO: most lines of most logs."""
+        self._last = speaker.last
+        self._length = len(text)
+        if speaker.has_time or content.has_time:
+            self.n_timestamped += 1
+        speaker.tally.n += 1
+        if not content.known:
+            self._count_unknown()
+        life = speaker.last[1]
+        life.messages += 1
+        for fact in content.facts:
+            self._take(life, fact, speaker.tid)
+
+    def _add_any(self, line: str) -> list[Warned]:
         messages = parse_line(line, self._hosts)
         if len(messages) > 1:
             self.n_crowded += sum(message.level in ("INFO", "WARN", "CALL") for message in messages) > 1
@@ -144,20 +226,14 @@ class Account:
         for message in messages:
             self._length = len(message.text)
             facts = read(message.text)
-            if not message.level:
-                self._take_loose(facts, message, warned)
-                continue
-            life = self._count(message, bool(facts))
+            life = self._count(message, bool(facts)) if message.level else None
             if message.level == "WARN":
                 warned.append(self._warn(message))
             if life is None:
                 self._take_loose(facts, message, warned)
                 continue
             for fact in facts:
-                if type(fact) in _OF_COMMUNICATOR:
-                    self._note(self._place(life, fact, message.head.tid), fact)
-                else:
-                    self._take(life, fact, message.head.tid)
+                self._take(life, fact, message.head.tid)
         return warned
 
     # -- one message --------------------------------------------------------------------------
@@ -165,11 +241,9 @@ class Account:
     def _count(self, message: Message, known: bool) -> Life | None:
         """Count a message; return its process, ``None`` if that is not known."""
         level, text, head = message
-        self.counts[level, head.prefix] += 1
+        self._tallies.setdefault((level, head.prefix), _Tally()).n += 1
         if not known and level != "WARN" and not is_quiet(text):
-            self.unknown += 1
-            if len(self.samples) < _SAMPLES:
-                self.samples.append(self._seen())
+            self._count_unknown()
         if head.process is None:
             self.torn += 1
             if len(self.torn_samples) < _SAMPLES:
@@ -181,6 +255,11 @@ class Account:
         if life is not None:
             life.messages += 1
         return life
+
+    def _count_unknown(self) -> None:
+        self.unknown += 1
+        if len(self.samples) < _SAMPLES:
+            self.samples.append(self._seen())
 
     def _life(self, head: Head, process: Process) -> Life | None:
         life = self.lives.get(process)
@@ -209,6 +288,9 @@ class Account:
                 self._note(self.loose, fact)
 
     def _take(self, life: Life, fact: f.Fact, tid: int) -> None:
+        if type(fact) in _OF_COMMUNICATOR:
+            self._note(self._place(life, fact, tid), fact)
+            return
         self._note(life.facts, fact)
         if isinstance(fact, f.Init):
             self._init(life, fact, tid)
@@ -275,6 +357,11 @@ class Account:
         return True
 
     # -- the whole ----------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Messages by level and launcher's prefix."""
+        return {what: tally.n for what, tally in self._tallies.items()}
 
     @property
     def levels(self) -> Counter[str]:

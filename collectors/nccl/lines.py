@@ -24,9 +24,7 @@ class Lines:
             data = data.replace(b"\0", b"")
         complete, newline, self._rest = (self._rest + data).rpartition(b"\n")
         if newline:
-            for line in complete.split(b"\n"):
-                yield from self._pieces(line)
-                self._number += 1
+            yield from self._whole(complete)
         while len(self._rest) > MOST_BYTES:
             piece, self._rest = self._rest[:MOST_BYTES], self._rest[MOST_BYTES:]
             yield self._number, piece.decode("utf-8", "replace")
@@ -37,9 +35,15 @@ class Lines:
             yield self._number, self._rest.decode("utf-8", "replace")
         self._rest = b""
 
-    def _pieces(self, line: bytes) -> Iterator[tuple[int, str]]:
-        for at in range(0, len(line) or 1, MOST_BYTES):
-            yield self._number, line[at : at + MOST_BYTES].decode("utf-8", "replace")
+    def _whole(self, complete: bytes) -> Iterator[tuple[int, str]]:
+        lines = complete.split(b"\n")
+        first, self._number = self._number, self._number + len(lines)
+        if len(max(lines, key=len)) <= MOST_BYTES:  # a newline also ends a damaged character
+            yield from enumerate(complete.decode("utf-8", "replace").split("\n"), first)
+            return
+        for number, line in enumerate(lines, first):
+            for at in range(0, len(line) or 1, MOST_BYTES):
+                yield number, line[at : at + MOST_BYTES].decode("utf-8", "replace")
 
 
 def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:
