@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -75,7 +75,11 @@ class _JobFiles:
         self.records = self.unknown_lines = self.unknown_fields = self.left_out = 0
         self._lock = lock
 
-    def _take(self, line: str, path: str, number: int) -> None:
+    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
+        for _, line in lines:
+            self._take_line(line)
+
+    def _take_line(self, line: str) -> None:
         timed = parse_line(line)
         with self._lock:
             if timed is None:

@@ -9,6 +9,8 @@ from io import BufferedIOBase
 #: Bytes. A longer line is split into pieces of this size (a progress bar may write for hours without a newline).
 MOST_BYTES = 65_536
 _BLOCK = 1 << 20
+#: Bytes that are split at a time: the lines of more do not stay in the caches of a core.
+_SLICE = 32_768
 
 
 class Lines:
@@ -36,14 +38,24 @@ class Lines:
         self._rest = b""
 
     def _whole(self, complete: bytes) -> Iterator[tuple[int, str]]:
-        lines = complete.split(b"\n")
-        first, self._number = self._number, self._number + len(lines)
-        if len(max(lines, key=len)) <= MOST_BYTES:  # a newline also ends a damaged character
-            yield from enumerate(complete.decode("utf-8", "replace").split("\n"), first)
+        at = 0
+        while at <= len(complete):
+            end = complete.rfind(b"\n", at, at + _SLICE) if len(complete) - at > _SLICE else len(complete)
+            end = end if end >= 0 else complete.find(b"\n", at)
+            end = end if end >= 0 else len(complete)
+            yield from self._some(complete[at:end])
+            at = end + 1
+
+    def _some(self, complete: bytes) -> Iterator[tuple[int, str]]:
+        if len(complete) <= MOST_BYTES:  # a newline also ends a damaged character
+            lines = complete.decode("utf-8", "replace").split("\n")
+            first, self._number = self._number, self._number + len(lines)
+            yield from enumerate(lines, first)
             return
-        for number, line in enumerate(lines, first):
+        for line in complete.split(b"\n"):
             for at in range(0, len(line) or 1, MOST_BYTES):
-                yield number, line[at : at + MOST_BYTES].decode("utf-8", "replace")
+                yield self._number, line[at : at + MOST_BYTES].decode("utf-8", "replace")
+            self._number += 1
 
 
 def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.account import Account, Facts, Warned
-from commwatch.collectors.nccl.forms import SEARCHED
+from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.labels import labels
 from commwatch.collectors.nccl.lines import MOST_BYTES
+from commwatch.collectors.nccl.lives import Facts, Warned
 from commwatch.collectors.nccl.quiet import is_quiet
+from commwatch.collectors.nccl.search import SEARCHED
 from commwatch.collectors.nccl.text import Message, clean, has_own_time, parse_line
 
 
@@ -67,7 +68,7 @@ class PlainAccount(Account):
         if message.level == "WARN":
             warned.append(self._warn(message))
         if life is None:
-            self._take_loose(facts, message, warned)
+            self._take_loose(facts, message, warned.append)
             return
         for fact in facts:
             self._take(life, fact, message.head.tid)
@@ -101,4 +102,3 @@ def _listed(facts: Facts) -> dict[str, list[Any]]:
         kind.__name__: [(fact, seen.line, seen.lines, seen.number, seen.source) for fact, seen in found.items()]
         for kind, found in facts.items()
     }
-
