@@ -138,6 +138,17 @@ def log_rate(f: Figures) -> list[Row]:
     ]
 
 
+def rare_filter(f: Figures) -> list[Row]:
+    """Rows of ``rare_filter.py``."""
+    slowest = max(f["seconds"], key=f["seconds"].__getitem__)
+    worst = f["seconds"][slowest]
+    what = f"`/api/v1/ops` with a filter that three of {f['records'] / 1e6:.1f} million operations match"
+    return [
+        Row(what, f"{worst:.2f} s (slowest: by {slowest})", "1 s", over=worst > 1),
+        Row("... the history on disk", f"{f['bytes_per_record']:.1f} bytes an operation"),
+    ]
+
+
 #: Scripts beside this one, by the function that makes rows of their figures.
 BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     collective_cost,
@@ -148,6 +159,7 @@ BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     live_page,
     probe_memory,
     log_rate,
+    rare_filter,
 )
 
 

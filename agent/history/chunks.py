@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
-from commwatch.history.extents import extent
+from commwatch.history.extents import Columns
 from commwatch.history.packing import pack, unpack
 from commwatch.history.soundness import seal
 
@@ -23,9 +22,9 @@ Piece = tuple[str, int]
 _MOST_LOGGED = 10
 Statement = tuple[str, tuple[Any, ...]]
 
-#: Records of a full chunk.
-CHUNK_RECORDS = 1024
-#: Pieces of a chunk that is not full. One more, and they become one: rows must not become many.
+#: Records of a full chunk, and of the smallest one that stays as it is.
+CHUNK_RECORDS, LEAST_RECORDS = 1024, 256
+#: Smaller pieces of a chunk. One more, and they become one: rows must not become many.
 MOST_PIECES = 16
 #: Most bytes of a chunk: an almost full one takes another whole piece.
 _MOST_BYTES = 2 * CHUNK_RECORDS * RECORD_SIZE
@@ -80,9 +79,7 @@ class Damaged:
 
 
 class OpenChunk:
-    """The newest records of a ring, until they fill a chunk. Each commit adds a piece; a full chunk replaces its pieces."""
-
-    _ENDS = struct.Struct("<4xBxH24xI12xQ8x")
+    """The newest records of a ring, until they make a chunk. Each commit adds a piece; a larger one replaces the small ones."""
 
     def __init__(self, ring: int, offset_ns: int) -> None:
         self.ring, self._offset_ns = ring, offset_ns
@@ -115,20 +112,25 @@ class OpenChunk:
                 yield f"DELETE FROM {table} WHERE {column} IN ({pieces})", (self.ring, self.first_n)
         yield from self._row(self.records[at:], first_n)
 
-    def stored(self) -> None:
-        """Note that the statements are committed."""
+    def stored(self) -> bool:
+        """Note that the statements are committed; return whether the chunk takes no more records."""
+        written = len(self.records) - (0 if self._whole else self._stored)
         self._pieces = 1 if self._whole else self._pieces + 1
         self._stored = len(self.records)
+        return written >= LEAST_RECORDS * RECORD_SIZE
 
     @property
     def _whole(self) -> bool:
         """Whether the next row replaces all pieces."""
-        return self.is_full or self._pieces >= MOST_PIECES
+        is_large = len(self.records) - self._stored >= LEAST_RECORDS * RECORD_SIZE
+        return self.is_full or is_large or self._pieces >= MOST_PIECES
 
     def _row(self, records: bytearray, first_n: int) -> Iterator[Statement]:
-        ops, groups, seqs, ends = zip(*self._ENDS.iter_unpack(records), strict=True)
-        plausible = [end for end in ends if end + self._offset_ns < MAX_PLAUSIBLE] or [0]
-        from_ns, until_ns = min(plausible) + self._offset_ns, max(plausible) + self._offset_ns
+        columns = Columns(records)
+        from_ns, until_ns = min(columns.ends) + self._offset_ns, max(columns.ends) + self._offset_ns
+        if until_ns >= MAX_PLAUSIBLE:
+            plausible = [end for end in columns.ends if end + self._offset_ns < MAX_PLAUSIBLE] or [0]
+            from_ns, until_ns = min(plausible) + self._offset_ns, max(plausible) + self._offset_ns
         data = pack(records)
         about = (self.ring, first_n, self.until_n, from_ns, until_ns, len(data))
         yield (
@@ -136,15 +138,10 @@ class OpenChunk:
             (*about, data, seal(about)),
         )
         row = "FROM chunk WHERE ring = ? AND first_n = ?"
-        found = (self.ring, from_ns, until_ns, *extent(records))
+        found = (self.ring, from_ns, until_ns, *columns.extent())
         yield (
             f"INSERT OR REPLACE INTO extent SELECT id, ?, ?, ?, ?, ?, ?, ?, ?, ? {row}",
             (*found, seal(found), self.ring, first_n),
         )
-        of_group: defaultdict[int, list[int]] = defaultdict(list)
-        for op, group, seq in zip(ops, groups, seqs, strict=True):
-            if op:  # a step mark (0) has no group
-                of_group[group].append(seq)
-        for group, numbers in of_group.items():
-            values = (group, min(numbers), max(numbers), self.ring, first_n)
-            yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", values
+        for group, span in columns.spans().items():
+            yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", (group, *span, self.ring, first_n)

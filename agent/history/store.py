@@ -185,7 +185,8 @@ class Writer:
         self._pending.clear()
         self._progress.clear()
         for ring in self._dirty:
-            self._chunks[ring].stored()
+            if self._chunks[ring].stored():
+                del self._chunks[ring]
         self._dirty.clear()
         for ring in self._ended:
             self._chunks.pop(ring, None)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
-from commwatch.history.chunks import CHUNK_RECORDS, MOST_PIECES, Damaged
+from commwatch.history.chunks import CHUNK_RECORDS, LEAST_RECORDS, MOST_PIECES, Damaged
 from commwatch.history.extents import ANY
 from commwatch.history.history import History
 from commwatch.history.operations import Operation, Reader
@@ -129,13 +129,14 @@ def test_rare_filters(
     assert len(chunks) == reads
 
 
-def test_commits_append(tmp_path: Path) -> None:
-    """A commit leaves the rows of earlier ones as they are, until they are many or make a full chunk."""
+@pytest.mark.parametrize(("added", "kept"), [(5, 0.9), (50, 0.9), (300, 1.0), (1500, 1.0)])
+def test_commits_append(tmp_path: Path, added: int, kept: float) -> None:
+    """A commit leaves the rows of earlier ones as they are, but for small ones that have become many."""
     store, n, rows = Writer(tmp_path / "h.sqlite"), 0, []
     row = store.ring("a", identity(), NOW)
-    while n < 2 * CHUNK_RECORDS:
-        store.append(row, numbered(range(n, n + 50)), n + 50)
-        n += 50
+    while n < 3000:
+        store.append(row, numbered(range(n, n + added)), n + added)
+        n += added
         assert store.commit()
         with closing(sqlite3.connect(tmp_path / "h.sqlite")) as db:
             rows.append(set(db.execute("SELECT first_n, until_n, data FROM chunk")))
@@ -143,9 +144,27 @@ def test_commits_append(tmp_path: Path) -> None:
                 (orphans,) = db.execute(f"SELECT COUNT(*) FROM {table} WHERE chunk NOT IN (SELECT id FROM chunk)")
                 assert orphans == (0,)
     assert all(later - now for now, later in pairwise(rows))
-    assert sum(now <= later for now, later in pairwise(rows)) >= len(rows) - len(rows) // 8
-    assert max(map(len, rows)) <= MOST_PIECES + 2
+    assert sum(now <= later for now, later in pairwise(rows)) >= kept * (len(rows) - 1)
+    assert len(rows[-1]) <= n // LEAST_RECORDS + MOST_PIECES + 2
     assert stored_records(tmp_path / "h.sqlite", row.id) == [numbered([at]) for at in range(n)]
+
+
+@given(st.lists(st.integers(1, 400), max_size=60))
+@examples(40)
+def test_any_sizes(sizes: list[int]) -> None:
+    """Whatever each commit adds, every record is stored once, and rows do not become many."""
+    with TemporaryDirectory() as folder:
+        path, n = Path(folder) / "h.sqlite", 0
+        store = Writer(path)
+        row = store.ring("a", identity(), NOW)
+        for size in sizes:
+            store.append(row, numbered(range(n, n + size)), n + size)
+            n += size
+            assert store.commit()
+        store.close()
+        assert stored_records(path, row.id) == [numbered([at]) for at in range(n)]
+        with History(path) as history:
+            assert len(list(history.chunks(*ALWAYS))) <= n // LEAST_RECORDS + MOST_PIECES + 2
 
 
 def test_failed_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

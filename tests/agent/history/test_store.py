@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import Cell, CellKey, GroupInfo, StepRecord
-from commwatch.history.chunks import CHUNK_RECORDS, MOST_PIECES
+from commwatch.history.chunks import CHUNK_RECORDS, LEAST_RECORDS, MOST_PIECES
 from commwatch.history.history import History
 from commwatch.history.rows import RingRow
 from commwatch.history.store import Writer
@@ -203,7 +203,7 @@ def test_full_chunks(path: Path) -> None:
         n += 10
         assert store.commit()
     with History(path) as history:
-        assert len(list(history.chunks(*ALWAYS))) <= 3000 // CHUNK_RECORDS + MOST_PIECES
+        assert len(list(history.chunks(*ALWAYS))) <= 3000 // LEAST_RECORDS + MOST_PIECES
 
 
 def test_chunks_of_a_window(path: Path) -> None:
