@@ -72,7 +72,8 @@ class Columns:
         longest = max(compress(map(sub, self.ends, self._starts), timed), default=-1)
         seqs = list(compress(self.seqs, marks))
         ops, groups = set(compress(self.ops, marks)), set(compress(self.groups, marks))
-        return Extent(_bits(ops), _bits(groups), min(longest, MAX_PLAUSIBLE - 1), min(seqs), max(seqs))
+        longest = max(-1, min(longest, MAX_PLAUSIBLE - 1))  # times may be anything
+        return Extent(_bits(ops), _bits(groups), longest, min(seqs), max(seqs))
 
     def spans(self) -> dict[int, tuple[int, int]]:
         """Return the range of sequence numbers by group; a step mark has no group."""

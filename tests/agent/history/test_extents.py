@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
 from commwatch.history.chunks import CHUNK_RECORDS, LEAST_RECORDS, MOST_PIECES, Damaged
@@ -60,13 +61,13 @@ def found(path: Path, same: dict[str, Any], least_s: float | None, *, narrow: bo
 numbers = st.integers(0, 40) | st.sampled_from([1 << 20, (1 << 32) - 1])
 records = st.builds(
     lambda code, seq, group, begin, lasts, flags, timing: (
-        (code, 0, group, -1, 0, 8, begin, seq, 0, begin, begin + lasts, flags, timing, 0)
+        (code, 0, group, -1, 0, 8, begin, seq, 0, begin, min(max(0, begin + lasts), (1 << 64) - 1), flags, timing, 0)
     ),
     st.sampled_from([0, 1, 2, 9, 32, 33, 62, 63, 254]),
     numbers,
     st.sampled_from([0, 1, 2, 3, 62, 0xFFFF]),
-    st.integers(100, 10_000),
-    st.integers(-50, 3_000) | st.just(1 << 61),
+    st.integers(100, 10_000) | st.just((1 << 64) - 1),
+    st.integers(-50, 0) | st.just(-(1 << 64)) | st.integers(0, 3_000) | st.just(1 << 61),
     st.sampled_from([0, ev.FAILED, ev.UNTIMED, ev.ASYNC]),
     st.sampled_from([ev.BY_FUTURE, ev.COUNTED, 99]),
 )
@@ -206,3 +207,21 @@ def test_fourth_version(tmp_path: Path) -> None:
     assert len(before) == 1
     assert found(path, {"seq": 7}, None, narrow=True) == before
     assert found(path, {"op": "barrier"}, None, narrow=True) == []
+
+
+def test_other_jobs_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search in a job decompresses no chunk of another."""
+    piece = [operation(start_ns=n, end_ns=n + 9, seq=n) for n in range(LEAST_RECORDS)]
+    stored(tmp_path / "h.sqlite", [piece] * 6)
+    unpacked, chunks = Damaged.unpacked, list[int]()
+
+    def counted(damaged: Damaged, path: Path, chunk: int, data: bytes) -> bytes | None:
+        chunks.append(chunk)
+        return unpacked(damaged, path, chunk, data)
+
+    monkeypatch.setattr(Damaged, "unpacked", counted)
+    agent = QueryService(tmp_path / "h.sqlite")
+    found = agent.operations(*ALWAYS, None, lambda one: True, 10_000, job="job1")
+    assert {one.job_id for one in found} == {"job1"}
+    assert len(found) == 3 * LEAST_RECORDS
+    assert len(chunks) == 3
