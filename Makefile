@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds test-cuda test-traces bench-cuda mutations faults faults-nodes advice pictures
+.PHONY: help demo test lint format bench parts dashboards dashboards-types dist clean sync frameworks torch-builds test-cuda test-nccl-example test-traces bench-cuda mutations faults faults-nodes advice pictures
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -92,6 +92,11 @@ $(CUDA_READY): pyproject.toml
 test-cuda: $(CUDA_READY)  ## run the CUDA build of PyTorch and NCCL on a simulated driver, without a GPU
 	$(call install,$(CUDA),.)
 	$(CUDA)/bin/python -m pytest -m cuda_rig tests/cuda_rig
+
+test-nccl-example: $(CUDA_READY)  ## chain the example plugin of the NCCL sources in NCCL_SOURCES (a checkout of NVIDIA/nccl), on the simulated driver
+	$(call install,$(CUDA),.)
+	$(CUDA)/bin/python -m pip install --quiet 'nvidia-cuda-crt==13.0.*'
+	$(CUDA)/bin/python -m pytest -m nccl_example tests/cuda_rig/test_nccl_example.py
 
 test-traces: sync  ## measure the traces in TRACES, HolisticTraceAnalysis's tests/data, and compare with its figures
 	$(BIN)/python -m pytest -m public_traces tests/agent/watchers/test_public_traces.py

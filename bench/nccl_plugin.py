@@ -1,7 +1,7 @@
-"""What a profiler plugin costs NCCL's threads: ns of a collective, and of each of its channels (``make bench-nccl-plugin``).
+"""What a profiler plugin costs NCCL's threads: ns of a collective, and of each of its channels.
 
 Calls the plugin as NCCL does. The cost of a channel is the slope between one and sixteen channels. An empty plugin shows what the calls
-themselves cost; all figures are without it. Other plugins can be measured in the same run: ``NAME=PATH``.
+themselves cost; all figures are without it. Other plugins are measured in the same run: ``NAME=PATH`` in NCCL_PLUGINS.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from bench.common import scratch
+from bench.common import emit, scratch
 from commwatch.collectors.probe.native.library import PLUGIN
 
 COLLECTIVES, ROUNDS, MANY = 200_000, 7, 16
-BUDGET_NS, CHANNEL_BUDGET_NS = 150, 30
 #: It returns a handle for each event, and does nothing with it.
 EMPTY = """#include "interface.h"
 static int init(void** c, uint64_t i, int* m, const char* n, int o, int r, int k, log_function l) {
@@ -68,8 +67,19 @@ def cost(program: Path, plugin: str, in_calls: bool) -> Cost:
     return Cost(one["ns"] - channel, channel, one["mallocs"])
 
 
-def main(others: list[str]) -> None:
-    """Measure all plugins in turn, round by round, and print a table of medians."""
+def figures(rounds: list[dict[str, Cost]], name: str) -> dict[str, float]:
+    """Medians of one plugin over the rounds."""
+    found = [each[name].over(each["empty"]) for each in rounds]
+    return {
+        "collective_ns": median(one.collective_ns for one in found),
+        "channel_ns": median(one.channel_ns for one in found),
+        "mallocs": found[0].mallocs,
+    }
+
+
+def main() -> None:
+    """Measure all plugins in turn, round by round, and print."""
+    others = dict(other.split("=", 1) for other in os.environ.get("NCCL_PLUGINS", "").split())
     with scratch() as where:
         (where / "empty.c").write_text(EMPTY)
         gcc = ["gcc", "-std=c11", "-O2", f"-I{PLUGIN}"]
@@ -81,18 +91,19 @@ def main(others: list[str]) -> None:
         subprocess.run([*gcc, "-fPIC", "-shared", str(where / "empty.c"), "-o", str(where / "empty.so")], check=True)
         arms = {
             "empty": (str(where / "empty.so"), True),
-            "commwatch, operations of PyTorch": (str(where / "ours.so"), True),
-            "commwatch, operations of other libraries": (str(where / "ours.so"), False),
-            **{name: (path, False) for name, _, path in (other.partition("=") for other in others)},
+            "ours": (str(where / "ours.so"), True),
+            "ours, of other libraries": (str(where / "ours.so"), False),
+            **{name: (path, False) for name, path in others.items()},
         }
         rounds = [{name: cost(where / "bench", *arm) for name, arm in arms.items()} for _ in range(ROUNDS)]
-    print("| plugin | a collective | each channel | calls of malloc |\n|---|---|---|---|")
-    for name in arms:
-        found = [each[name].over(each["empty"]) if name != "empty" else each[name] for each in rounds]
-        collective, channel = median(one.collective_ns for one in found), median(one.channel_ns for one in found)
-        print(f"| {name} | {collective:.0f} ns | {channel:.1f} ns | {found[0].mallocs:.1f} |")
-    print(f"\nBudget: {BUDGET_NS} ns a collective, {CHANNEL_BUDGET_NS} ns a channel, no allocation.")
+    emit(
+        {
+            "of_pytorch": figures(rounds, "ours"),
+            "of_others": figures(rounds, "ours, of other libraries"),
+            "peers": {name: figures(rounds, name) for name in others},
+        }
+    )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -149,6 +149,22 @@ def rare_filter(f: Figures) -> list[Row]:
     ]
 
 
+def nccl_plugin(f: Figures) -> list[Row]:
+    """Rows of ``nccl_plugin.py``."""
+    rows = []
+    for what, name in (("PyTorch", "of_pytorch"), ("other libraries", "of_others")):
+        cost = f[name]
+        over = cost["collective_ns"] > 150 or cost["channel_ns"] > 30 or cost["mallocs"] > 0
+        peers = "; ".join(f"{peer}: {_nccl_cost(of)}" for peer, of in f["peers"].items())
+        budget = "150 ns, 30 ns, 0"
+        rows.append(Row(f"NCCL plugin, one operation of {what}", _nccl_cost(cost), budget, peers, over))
+    return rows
+
+
+def _nccl_cost(cost: Figures) -> str:
+    return f"{cost['collective_ns']:.0f} ns, {cost['channel_ns']:.1f} ns each channel, {cost['mallocs']:.0f} mallocs"
+
+
 #: Scripts beside this one, by the function that makes rows of their figures.
 BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     collective_cost,
@@ -160,6 +176,7 @@ BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     probe_memory,
     log_rate,
     rare_filter,
+    nccl_plugin,
 )
 
 

@@ -39,6 +39,10 @@ _INSPECTOR = (
     "by default it writes when the job ends: set NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000; "
     "the agent must see the folder under the same path"
 )
+_DROPPED = (
+    "raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE and NCCL_INSPECTOR_DUMP_P2P_RING_SIZE (1024), "
+    "or lower NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"
+)
 _NATIVE = "unset COMMWATCH_HOOK=python, or build it: commwatch native build"
 _RAS = "NCCL 2.24 or later; the setting ras must contain the job's NCCL_RAS_ADDR (localhost:28028 unless set)"
 
@@ -289,11 +293,20 @@ def _gpu_timing(name: str, ranks: list[dict[str, Any]]) -> Iterator[Check]:
 
 def _witnesses(name: str, get: Get) -> Iterator[Check]:
     witnesses = get(f"witnesses?job={urllib.parse.quote(name, safe='')}")
-    for what, states, remedy in (("inspector", ("found", "down"), _INSPECTOR), ("ras", ("down", "refused"), _RAS)):
-        state = witnesses[what]["state"]
-        wrong = state in states
-        says = f"{name}: {state}: {witnesses[what]['says']}"
-        yield Check(_WARN if wrong else _PASS, what, says, remedy if wrong else "")
+    inspector, ras = witnesses["inspector"], witnesses["ras"]
+    for what, seen, remedy in (
+        ("inspector", inspector, _inspector_remedy(inspector)),
+        ("ras", ras, _RAS if ras["state"] in ("down", "refused") else ""),
+    ):
+        yield Check(_WARN if remedy else _PASS, what, f"{name}: {seen['state']}: {seen['says']}", remedy)
+
+
+def _inspector_remedy(inspector: dict[str, Any]) -> str:
+    if inspector["unread_versions"]:
+        return "a later version of commwatch may read this format"
+    if inspector["state"] in ("found", "down"):
+        return _INSPECTOR
+    return _DROPPED if inspector["dropped"] else ""
 
 
 def _recorder(name: str, ranks: list[dict[str, Any]]) -> Check:

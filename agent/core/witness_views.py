@@ -25,6 +25,9 @@ class InspectorRow:
     op: str
     #: Upper bound of the size class, a power of two; ``None``: sizes are not known.
     size_bytes: int | None
+    #: NCCL's choice, such as ``RING`` and ``LL128``; ``None``: not reported, as for messages and by formats before v4.2.
+    algorithm: str | None
+    protocol: str | None
     #: How they were timed: ``kernel_gpu``, ``kernel_cpu``, ``collective_cpu`` or ``unknown``.
     timing: str
     count: int
@@ -73,6 +76,10 @@ class InspectorView:
     skipped_bytes: int
     #: Records not counted because the table of sums was full.
     left_out: int
+    #: Operations that Inspector timed, but overwrote before it wrote them; ``None``: formats before v4.1 do not report them.
+    dropped: int | None
+    #: Formats, unknown to commwatch, some lines of which cannot be read.
+    unread_versions: list[str]
     rows: list[InspectorRow]
     means: list[InspectorMean]
 

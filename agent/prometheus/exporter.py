@@ -163,6 +163,7 @@ class Exporter(Collector):
                 labels = (job.id, str(totals.rank), self._group_label(job.id, group), direction)
                 families.count("pipeline_wait_seconds_total", labels, messages.waited_us / 1e6)
             _steps(families, job.id, totals, partial(self._group_label, job.id), self._now_ns())
+            _choices(families, job.id, totals)
         self._present(families, job)
 
     def _sum(self, job: Job) -> _Sums:
@@ -271,6 +272,18 @@ def _steps(families: Families, job: str, totals: RankTotals, label: Callable[[st
         families.add("comm_share_ratio", labels, shares[0])
         if shares[1] is not None:
             families.add("exposed_comm_share_ratio", (*labels, source), shares[1])
+
+
+def _choices(families: Families, job: str, totals: RankTotals) -> None:
+    for (_, aux), ran in totals.ran.items():
+        choice = ev.nccl_choice(ev.BY_NCCL, aux)
+        if choice.algorithm is None or choice.protocol is None:  # as for messages
+            continue
+        labels = (job, str(totals.rank), choice.algorithm, choice.protocol)
+        families.count("nccl_operations_total", labels, ran.count)
+        families.count("nccl_operation_seconds_total", labels, ran.duration_ns / 1e9)
+        if ran.bus_bytes:
+            families.count("nccl_operation_bus_bytes_total", labels, ran.bus_bytes)
 
 
 def _ups(families: Families, jobs: Iterable[Job]) -> None:

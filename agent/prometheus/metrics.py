@@ -11,6 +11,7 @@ _RANK = ("job_id", "rank")
 _RANK_SOURCE = (*_RANK, "source")
 _INSPECTOR = ("job_id", "rank", "group", "op", "timing")
 _GROUP_ID = ("job_id", "rank", "group", "group_id")
+_CHOICE = (*_RANK, "algorithm", "protocol")
 
 METRICS = {
     spec.name.removeprefix("commwatch_"): spec
@@ -221,6 +222,30 @@ METRICS = {
             "counter",
             "Total size S times the bus factor of operations timed by NCCL Inspector, in bytes; absent where there is no bus bandwidth.",
             _INSPECTOR,
+        ),
+        Spec(
+            "commwatch_nccl_operations_total",
+            "counter",
+            "Total number of collectives that NCCL's profiler interface timed, by what NCCL chose for them.",
+            _CHOICE,
+        ),
+        Spec(
+            "commwatch_nccl_operation_seconds_total",
+            "counter",
+            "Total duration of the kernels of these collectives, in seconds.",
+            _CHOICE,
+        ),
+        Spec(
+            "commwatch_nccl_operation_bus_bytes_total",
+            "counter",
+            "Total size S times the bus factor of these collectives, in bytes; absent where there is no bus bandwidth.",
+            _CHOICE,
+        ),
+        Spec(
+            "commwatch_inspector_dropped_total",
+            "counter",
+            "Total number of operations timed by NCCL Inspector that it overwrote before it wrote them.",
+            ("job_id", "rank", "group", "kind"),
         ),
         Spec(
             "commwatch_job_info",

@@ -11,13 +11,14 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from commwatch.collectors.nccl.follow import Follower
-from commwatch.collectors.nccl.inspector import Timed, parse_line, parse_prom
+from commwatch.collectors.nccl.inspector import VERSIONS, Dropped, Reader, Timed, parse_prom
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import others
 from commwatch.core.bandwidth import algbw, bus_factor
@@ -35,6 +36,7 @@ _SLACK_S = 60.0
 _STUCK_S = 30.0
 #: Sums kept of one job; text files read of one folder, and bytes of each.
 MOST_CELLS, _MOST_PROM, _MOST_PROM_BYTES = 4096, 64, 1 << 20
+_UNREAD = f"this version of commwatch reads {VERSIONS[0]} to {VERSIONS[-1]}"
 #: Seconds between two checks of the text files, which change twice a minute at most.
 _PROM_S = 5.0
 
@@ -45,6 +47,8 @@ class _Key(NamedTuple):
     op: str
     #: -1: no size.
     size_log2: int
+    algorithm: str | None
+    protocol: str | None
     timing: str
 
 
@@ -64,6 +68,39 @@ class _Comm:
     places: set[tuple[int, int]] = field(default_factory=set)
 
 
+class _Source(NamedTuple):
+    """One rank in one communicator."""
+
+    rank: int
+    comm: str
+    group_rank: int
+
+
+class _Count:
+    """The sum over a counter that begins at 0 again when its communicator is made anew."""
+
+    def __init__(self) -> None:
+        self._before = self._latest = 0
+
+    def set(self, value: int) -> None:
+        """Take the counter's latest value."""
+        if value < self._latest:
+            self._before += self._latest
+        self._latest = value
+
+    @property
+    def sum(self) -> int:
+        return self._before + self._latest
+
+
+@dataclass
+class _Drops:
+    """Operations that Inspector overwrote before it wrote them."""
+
+    collectives: _Count = field(default_factory=_Count)
+    messages: _Count = field(default_factory=_Count)
+
+
 class _JobFiles:
     """Sums over the JSON files of one job."""
 
@@ -72,37 +109,86 @@ class _JobFiles:
         self.ranks: dict[tuple[str, int], int] = {}
         self.cells: dict[_Key, _Cell] = {}
         self.comms: dict[str, _Comm] = {}
-        self.records = self.unknown_lines = self.unknown_fields = self.left_out = 0
+        self.drops: dict[_Source, _Drops] = {}
+        self.records = self.unknown_fields = self.left_out = 0
+        #: By path: the reader, and the number of its latest line.
+        self._readers: dict[str, tuple[Reader, int]] = {}
+        self._skipped_bytes = 0
         self._lock = lock
 
-    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
-        for _, line in lines:
-            self._take_line(line)
+    @property
+    def unknown_lines(self) -> int:
+        return sum(reader.unknown_lines for reader, _ in self._readers.values())
 
-    def _take_line(self, line: str) -> None:
-        timed = parse_line(line)
+    @property
+    def unread_versions(self) -> set[str]:
+        """Unknown formats, some lines of which cannot be read."""
+        return {version for reader, _ in self._readers.values() for version in reader.unread_versions}
+
+    @property
+    def dropped(self) -> int | None:
+        """Operations that Inspector overwrote before it wrote them; ``None``: not reported."""
+        if not self.drops:
+            return None
+        return sum(each.collectives.sum + each.messages.sum for each in self.drops.values())
+
+    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
+        for number, line in lines:
+            self._take_line(line, path, number)
+
+    def _take_line(self, line: str, path: str, number: int) -> None:
         with self._lock:
-            if timed is None:
-                self.unknown_lines += bool(line.strip())
+            if self.follower.skipped_bytes != self._skipped_bytes:
+                self._skipped_bytes = self.follower.skipped_bytes
+                for reader, _ in self._readers.values():
+                    reader.forget()
+            reader, latest = self._readers.get(path) or (Reader(), 0)
+            if number <= latest:  # the file was truncated or replaced
+                reader.forget()
+            self._readers[path] = (reader, number)
+            record = reader.read(line)
+            if record is None:
                 return
-            self.unknown_fields += timed.unknown_fields
-            rank = self.ranks.get((timed.host.partition(".")[0], timed.pid))
-            if rank is None or not self._add(timed, rank):
+            self.unknown_fields += record.unknown_fields
+            rank = self.ranks.get((record.host.partition(".")[0], record.pid))
+            if rank is None:
                 self.left_out += 1
+            elif isinstance(record, Dropped):
+                self.left_out += not self._add_drops(record, rank)
+            else:
+                self.left_out += not self._add(record, rank)
+
+    def _comm(self, record: Timed | Dropped, rank: int) -> _Comm | None:
+        """Return the communicator of a record; ``None`` if it has another size than before."""
+        comm = self.comms.get(record.comm)
+        if comm is None:
+            comm = self.comms[record.comm] = _Comm(record.group_size, record.comm_name)
+        if comm.size != record.group_size:
+            return None
+        comm.name = comm.name or record.comm_name
+        if len(comm.places) < MOST_CELLS:
+            comm.places.add((record.group_rank, rank))
+        return comm
+
+    def _add_drops(self, dropped: Dropped, rank: int) -> bool:
+        source = _Source(rank, dropped.comm, dropped.group_rank)
+        if source not in self.drops and len(self.drops) >= MOST_CELLS:
+            return False
+        if self._comm(dropped, rank) is None:
+            return False
+        drops = self.drops.setdefault(source, _Drops())
+        drops.collectives.set(dropped.collectives)
+        drops.messages.set(dropped.messages)
+        return True
 
     def _add(self, timed: Timed, rank: int) -> bool:
         size_log2 = -1 if timed.size_bytes is None else max(0, (timed.size_bytes - 1).bit_length())
-        key = _Key(rank, timed.comm, timed.op, size_log2, timed.timing)
-        comm = self.comms.get(timed.comm)
+        key = _Key(rank, timed.comm, timed.op, size_log2, timed.algorithm, timed.protocol, timed.timing)
         if key not in self.cells and len(self.cells) >= MOST_CELLS:
             return False
+        comm = self._comm(timed, rank)
         if comm is None:
-            comm = self.comms[timed.comm] = _Comm(timed.group_size, timed.comm_name)
-        if comm.size != timed.group_size:
             return False
-        comm.name = comm.name or timed.comm_name
-        if len(comm.places) < MOST_CELLS:
-            comm.places.add((timed.group_rank, rank))
         cell = self.cells.setdefault(key, _Cell())
         self.records += 1
         cell.count += 1
@@ -164,6 +250,7 @@ class Inspector:
             files.follower.patterns.update(dict.fromkeys(patterns))
             read += files.follower.tick()  # without the lock: a file server may hang, answers must not
             self._say(files.follower.troubles)
+            self._say({f"format {version}": _UNREAD for version in files.unread_versions})
         with self._lock:
             for job in [job for job in self._jobs if job not in wanted]:
                 self._jobs.pop(job).follower.close()
@@ -231,18 +318,24 @@ class Inspector:
     # -- answers ------------------------------------------------------------------------------
 
     def readings(self) -> list[tuple[str, list[Reading] | None]]:
-        """Return readings for ``/metrics``: counts, seconds and bus bytes by rank, group, op and timing; none if off."""
+        """Return readings for ``/metrics``: counts, seconds and bus bytes by rank, group, op and timing; drops; none if off."""
         if not self._folders:
             return []
         if self._clock() - self._looked_at > _STUCK_S:
             return [(COLLECTOR, None)]
         sums: dict[tuple[str, ...], _Cell] = {}
         labels: dict[str, set[str]] = {}
+
+        def label(job: str, group: str) -> str:
+            known = labels.setdefault(job, set())
+            found = group if group in known or len(known) < MOST_GROUPS else OTHER
+            known.add(found)
+            return found
+
         for row in self.rows(None):
-            known = labels.setdefault(row.job_id, set())
-            label = row.group if row.group in known or len(known) < MOST_GROUPS else OTHER
-            known.add(label)
-            cell = sums.setdefault((row.job_id, str(row.rank), label, row.op, row.timing), _Cell())
+            cell = sums.setdefault(
+                (row.job_id, str(row.rank), label(row.job_id, row.group), row.op, row.timing), _Cell()
+            )
             cell.count += row.count
             cell.seconds += row.seconds
             cell.bus_bytes += (row.busbw or 0.0) * row.seconds
@@ -252,13 +345,16 @@ class Inspector:
             found.append(Reading("inspector_collective_seconds_total", key, cell.seconds))
             if cell.bus_bytes:
                 found.append(Reading("inspector_collective_bus_bytes_total", key, cell.bus_bytes))
+        drops: Counter[tuple[str, ...]] = Counter()
+        for job, source, group, each in self._drops():
+            for kind, count in (("collective", each.collectives), ("message", each.messages)):
+                drops[job, str(source.rank), label(job, group), kind] += count.sum
+        found += [Reading("inspector_dropped_total", key, count) for key, count in drops.items()]
         return [(COLLECTOR, found)]
 
     def rows(self, job: str | None) -> list[InspectorRow]:
         """Return what was timed, the most time first."""
-        with self._jobs_lock:
-            groups = {each.id: list(groups_of(each).values()) for each in self._aggregate.jobs.values()}
-        found = []
+        groups, found = self._groups(), []
         with self._lock:
             for name, files in self._jobs.items():
                 if job not in (None, name):
@@ -269,6 +365,20 @@ class Inspector:
                     for key, cell in files.cells.items()
                 ]
         return sorted(found, key=lambda row: -row.seconds)
+
+    def _groups(self) -> dict[str, list[GroupInfo]]:
+        """Return the process groups by job."""
+        with self._jobs_lock:
+            return {each.id: list(groups_of(each).values()) for each in self._aggregate.jobs.values()}
+
+    def _drops(self) -> Iterator[tuple[str, _Source, str, _Drops]]:
+        """Yield job, source, label of the process group, and what Inspector dropped."""
+        groups = self._groups()
+        with self._lock:
+            for name, files in self._jobs.items():
+                where = {at: files.group(comm, groups.get(name, []))[0] for at, comm in files.comms.items()}
+                for source, drops in files.drops.items():
+                    yield name, source, where[source.comm], drops
 
     def view(self, job: str | None) -> InspectorView:
         """Return the state of Inspector and all that was read from its files."""
@@ -281,16 +391,28 @@ class Inspector:
             ]
             paths = [os.fsencode(path).decode("utf-8", "replace") for each in files for path in each.follower.paths]
             troubles = [f"{path}: {why}" for each in files for path, why in list(each.follower.troubles.items())]
-            state, says = self._state(folders, bool(paths or averages), troubles)
+            records = sum(each.records for each in files)
+            known = [each.dropped for each in files if each.dropped is not None]
+            dropped = sum(known) if known else None
+            unread = sorted({version for each in files for version in each.unread_versions})
+            if unread:
+                troubles.insert(0, f"format {', '.join(unread[:3])}: {_UNREAD}")
+            nothing = bool(unread) and not records and not averages
+            state, says = self._state(folders, bool(paths or averages) and not nothing, troubles)
+            if state == "works":
+                says += f"; {troubles[0]}" if unread else ""
+                says += f"; Inspector dropped {dropped} of {records + dropped} operations" if dropped else ""
             return InspectorView(
                 state,
                 says,
                 paths,
-                records=sum(each.records for each in files),
+                records=records,
                 unknown_lines=sum(each.unknown_lines for each in files),
                 unknown_fields=sum(each.unknown_fields for each in files),
                 skipped_bytes=sum(each.follower.skipped_bytes for each in files),
                 left_out=sum(each.left_out for each in files),
+                dropped=dropped,
+                unread_versions=unread,
                 rows=rows,
                 means=averages,
             )
@@ -317,6 +439,8 @@ def _row(job: str, key: _Key, cell: _Cell, size: int, where: tuple[str, str | No
         group_size=size,
         op=key.op,
         size_bytes=None if key.size_log2 < 0 else 1 << key.size_log2,
+        algorithm=key.algorithm,
+        protocol=key.protocol,
         timing=key.timing,
         count=cell.count,
         bytes=cell.bytes,

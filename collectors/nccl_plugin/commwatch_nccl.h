@@ -5,6 +5,7 @@
 #pragma once
 
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -12,10 +13,10 @@ extern "C" {
 
 // What NCCL chose, as one number: bits 0 to 3 the algorithm (1 to 7 in the order of `kAlgorithms`, 0 unknown), bits 4 and 5 the protocol (1
 // to 3 in the order of `kProtocols`, 0 unknown), bits 6 to 12 the channels. 0: nothing is known, or operations of one call differ. Bit 13: it
-// ran in one kernel with operations of other calls, and its times are those of all of them.
+// ran in one kernel with operations of other calls, and its times are those of all of them. Bit 14: its times may be those of a later operation.
 static const char* const kAlgorithms[] = {"Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"};
 static const char* const kProtocols[] = {"LL", "LL128", "Simple"};
-enum { kProtocolAt = 4, kChannelsAt = 6, kShared = 1 << 13 };
+enum { kProtocolAt = 4, kChannelsAt = 6, kShared = 1 << 13, kUncertain = 1 << 14 };
 
 // A communicator, as NCCL describes it.
 struct commwatch_nccl_comm {
@@ -44,7 +45,7 @@ struct commwatch_nccl_sink {
 };
 
 struct commwatch_nccl_times {
-  uint64_t begin_ns, end_ns;
+  uint64_t begin_ns, end_ns;  // pending: begin_ns is when a kernel of a replay has begun, 0 if none has
   uint16_t choice;
 };
 
@@ -58,13 +59,23 @@ enum commwatch_nccl_state {
 // 0: none. A batch of operations that run later has a number, too, which each of its calls sets.
 uint64_t* commwatch_nccl_call(void);
 
+// Bytes of an element, by NCCL's name of its type, such as ncclBfloat16.
+static inline uint64_t commwatch_nccl_size(const char* datatype) {
+  return strstr(datatype, "64") != 0 ? 8 : strstr(datatype, "32") != 0 ? 4 : strstr(datatype, "16") != 0 ? 2 : 1;
+}
+
+// The number that stands for a call within a replay of its graph. replay: 1 for the first.
+static inline uint64_t commwatch_nccl_replay(uint64_t call, uint64_t replay) {
+  return (replay & 0xFFFFFF) << 40 | (call & 0xFFFFFFFFFF);
+}
+
 // Times of the operations of a call, from the first begin to the last end.
 enum commwatch_nccl_state commwatch_nccl_times_of(uint64_t call, struct commwatch_nccl_times* times);
 
 // Where operations without a call go from now on; null: nowhere. The functions must stay callable.
 void commwatch_nccl_sink_to(const struct commwatch_nccl_sink* sink);
 
-// Operations whose end was not seen because too many were under way at a time.
+// Operations without a call that the sink never gets, because too many were under way at a time.
 uint64_t commwatch_nccl_lost(void);
 
 #ifdef __cplusplus

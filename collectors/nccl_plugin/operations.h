@@ -25,11 +25,13 @@ struct operation {
   uint64_t call;  // of c10d; 0: none, it goes to the sink
   void* group;    // handle of its group
   bool timed;     // its channels report their times
+  bool replayed;
+  uint64_t number;  // of the communicator's operations
   struct commwatch_nccl_op of;
 };
 
 static struct operation operations[OPERATIONS];
-static atomic_uint_fast64_t operations_next, operations_lost;
+static atomic_uint_fast64_t operations_next;
 
 // A new operation, not yet visible by a handle; null if too many are under way.
 static inline struct operation* operation_new(void) {
@@ -38,7 +40,6 @@ static inline struct operation* operation_new(void) {
     uint_fast32_t generation = atomic_load_explicit(&operation->generation, memory_order_acquire);
     if (generation % 2 == 0 && atomic_compare_exchange_strong(&operation->generation, &generation, generation + 1)) return operation;
   }
-  atomic_fetch_add_explicit(&operations_lost, 1, memory_order_relaxed);
   return 0;
 }
 
@@ -59,6 +60,7 @@ struct api {
   atomic_uint_fast64_t generation;  // 0: a thread is writing it
   atomic_uint_fast64_t call;        // of c10d
   atomic_uint_fast64_t launch_ns;   // when it began
+  atomic_uint_fast64_t replays;     // of its graph
   _Atomic(void*) theirs;            // handle of the chained plugin
 };
 static struct api apis[APIS], captured_apis[APIS];
@@ -136,6 +138,7 @@ static inline void* api_new(uint64_t call, uint64_t launch_ns, unsigned flags, _
   if (older && atomic_compare_exchange_strong(&api->generation, &expected, 0)) {
     atomic_store_explicit(&api->call, call, memory_order_relaxed);
     atomic_store_explicit(&api->launch_ns, launch_ns, memory_order_relaxed);
+    atomic_store_explicit(&api->replays, 0, memory_order_relaxed);
     atomic_store_explicit(&api->theirs, 0, memory_order_relaxed);
     atomic_store_explicit(&api->generation, generation, memory_order_release);
     *theirs = &api->theirs;

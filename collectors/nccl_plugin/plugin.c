@@ -23,6 +23,8 @@
 #include "operations.h"
 
 #define MOST_EARLY_NS 1000000
+// NCCL keeps the times of 64 operations of each channel. A thread of NCCL's that reads them later finds those of a later operation.
+#define KEPT 60
 #define API __attribute__((visibility("default")))
 
 // A communicator: the context of NCCL's calls.
@@ -32,7 +34,8 @@ struct comm {
   struct commwatch_nccl_comm about;
   char name[64];
   bool ours;             // we record its operations
-  atomic_bool captured;  // it has operations in graphs
+  atomic_uint_fast64_t begun;  // operations
+  atomic_bool eager;  // its latest call was outside of a capture
   atomic_bool odd;       // times that NCCL reports for it may be those of other operations: none is used any more
   int version;           // in which NCCL calls us
   bool broadcasts_break_times;
@@ -48,6 +51,8 @@ enum { kNoGroup = INT_MIN };
 enum { kOurMask = kColl | kP2p | kKernelCh };
 
 static _Atomic(const struct commwatch_nccl_sink*) the_sink;
+// Operations for the sink for which there was no place.
+static atomic_uint_fast64_t lost;
 // In one place, so that a context of another process, which a proxy may have, is told from ours without touching it.
 #define COMMS 4096
 static struct comm comms[COMMS];
@@ -102,9 +107,14 @@ static void complete(struct operation* operation, bool timed) {
   const uint64_t begin = atomic_load_explicit(&operation->begin, memory_order_relaxed);
   const uint64_t end = atomic_load_explicit(&operation->end, memory_order_relaxed);
   of->begin_ns = of->end_ns = 0;
+  if (timed && atomic_load_explicit(&comm->begun, memory_order_relaxed) - operation->number >= KEPT) {
+    // Operations begin when the host launches them, perhaps long before their kernels, but those of a graph just before their kernels.
+    timed = !operation->replayed && operation->call != 0;
+    if (timed) of->choice |= kUncertain;
+  }
   if (timed && begin <= end && !atomic_load_explicit(&comm->odd, memory_order_relaxed)) times(comm, of, begin, end);
   if (operation->call != 0) {
-    call_ends(operation->call, of->begin_ns, of->end_ns, of->choice & kShared);
+    call_ends(operation->call, of->begin_ns, of->end_ns, of->choice & (kShared | kUncertain));
   } else {
     const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
     const int number = atomic_load_explicit(&comm->group, memory_order_relaxed);
@@ -144,10 +154,6 @@ static uint16_t choice_of(const char* algorithm, const char* protocol, unsigned 
   return (uint16_t)(last.numbers | (channels < 127 ? channels : 127) << kChannelsAt);
 }
 
-static size_t size_of_type(const char* datatype) {
-  return strstr(datatype, "64") != 0 ? 8 : strstr(datatype, "32") != 0 ? 4 : strstr(datatype, "16") != 0 ? 2 : 1;
-}
-
 // Whether operations of this communicator without a call of c10d are recorded. May call the probe: only in a thread that calls NCCL.
 static bool has_group(struct comm* comm, bool may_ask) {
   const struct commwatch_nccl_sink* const sink = atomic_load_explicit(&the_sink, memory_order_acquire);
@@ -165,10 +171,8 @@ static bool breaks_times(const struct comm* comm, const char* func) {
 
 // An API call begins: note within which call of c10d.
 static void* api_begins(struct comm* comm, const char* func, bool captured, _Atomic(void*)** theirs) {
-  // Once an operation outside of graphs follows captured ones, NCCL counts no replays any more, but its kernels do.
-  if (captured) atomic_store_explicit(&comm->captured, true, memory_order_relaxed);
-  const bool mixed = !captured && atomic_load_explicit(&comm->captured, memory_order_relaxed);
-  if (mixed || breaks_times(comm, func)) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
+  atomic_store_explicit(&comm->eager, !captured, memory_order_relaxed);
+  if (breaks_times(comm, func)) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
   const uint64_t call = this_call;
   if (call == 0) has_group(comm, true);
   return api_new(call, now_ns(), (call != 0 ? kWithinCall : 0) | (captured ? kCaptured : 0), theirs);
@@ -176,23 +180,32 @@ static void* api_begins(struct comm* comm, const char* func, bool captured, _Ato
 
 // Whether an operation is recorded, and where it belongs.
 struct belonging {
-  bool recorded;
+  bool recorded, replayed;
   uint64_t call;       // of c10d; 0: none
   uint64_t launch_ns;  // when NCCL was asked for it; for a replay, now
 };
 
+// NCCL counts a replay only while the latest call of the communicator was within a capture, but its kernels count each.
+static void replay_begins(struct comm* comm) {
+  if (atomic_load_explicit(&comm->eager, memory_order_relaxed)) atomic_store_explicit(&comm->odd, true, memory_order_relaxed);
+}
+
+// The number of a call within the replay that begins. parent: its captured API call.
+static uint64_t replay_of(const void* parent, uint64_t call) {
+  return commwatch_nccl_replay(call, atomic_fetch_add_explicit(&api_place(parent)->replays, 1, memory_order_relaxed) + 1);
+}
+
 static struct belonging belongs(struct comm* comm, const void* parent) {
-  struct api_facts api = {this_call, now_ns(), 0};
+  struct api_facts api = {this_call, 0, 0};
   // NCCL makes the messages of an all-to-all without a call of their own; in a replay, their call of c10d is not known.
-  if (!handle_is(parent, kApi) && !handle_is(parent, kCapturedApi)) return (struct belonging){api.call != 0, api.call, api.launch_ns};
+  if (!handle_is(parent, kApi) && !handle_is(parent, kCapturedApi)) return (struct belonging){api.call != 0, false, api.call, now_ns()};
   const unsigned flags = handle_channel(parent);
-  // A replay. The probe knows the operations of PyTorch's graphs.
-  if (flags & kWithinCall && flags & kCaptured) return (struct belonging){false, 0, 0};
-  const uint64_t now = api.launch_ns;
   const bool known = api_read(parent, &api);
-  if (flags & kWithinCall && !known) atomic_fetch_add_explicit(&operations_lost, 1, memory_order_relaxed);  // thousands of calls ago
-  if (flags & kWithinCall) return (struct belonging){known, api.call, api.launch_ns};
-  return (struct belonging){has_group(comm, false), 0, known && !(flags & kCaptured) ? api.launch_ns : now};
+  const bool replayed = flags & kCaptured;
+  if (replayed) replay_begins(comm);
+  if (flags & kWithinCall && replayed) return (struct belonging){known, true, known ? replay_of(parent, api.call) : 0, now_ns()};
+  if (flags & kWithinCall) return (struct belonging){known, false, api.call, api.launch_ns};
+  return (struct belonging){has_group(comm, false), replayed, 0, known && !replayed ? api.launch_ns : now_ns()};
 }
 
 // The channels whose kernels NCCL will report. 0: none, and its kernels count what NCCL does not, so that later times are those of other
@@ -200,7 +213,7 @@ static struct belonging belongs(struct comm* comm, const void* parent) {
 static unsigned channels_of(struct comm* comm, const struct event* event, uint64_t type) {
   if (type == kColl) return event->coll.channels;
   const unsigned channels = event->p2p.channels;
-  const size_t bytes = event->p2p.count * size_of_type(event->p2p.datatype), each = channels != 0 ? (bytes + channels - 1) / channels : 0;
+  const size_t bytes = event->p2p.count * commwatch_nccl_size(event->p2p.datatype), each = channels != 0 ? (bytes + channels - 1) / channels : 0;
   const size_t part = (each + 4095) / 4096 * 4096;
   const bool whole = event->p2p.peer != comm->about.rank && (bytes == 0 || channels < 2 || (channels - 1) * part < bytes);
   if (whole) return channels;
@@ -211,8 +224,14 @@ static unsigned channels_of(struct comm* comm, const struct event* event, uint64
 static void* operation_begins(struct comm* comm, const struct event* event, uint64_t type) {
   const struct belonging belonging = belongs(comm, event->parent);
   const unsigned channels = channels_of(comm, event, type);
+  // NCCL calls us for one operation of a communicator at a time.
+  const uint64_t number = atomic_load_explicit(&comm->begun, memory_order_relaxed) + 1;
+  atomic_store_explicit(&comm->begun, number, memory_order_relaxed);
   struct operation* const operation = belonging.recorded && (channels != 0 || belonging.call == 0) ? operation_new() : 0;
-  if (operation == 0) return 0;
+  if (operation == 0) {
+    if (belonging.recorded && belonging.call == 0) atomic_fetch_add_explicit(&lost, 1, memory_order_relaxed);
+    return 0;
+  }
   struct commwatch_nccl_op* const of = &operation->of;
   if (type == kColl) {
     *of = (struct commwatch_nccl_op){event->coll.func, event->coll.datatype, event->coll.count, event->coll.root,
@@ -222,9 +241,10 @@ static void* operation_begins(struct comm* comm, const struct event* event, uint
                                      belonging.launch_ns, 0, 0};
   }
   operation->timed = channels > 0 && channels <= 64;
+  operation->replayed = belonging.replayed;
+  operation->number = number;
   operation->call = belonging.call;
   if (belonging.call != 0 && !call_begins(belonging.call, of->choice)) {
-    atomic_fetch_add_explicit(&operations_lost, 1, memory_order_relaxed);
     operation_free(operation);
     return 0;
   }
@@ -249,7 +269,12 @@ static void* channel_begins(struct comm* comm, const struct event* event) {
   const unsigned channel = event->kernel_ch.channel & 63;
   lower_to(&operation->begin, event->kernel_ch.timer);
   const bool first = atomic_fetch_or_explicit(&operation->began, UINT64_C(1) << channel, memory_order_relaxed) == 0;
-  if (first) clock_report(comm, event->kernel_ch.timer, now_ns());
+  if (first) {
+    const uint64_t now = now_ns();
+    clock_report(comm, event->kernel_ch.timer, now);
+    // For a replay, only this shows which of its operations the GPU has reached.
+    if (operation->replayed && operation->call != 0) call_runs(operation->call, now);
+  }
   return handle_of(kChannel, channel, (uint64_t)(operation - operations), handle_generation(event->parent));
 }
 
@@ -348,7 +373,8 @@ static struct comm* comm_new(void) {
   for (int i = 0; i < COMMS; ++i) {
     if (atomic_load_explicit(&comms[i].taken, memory_order_relaxed) || atomic_exchange(&comms[i].taken, true)) continue;
     struct comm* const comm = &comms[i];
-    atomic_store(&comm->captured, false);
+    atomic_store(&comm->eager, false);
+    atomic_store(&comm->begun, 0);
     atomic_store(&comm->odd, false);
     atomic_flag_clear(&comm->clock_taken);
     comm->clock = (struct gpu_clock){0, 0, 0};
@@ -436,4 +462,4 @@ API enum commwatch_nccl_state commwatch_nccl_times_of(uint64_t call, struct comm
 
 API void commwatch_nccl_sink_to(const struct commwatch_nccl_sink* sink) { atomic_store_explicit(&the_sink, sink, memory_order_release); }
 
-API uint64_t commwatch_nccl_lost(void) { return atomic_load_explicit(&operations_lost, memory_order_relaxed); }
+API uint64_t commwatch_nccl_lost(void) { return atomic_load_explicit(&lost, memory_order_relaxed); }

@@ -28,6 +28,10 @@ class GraphEvents(ABC):
         """Called before each replay of the graph."""
 
     @abstractmethod
+    def replayed(self) -> None:
+        """Called in the same thread after a replay has been launched."""
+
+    @abstractmethod
     def forget_graph(self, graph: int) -> None:
         """Called when the graph was destroyed, or is captured again under another number."""
 
@@ -50,7 +54,12 @@ class GraphHooks:
     def watch(self) -> None:
         """Install the hooks."""
         graphs: Any = torch.cuda.graphs
-        on = {"capture_start": self._begin, "capture_end": self._end, "replay_start": self._replay}
+        on = {
+            "capture_start": self._begin,
+            "capture_end": self._end,
+            "replay_start": self._replay,
+            "replay_end": self._replayed,
+        }
         register: dict[str, Any] = {name: getattr(graphs, f"register_graph_{name}_hook", None) for name in on}
         if all(register.values()):
             self._undo = [register[name](functools.partial(self._guard, do)).remove for name, do in on.items()]
@@ -65,7 +74,7 @@ class GraphHooks:
 
     def _wrap(self, graph_class: Any) -> None:
         own = graph_class.capture_begin, graph_class.capture_end, graph_class.replay
-        guard, begins, ends, replays = self._guard, self._begin, self._end, self._replay
+        guard, begins, ends, replays, replayed = self._guard, self._begin, self._end, self._replay, self._replayed
 
         @functools.wraps(own[0])
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
@@ -83,6 +92,7 @@ class GraphHooks:
         def replay(graph: Any) -> None:
             guard(replays, graph)
             own[2](graph)
+            guard(replayed, graph)
 
         ours = capture_begin, capture_end, replay
         for function in ours:
@@ -111,6 +121,10 @@ class GraphHooks:
     def _replay(self, graph: Any) -> None:
         if (number := self._number(graph)) is not None:
             self._events.replay(number)
+
+    def _replayed(self, graph: Any) -> None:
+        if self._number(graph) is not None:
+            self._events.replayed()
 
     def _number(self, graph: Any) -> int | None:
         """Return a graph's number; ``None`` if its capture was not seen."""

@@ -151,6 +151,9 @@ class NativeProbe(Probe):
     def replay(self, graph: int) -> None:
         self._library.replay(graph)
 
+    def replayed(self) -> None:
+        self._library.replayed()
+
     def forget_graph(self, graph: int) -> None:
         self._library.forget_graph(graph)
 

@@ -389,6 +389,9 @@ class PythonProbe(Probe):
                 self._skipped = True
         self._spent(entered, cost_of, self.ring)
 
+    def replayed(self) -> None:
+        """Nothing is left to do: only NCCL's plugin, which needs the native hook, has times of replays."""
+
     def forget_graph(self, graph: int) -> None:
         self._captured.forget(graph)
 

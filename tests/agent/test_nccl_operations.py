@@ -12,6 +12,8 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_KINDS
 from commwatch.core.nccl_views import NcclOperations
 from commwatch.ingest.jobs import Aggregate
+from tests.agent.prometheus.test_metrics import page as page_of
+from tests.agent.prometheus.test_metrics import samples
 from tests.helpers import MS, group_entry, operation, packed
 
 RING_SIMPLE_4, TREE_LL_1, TREE_LL_2 = 2 | 3 << 4 | 4 << 6, 1 | 1 << 4 | 1 << 6, 1 | 1 << 4 | 2 << 6
@@ -22,15 +24,28 @@ def timed(aux: int, *, ms: int, size: int, op: str = "all_reduce", timing: int =
     return (*operation(op, start_ns=MS, end_ns=(1 + ms) * MS, size=size, group=1, timing=timing)[:-1], aux)
 
 
-def of_ranks(*ranks: list[tuple[int, ...]]) -> list[NcclOperations]:
-    """The answer for ranks with these operations."""
+def recorded(*ranks: list[tuple[int, ...]]) -> Aggregate:
+    """A job of ranks with these operations."""
     aggregate = Aggregate()
     for rank, operations in enumerate(ranks):
-        about = {"job": "job", "rank": rank, "restart": 0, "wall_offset_ns": 0, "host": "host", "pid": 1 + rank}
+        about = {
+            "job": "job",
+            "rank": rank,
+            "world_size": len(ranks),
+            "restart": 0,
+            "wall_offset_ns": 0,
+            "host": "host",
+            "pid": 1 + rank,
+        }
         totals = aggregate.open(f"ring{rank}", about)
         totals.learn([group_entry(1, (0, 1), "pair")])
         totals.ingest(packed(*operations))
-    return nccl_operations(aggregate.jobs.values())
+    return aggregate
+
+
+def of_ranks(*ranks: list[tuple[int, ...]]) -> list[NcclOperations]:
+    """The answer for ranks with these operations."""
+    return nccl_operations(recorded(*ranks).jobs.values())
 
 
 def test_sums() -> None:
@@ -52,6 +67,32 @@ def test_remark(aux: int, size: int, wrong: bool) -> None:
     """LL for a large operation is remarked on; for a small one, or another protocol, or an unknown choice, nothing is."""
     (found,) = of_ranks([timed(aux, ms=1, size=size)])
     assert ("half of what LL sends are flags" in found.remark) is wrong
+
+
+def test_metrics() -> None:
+    """Metrics count collectives by algorithm and protocol, of all sizes and numbers of channels; messages have neither."""
+    mine = [
+        timed(TREE_LL_1, ms=1, size=1 << 20),
+        timed(TREE_LL_2, ms=2, size=3 << 20),
+        timed(2 << 6, ms=4, size=9, op="send"),
+    ]
+    page = samples(page_of(recorded(mine, [timed(RING_SIMPLE_4, ms=4, size=1 << 20)])))
+    found = {
+        (
+            name.removeprefix("commwatch_nccl_operation").removesuffix("_total"),
+            *(dict(labels)[label] for label in ("rank", "algorithm", "protocol")),
+        ): value
+        for (name, labels), value in page.items()
+        if name.startswith("commwatch_nccl_operation")
+    }
+    assert found == {
+        ("s", "0", "Tree", "LL"): 2,
+        ("_seconds", "0", "Tree", "LL"): pytest.approx(0.003),
+        ("_bus_bytes", "0", "Tree", "LL"): 4 << 20,
+        ("s", "1", "Ring", "Simple"): 1,
+        ("_seconds", "1", "Ring", "Simple"): pytest.approx(0.004),
+        ("_bus_bytes", "1", "Ring", "Simple"): 1 << 20,
+    }
 
 
 def test_unknown_choice() -> None:

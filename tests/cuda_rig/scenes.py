@@ -255,6 +255,25 @@ def replayed() -> None:
     torch.cuda.synchronize()
 
 
+def inference() -> None:
+    """Two graphs, as an inference server has for two batch sizes, each replayed fifty times; no operation outside of them after the first."""
+    large, small, part = data(20), data(16), data(15)
+    dist.all_reduce(large)
+    torch.cuda.synchronize()
+    graphs = []
+    for whole in (large, small):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            dist.all_reduce(whole)
+            dist.all_gather_into_tensor(small, part)
+            busy(0.2)
+            dist.all_reduce(part, async_op=True).wait()
+    for _ in range(50):
+        for graph in graphs:
+            graph.replay()
+    torch.cuda.synchronize()
+
+
 def steps() -> None:
     """Twenty marked steps each: 20 ms of computation and then communication; 30 beside it; 16 before and 4 beside it."""
     import commwatch
@@ -285,6 +304,23 @@ def stuck() -> None:
         if step < 29:
             torch.cuda.synchronize()
     torch.cuda.synchronize()
+
+
+def stuck_replay() -> None:
+    """Replays, and then one in whose midst rank 1 computes for an hour: rank 0 waits for it in the second of the graph's operations."""
+    whole, part = data(10), data(9)
+    dist.all_reduce(whole)
+    torch.cuda.synchronize()
+    for last in (False, True):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            dist.all_reduce(whole)
+            busy(3_600_000 if last and RANK == 1 else 1)
+            dist.all_gather_into_tensor(whole, part)
+            dist.all_reduce(part)
+        for _ in range(1 if last else 20):
+            graph.replay()
+        torch.cuda.synchronize()
 
 
 def ahead() -> None:

@@ -43,6 +43,7 @@ def states(running: RunningAgent, part: str) -> list[str]:
     return [each["state"] for each in found if (each["name"], each["severity"]) == (HIGH, "warning")]
 
 
+@pytest.mark.usefixtures("hook")
 def test_late_rank(libraries: Path, tmp_path: Path) -> None:
     """A rank whose GPU computes longer than the other one is named as a straggler, and no other rank is."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "late"):
@@ -58,6 +59,7 @@ def test_late_rank(libraries: Path, tmp_path: Path) -> None:
         assert [each["job_id"] for each in summary] == ["late"]
 
 
+@pytest.mark.usefixtures("hook")
 def test_gpu_that_does_not_come(libraries: Path, tmp_path: Path) -> None:
     """A rank whose GPU computes on while the others wait for it in a collective is named, although its host has launched that collective."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "stuck"):
@@ -73,6 +75,24 @@ def test_gpu_that_does_not_come(libraries: Path, tmp_path: Path) -> None:
         assert [(op["op"], op["queued"]) for op in waiting] == [("all_reduce", False)]
 
 
+def test_gpu_that_does_not_come_in_a_graph(libraries: Path, tmp_path: Path) -> None:
+    """In a replay of a graph, NCCL's plugin shows which operation a rank is in, so that the one that does not come is named."""
+    with_plugin = {"COMMWATCH_HOOK": "native", "COMMWATCH_NCCL_PLUGIN": "on"}
+    with agent(tmp_path) as running, job(libraries, tmp_path, "stuck_replay", **with_plugin):
+        seen: list[tuple[str, list[int]]] = []
+
+        def named() -> bool:
+            seen.extend(verdicts(running))
+            return bool(seen)
+
+        wait_for(named, "a verdict")
+        assert seen == [("stalled", [1])]
+        ranks = {rank["rank"]: rank["in_flight"] for rank in running.get("/api/v1/ranks?job=stuck_replay")}
+        assert [(op["op"], op["queued"]) for op in ranks[0]] == [("all_gather", False)]
+        assert ranks[1] == []
+
+
+@pytest.mark.usefixtures("hook")
 def test_host_far_ahead(libraries: Path, tmp_path: Path) -> None:
     """Operations that wait for 20 s of computation before them are no hang, however long ago they were launched."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "ahead"):
@@ -84,6 +104,7 @@ def test_host_far_ahead(libraries: Path, tmp_path: Path) -> None:
             time.sleep(0.5)
 
 
+@pytest.mark.usefixtures("hook")
 def test_share_alert(libraries: Path, tmp_path: Path) -> None:
     """With communication of 40 % of a step the alert fires, with the share that was played; at 9 % it is resolved."""
     (tmp_path / "list.yaml").write_text(impatient(), encoding="utf-8")

@@ -125,6 +125,33 @@ def test_foreign(run: Run) -> None:
         assert wrong([(ns / 1e3, true / 1e3) for ns, true in zip(durations, kernels, strict=True)]) == []
 
 
+def test_graphs(run: Run) -> None:
+    """Each replay of PyTorch's own graphs has NCCL's times, within 2 % or 20 µs, and its choices; none is counted twice."""
+    played = run("inference", **ON)
+    for rank, report in zip(played.ranks, played.reports, strict=True):
+        assert not of_foreign(rank)
+        _, *records = sorted(rank.operations, key=lambda record: record.seq)
+        kernels = sorted((k for k in report["nccl"] if k["replayed"]), key=lambda kernel: int(kernel["begin"]))
+        assert len(records) == len(kernels) == 300
+        timed = [(r, k) for r, k in zip(records, kernels, strict=True) if r.timing == ev.BY_NCCL]
+        assert len(timed) >= (1 - LATE) * len(records)
+        assert wrong([((r.end_ns - r.start_ns) / 1e3, (k["end"] - k["begin"]) / 1e3) for r, k in timed]) == []
+        assert all(record.flags & ev.UNTIMED for record in records if record.timing != ev.BY_NCCL)
+        assert all(ev.nccl_choice(r.timing, r.aux).protocol for r, _ in timed)
+    assert undisturbed(played)
+    assert [counted(rank) for rank in played.ranks] == [counted(rank) for rank in run("inference").ranks]
+
+
+def test_replays_that_nccl_does_not_count(run: Run) -> None:
+    """Replays after a call outside of graphs have no times, because NCCL reports those of other operations; no time is wrong."""
+    played = run("replayed", **ON)
+    for rank, report in zip(played.ranks, played.reports, strict=True):
+        records = sorted(rank.operations, key=lambda record: record.seq)
+        kernels = sorted(report["nccl"], key=lambda kernel: int(kernel["begin"]))
+        timed = [(r, k) for r, k in zip(records, kernels, strict=True) if r.timing == ev.BY_NCCL]
+        assert wrong([((r.end_ns - r.start_ns) / 1e3, (k["end"] - k["begin"]) / 1e3) for r, k in timed]) == []
+
+
 @pytest.mark.parametrize("version", [4, 6])
 def test_chained(run: Run, tmp_path: Path, version: int) -> None:
     """Another plugin, of this version or an older one, sees as many operations as ours, with handles of its own."""

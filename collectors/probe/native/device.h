@@ -108,6 +108,8 @@ struct OnDevice {
   Events::Event ready;
   // The first of its queue: it also makes the communicator, or its connections, so its time is not that of an operation.
   bool first = false;
+  // A replay of a graph, of which NCCL may tell the times of each operation.
+  bool replay = false;
   // What its Work holds, if it has one.
   Outputs outputs;
   // The event after the latest blocking operation of its group.
@@ -224,6 +226,7 @@ class DeviceWatch : public Watch {
   // A thread of NCCL's reports the times of an operation that is over within this time, or not at all.
   static constexpr uint64_t kReportedWithinNs = 20'000'000;
   static constexpr int kMostLate = 64;
+  static constexpr uint64_t kLongReplayNs = 1'000'000'000, kUnknownReplayNs = 8'000'000'000;
   // Largest error of the distance between the GPU's clock and ours.
   static constexpr uint64_t kClocksDifferNs = 1'000'000;
   // By so much may a kernel's time by NCCL and by events differ.
@@ -232,12 +235,15 @@ class DeviceWatch : public Watch {
   bool looked() {
     if (!next_) {
       next_ = true;
-      for (auto& flight : flights_) flight->is_next();
+      for (auto& flight : flights_) {
+        if (!noted_.replay) flight->is_next();
+      }
     }
     if (!reached_ && !has_reached()) return false;
     if (over_ns_ == 0) {
       if (work_ ? !work_->isCompleted() : !over_->event.query()) {
         seen_running_ = true;
+        if (noted_.replay) show_running(now_ns());
         return false;
       }
       over_ns_ = now_ns();  // not before the query, which may wait for a lock of the backend
@@ -249,14 +255,37 @@ class DeviceWatch : public Watch {
     if (noted_.waits != nullptr) noted_.waits->add(noted_.first ? -1 : whole_ms);
     const int64_t took_ns = timed() ? duration_ns(whole_ms) : -1;
     if (failed == 0) finish_by_nccl(took_ns);
-    if (failed != 0 || (!timed() && seen_running_ && !noted_.first)) {
+    if (failed != 0 || (!timed() && seen_running_ && is_one())) {
       for (auto& flight : flights_) flight->finish(over_ns_, format::kByPoll, failed, began_ns_);
       return true;
     }
-    if (took_ns < 0 || noted_.first) return true;  // the flight's destructor finishes it without a duration
+    if (took_ns < 0 || !is_one()) return true;  // the flight's destructor finishes it without a duration
     check(took_ns, over_ns_ - flights_.front()->launched_ns());
     for (auto& flight : flights_) flight->finish(over_ns_, format::kByEvents, 0, over_ns_ - static_cast<uint64_t>(took_ns), true);
     return true;
+  }
+
+  // Whether the events are around operations that run as one.
+  bool is_one() const { return !noted_.first && !noted_.replay; }
+
+  // A replay takes long: show which operations the GPU has reached. If NCCL reports none, they are recorded without times, so that a rank that has not
+  // launched them is known to be behind.
+  void show_running(uint64_t now) {
+    if (now - reached_ns_ < kLongReplayNs || now - shown_ns_ < kLongReplayNs / 10) return;
+    shown_ns_ = now;
+    bool reported = false;
+    for (auto& flight : flights_) {
+      commwatch_nccl_times times;
+      const commwatch_nccl_state state = NcclPlugin::times(flight->nccl_call(), &times);
+      reported |= state != kCallUnknown;
+      if (state == kCallOver) {
+        flight->left();
+      } else if (state == kCallPending && times.begin_ns != 0) {
+        flight->is_next();
+        flight->reached(times.begin_ns);
+      }
+    }
+    if (!reported && now - reached_ns_ > kUnknownReplayNs) flights_.clear();
   }
 
   // The operations are over. Returns false while NCCL may still report the times of some.
@@ -280,13 +309,17 @@ class DeviceWatch : public Watch {
       if (NcclPlugin::times(flight->nccl_call(), &times) != kCallOver) continue;
       // NCCL keeps the times of 64 operations of a channel. A thread of NCCL's that is later than that reports those of a later one.
       if (times.end_ns > over_ns_ + kClocksDifferNs) continue;
+      // Times of an earlier replay: the graph was also replayed where we cannot see it.
+      if (times.begin_ns + kClocksDifferNs < flight->launched_ns()) continue;
       const auto ran_ns = static_cast<int64_t>(times.end_ns - times.begin_ns);
-      if (took_ns >= 0 && ran_ns > took_ns + took_ns / 20 + kEventsDifferNs) {
+      const int64_t may_differ_ns = took_ns / 20 + kEventsDifferNs;
+      if ((times.choice & kUncertain) != 0 && (took_ns < 0 || std::abs(ran_ns - took_ns) > may_differ_ns)) continue;
+      if (took_ns >= 0 && ran_ns > took_ns + may_differ_ns) {
         const std::string ran = std::to_string(ran_ns / 1000), took = std::to_string(took_ns / 1000);
         NcclPlugin::leave();
         return Session::say("NCCL's times are no longer used", "asking", ("a kernel of " + ran + " µs in an operation of " + took + " µs").c_str());
       }
-      flight->finish_by_nccl(times.begin_ns, times.end_ns, times.choice);
+      flight->finish_by_nccl(times.begin_ns, times.end_ns, times.choice & ~kUncertain);
     }
   }
 
@@ -299,7 +332,10 @@ class DeviceWatch : public Watch {
     reached_ = true;
     const uint64_t now = now_ns();
     if (not_ready_) began_ns_ = now;  // the begin was observed
-    for (auto& flight : flights_) flight->reached(now);
+    reached_ns_ = now;
+    for (auto& flight : flights_) {
+      if (!noted_.replay) flight->reached(now);
+    }
     if (!over_) noted_.ready.reset();  // with `over_`, it is the begin of the duration
     return true;
   }
@@ -340,6 +376,7 @@ class DeviceWatch : public Watch {
   Flights flights_;
   bool next_ = false;  // it is the first of its line
   bool reached_ = false;
+  uint64_t reached_ns_ = 0, shown_ns_ = 0;
   bool not_ready_ = false;
   bool seen_running_ = false;  // by an earlier poll, so that begin and end are known to the interval of the polls
   uint64_t began_ns_ = 0;

@@ -108,6 +108,13 @@ class Flight {
   void within(uint64_t nccl_call) { nccl_call_ = nccl_call; }
   uint64_t nccl_call() const { return nccl_call_; }
 
+  // On a device, which has left it. Its record comes later.
+  void left() {
+    if (inherited() || done_.load()) return;
+    ring_.end(slot_);
+    slot_ = -1;
+  }
+
   // NCCL has told its times, and what it chose for it.
   void finish_by_nccl(uint64_t began_ns, uint64_t ended_ns, uint16_t choice) {
     if (done_.load()) return;

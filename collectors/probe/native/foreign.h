@@ -77,7 +77,7 @@ class Foreign {
       return;
     }
     record.group = comm->group->small_id;
-    record.size_bytes = op->count * size_of(op->datatype) * (is_per_rank(op->func) ? static_cast<uint64_t>(comm->group->size) : 1);
+    record.size_bytes = op->count * commwatch_nccl_size(op->datatype) * (is_per_rank(op->func) ? static_cast<uint64_t>(comm->group->size) : 1);
     record.seq = comm->next_seq.fetch_add(1, std::memory_order_relaxed);
     record.launch_ns = op->launch_ns;
     record.flags = format::kOnDevice | format::kUnaligned;
@@ -115,13 +115,6 @@ class Foreign {
   static bool is_per_rank(const char* func) {
     return strcmp(func, "AllGather") == 0 || strcmp(func, "ReduceScatter") == 0 || strcasecmp(func, "AlltoAll") == 0 ||
            strcmp(func, "Gather") == 0 || strcmp(func, "Scatter") == 0;
-  }
-
-  static uint64_t size_of(const char* datatype) {
-    if (strstr(datatype, "64") != nullptr) return 8;
-    if (strstr(datatype, "32") != nullptr) return 4;
-    if (strstr(datatype, "16") != nullptr) return 2;
-    return 1;
   }
 };
 

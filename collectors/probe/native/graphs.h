@@ -23,6 +23,8 @@ struct Captured {
   std::string name;
   bool p2p;
   Record record;
+  uint64_t nccl_call = 0;  // within which it was captured; 0: there is no plugin
+  uint64_t replays = 0;
 };
 
 // The operations of each graph, by the numbers that torch_graphs.py gives to graphs.
@@ -64,13 +66,16 @@ class Graphs {
     return true;
   }
 
-  // Call `replay` with each operation of a graph, in the order of their capture.
+  // Count a replay of each operation of a graph, and call `replay` with it, in the order of their capture.
   template <class Replay>
   void each(uint64_t graph, Replay replay) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = operations_.find(graph);
     if (found == operations_.end()) return;
-    for (const Captured& operation : found->second) replay(operation);
+    for (Captured& operation : found->second) {
+      ++operation.replays;
+      replay(std::as_const(operation));
+    }
   }
 
  private:

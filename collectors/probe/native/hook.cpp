@@ -22,6 +22,7 @@
 #include "flight.h"
 #include "foreign.h"
 #include "nccl_plugin.h"
+#include "replays.h"
 #include "sizes.h"
 #include "spare.h"
 
@@ -125,40 +126,6 @@ uint8_t dtype_of(Session& session, c10::ScalarType type) {
   return code.load();
 }
 
-// Gives an operation the next number of its queue, which it returns.
-Queue& numbered(Group& group, bool p2p, Record* record) {
-  if (!p2p) {
-    record->seq = group.next_seq.fetch_add(1);
-    return group.collectives;
-  }
-  Peer& peer = group.peers[PeerKey{record->op, record->peer}];
-  record->seq = peer.numbers.next(record->tag);
-  return peer;
-}
-
-// Returns whether an operation gets a record of its own. If not, counts it.
-bool records(Session& session, Group& group, Queue& queue, bool p2p, const Record& record) {
-  if (session.records(record.seq)) return true;
-  group.count(record, p2p);
-  queue.skipped.store(true, std::memory_order_relaxed);
-  session.skipped();
-  return false;
-}
-
-// An operation of a graph that is replayed: its times are unknown.
-void replayed(Session& session, const Captured& operation, uint64_t now) {
-  Group* const group = session.find(operation.group, operation.name);
-  if (group == nullptr) return;  // destroyed, and with it the graph's communicator
-  Record record = operation.record;
-  record.launch_ns = record.start_ns = record.end_ns = now;
-  Queue& queue = numbered(*group, operation.p2p, &record);
-  if (!records(session, *group, queue, operation.p2p, record)) return;
-  record.flags |= format::kUntimed;
-  record.timing = format::kByNone;
-  session.waits.missed();
-  session.ring()->write(record);
-}
-
 struct Launched {
   std::shared_ptr<Flight> flight;
   std::optional<OnDevice> noted;  // absent on the CPU
@@ -173,10 +140,11 @@ struct Kernel : c10::OperatorKernel {
     const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
     const Entered entered;
     Session* const session = entered.get();
+    const NcclPlugin::Call nccl_call;  // also if it is not recorded: else it would count as one that only NCCL knows
     Launched launched;
     if (session != nullptr && !session->off.load(std::memory_order_relaxed)) {
       try {
-        launched = launch(*session, *stack);
+        launched = launch(*session, *stack, nccl_call.number());
       } catch (const abi::__forced_unwind&) {  // Python ends this thread because the interpreter is shutting down
         throw;
       } catch (const PythonIsGone&) {
@@ -188,9 +156,7 @@ struct Kernel : c10::OperatorKernel {
       }
     }
     const InOperation in_operation;
-    const NcclPlugin::Call nccl_call;  // also if it is not recorded: else it would count as one that only NCCL knows
     if (!launched.flight) return handle.redispatchBoxed(below, stack);
-    launched.flight->within(nccl_call.number());
     try {
       handle.redispatchBoxed(below, stack);
     } catch (...) {
@@ -206,7 +172,7 @@ struct Kernel : c10::OperatorKernel {
     }
   }
 
-  Launched launch(Session& session, const Stack& stack) {
+  Launched launch(Session& session, const Stack& stack, uint64_t nccl_call) {
     const IValue* args = &stack[stack.size() - op.arguments];
     c10d::ProcessGroup& process_group = process_group_of(args[op.group_at]);
     if (session.ring() == nullptr && !open(session, process_group, args)) return {};
@@ -232,13 +198,14 @@ struct Kernel : c10::OperatorKernel {
     record.op = static_cast<uint8_t>(code.load());
     if (op.p2p && op.tag_at >= 0) record.tag = static_cast<int32_t>(args[op.tag_at].toInt());
     if (device && session.graphs.capturing() && is_capturing(*device) &&
-        session.graphs.add(Captured{group->address, group->name, op.p2p, record})) {
+        session.graphs.add(Captured{group->address, group->name, op.p2p, record, nccl_call})) {
       return {};  // it runs at each replay
     }
     Queue& queue = numbered(*group, op.p2p, &record);
     const bool first = device && queue.first_on(device->index());
     if (!records(session, *group, queue, op.p2p, record)) return {};
     launched.flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
+    launched.flight->within(nccl_call);
     if (device) {
       have_times(*group, process_group, *device);
       CudaWaits::watch(session, *device);
@@ -429,7 +396,8 @@ COMMWATCH_API void cw_mark(int optimizer, uint32_t number, uint64_t began_ns, ui
   entered.get()->mark(record);
 }
 
-// A capture of a graph begins in this thread; it has ended; the graph is replayed; it was destroyed. graph: a number used only once.
+// A capture of a graph begins in this thread; it has ended; the graph is to be replayed; the replay was launched; the graph was destroyed. graph: a
+// number used only once.
 COMMWATCH_API void cw_capture_begins(uint64_t graph) {
   const Entered entered;
   if (entered.get() != nullptr) entered.get()->graphs.begin(graph);
@@ -445,7 +413,16 @@ COMMWATCH_API void cw_replay(uint64_t graph) {
   Session* const session = entered.get();
   if (session == nullptr || session->ring() == nullptr || session->off.load(std::memory_order_relaxed)) return;
   const Cost cost(*session, Cost::due());
-  session->graphs.each(graph, [session, now = now_ns()](const Captured& operation) { replayed(*session, operation, now); });
+  try {
+    Replay::begins(*session, graph);
+  } catch (const std::exception& error) {
+    session->fault("replay of a graph", error.what());
+  }
+}
+
+COMMWATCH_API void cw_replayed() {
+  const Entered entered;
+  Replay::launched(entered.get());
 }
 
 COMMWATCH_API void cw_forget_graph(uint64_t graph) {

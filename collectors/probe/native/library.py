@@ -267,6 +267,7 @@ class Library:
         ]
         self.forget_group = quick.cw_forget_group
         self.forget_group.argtypes = [ctypes.c_char_p]
+        self.replayed = quick.cw_replayed
         graphs = quick.cw_capture_begins, quick.cw_capture_ends, quick.cw_replay, quick.cw_forget_graph
         for function in graphs:
             function.argtypes = [ctypes.c_uint64]

@@ -23,7 +23,8 @@ class NcclPlugin {
     };
     decltype(&commwatch_nccl_sink_to) to = nullptr;
     static Functions functions;
-    if (!look("commwatch_nccl_call", &functions.call) || !look("commwatch_nccl_times_of", &functions.times) || !look("commwatch_nccl_sink_to", &to)) {
+    if (!look("commwatch_nccl_call", &functions.call) || !look("commwatch_nccl_times_of", &functions.times) ||
+        !look("commwatch_nccl_lost", &functions.lost) || !look("commwatch_nccl_sink_to", &to)) {
       return false;
     }
     to(sink);
@@ -37,6 +38,12 @@ class NcclPlugin {
   static commwatch_nccl_state times(uint64_t call, commwatch_nccl_times* times) {
     const Functions* const functions = call != 0 && !left().load(std::memory_order_relaxed) ? used().load(std::memory_order_acquire) : nullptr;
     return functions != nullptr ? functions->times(call, times) : kCallUnknown;
+  }
+
+  // Operations of other libraries that were not recorded, in this process so far.
+  static uint64_t lost() {
+    const Functions* const functions = used().load(std::memory_order_acquire);
+    return functions != nullptr ? functions->lost() : 0;
   }
 
   // A call of c10d in this thread: what NCCL is asked for meanwhile belongs to it.
@@ -69,6 +76,7 @@ class NcclPlugin {
   struct Functions {
     decltype(&commwatch_nccl_call) call;
     decltype(&commwatch_nccl_times_of) times;
+    decltype(&commwatch_nccl_lost) lost;
   };
   static std::atomic<bool>& left() {
     static std::atomic<bool> told{false};

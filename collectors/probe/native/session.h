@@ -22,6 +22,7 @@
 #include "governor.h"
 #include "graphs.h"
 #include "groups.h"
+#include "nccl_plugin.h"
 #include "poller.h"
 #include "retention.h"
 #include "ring.h"
@@ -228,6 +229,8 @@ class Session {
   void beat(Ring& ring, uint64_t now) {
     ring.set(format::kHeartbeat, now);
     write_counts(ring, now);
+    const uint64_t lost = NcclPlugin::lost();
+    ring.add(format::kDropped, lost - std::exchange(lost_, lost));
     if (!Governor::is_over(now - window_ns_, measured_.load(std::memory_order_relaxed))) return;
     measured_.store(0, std::memory_order_relaxed);
     const uint64_t spent = ring.get(format::kProbeNs);
@@ -282,7 +285,8 @@ class Session {
   std::unique_ptr<Heartbeat> heartbeat_;
   char* base_ = nullptr;
   size_t size_ = 0;
-  Governor governor_;  // used only by the heartbeat's thread, as are the next two
+  Governor governor_;  // used only by the heartbeat's thread, as are the next three
+  uint64_t lost_ = NcclPlugin::lost();
   uint64_t window_ns_ = 0;
   uint64_t spent_ns_ = 0;
   std::atomic<uint32_t> measured_{0};
@@ -295,5 +299,25 @@ class Session {
   std::atomic<Group*> groups_[kBuckets] = {};
   std::vector<std::unique_ptr<Group>> retired_;  // no longer found, but perhaps still in use
 };
+
+// Gives an operation the next number of its queue, which it returns.
+inline Queue& numbered(Group& group, bool p2p, Record* record) {
+  if (!p2p) {
+    record->seq = group.next_seq.fetch_add(1);
+    return group.collectives;
+  }
+  Peer& peer = group.peers[PeerKey{record->op, record->peer}];
+  record->seq = peer.numbers.next(record->tag);
+  return peer;
+}
+
+// Returns whether an operation gets a record of its own. If not, counts it.
+inline bool records(Session& session, Group& group, Queue& queue, bool p2p, const Record& record) {
+  if (session.records(record.seq)) return true;
+  group.count(record, p2p);
+  queue.skipped.store(true, std::memory_order_relaxed);
+  session.skipped();
+  return false;
+}
 
 }  // namespace commwatch

@@ -116,11 +116,29 @@ def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert checks[what].result == "warn"
         assert checks[what].says.startswith(says)
         assert checks[what].remedy
-    told = {"inspector": {"state": "works", "says": ""}, "ras": {"state": "down", "says": "localhost:1: refused"}}
+    inspector: dict[str, Any] = {"state": "works", "says": "", "dropped": None, "unread_versions": []}
+    told = {"inspector": inspector, "ras": {"state": "down", "says": "localhost:1: refused"}}
     works, down = _witnesses("job", lambda path: told)
     assert (works.result, works.remedy) == ("pass", "")
     assert (down.result, down.says) == ("warn", "job: down: localhost:1: refused")
     assert "NCCL_RAS_ADDR" in down.remedy
+
+
+@pytest.mark.parametrize(
+    ("more", "result", "remedy"),
+    [
+        ({"dropped": 0}, "pass", ""),
+        ({"dropped": 5}, "warn", "NCCL_INSPECTOR_DUMP_COLL_RING_SIZE"),
+        ({"unread_versions": ["v5.0"]}, "warn", "later version of commwatch"),
+        ({"unread_versions": ["v5.0"], "state": "down"}, "warn", "later version of commwatch"),
+    ],
+)
+def test_inspector_that_drops(more: dict[str, Any], result: str, remedy: str) -> None:
+    """Operations that Inspector dropped, and a format that commwatch cannot read, are warnings with a remedy."""
+    inspector = {"state": "works", "says": "reads /d", "dropped": None, "unread_versions": [], **more}
+    check, _ = _witnesses("job", lambda path: {"inspector": inspector, "ras": {"state": "off", "says": ""}})
+    assert check.result == result
+    assert remedy in check.remedy
 
 
 def test_network(tmp_path: Path) -> None:

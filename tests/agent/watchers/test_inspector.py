@@ -129,6 +129,93 @@ def test_old_file(folder: Path) -> None:
     assert watched.inspector.view(None).state == "found"
 
 
+@pytest.mark.parametrize("version", ["v4.1", "v4.2", "v4.3"])
+def test_dropped(folder: Path, version: str) -> None:
+    """Operations that Inspector overwrote are counted by rank, group and kind; formats before v4.1 do not report them."""
+    path = put(folder, "nccl-2.30.log", 106)
+    watched = Watched(folder)
+    watched.tick()
+    assert watched.inspector.view("job").dropped is None
+    assert watched.readings("inspector_dropped_total") == {}
+    path = put(folder, f"{version}.log")
+    watched.tick()
+    view = watched.inspector.view("job")
+    assert (view.records, view.dropped, view.unknown_lines, view.unknown_fields, view.left_out) == (8, 12, 0, 0, 0)
+    assert (view.state, view.says) == ("works", f"reads {folder}; Inspector dropped 12 of 20 operations")
+    drops = {("4", "pair", "collective"): 5, ("4", "pair", "message"): 7}
+    assert watched.readings("inspector_dropped_total") == drops
+    assert watched.readings("inspector_collectives_total")["4", "pair", "all_reduce", "kernel_gpu"] == 2
+    chosen = {(row.algorithm, row.protocol) for row in view.rows if (row.op, row.rank) == ("all_reduce", 4)}
+    assert chosen == ({(None, None)} if version == "v4.1" else {("RING", "SIMPLE"), ("RING", "LL")})
+    with open(path, "a") as file:  # its communicator is made anew
+        file.write(path.read_text().splitlines()[0].replace('"p2p_dropped_total":0', '"p2p_dropped_total":1') + "\n")
+    watched.tick()
+    drops = {("4", "pair", "collective"): 8, ("4", "pair", "message"): 8}
+    assert watched.readings("inspector_dropped_total") == drops
+
+
+def test_dumps_of_strangers(folder: Path) -> None:
+    """What processes that are not ranks dropped is left out, and so are communicators without end."""
+    lines = (FIXTURES / "v4.3.log").read_text().splitlines()
+    path = put(folder, "v4.3.log")
+    path.write_text(lines[0].replace('"pid":104', '"pid":99') + "\n" + lines[1] + "\n")
+    with open(path, "a") as file:
+        for number in range(MOST_CELLS + 10):
+            file.write(lines[0].replace("0x7f8c496ae9f661", f"0x{number:x}") + "\n")
+    watched = Watched(folder)
+    for _ in range(10):
+        watched.tick()
+    view = watched.inspector.view("job")
+    assert (view.records, view.left_out, view.dropped) == (0, 12, 3 * MOST_CELLS)
+
+
+def test_file_that_begins_again(folder: Path) -> None:
+    """Records of a truncated file, or after a part that was skipped, do not belong to the dump before."""
+    path = put(folder, "v4.3.log")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]))
+    watched = Watched(folder)
+    watched.tick()
+    path.write_text(lines[2])
+    watched.tick()
+    view = watched.inspector.view("job")
+    assert (view.records, view.unknown_lines) == (1, 1)
+    path.write_text("")
+    watched.tick()
+    path.write_text(lines[0])
+    watched.tick()
+    (files,) = vars(watched.inspector)["_jobs"].values()
+    with open(path, "a") as file:
+        file.writelines(lines[1:3])
+    files.follower.skipped_bytes += 1
+    watched.tick()
+    view = watched.inspector.view("job")
+    assert (view.records, view.unknown_lines) == (1, 3)
+
+
+def test_later_format(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A format that cannot be read is named in one line of the log and in the state; its readable lines are used."""
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr("commwatch.watchers.inspector.log.warning", lambda *about: said.append(about[1:]))
+    path = put(folder, "v4.3.log")
+    later = path.read_text().replace('"v4.3"', '"v5.0"')
+    path.write_text(later.replace('"coll_sn"', '"seq"').replace('"p2p_sn"', '"seq"'))
+    watched = Watched(folder)
+    watched.tick()
+    watched.tick()
+    reason = "this version of commwatch reads v4.0 to v4.3"
+    assert said == [("format v5.0", reason)]
+    view = watched.inspector.view("job")
+    assert (view.state, view.says) == ("down", f"format v5.0: {reason}")
+    assert (view.records, view.unknown_lines, view.unread_versions) == (0, 4, ["v5.0"])
+    with open(path, "a") as file:
+        file.write(later)
+    watched.tick()
+    view = watched.inspector.view("job")
+    assert (view.state, view.records, view.unknown_lines) == ("works", 4, 4)
+    assert view.says.startswith(f"reads {folder}; format v5.0: {reason}")
+
+
 def test_twins(folder: Path) -> None:
     """Of two groups with the same ranks the one is taken that the communicator is called after; without a name it is unknown."""
     for name, pid, label in (("nccl-2.28.log", 104, "unknown"), ("nccl-2.30.log", 106, "pair")):
@@ -261,7 +348,7 @@ def test_readings_have_known_names(folder: Path) -> None:
     """Every reading belongs to an existing metric, with its labels."""
     from commwatch.prometheus.metrics import METRICS
 
-    put(folder)
+    put(folder, "v4.3.log")
     watched = Watched(folder)
     watched.tick()
     ((_, readings),) = watched.inspector.readings()

@@ -155,9 +155,9 @@ static void run(void) {
       channel_ends(things[a], zero + (uint64_t)ns);
     } else if (sscanf(line, "stop %d", &a) == 1) {
       stop(things[a]);
-    } else if (sscanf(line, "times %d", &a) == 1) {
+    } else if ((b = 0, sscanf(line, "times %d %d", &a, &b)) >= 1) {  // of a call, or of one of its replays
       struct commwatch_nccl_times times = {0, 0, 0};
-      const enum commwatch_nccl_state state = the_times((uint64_t)a, &times);
+      const enum commwatch_nccl_state state = the_times(b != 0 ? commwatch_nccl_replay((uint64_t)a, (uint64_t)b) : (uint64_t)a, &times);
       const char* const names[] = {"unknown", "pending", "over"};
       printf("times %s %ld choice %d\n", names[state], state == kCallOver ? (long)(times.end_ns - times.begin_ns) : -1, times.choice);
     } else if (sscanf(line, "finalize %d", &a) == 1) {
@@ -175,7 +175,7 @@ static void run(void) {
 
 static int operations_of_thread;
 static atomic_int numbers = 1;
-static atomic_int made_free, made_in_call, over_in_call, not_recorded;
+static atomic_int made_free, made_in_call, over_in_call, not_recorded, untimed;
 
 static void* wild(void* seed_) {
   unsigned seed = (unsigned)(uintptr_t)seed_;
@@ -190,7 +190,7 @@ static void* wild(void* seed_) {
     void* const op = message ? p2p(context, called, channels, in_group, 3) : coll(context, called, channels, in_group);
     stop(called);
     *the_call() = 0;
-    atomic_fetch_add(op == NULL ? &not_recorded : in_call ? &made_in_call : &made_free, 1);
+    atomic_fetch_add(op != NULL ? (in_call ? &made_in_call : &made_free) : in_call ? &untimed : &not_recorded, 1);
     const bool early = rand_r(&seed) % 2 == 0;
     if (early) stop(op);
     void* kernels[5] = {NULL};
@@ -219,8 +219,8 @@ static void threads(int count) {
   pthread_t all[64];
   for (int i = 0; i < count; ++i) assert(pthread_create(&all[i], NULL, wild, (void*)(uintptr_t)(i + 1)) == 0);
   for (int i = 0; i < count; ++i) pthread_join(all[i], NULL);
-  printf("{\"free\": %d, \"written\": %d, \"timed\": %d, \"in_call\": %d, \"over\": %d, \"not_recorded\": %d, \"lost\": %lu}\n", made_free, written,
-         written_timed, made_in_call, over_in_call, not_recorded, (unsigned long)the_lost());
+  printf("{\"free\": %d, \"written\": %d, \"timed\": %d, \"in_call\": %d, \"over\": %d, \"untimed\": %d, \"not_recorded\": %d, \"lost\": %lu}\n", made_free, written,
+         written_timed, made_in_call, over_in_call, untimed, not_recorded, (unsigned long)the_lost());
 }
 
 int main(int count, char** args) {

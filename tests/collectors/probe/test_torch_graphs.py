@@ -15,7 +15,7 @@ from commwatch.collectors.probe.torch_graphs import GraphEvents, GraphHooks
 from commwatch.collectors.probe.torch_groups import Group
 from commwatch.collectors.probe.torch_replay import Captured, Operation
 
-HOOKS = ("capture_start", "capture_end", "replay_start")
+HOOKS = ("capture_start", "capture_end", "replay_start", "replay_end")
 
 
 class Graph:
@@ -51,6 +51,7 @@ class HookedGraph(Graph):
 
     def replay(self) -> None:
         self._run("replay_start")
+        self._run("replay_end")
 
 
 class Seen(GraphEvents):
@@ -67,6 +68,9 @@ class Seen(GraphEvents):
 
     def replay(self, graph: int) -> None:
         self.events.append(("replay", graph))
+
+    def replayed(self) -> None:
+        self.events.append(("replayed", self.events[-1][1]))
 
     def forget_graph(self, graph: int) -> None:
         self.events.append(("forget", graph))
@@ -116,7 +120,7 @@ def test_life_of_graphs(graph_class: type[Graph]) -> None:
         graph.replay()
     assert seen.events == [
         *(("begins", 1), ("ends", 1), ("begins", 2), ("ends", 2)),
-        *(("replay", 1), ("replay", 2), ("replay", 2)),
+        *(("replay", 1), ("replayed", 1), ("replay", 2), ("replayed", 2), ("replay", 2), ("replayed", 2)),
     ]
     seen.events.clear()
     first.capture_begin()

@@ -1,0 +1,67 @@
+"""NVIDIA's example of a profiler plugin, chained behind ours, sees what NCCL does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from commwatch.collectors.wire import events as ev
+from tests.cuda_rig.played_jobs import Run
+
+pytestmark = [pytest.mark.nccl_example, pytest.mark.timeout(600)]
+
+ON = {"COMMWATCH_NCCL_PLUGIN": "on", "NCCL_ALLGATHERV_ENABLE": "0"}
+#: Operations, messages and kernels of channels.
+MASK = 2 | 4 | 64
+#: The example keeps the latest operations only, by default 16 of a kind; each takes megabytes.
+POOLS = {
+    f"NCCL_PROFILE_{kind}_POOL_SIZE": "512" for kind in ("GROUP", "COLL", "P2P", "GROUP_API", "COLL_API", "P2P_API")
+}
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example, built in a temporary folder from the sources in NCCL_SOURCES."""
+    sources = Path(os.environ["NCCL_SOURCES"]) / "plugins" / "profiler" / "example"
+    built = tmp_path_factory.mktemp("example") / "libexample.so"
+    packages = find_spec("nvidia")
+    assert packages is not None
+    assert packages.submodule_search_locations
+    cuda = Path(packages.submodule_search_locations[0]) / "cu13"
+    where = [f"-I{sources / 'nccl'}", f"-I{cuda / 'include'}", f"-L{cuda / 'lib'}", "-l:libcudart.so.13"]
+    files = sorted(map(str, sources.glob("*.cc")))
+    subprocess.run(["g++", "-O2", "-shared", "-fPIC", *files, *where, "-o", str(built)], check=True, timeout=120)
+    return built
+
+
+def seen(dump: Path) -> Counter[str]:
+    """Events of the example by category, each once."""
+    events = json.loads(dump.read_text())
+    return Counter(str(event["cat"]) for event in events if event.get("ph") == "b")
+
+
+@pytest.mark.parametrize("scene", ["sharded", "replicated", "messages", "inference"])
+def test_both_see_the_same(run: Run, example: Path, tmp_path: Path, scene: str) -> None:
+    """Both plugins see as many collectives and messages as PyTorch made, or replayed, and the example its kernels, too."""
+    dumps = tmp_path / "example"
+    played = run(
+        scene,
+        **ON,
+        **POOLS,
+        NCCL_PROFILER_PLUGIN=str(example),
+        NCCL_PROFILE_EVENT_MASK=str(MASK),
+        NCCL_PROFILE_DUMP_FILE=str(dumps),
+    )
+    found = sum((seen(path) for path in tmp_path.glob("example*")), Counter[str]())
+    recorded = Counter(
+        "P2P" if rank.op(record) in ev.P2P else "COLL" for rank in played.ranks for record in rank.operations
+    )
+    assert {kind: found[kind] for kind in ("COLL", "P2P")} == {kind: recorded[kind] for kind in ("COLL", "P2P")}
+    assert found["GPU"] >= recorded.total()
+    assert any(record.timing == ev.BY_NCCL for rank in played.ranks for record in rank.operations)
