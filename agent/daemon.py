@@ -54,6 +54,8 @@ from commwatch.watchers.watchers import GPUS_S, Watchers
 log = logging.getLogger("commwatch")
 #: Seconds between two removals of data that is past its retention.
 _TIDY_S = 60.0
+#: Most time of the history's retention between two passes over the rings.
+_SLICES_S = 0.02
 #: Time without a sign of life from the intake after which the agent is not healthy.
 _STUCK_NS = 10_000_000_000
 #: Time between two signs of life to the supervisor.
@@ -293,15 +295,17 @@ class Daemon:
                 self._stop.set()
 
     def _work(self) -> None:
-        """Run the intake, in its thread: find and drain rings, and once a minute apply the history's retention."""
+        """Run the intake, in its thread: find and drain rings; once a minute apply the history's retention, in slices between."""
         try:
-            tidied: int | None = None
+            tidied: float | None = None
+            slices: Iterator[None] | None = None
             while not self._stop.is_set():
                 self._tick()
-                clock = time.monotonic_ns()
-                if tidied is None or clock - tidied > _TIDY_S * 1e9:
-                    tidied = clock
-                    self._store.tidy(time.time_ns(), self.config.raw_bytes, int(self.config.keep_days * 86400e9))
+                if slices is None and (tidied is None or time.monotonic() - tidied > _TIDY_S):
+                    tidied, keep_ns = time.monotonic(), int(self.config.keep_days * 86400e9)
+                    slices = self._store.tidy(time.time_ns(), self.config.raw_bytes, keep_ns)
+                if slices is not None and _are_over(slices, _SLICES_S):
+                    slices = None
                 self._stop.wait(self.config.interval)
             self._tick()
         except BaseException:
@@ -370,3 +374,9 @@ def _evaluable() -> Iterator[None]:
         yield
     except UnsupportedExpression as error:
         raise CannotStart(f"alert {error}; remove it from the list, or rewrite it") from None
+
+
+def _are_over(slices: Iterator[None], most_s: float) -> bool:
+    """Run slices until ``most_s`` are over, at least one; return whether that was the last."""
+    end = time.monotonic() + most_s
+    return all(time.monotonic() < end for _ in slices)

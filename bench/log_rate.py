@@ -80,8 +80,7 @@ def main() -> None:
     gc.disable()  # as the command does
     before, begin = memory_mb(), time.process_time()
     log, account = Log(size), Account()
-    for number, line in lines_of(log):
-        account.add(line, "log", number)
+    account.add_lines(lines_of(log), "log")
     used = time.process_time() - begin - log.making_s
     begin = time.process_time()
     found = findings(account)

@@ -31,7 +31,8 @@ from commwatch.collectors.wire.ring import RingWriter
 from commwatch.core.api_views import Row
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History
-from commwatch.history.store import RingRow, begin
+from commwatch.history.rows import RingRow
+from commwatch.history.store import begin
 from commwatch.ingest.intake import Intake
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.steps import EXPLICIT

@@ -18,7 +18,7 @@ from commwatch.core.cells import SLOT_NS
 from commwatch.core.durations import LAST, parse_age
 from commwatch.core.host_views import HostView
 from commwatch.core.views import GroupView, JobView, StepView
-from commwatch.history.store import COARSE_NS, COARSEN_AFTER_NS
+from commwatch.history.rows import COARSE_NS, COARSEN_AFTER_NS
 from commwatch.ingest.step_accounting import LEAST_STEPS, comm_share, exposed_share, of_known
 
 #: Most steps of a job that are read.
@@ -89,8 +89,7 @@ def count(agent: QueryService, job_id: str, since_ns: int = 0) -> Counts:
 def sums(agent: QueryService, job_id: str, since_ns: int = 0) -> tuple[list[Row], list[Row]]:
     """Return a job's operations from ``since_ns`` on: rows by group and op, and rows by rank."""
     until = time.time_ns()
-    _, operations = agent.summary(since_ns, until, ["group", "op"], {"job_id": job_id})
-    _, by_rank = agent.summary(since_ns, until, ["rank"], {"job_id": job_id})
+    _, (operations, by_rank) = agent.summaries(since_ns, until, [["group", "op"], ["rank"]], {"job_id": job_id})
     return operations, by_rank
 
 

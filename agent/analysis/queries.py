@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from time import time_ns
+from types import MappingProxyType
 
 from commwatch.analysis import live_ranks
 from commwatch.analysis.summary import identify, merged, summarise
 from commwatch.analysis.time_buckets import Slot, slot_of
+from commwatch.analysis.totals import Totals, Waits, totals_of
 from commwatch.collectors.node.gpu import Gpu, GpuPlace
 from commwatch.collectors.wire import events as ev
 from commwatch.core.alpha_beta import Curve
 from commwatch.core.api_views import Row
 from commwatch.core.cells import SLOT_NS, Counted, GroupInfo
 from commwatch.core.endings import failed, says
-from commwatch.core.views import GroupView, JobView, RankView, StepView, WaitView
+from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History
 from commwatch.history.operations import Cursor, Operation, Reader
-from commwatch.history.store import RingRow
+from commwatch.history.rows import RingRow
 from commwatch.ingest import collective_join
 from commwatch.ingest.jobs import Aggregate, Job
-from commwatch.reference.efficiency import Efficiency, Line, Yardstick, curve_of, finder
+from commwatch.reference.efficiency import Efficiency, Line, Yardstick, finder
 from commwatch.reference.references import References
 
 
@@ -79,12 +81,25 @@ class QueryService:
         self, from_ns: int, until_ns: int, by: list[str], same: dict[str, str | int | None]
     ) -> tuple[tuple[float | None, float | None], list[Row]]:
         """Return the time covered by rollups (begin and end in Unix s), and the rows."""
+        covered, (rows,) = self.summaries(from_ns, until_ns, [by], same)
+        return covered, rows
+
+    def summaries(
+        self, from_ns: int, until_ns: int, dimensions: list[list[str]], same: dict[str, str | int | None]
+    ) -> tuple[tuple[float | None, float | None], list[list[Row]]]:
+        """Return ``summary`` for each list of dimensions, from one pass over the rollups."""
         job = same.get("job_id")
         covered, cells = self._cells(from_ns, until_ns, None if job is None else str(job))
         wanted = [(name, value) for name, value in same.items() if value is not None]
-        matching = (cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted))
-        rows = summarise(matching, by, Yardstick(cells, finder(self._references)).overall)
-        return covered, rows
+        matching = [cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted)]
+        overall = Yardstick(cells, finder(self._references)).overall
+        return covered, [summarise(matching, by, overall) for by in dimensions]
+
+    def totals(self, job: str, dimensions: list[list[str]]) -> Totals:
+        """Return what a report shows of a job's rollups, from one pass over them."""
+        waits = Waits()
+        _, cells = self._cells(0, 1 << 62, job, waits.note)
+        return totals_of(cells, dimensions, Yardstick(cells, finder(self._references)), waits)
 
     def efficiency(self, from_ns: int, until_ns: int, job: str | None) -> tuple[list[Efficiency], list[Line]]:
         """Return the efficiency of operations, and the job's own α-β curves."""
@@ -93,26 +108,27 @@ class QueryService:
         return yardstick.efficiencies(cells), list(yardstick.lines.values())
 
     def curves(self, job: str) -> dict[tuple[str, str], Curve]:
-        """Return expected durations by group label and op: from a reference of the link, else from the job's own best."""
-        _, cells = self._cells(0, 1 << 62, job)
-        yardstick = Yardstick(cells, finder(self._references))
-        found: dict[tuple[str, str], Curve] = {}
-        for one in cells:
-            reference = yardstick.reference(one)
-            curve = None if reference is None else curve_of(reference, one.op)
-            if curve is not None:
-                found.setdefault((one.group, one.op), curve)
-        return found
+        """Return expected durations as in ``Totals``."""
+        return self.totals(job, []).curves
 
     def _cells(
-        self, from_ns: int, until_ns: int, job: str | None
+        self,
+        from_ns: int,
+        until_ns: int,
+        job: str | None,
+        note: Callable[[int, int, Counted], object] = lambda begin, length, one: None,
     ) -> tuple[tuple[float | None, float | None], list[Counted]]:
-        """Return the time covered by slots (begin and end in Unix s), and the cells counted in it."""
+        """Return the time covered by slots (begin and end in Unix s), and the cells counted in it.
+
+        Args:
+            note: called with begin and length in ns of each slot, and each of its cells.
+        """
         spans: set[tuple[int, int]] = set()
 
         def noted() -> Iterator[Counted]:
             for begin, length, one in self._slots(from_ns, until_ns, job):
                 spans.add((begin, length))
+                note(begin, length, one)
                 yield one
 
         cells = merged(noted())
@@ -150,15 +166,6 @@ class QueryService:
             with self._lock:
                 return _live(self._aggregate, from_ns, until_ns, job)
 
-    def waits(self, job: str) -> list[WaitView]:
-        """Return how long each rank waited for late ranks, by slot with joined collectives."""
-        sums: dict[tuple[int, int, int], int] = {}
-        for begin, length, one in self._slots(0, 1 << 62, job):
-            if one.cell.joined:
-                at = begin, length, one.rank
-                sums[at] = sums.get(at, 0) + one.cell.wait_ns
-        return [WaitView(rank, begin / 1e9, length / 1e9, wait / 1e9) for (begin, length, rank), wait in sums.items()]
-
     def operations(
         self,
         from_ns: int,
@@ -168,12 +175,21 @@ class QueryService:
         limit: int,
         *,
         job: str | None = None,
+        same: Mapping[str, str | int | None] = MappingProxyType({}),
+        least_s: float | None = None,
         go_on: Callable[[], object] = lambda: None,
     ) -> list[Operation]:
-        """Return single operations, newest first; ``job`` limits what is read. An exception from ``go_on`` ends the search."""
+        """Return single operations, newest first. An exception from ``go_on`` ends the search.
+
+        Args:
+            job: limits what is read, as do ``same`` (values of fields) and ``least_s`` (a duration), which ``wanted`` checks.
+        """
+        rank = same.get("rank")
         with History(self.path, self._damaged) as history:
-            reader = Reader(history, {ring.id: ring for ring in history.rings(job)})
-            return list(islice(reader.newest_first(from_ns, until_ns, before, wanted, go_on), limit))
+            rings = [ring for ring in history.rings(job) if rank is None or ring.rank == rank]
+            reader = Reader(history, {ring.id: ring for ring in rings})
+            where = reader.filter(same, least_s)
+            return list(islice(reader.newest_first(from_ns, until_ns, before, wanted, go_on=go_on, where=where), limit))
 
     def collective(self, group_id: str, seq: int) -> tuple[list[Operation], collective_join.Waits | None] | None:
         """Return one collective as an operation per rank and, if it is symmetric and complete, its waits; ``None``: not found."""

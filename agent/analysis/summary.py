@@ -8,7 +8,7 @@ from commwatch.collectors.wire.events import OPS
 from commwatch.core.api_views import Row
 from commwatch.core.cells import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted
 from commwatch.core.sketch import quantile
-from commwatch.history.store import RingRow
+from commwatch.history.rows import RingRow
 
 #: What a summary can be split by.
 DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size")

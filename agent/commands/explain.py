@@ -73,8 +73,7 @@ def read(names: Iterable[str], account: Account) -> list[str]:
     for name in names:
         try:
             with _opened(name) as stream:
-                for number, line in lines_of(stream):
-                    account.add(line, name, number)
+                account.add_lines(lines_of(stream), name)
         except (EOFError, zlib.error, gzip.BadGzipFile):
             damaged.append(f"{name}: a damaged gzip file; read as far as it goes")
         except OSError as error:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
+from commwatch.history.extents import Columns
+from commwatch.history.packing import pack, unpack
 from commwatch.history.soundness import seal
 
 log = logging.getLogger("commwatch")
@@ -21,8 +22,10 @@ Piece = tuple[str, int]
 _MOST_LOGGED = 10
 Statement = tuple[str, tuple[Any, ...]]
 
-#: Records of a full chunk; a chunk that is not full is rewritten when it grows.
-CHUNK_RECORDS = 1024
+#: Records of a full chunk, and of the smallest one that stays as it is.
+CHUNK_RECORDS, LEAST_RECORDS = 1024, 256
+#: Smaller pieces of a chunk. One more, and they become one: rows must not become many.
+MOST_PIECES = 16
 #: Most bytes of a chunk: an almost full one takes another whole piece.
 _MOST_BYTES = 2 * CHUNK_RECORDS * RECORD_SIZE
 
@@ -68,67 +71,77 @@ class Damaged:
     def unpacked(self, path: Path, chunk: int, data: bytes) -> bytes | None:
         """Return the decompressed records of a chunk; ``None``, and count it, if it is damaged."""
         try:
-            unpacking = zlib.decompressobj()
-            records = unpacking.decompress(data, _MOST_BYTES)
-            if not unpacking.eof:
-                why = f"more than {_MOST_BYTES} bytes, or cut short"
-            elif len(records) % RECORD_SIZE:
-                why = f"{len(records)} bytes are not a whole number of records"
-            else:
-                return records
-        except zlib.error as error:
+            return unpack(data, _MOST_BYTES)
+        except ValueError as error:
             why = str(error)
         self.note(("chunk", chunk), f"{path}: chunk {chunk} of the raw records is damaged and was skipped: {why}")
         return None
 
 
 class OpenChunk:
-    """The newest records of a ring, until they fill a chunk."""
-
-    _PARTS = struct.Struct("<4xBxH24xI12xQ8x")
+    """The newest records of a ring, until they make a chunk. Each commit adds a piece; a larger one replaces the small ones."""
 
     def __init__(self, ring: int, offset_ns: int) -> None:
         self.ring, self._offset_ns = ring, offset_ns
         self.records = bytearray()
         self.first_n: int | None = None
         self.until_n = 0
-        self.from_ns, self.until_ns = 0, 0
-        self.spans: dict[int, tuple[int, int]] = {}
+        #: Bytes in stored pieces, and the number of these.
+        self._stored = self._pieces = 0
 
     def append(self, records: bytes, until_n: int) -> None:
         """Add whole records; the last one has number ``until_n - 1``."""
-        ops, groups, seqs, ends = zip(*self._PARTS.iter_unpack(records), strict=True)
-        if max(ends) + self._offset_ns >= MAX_PLAUSIBLE:
-            ends = tuple(end for end in ends if end + self._offset_ns < MAX_PLAUSIBLE) or (
-                self.until_ns - self._offset_ns,
-            )
-        self.until_ns = max(self.until_ns, max(ends) + self._offset_ns)
-        first = min(ends) + self._offset_ns
-        self.from_ns = min(self.from_ns, first) if self.records else first
-        of_group: defaultdict[int, list[int]] = defaultdict(list)
-        for op, group, seq in zip(ops, groups, seqs, strict=True):
-            if op:  # a step mark (0) has no group
-                of_group[group].append(seq)
-        for group, numbers in of_group.items():
-            low, high = self.spans.get(group, (numbers[0], numbers[0]))
-            self.spans[group] = min(low, *numbers), max(high, *numbers)
         if self.first_n is None:
             self.first_n = until_n - len(records) // RECORD_SIZE
         self.records += records
         self.until_n = until_n
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more records."""
+        return len(self.records) >= CHUNK_RECORDS * RECORD_SIZE
+
     def statements(self) -> Iterator[Statement]:
-        """Yield the SQL statements that write the chunk in place of its earlier version."""
-        data = zlib.compress(self.records, 1)
-        about = (self.ring, self.first_n, self.until_n, self.from_ns, self.until_ns, len(data))
+        """Yield the SQL statements that store all records so far, after those that are stored."""
+        assert self.first_n is not None
+        at = 0 if self._whole else self._stored
+        first_n = self.until_n - (len(self.records) - at) // RECORD_SIZE
+        if self._whole and self._pieces:
+            pieces = "SELECT id FROM chunk WHERE ring = ? AND first_n >= ?"
+            for table, column in (("span", "chunk"), ("extent", "chunk"), ("chunk", "id")):
+                yield f"DELETE FROM {table} WHERE {column} IN ({pieces})", (self.ring, self.first_n)
+        yield from self._row(self.records[at:], first_n)
+
+    def stored(self) -> bool:
+        """Note that the statements are committed; return whether the chunk takes no more records."""
+        written = len(self.records) - (0 if self._whole else self._stored)
+        self._pieces = 1 if self._whole else self._pieces + 1
+        self._stored = len(self.records)
+        return written >= LEAST_RECORDS * RECORD_SIZE
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the next row replaces all pieces."""
+        is_large = len(self.records) - self._stored >= LEAST_RECORDS * RECORD_SIZE
+        return self.is_full or is_large or self._pieces >= MOST_PIECES
+
+    def _row(self, records: bytearray, first_n: int) -> Iterator[Statement]:
+        columns = Columns(records)
+        from_ns, until_ns = min(columns.ends) + self._offset_ns, max(columns.ends) + self._offset_ns
+        if until_ns >= MAX_PLAUSIBLE:
+            plausible = [end for end in columns.ends if end + self._offset_ns < MAX_PLAUSIBLE] or [0]
+            from_ns, until_ns = min(plausible) + self._offset_ns, max(plausible) + self._offset_ns
+        data = pack(records)
+        about = (self.ring, first_n, self.until_n, from_ns, until_ns, len(data))
         yield (
-            "INSERT INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (ring, first_n) DO UPDATE SET until_n = excluded.until_n, from_ns = excluded.from_ns,"
-            " until_ns = excluded.until_ns, size = excluded.size, data = excluded.data, crc = excluded.crc",
+            "INSERT OR REPLACE INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (*about, data, seal(about)),
         )
-        for group, (low, high) in self.spans.items():
-            yield (
-                "INSERT OR REPLACE INTO span SELECT id, ?, ?, ? FROM chunk WHERE ring = ? AND first_n = ?",
-                (group, low, high, self.ring, self.first_n),
-            )
+        row = "FROM chunk WHERE ring = ? AND first_n = ?"
+        found = (self.ring, from_ns, until_ns, *columns.extent())
+        yield (
+            f"INSERT OR REPLACE INTO extent SELECT id, ?, ?, ?, ?, ?, ?, ?, ?, ? {row}",
+            (*found, seal(found), self.ring, first_n),
+        )
+        for group, span in columns.spans().items():
+            yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", (group, *span, self.ring, first_n)

@@ -25,6 +25,7 @@ _KEYS = {
     "grp": "ring, small_id",
     "name": "ring, kind, code",
     "chunk": "id",
+    "extent": "chunk",
     "rollup": "rowid",
     "step": "ring, seq",
     "job_exit": "job",

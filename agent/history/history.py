@@ -11,9 +11,13 @@ from typing import NamedTuple
 from commwatch.collectors.wire.events import OPS
 from commwatch.core.cells import SLOT_NS, GroupInfo, StepSums
 from commwatch.history.chunks import Damaged
+from commwatch.history.extents import ANY, Filter
 from commwatch.history.opening import connect
+from commwatch.history.rows import RingRow, Rollup, raw_since, rings, rollups
 from commwatch.history.soundness import SOUND
-from commwatch.history.store import RingRow, Rollup, raw_since, rings, rollups
+
+#: ``SOUND`` in a join with another table that has such columns.
+_SOUND_CHUNK = SOUND["chunk"].replace(", ", ", chunk.").replace("chunk.'", "'")
 
 
 class StoredStep(NamedTuple):
@@ -148,12 +152,24 @@ class History:
             found.setdefault(slot, {})[OPS[op - 1]] = bus_bytes, busy_ns
         return found
 
-    def chunks(self, from_ns: int, until_ns: int, rings: list[int] | None = None) -> Iterator[Chunk]:
-        """Yield the chunks of the rings, or of all rings, with ends of operations in ``[from_ns, until_ns]``, latest end first."""
+    def chunks(
+        self, from_ns: int, until_ns: int, rings: list[int] | None = None, wanted: Filter = ANY
+    ) -> Iterator[Chunk]:
+        """Yield the chunks of the rings, or of all rings, with ends of operations in ``[from_ns, until_ns]``, latest end first.
+
+        Chunks that cannot have operations that match ``wanted`` are left out, and not decompressed.
+        """
+        self._db.create_function("may_match", 3, wanted.may_match)
         rows = self._db.execute(
-            "SELECT id, ring, until_ns, data FROM chunk WHERE until_ns >= ?2 AND from_ns <= ?3"
-            f" AND (?1 IS NULL OR ring IN (SELECT value FROM json_each(?1))) AND {SOUND['chunk']} ORDER BY until_ns DESC",
-            (_listed(rings), from_ns, until_ns),
+            # The order of the join is fixed, because the data of a chunk are long.
+            "SELECT chunk.id, chunk.ring, chunk.until_ns, data FROM extent CROSS JOIN chunk ON chunk.id = extent.chunk"
+            " WHERE extent.until_ns >= ?2 AND extent.from_ns <= ?3"
+            " AND (?1 IS NULL OR extent.ring IN (SELECT value FROM json_each(?1)))"
+            " AND (?4 = 0 OR longest_ns IS NULL OR longest_ns >= ?4)"
+            " AND (?5 IS NULL OR seq_from IS NULL OR ?5 BETWEEN seq_from AND seq_until)"
+            f" AND may_match(extent.ring, ops, groups) AND {SOUND['extent']} AND {_SOUND_CHUNK}"
+            " ORDER BY extent.until_ns DESC",
+            (_listed(rings), from_ns, until_ns, wanted.least_ns, wanted.seq),
         )
         for chunk, ring, until, data in rows:
             records = self._unpacked(chunk, data)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from commwatch.collectors.wire import events as ev
 from commwatch.core.bandwidth import algbw, bus_factor
 from commwatch.core.cells import UNKNOWN_GROUP, GroupInfo
+from commwatch.history.extents import ANY, Filter
 from commwatch.history.history import Chunk, History
-from commwatch.history.store import RingRow
+from commwatch.history.rows import RingRow
 
 #: Most records in the heap; beyond it the oldest are dropped, and another pass reads them again.
 MOST_WAITING = 1 << 17
@@ -106,13 +107,45 @@ class Reader:
             **ev.nccl_choice(record.timing, record.aux)._asdict(),
         )
 
+    def filter(self, same: Mapping[str, str | int | None], least_s: float | None) -> Filter:
+        """Return a condition that all operations meet which have these values and last so long; others may meet it, too.
+
+        Args:
+            same: ``op``, ``group``, ``group_id``, ``seq``, as fields of an operation; ``None``: any.
+        """
+        op, seq = same.get("op"), same.get("seq")
+        names = (("label", same.get("group")), ("group_id", same.get("group_id")))
+        groups = [(name, value) for name, value in names if value is not None]
+        known = not any(value == getattr(UNKNOWN_GROUP, name) for name, value in groups)
+        return Filter(
+            ops=None if op in (None, "unknown") else {ring: self._codes(ring, op) for ring in self._ids},
+            groups=self._numbers(groups) if groups and known else None,
+            # No operation has number -1, or one that SQLite cannot read.
+            seq=None if not isinstance(seq, int) else seq if 0 <= seq < 1 << 32 else -1,
+            # A little less, because seconds are rounded.
+            least_ns=int(min(least_s, 4e9) * (1 - 1e-12) * 1e9) if least_s is not None and least_s > 0 else 0,
+        )
+
+    def _codes(self, ring: int, op: str | int | None) -> set[int]:
+        named = {code for (of, code), name in self._ops.items() if of == ring and name == op}
+        return named | ({ev.OP_CODE[op]} if isinstance(op, str) and op in ev.OP_CODE else set())
+
+    def _numbers(self, same: list[tuple[str, str | int]]) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for (ring, small_id), group in self._groups.items():
+            if all(getattr(group, name) == value for name, value in same):
+                found.setdefault(ring, set()).add(small_id)
+        return found
+
     def newest_first(
         self,
         from_ns: int,
         until_ns: int,
         before: Cursor | None,
         wanted: Callable[[Operation], bool],
+        *,
         go_on: Callable[[], object] = lambda: None,
+        where: Filter = ANY,
     ) -> Iterator[Operation]:
         """Yield operations that ended in ``[from_ns, until_ns)``, newest first, only those after ``before`` in this order.
 
@@ -120,10 +153,11 @@ class Reader:
 
         Args:
             go_on: called before each chunk; an exception ends the search.
+            where: all operations in ``wanted`` meet it; chunks without any that does are not read.
         """
-        last = yield from self._pass(from_ns, until_ns, before, wanted, go_on)
+        last = yield from self._pass(from_ns, until_ns, before, wanted, go_on=go_on, where=where)
         while last is not None:
-            last = yield from self._pass(from_ns, until_ns, last, wanted, go_on)
+            last = yield from self._pass(from_ns, until_ns, last, wanted, go_on=go_on, where=where)
 
     def _pass(
         self,
@@ -131,7 +165,9 @@ class Reader:
         until_ns: int,
         before: Cursor | None,
         wanted: Callable[[Operation], bool],
+        *,
         go_on: Callable[[], object],
+        where: Filter,
     ) -> Generator[Operation, None, Cursor | None]:
         """Yield operations like ``newest_first``, but only down to a place; return it, or ``None`` if there are no more.
 
@@ -140,13 +176,15 @@ class Reader:
         until_ns, last = until_ns if before is None else min(until_ns, before[0] + 1), None
         # Records, because operations take more memory, and not all are wanted.
         heap: list[_Placed] = []
-        for chunk in self._history.chunks(from_ns, until_ns, self._ids):
+        for chunk in self._history.chunks(from_ns, until_ns, self._ids, where):
             go_on()
             # No later chunk has a record newer than this one's end.
             while heap and -heap[0][0] > chunk.until_ns:
                 yield from self._newest(heap, wanted)
             ring = self._rings[chunk.ring]
             for record in _records(chunk):
+                if where is not ANY and not where.matches(ring.id, record):
+                    continue
                 place = (record.end_ns + ring.wall_offset_ns, ring.id, record.stamp)
                 if (
                     from_ns <= place[0] < until_ns
@@ -156,8 +194,8 @@ class Reader:
                     heapq.heappush(heap, (-place[0], -place[1], -place[2], record))
             if len(heap) > MOST_WAITING:
                 heap = sorted(heap)[: MOST_WAITING // 2]
-                end, where, stamp, _ = heap[-1]
-                last = -end, -where, -stamp
+                end, of, stamp, _ = heap[-1]
+                last = -end, -of, -stamp
         while heap:
             yield from self._newest(heap, wanted)
         return last

@@ -34,6 +34,7 @@ SOUND = {
     " CAST(ranks AS BLOB), size, aligned, CAST(backend AS BLOB))",
     "name": "sound('name', crc, ring, CAST(kind AS BLOB), code, CAST(name AS BLOB))",
     "chunk": "sound('chunk', crc, ring, first_n, until_n, from_ns, until_ns, size)",
+    "extent": "sound('extent', extent.crc, extent.ring, extent.from_ns, extent.until_ns, ops, groups, longest_ns, seq_from, seq_until)",
     "rollup": f"sound('rollup', crc, slot_ns, coarse, ring, small_id, op, size_log2, {', '.join(CELL_SUMS)}, CAST(durations AS BLOB), bins)",
     "step": "sound('step', crc, ring, seq, start_ns, end_ns, comm_ns, exposed_ns, CAST(groups AS BLOB), p2p_wait_ns, long)",
 }

@@ -12,67 +12,23 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
-from commwatch.collectors.wire.ring import number_of
-from commwatch.core import sketch
-from commwatch.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey, GroupInfo, StepRecord
+from commwatch.collectors.wire.events import RECORD_SIZE
+from commwatch.core.cells import Cell, CellKey, GroupInfo, StepRecord
 from commwatch.core.endings import Ending
 from commwatch.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement
 from commwatch.history.job_exit import Exit
 from commwatch.history.opening import DamagedHistory, StoreError, Transaction, connect
-from commwatch.history.soundness import SOUND, is_malformed, mark, seal, set_aside
+from commwatch.history.retention import slices
+from commwatch.history.rows import RingRow, raw_since, rings, rollup_row
+from commwatch.history.soundness import is_malformed, mark, seal, set_aside
 
 log = logging.getLogger("commwatch")
-#: Rollups older than an hour are merged to five minutes.
-COARSE_NS = 300_000_000_000
-COARSEN_AFTER_NS = 3600_000_000_000
 _GONE = "the file was removed or replaced; put it back, or start the agent again"
-
-
-class RingRow(NamedTuple):
-    """A ring in the history. ``started_ns`` and ``seen_ns`` are wall time."""
-
-    id: int
-    #: Path of the ring file; unique.
-    uid: str
-    job: str
-    restart: int
-    rank: int
-    world_size: int
-    started_ns: int
-    wall_offset_ns: int
-    identity: dict[str, Any]
-    next_n: int
-    rolled_n: int
-    lost: int
-    dropped: int
-    seen_ns: int
-    #: ``running``, ``ended`` (the rank recorded its end) or ``gone`` (its process vanished).
-    state: str
-    steps_unavailable: str | None
-    #: How it ended; ``None``: not ended, or not known.
-    ending: Ending | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether no end is stored and the ring file exists (after a reboot it does not)."""
-        return self.state == "running" and Path(self.uid).exists()
-
-
-class Rollup(NamedTuple):
-    """One stored cell."""
-
-    slot_ns: int
-    #: Time that it covers from ``slot_ns`` on.
-    length_ns: int
-    ring: int
-    key: CellKey
-    cell: Cell
 
 
 def begin(path: Path, damaged: Damaged) -> Writer:
@@ -156,13 +112,10 @@ class Writer:
             chunk = self._chunks.setdefault(ring.id, OpenChunk(ring.id, ring.wall_offset_ns))
             chunk.append(piece, until_n - (len(records) - at - len(piece)) // RECORD_SIZE)
             self._dirty.add(ring.id)
-            if len(chunk.records) >= CHUNK_RECORDS * RECORD_SIZE:
-                self._write_chunk(ring.id)
+            if chunk.is_full:
+                self._pending.extend(chunk.statements())
+                self._dirty.discard(ring.id)
                 del self._chunks[ring.id]
-
-    def _write_chunk(self, ring: int) -> None:
-        self._pending.extend(self._chunks[ring].statements())
-        self._dirty.discard(ring)
 
     def progress(self, ring: int, next_n: int, lost: int, dropped: int, now_ns: int) -> None:
         """Store a ring's cursor and its lost and dropped records."""
@@ -195,7 +148,7 @@ class Writer:
     def rollups(self, ring: int, cells: Iterable[tuple[int, CellKey, Cell]], rolled_n: int) -> None:
         """Store closed cells, as (slot, key, cell); they contain the ring's records before number ``rolled_n``."""
         for slot_ns, key, cell in cells:
-            self._pending.append(_rollup_row(slot_ns, 0, ring, key, cell))
+            self._pending.append(rollup_row(slot_ns, 0, ring, key, cell))
         self._pending.append(("UPDATE ring SET rolled_n = ? WHERE id = ?", (rolled_n, ring)))
 
     def steps(self, ring: RingRow, steps: Iterable[StepRecord], unavailable: str | None) -> None:
@@ -209,7 +162,7 @@ class Writer:
 
     def commit(self) -> bool:
         """Write all collected statements; return False and set ``trouble`` if a write fails or the file is gone."""
-        # Growing chunks are rewritten whole and not queued, so that a full disk keeps one version of each in memory.
+        # Pieces of growing chunks are not queued, so that a full disk keeps one version of each in memory.
         growing = [statement for ring in self._dirty for statement in self._chunks[ring].statements()]
         statements = [*self._names, *self._pending, *growing, *self._progress.values()]
         try:
@@ -231,6 +184,9 @@ class Writer:
         self._names.clear()
         self._pending.clear()
         self._progress.clear()
+        for ring in self._dirty:
+            if self._chunks[ring].stored():
+                del self._chunks[ring]
         self._dirty.clear()
         for ring in self._ended:
             self._chunks.pop(ring, None)
@@ -245,16 +201,10 @@ class Writer:
         except OSError:  # SQLite reports disk errors itself
             return True
 
-    def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> None:
-        """Apply the retention, ``raw_bytes`` of raw records and ``keep_ns`` of all; merge old rollups."""
+    def tidy(self, now_ns: int, raw_bytes: int, keep_ns: int) -> Iterator[None]:
+        """Apply the retention, ``raw_bytes`` of raw records and ``keep_ns`` of all; yield after each slice of some milliseconds."""
         try:
-            with Transaction(self._db):
-                self._trim_raw(raw_bytes)
-                self._coarsen(now_ns - COARSEN_AFTER_NS)
-                for table, column in (("rollup", "slot_ns"), ("step", "end_ns"), ("chunk", "until_ns")):
-                    self._db.execute(f"DELETE FROM {table} WHERE {column} < ?", (now_ns - keep_ns,))
-                self._forget_rings(now_ns - keep_ns)
-                self._db.execute("DELETE FROM span WHERE chunk NOT IN (SELECT id FROM chunk)")
+            yield from slices(self._db, now_ns, raw_bytes, keep_ns)
         except sqlite3.Error as error:
             self._refused(error)
 
@@ -265,30 +215,6 @@ class Writer:
             with contextlib.suppress(OSError):
                 mark(self.path).touch(mode=0o600)
 
-    def _forget_rings(self, before_ns: int) -> None:
-        """Delete ended rings last seen before ``before_ns``, and exit codes from before then."""
-        for ring in rings(self._db, "seen_ns < ?", (before_ns,)):
-            if not ring.running:
-                for table, column in (("grp", "ring"), ("name", "ring"), ("ring", "id")):
-                    self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (ring.id,))
-        self._db.execute("DELETE FROM job_exit WHERE at_ns < ?", (before_ns,))
-
-    def _trim_raw(self, raw_bytes: int) -> None:
-        total = self._db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0]
-        while total > raw_bytes:
-            oldest = self._db.execute("SELECT id, size FROM chunk ORDER BY until_ns LIMIT 1").fetchone()
-            self._db.execute("DELETE FROM chunk WHERE id = ?", oldest[:1])
-            total -= oldest[1]
-
-    def _coarsen(self, before_ns: int) -> None:
-        before_ns -= before_ns % COARSE_NS
-        merged: dict[tuple[int, int, CellKey], Cell] = {}
-        for row in rollups(self._db, "coarse = 0 AND slot_ns < ?", (before_ns,)):
-            merged.setdefault((row.slot_ns - row.slot_ns % COARSE_NS, row.ring, row.key), Cell()).add(row.cell)
-        self._db.execute("DELETE FROM rollup WHERE coarse = 0 AND slot_ns < ?", (before_ns,))
-        for (slot_ns, ring, key), cell in merged.items():
-            self._db.execute(*_rollup_row(slot_ns, 1, ring, key, cell))
-
     def raw_since(self, ring: RingRow) -> Iterator[tuple[bytes, int]]:
         """Yield runs of stored records that are in no rollup yet, oldest first, each with the number after its last."""
         return raw_since(self._db, ring, partial(self._damaged.unpacked, self.path))
@@ -297,61 +223,3 @@ class Writer:
         """Commit, and close the history."""
         self.commit()
         self._db.close()
-
-
-def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:
-    """Return rings by an SQL condition, oldest first."""
-    columns = ", ".join(RingRow._fields)
-    rows = db.execute(
-        f"SELECT {columns} FROM ring WHERE ({where}) AND {SOUND['ring']} ORDER BY started_ns, rank", values
-    )
-    return [
-        RingRow(*row)._replace(identity=json.loads(row[8]), ending=row[-1] and Ending(*json.loads(row[-1])))
-        for row in rows
-    ]
-
-
-def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:
-    """Yield rollups by an SQL condition."""
-    columns = ", ".join(CELL_SUMS)
-    for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
-        f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where} AND {SOUND['rollup']}",
-        values,
-    ):
-        cell = Cell()
-        cell.durations, cell.bins = json.loads(durations), sketch.Packed(bins)
-        for field, value in zip(CELL_SUMS, sums, strict=True):
-            setattr(cell, field, value)
-        yield Rollup(slot, COARSE_NS if coarse else SLOT_NS, ring, CellKey(group, op, size), cell)
-
-
-def _rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> Statement:
-    values = (
-        slot_ns,
-        coarse,
-        ring,
-        *key,
-        *(_storable(getattr(cell, f)) for f in CELL_SUMS),
-        json.dumps(cell.durations),
-        sketch.encode(cell.bins),
-    )
-    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))}, ?)", (*values, seal(values))
-
-
-def _storable(total: float) -> float:
-    """Return a sum that SQLite can store: its integers have 64 bits, but the sizes in a ring may be anything."""
-    return total if total < MAX_PLAUSIBLE else float(total)
-
-
-def raw_since(
-    db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]
-) -> Iterator[tuple[bytes, int]]:
-    """Yield runs of a ring's stored records that are in no rollup yet, oldest first, each with the number after its last."""
-    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND until_n > ? AND {SOUND['chunk']} ORDER BY first_n"
-    for chunk, data, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
-        records = unpacked(chunk, data)
-        if records is None:
-            continue
-        stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
-        first = next((i for i, stamp in enumerate(stamps) if number_of(stamp, until_n) >= ring.rolled_n), len(stamps))
-        yield records[first * RECORD_SIZE :], until_n

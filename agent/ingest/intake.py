@@ -18,8 +18,9 @@ from commwatch.collectors.wire.identity import boot_id, validate_identity
 from commwatch.collectors.wire.ring_reader import BadRing, RingReader
 from commwatch.core.endings import Ending
 from commwatch.history.job_exit import Exits
+from commwatch.history.rows import RingRow
 from commwatch.history.soundness import is_malformed
-from commwatch.history.store import RingRow, Writer
+from commwatch.history.store import Writer
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 

@@ -45,13 +45,14 @@ class Material:
 
 def gather(agent: QueryService, job_id: str) -> Material:
     """Read the data from the history; raise ``StoreError`` if it cannot be read."""
-    until = time.time_ns()
+    totals = agent.totals(job_id, [["group", "op", "size"], ["rank", "group"]])
+    by_size, waits = totals.rows
     return Material(
-        steps=agent.steps(0, until, job_id, None, MOST_STEPS),
-        by_size=agent.summary(0, until, ["group", "op", "size"], {"job_id": job_id})[1],
-        waits=agent.summary(0, until, ["rank", "group"], {"job_id": job_id})[1],
-        waits_at=agent.waits(job_id),
-        curves=agent.curves(job_id),
+        steps=agent.steps(0, time.time_ns(), job_id, None, MOST_STEPS),
+        by_size=by_size,
+        waits=waits,
+        waits_at=totals.waits,
+        curves=totals.curves,
         groups=agent.groups(job_id),
     )
 

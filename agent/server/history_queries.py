@@ -137,7 +137,15 @@ def operations(agent: QueryService, wanted: Wanted) -> Operations:
         return slow and all(getattr(operation, name) == value for name, value in checks)
 
     found = agent.operations(
-        wanted.from_ns, wanted.until_ns, wanted.before, fits, wanted.limit + 1, job=wanted.job, go_on=in_time
+        wanted.from_ns,
+        wanted.until_ns,
+        wanted.before,
+        fits,
+        wanted.limit + 1,
+        job=wanted.job,
+        same=wanted.same,
+        least_s=wanted.min_seconds,
+        go_on=in_time,
     )
     page = found[: wanted.limit]
     return Operations(page, page[-1].id if len(found) > wanted.limit else None)

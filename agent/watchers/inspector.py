@@ -12,7 +12,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -132,7 +132,11 @@ class _JobFiles:
             return None
         return sum(each.collectives.sum + each.messages.sum for each in self.drops.values())
 
-    def _take(self, line: str, path: str, number: int) -> None:
+    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
+        for number, line in lines:
+            self._take_line(line, path, number)
+
+    def _take_line(self, line: str, path: str, number: int) -> None:
         with self._lock:
             if self.follower.skipped_bytes != self._skipped_bytes:
                 self._skipped_bytes = self.follower.skipped_bytes

@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from commwatch.collectors.nccl.account import Account, Warned
+from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.collectors.nccl.communicators import Communicator, communicators
 from commwatch.collectors.nccl.findings import findings
 from commwatch.collectors.nccl.follow import Follower
 from commwatch.collectors.nccl.labels import labels
+from commwatch.collectors.nccl.lives import Warned
 from commwatch.collectors.nccl.topology import choices, hosts, view
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import others
@@ -109,12 +110,16 @@ class _JobLogs:
                 self._found = sorted({(finding.name, finding.severity) for finding in findings(self.account)})
             return self._found
 
-    def _take(self, line: str, path: str, number: int) -> None:
+    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
         with self._lock:
-            self._found, self.fresh = None, True
-            for warned in self.account.add(line, path, number):
-                self.counts[warned.kind] += 1
-                self._heard(self._job, warned)
+            before = self.account.n_lines
+            self.account.add_lines(lines, path, self._count)
+            if self.account.n_lines != before:
+                self._found, self.fresh = None, True
+
+    def _count(self, warned: Warned) -> None:
+        self.counts[warned.kind] += 1
+        self._heard(self._job, warned)
 
 
 class NcclLogs:

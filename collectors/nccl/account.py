@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from commwatch.collectors.nccl import facts as f
 from commwatch.collectors.nccl.classes import warning_class
-from commwatch.collectors.nccl.forms import read
+from commwatch.collectors.nccl.lives import Facts, Life, Member, Seen, Warned
 from commwatch.collectors.nccl.quiet import is_quiet
-from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean, has_own_time, parse_line
+from commwatch.collectors.nccl.search import read
+from commwatch.collectors.nccl.text import NOBODY, Head, Message, Process, clean, has_own_time, parse_line, read_head
 
 #: Distinct facts and warnings kept: a log of 2 GB must not fill the memory. Further ones are only counted.
 MOST_FACTS = 500_000
@@ -21,6 +22,8 @@ _MOST_TEXT, _OF_LONG = 400, 100
 _SAMPLES = 20
 #: A host with more messages is a real one, even if its name resembles a piece of another.
 _MOST_TORN = 3
+#: Heads and texts that are remembered, and characters of a text that is.
+_MOST_SPEAKERS, _MOST_CONTENTS, _MOST_CONTENT = 8192, 16_384, 1024
 
 _F = TypeVar("_F", bound=f.Fact)
 #: Facts of one communicator rather than of its process.
@@ -45,60 +48,39 @@ _OF_COMMUNICATOR: frozenset[type] = frozenset(
 _HEADED = (f.Trail, f.Call, f.CudaFailure, f.Retry, f.Rccl)
 
 
-class Seen:
-    """Where something was printed first, and how often."""
+class _Tally:
+    """A count that several heads share."""
 
-    __slots__ = ("line", "lines", "number", "source")
+    __slots__ = ("n",)
 
-    def __init__(self, source: str, number: int, line: str) -> None:
-        self.source, self.number, self.line = source, number, line
-        self.lines = 1
-
-
-class Facts(dict[type, dict[Any, Seen]]):
-    """Distinct facts with the first place of each, by type, because tuples of different types can be equal."""
-
-    def of(self, kind: type[_F]) -> dict[_F, Seen]:
-        """Return the facts of one type."""
-        return self.get(kind, {})
+    def __init__(self) -> None:
+        self.n = 0
 
 
 @dataclass
-class Member:
-    """One rank of one communicator, as its process printed it."""
+class _Speaker:
+    """A complete head of a known process, as text before ``NCCL INFO``."""
 
-    process: Process
+    __slots__ = ("has_time", "last", "tally", "tid")
+
+    last: tuple[Head, Life]
     tid: int
-    init: f.Init
-    seen: Seen
-    complete: bool = False
-    ended: str | None = None
-    facts: Facts = field(default_factory=Facts)
+    tally: _Tally
+    has_time: bool
 
 
-class Life:
-    """The facts and communicators of one process."""
+class _Content(NamedTuple):
+    """What a text after ``NCCL INFO`` holds, whoever printed it."""
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
-        self.facts = Facts()
-        self.members: list[Member] = []
-        #: By thread: the communicator it initialises or did last; for inits without ``START``, the facts before the end.
-        self.current: dict[int, Member] = {}
-        self.pending: dict[int, Facts] = {}
-        self.by_comm: dict[str, Member] = {}
-        self.says_start = False
-        self.messages = 0
+    #: Each with its type, and whether only the thread shows the communicator that it belongs to.
+    facts: tuple[tuple[f.Fact, type[f.Fact], bool], ...]
+    #: It has facts, or is known to have none.
+    known: bool
+    has_time: bool
 
 
-@dataclass
-class Warned:
-    """One distinct warning."""
-
-    text: str
-    kind: str
-    process: Process | None
-    seen: Seen
+def _ignore(_: Warned) -> None:
+    """Drop a warning: the account keeps it."""
 
 
 class Account:
@@ -115,7 +97,7 @@ class Account:
         self.loose = Facts()
         self.warnings: dict[str, Warned] = {}
         #: Messages by level and launcher's prefix.
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self._tallies: dict[tuple[str, str], _Tally] = {}
         self.n_lines = self.n_crlf = self.n_timestamped = self.n_crowded = 0
         #: Messages with a damaged head, messages that no form matches, and facts beyond ``most_facts``.
         self.torn = self.unknown = self.overflow = 0
@@ -124,52 +106,111 @@ class Account:
         self._hosts: set[str] = set()
         self._source, self._number, self._line, self._length = "", 0, "", 0
         self._last: tuple[Head, Life | None] = (NOBODY, None)
+        #: By the text of the head; and by the text of the message.
+        self._speakers: dict[str, _Speaker] = {}
+        self._contents: dict[str, _Content] = {}
 
     def add(self, line: str, source: str, number: int) -> list[Warned]:
         """Add one physical line, without its ``\\n``; return its warnings, and new time-outs of PyTorch's watchdog."""
-        if number != self._number or source != self._source:  # not another piece of one long line
-            self.n_lines += 1
-        if line.endswith("\r"):
-            self.n_crlf += 1
-        line = clean(line)
-        self._source, self._number, self._line = source, number, line
-        if not line:
-            return []
+        warned: list[Warned] = []
+        self.add_lines(((number, line),), source, warned.append)
+        return warned
+
+    def add_lines(
+        self, lines: Iterable[tuple[int, str]], source: str, heard: Callable[[Warned], object] = _ignore
+    ) -> None:
+        """Add numbered physical lines of one source; ``heard`` is called with what ``add`` returns."""
+        if source != self._source:
+            self._source, self._number = source, -1
+        speakers, contents = self._speakers, self._contents
+        for number, line in lines:
+            if number != self._number:  # not another piece of one long line
+                self.n_lines += 1
+                self._number = number
+            if "\r" in line or "\x1b" in line:
+                self.n_crlf += line.endswith("\r")
+                line = clean(line)  # noqa: PLW2901
+            self._line = line
+            head, found, text = line.partition(" NCCL INFO ")
+            if not found:
+                if line and ("NCCL" in line or read(line) or has_own_time(line)):
+                    self._add_any(line, heard)
+                continue
+            content = contents.get(text) or self._content(text)
+            speaker = speakers.get(head) or self._speaker(head)
+            if content is None or speaker is None:
+                self._add_any(line, heard)
+                continue
+            # Most lines of most logs: one message of level INFO behind a known head.
+            self._last = _, life = speaker.last
+            speaker.tally.n += 1
+            life.messages += 1
+            self.n_timestamped += speaker.has_time or content.has_time
+            if not content.known:
+                self._count_unknown()
+            current = life.current.get(speaker.tid)
+            for fact, kind, by_thread in content.facts:
+                if by_thread and current is not None and life.says_start and kind in current.facts:
+                    seen = current.facts[kind].get(fact)
+                    if seen is not None:  # a repetition
+                        seen.lines += 1
+                        continue
+                self._length = len(text)
+                self._take(life, fact, speaker.tid)
+
+    def _speaker(self, text: str) -> _Speaker | None:
+        """Return how lines with this head count, ``None`` unless it is complete and its process has printed before."""
+        head = read_head(text)
+        life = None if head is None or head.process is None or "rccl" in head.origin else self.lives.get(head.process)
+        if head is None or life is None:
+            return None
+        if len(self._speakers) >= _MOST_SPEAKERS:
+            self._speakers.clear()
+        tally = self._tallies.setdefault(("INFO", head.prefix), _Tally())
+        speaker = self._speakers[text] = _Speaker((head, life), head.tid, tally, has_own_time(text + " "))
+        return speaker
+
+    def _content(self, text: str) -> _Content | None:
+        """Return the content of ``text``; ``None`` if it may hold a second message."""
+        if "NCCL " in text or text.endswith("NCCL"):
+            return None
+        facts = tuple(
+            (fact, type(fact), type(fact) in _OF_COMMUNICATOR and getattr(fact, "comm", None) is None)
+            for fact in read(text)
+        )
+        content = _Content(facts, bool(facts) or is_quiet(text), has_own_time(text))
+        if len(text) <= _MOST_CONTENT:
+            if len(self._contents) >= _MOST_CONTENTS:
+                self._contents.clear()
+            self._contents[text] = content
+        return content
+
+    def _add_any(self, line: str, heard: Callable[[Warned], object]) -> None:
         messages = parse_line(line, self._hosts)
         if len(messages) > 1:
             self.n_crowded += sum(message.level in ("INFO", "WARN", "CALL") for message in messages) > 1
         if has_own_time(line):
             self.n_timestamped += 1
-        warned: list[Warned] = []
         for message in messages:
             self._length = len(message.text)
             facts = read(message.text)
-            if not message.level:
-                self._take_loose(facts, message, warned)
-                continue
-            life = self._count(message, bool(facts))
+            life = self._count(message, bool(facts)) if message.level else None
             if message.level == "WARN":
-                warned.append(self._warn(message))
+                heard(self._warn(message))
             if life is None:
-                self._take_loose(facts, message, warned)
+                self._take_loose(facts, message, heard)
                 continue
             for fact in facts:
-                if type(fact) in _OF_COMMUNICATOR:
-                    self._note(self._place(life, fact, message.head.tid), fact)
-                else:
-                    self._take(life, fact, message.head.tid)
-        return warned
+                self._take(life, fact, message.head.tid)
 
     # -- one message --------------------------------------------------------------------------
 
     def _count(self, message: Message, known: bool) -> Life | None:
         """Count a message; return its process, ``None`` if that is not known."""
         level, text, head = message
-        self.counts[level, head.prefix] += 1
+        self._tallies.setdefault((level, head.prefix), _Tally()).n += 1
         if not known and level != "WARN" and not is_quiet(text):
-            self.unknown += 1
-            if len(self.samples) < _SAMPLES:
-                self.samples.append(self._seen())
+            self._count_unknown()
         if head.process is None:
             self.torn += 1
             if len(self.torn_samples) < _SAMPLES:
@@ -181,6 +222,11 @@ class Account:
         if life is not None:
             life.messages += 1
         return life
+
+    def _count_unknown(self) -> None:
+        self.unknown += 1
+        if len(self.samples) < _SAMPLES:
+            self.samples.append(self._seen())
 
     def _life(self, head: Head, process: Process) -> Life | None:
         life = self.lives.get(process)
@@ -201,14 +247,17 @@ class Account:
             self.warnings[text] = Warned(text, kind, message.head.process, self._seen())
         return Warned(text, kind, message.head.process, self._seen())
 
-    def _take_loose(self, facts: tuple[f.Fact, ...], message: Message, warned: list[Warned]) -> None:
+    def _take_loose(self, facts: tuple[f.Fact, ...], message: Message, heard: Callable[[Warned], object]) -> None:
         for fact in facts:
             if message.level or not _needs_head(fact):
                 if isinstance(fact, f.Watchdog) and fact not in self.loose.of(f.Watchdog):
-                    warned.append(Warned(message.text.strip(), "timeout", None, self._seen()))
+                    heard(Warned(message.text.strip(), "timeout", None, self._seen()))
                 self._note(self.loose, fact)
 
     def _take(self, life: Life, fact: f.Fact, tid: int) -> None:
+        if type(fact) in _OF_COMMUNICATOR:
+            self._note(self._place(life, fact, tid), fact)
+            return
         self._note(life.facts, fact)
         if isinstance(fact, f.Init):
             self._init(life, fact, tid)
@@ -262,7 +311,7 @@ class Account:
         elif self._has_room():
             if of is None:
                 of = facts[kind] = {}
-            of[fact] = self._seen()
+            of[fact] = Seen(self._source, self._number, self._line[:_MOST_TEXT])
 
     def _seen(self) -> Seen:
         return Seen(self._source, self._number, self._line[:_MOST_TEXT])
@@ -275,6 +324,11 @@ class Account:
         return True
 
     # -- the whole ----------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Messages by level and launcher's prefix."""
+        return {what: tally.n for what, tally in self._tallies.items()}
 
     @property
     def levels(self) -> Counter[str]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.account import Account, Member, Seen
+from commwatch.collectors.nccl.account import Account
+from commwatch.collectors.nccl.lives import Member, Seen
 
 _F = TypeVar("_F", bound=f.Fact)
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.account import Seen
 from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Hit, Log, who
+from commwatch.collectors.nccl.lives import Seen
 from commwatch.collectors.nccl.text import Process
 from commwatch.collectors.spans import spans
 

@@ -8,8 +8,9 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.account import Account, Seen, Warned
+from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.communicators import Communicator, communicators
+from commwatch.collectors.nccl.lives import Seen, Warned
 from commwatch.collectors.nccl.text import Process
 
 _T = TypeVar("_T")

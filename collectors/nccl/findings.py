@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from commwatch.collectors.nccl import differences, failures, slowness, timeouts
-from commwatch.collectors.nccl.account import Account, Seen
+from commwatch.collectors.nccl.account import Account
 from commwatch.collectors.nccl.evidence import Check, Log
+from commwatch.collectors.nccl.lives import Seen
 
 #: Most lines that are shown for one finding.
 MOST_EVIDENCE = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,11 +43,11 @@ class Follower:
     """Reads what is added to the files that match patterns.
 
     Args:
-        take: called with each line: (text, path, line number).
+        take: called with what is read of a file at a time: numbered lines, and the path.
         since: Unix time in s; files last written before it are ignored.
     """
 
-    def __init__(self, take: Callable[[str, str, int], object], since: float = 0.0) -> None:
+    def __init__(self, take: Callable[[Iterable[tuple[int, str]], str], object], since: float = 0.0) -> None:
         self._take, self._since = take, since
         self.patterns: dict[str, None] = {}
         #: By device and inode: NCCL continues to write to a renamed file.
@@ -129,12 +129,10 @@ class Follower:
                     break
                 file.offset += len(data)
                 total += len(data)
-                for number, line in file.lines.feed(data):
-                    self._take(line, file.name, number)
+                self._take(file.lines.feed(data), file.name)
         except OSError as error:
             self.troubles[file.path] = error.strerror or str(error)
         return total
 
     def _end(self, file: _File) -> None:
-        for number, line in file.lines.end():
-            self._take(line, file.name, number)
+        self._take(file.lines.end(), file.name)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple, get_type_hints
 
 from commwatch.collectors.nccl import facts as f
@@ -343,52 +342,3 @@ FORMS: tuple[Form, ...] = (
         lambda m: f.Desync(m[1].strip()),
     ),
 )
-
-#: Parts that several needles share: a text without a part is not searched for these needles.
-_SHARED_PARTS = ("-> ", "COMPLETE", "ersion", "ccl", "NET/", "GPU", "NVLS", "lugin", "rank", "Init ", "ootstrap")
-
-
-def _by_part(forms: tuple[Form, ...]) -> list[tuple[str, list[Form]]]:
-    """Group the forms by a part of their needles: a shared part, or else the needle itself."""
-    groups: dict[str, list[Form]] = {}
-    for form in forms:
-        part = next((part for part in _SHARED_PARTS if part in form.needle), form.needle)
-        groups.setdefault(part, []).append(form)
-    return list(groups.items())
-
-
-_BY_PART = _by_part(FORMS)
-
-#: Characters. Longer texts are not cached, so that the cache does not grow with the length of lines.
-_MOST_KEPT = 2048
-
-
-def read(text: str) -> tuple[f.Fact, ...]:
-    """Return the facts in ``text``; empty if it has no complete form."""
-    return _read(text) if len(text) <= _MOST_KEPT else _search(text)
-
-
-@lru_cache(maxsize=16_384)
-def _read(text: str) -> tuple[f.Fact, ...]:
-    return _search(text)
-
-
-def _search(text: str) -> tuple[f.Fact, ...]:
-    found: list[f.Fact] = []
-    length = len(text.rstrip())
-    for part, forms in _BY_PART:
-        if part not in text:
-            continue
-        for form in forms:
-            if form.needle not in text:
-                continue
-            for match in form.pattern.finditer(text):
-                try:
-                    fact = form.make(match)
-                except ValueError:
-                    continue  # a number out of range
-                if fact is not None:
-                    found.append(fact)
-                    if match.start() == 0 and match.end() >= length:
-                        return tuple(found)  # the match is the whole text
-    return tuple(found)

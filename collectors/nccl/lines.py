@@ -9,6 +9,8 @@ from io import BufferedIOBase
 #: Bytes. A longer line is split into pieces of this size (a progress bar may write for hours without a newline).
 MOST_BYTES = 65_536
 _BLOCK = 1 << 20
+#: Bytes that are split at a time: the lines of more do not stay in the caches of a core.
+_SLICE = 32_768
 
 
 class Lines:
@@ -24,9 +26,7 @@ class Lines:
             data = data.replace(b"\0", b"")
         complete, newline, self._rest = (self._rest + data).rpartition(b"\n")
         if newline:
-            for line in complete.split(b"\n"):
-                yield from self._pieces(line)
-                self._number += 1
+            yield from self._whole(complete)
         while len(self._rest) > MOST_BYTES:
             piece, self._rest = self._rest[:MOST_BYTES], self._rest[MOST_BYTES:]
             yield self._number, piece.decode("utf-8", "replace")
@@ -37,9 +37,25 @@ class Lines:
             yield self._number, self._rest.decode("utf-8", "replace")
         self._rest = b""
 
-    def _pieces(self, line: bytes) -> Iterator[tuple[int, str]]:
-        for at in range(0, len(line) or 1, MOST_BYTES):
-            yield self._number, line[at : at + MOST_BYTES].decode("utf-8", "replace")
+    def _whole(self, complete: bytes) -> Iterator[tuple[int, str]]:
+        at = 0
+        while at <= len(complete):
+            end = complete.rfind(b"\n", at, at + _SLICE) if len(complete) - at > _SLICE else len(complete)
+            end = end if end >= 0 else complete.find(b"\n", at)
+            end = end if end >= 0 else len(complete)
+            yield from self._some(complete[at:end])
+            at = end + 1
+
+    def _some(self, complete: bytes) -> Iterator[tuple[int, str]]:
+        if len(complete) <= MOST_BYTES:  # a newline also ends a damaged character
+            lines = complete.decode("utf-8", "replace").split("\n")
+            first, self._number = self._number, self._number + len(lines)
+            yield from enumerate(lines, first)
+            return
+        for line in complete.split(b"\n"):
+            for at in range(0, len(line) or 1, MOST_BYTES):
+                yield self._number, line[at : at + MOST_BYTES].decode("utf-8", "replace")
+            self._number += 1
 
 
 def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.account import Seen
 from commwatch.collectors.nccl.communicators import Communicator
 from commwatch.collectors.nccl.evidence import Hit, Log, many, some, who
 from commwatch.collectors.nccl.failures import cut_in_init
+from commwatch.collectors.nccl.lives import Seen
 from commwatch.collectors.spans import spans
 
 #: Networks that are slow but always available.

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.account import Seen
 from commwatch.collectors.nccl.evidence import Hit, Log, some
+from commwatch.collectors.nccl.lives import Seen
 from commwatch.collectors.spans import rest, spans
 
 _SCOPE = re.compile(r"\[PG (?:ID )?(\d+)")

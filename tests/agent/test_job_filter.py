@@ -73,7 +73,7 @@ def test_live_books_of_others(watch: Watch) -> None:
     """What is in memory of another job is in none of the answers about a job."""
     assert [cell for book in watch.aggregate.rank_totals() for cell in book.live_cells()]
     for job in JOBS:
-        assert [wait.wait_s for wait in watch.agent.waits(job)] == pytest.approx([0.001 * STEPS, 0])
+        assert [wait.wait_s for wait in watch.agent.totals(job, []).waits] == pytest.approx([0.001 * STEPS, 0])
         efficiencies, lines = watch.agent.efficiency(0, 1 << 62, job)
         assert {each.job_id for each in efficiencies} == {each.job_id for each in lines} == {job}
         assert {group.group_id for group in watch.agent.groups(job)} == {f"{job}-world"}

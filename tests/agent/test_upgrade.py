@@ -35,8 +35,10 @@ def change(state: Path, *statements: str) -> None:
             db.execute(statement)
 
 
-#: From what this version writes to what the second and the first one wrote.
+#: From what this version writes to what the fourth, second and first one wrote.
+FOURTH = ("DROP TABLE extent", "DROP INDEX rollup_fine", "PRAGMA user_version = 4")
 SECOND = (
+    *FOURTH,
     *(f"ALTER TABLE {table} DROP COLUMN crc" for table in ("ring", "grp", "name", "chunk", "rollup", "step")),
     "ALTER TABLE ring DROP COLUMN ending",
     "DROP TABLE job_exit",

@@ -18,7 +18,8 @@ import pytest
 
 from commwatch.core.cells import SLOT_NS
 from commwatch.history.history import History
-from commwatch.history.store import Rollup, Writer
+from commwatch.history.rows import Rollup
+from commwatch.history.store import Writer
 from tests.helpers import (
     RunningAgent,
     Trainer,

@@ -211,7 +211,8 @@ def test_finished_ring_stays_while_the_disk_is_full(tmp_path: Path) -> None:
     with trainer(tmp_path) as rank:
         watch.tick()
         watch.fill_disk()
-        rank.write(reduces(0, 900))
+        chance = random.Random(1)
+        rank.write([operation(start_ns=0, end_ns=9, seq=n, tag=chance.getrandbits(31)) for n in range(900)])
     for _ in range(3):
         watch.tick()
         assert {path.suffix for path in rings.iterdir()} == {".ring", ".names"}

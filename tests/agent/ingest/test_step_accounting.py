@@ -183,6 +183,8 @@ def _forget_the_fourth(db: sqlite3.Connection) -> None:
         db.execute(f"ALTER TABLE {table} DROP COLUMN crc")
     db.execute("ALTER TABLE ring DROP COLUMN ending")
     db.execute("DROP TABLE job_exit")
+    db.execute("DROP TABLE extent")
+    db.execute("DROP INDEX rollup_fine")
 
 
 def test_history_of_the_first_version(tmp_path: Path) -> None:

@@ -176,9 +176,9 @@ def test_waits_over_time_are_all_waits(tmp_path: Path) -> None:
     agent = job_of(tmp_path, 4, 40, range(10, 20))
     _, rows = agent.summary(0, 1 << 62, ["rank"], {"job_id": "job"})
     sums: dict[object, float] = {}
-    for each in agent.waits("job"):
+    for each in agent.totals("job", []).waits:
         sums[each.rank] = sums.get(each.rank, 0.0) + each.wait_s
     assert sums == pytest.approx({row.by["rank"]: row.wait_s for row in rows})
-    assert {each.length_s for each in agent.waits("job")} == {10.0}
-    assert len({each.start_at for each in agent.waits("job")}) == 4
-    assert agent.waits("another") == []
+    assert {each.length_s for each in agent.totals("job", []).waits} == {10.0}
+    assert len({each.start_at for each in agent.totals("job", []).waits}) == 4
+    assert agent.totals("another", []).waits == []

@@ -100,7 +100,7 @@ def test_too_much_to_look_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(operations(watch.agent, Wanted(0, 1 << 62, None)).operations) == 5
     monkeypatch.setattr(history_queries, "MOST_LOOKING_S", -1.0)
     with pytest.raises(ApiError, match="since, until: a search of this window takes more") as caught:
-        operations(watch.agent, Wanted(0, 1 << 62, None, {"op": "nothing"}))
+        operations(watch.agent, Wanted(0, 1 << 62, None, {"op": "all_reduce"}))
     assert caught.value.status == HTTPStatus.BAD_REQUEST
 
 

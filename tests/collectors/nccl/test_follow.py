@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ class Taken:
         self.follower = Follower(self._take, since)
         self.follower.patterns.update({str(pattern): None for pattern in patterns})
 
-    def _take(self, line: str, path: str, number: int) -> None:
-        self.lines.append(line)
-        self.places.append((Path(path).name, number))
+    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
+        for number, line in lines:
+            self.lines.append(line)
+            self.places.append((Path(path).name, number))
 
     def tick(self, final: bool = False) -> list[str]:
         """The lines that one tick brought."""

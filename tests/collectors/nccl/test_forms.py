@@ -8,8 +8,9 @@ import re
 import pytest
 
 from commwatch.collectors.nccl import facts as f
-from commwatch.collectors.nccl.forms import FORMS, read
+from commwatch.collectors.nccl.forms import FORMS
 from commwatch.collectors.nccl.quiet import is_quiet
+from commwatch.collectors.nccl.search import read
 
 #: Versions that print it, text, facts.
 Case = tuple[str, str, tuple[f.Fact, ...]]

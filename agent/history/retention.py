@@ -1,0 +1,91 @@
+"""Retention of the history in slices: what is old goes a little at a time, so that rings are drained meanwhile.
+
+Each slice is a short transaction that leaves a history as good as before it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+
+from commwatch.core.cells import Cell, CellKey
+from commwatch.history.opening import Transaction
+from commwatch.history.rows import COARSE_NS, COARSEN_AFTER_NS, rings, rollup_row, rollups
+
+#: Rows of a slice, which takes some milliseconds.
+_ROWS, _CHUNKS = 500, 50
+#: Key of the rows of a table, and the time that counts.
+_AGED = (("rollup", "rowid", "slot_ns"), ("step", "ring, seq", "end_ns"))
+
+
+def slices(db: sqlite3.Connection, now_ns: int, raw_bytes: int, keep_ns: int) -> Iterator[None]:
+    """Apply the retention, ``raw_bytes`` of raw records and ``keep_ns`` of all, and merge old rollups; yield after each slice.
+
+    Raises:
+        sqlite3.Error: a slice failed, and has changed nothing.
+    """
+    before_ns = now_ns - keep_ns
+    yield from _trim_raw(db, raw_bytes, before_ns)
+    yield from _coarsen(db, now_ns - COARSEN_AFTER_NS)
+    for table, key, column in _AGED:
+        yield from _delete_old(db, table, key, f"{column} < {before_ns:d}")
+    with Transaction(db):
+        _forget_rings(db, before_ns)
+    yield
+
+
+def _delete_old(db: sqlite3.Connection, table: str, key: str, old: str) -> Iterator[None]:
+    statement = f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {old} LIMIT {_ROWS})"
+    left = True
+    while left:
+        with Transaction(db):
+            left = db.execute(statement).rowcount > 0
+        yield
+
+
+def _trim_raw(db: sqlite3.Connection, raw_bytes: int, before_ns: int) -> Iterator[None]:
+    """Delete the chunks that ended before ``before_ns``, and the oldest of those beyond ``raw_bytes``."""
+    excess = db.execute("SELECT TOTAL(size) FROM chunk").fetchone()[0] - raw_bytes
+    while True:
+        oldest = db.execute(f"SELECT id, size, until_ns FROM chunk ORDER BY until_ns LIMIT {_CHUNKS}").fetchall()
+        gone = []
+        for chunk, size, until_ns in oldest:
+            if excess > 0 or until_ns < before_ns:
+                gone.append(chunk)
+                excess -= size
+        with Transaction(db):
+            for table, column in (("span", "chunk"), ("extent", "chunk"), ("chunk", "id")):
+                statement = f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+                db.execute(statement, (json.dumps(gone),))
+        yield
+        if len(gone) < _CHUNKS:
+            return
+
+
+def _coarsen(db: sqlite3.Connection, before_ns: int) -> Iterator[None]:
+    """Merge the rollups of slots before ``before_ns``, those of one ring and coarse slot in a slice."""
+    before_ns -= before_ns % COARSE_NS
+    oldest = "SELECT slot_ns, ring FROM rollup WHERE coarse = 0 AND slot_ns < ? ORDER BY slot_ns LIMIT 1"
+    fine = "coarse = 0 AND slot_ns >= ? AND slot_ns < ? AND ring = ?"
+    while (found := db.execute(oldest, (before_ns,)).fetchone()) is not None:
+        first_ns, ring = found
+        begin_ns = first_ns - first_ns % COARSE_NS
+        these = begin_ns, begin_ns + COARSE_NS, ring
+        merged: dict[CellKey, Cell] = {}
+        with Transaction(db):
+            for row in rollups(db, fine, these):
+                merged.setdefault(row.key, Cell()).add(row.cell)
+            db.execute(f"DELETE FROM rollup WHERE {fine}", these)
+            for key, cell in merged.items():
+                db.execute(*rollup_row(begin_ns, 1, ring, key, cell))
+        yield
+
+
+def _forget_rings(db: sqlite3.Connection, before_ns: int) -> None:
+    """Delete ended rings last seen before ``before_ns``, and exit codes from before then."""
+    for ring in rings(db, "seen_ns < ?", (before_ns,)):
+        if not ring.running:
+            for table, column in (("grp", "ring"), ("name", "ring"), ("ring", "id")):
+                db.execute(f"DELETE FROM {table} WHERE {column} = ?", (ring.id,))
+    db.execute("DELETE FROM job_exit WHERE at_ns < ?", (before_ns,))

@@ -1,0 +1,121 @@
+"""Rows of the history as values: rings, rollups, runs of raw records."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
+from commwatch.collectors.wire.ring import number_of
+from commwatch.core import sketch
+from commwatch.core.cells import CELL_SUMS, SLOT_NS, Cell, CellKey
+from commwatch.core.endings import Ending
+from commwatch.history.chunks import Statement
+from commwatch.history.soundness import SOUND, seal
+
+#: Rollups older than an hour are merged to five minutes.
+COARSE_NS = 300_000_000_000
+COARSEN_AFTER_NS = 3600_000_000_000
+
+
+class RingRow(NamedTuple):
+    """A ring in the history. ``started_ns`` and ``seen_ns`` are wall time."""
+
+    id: int
+    #: Path of the ring file; unique.
+    uid: str
+    job: str
+    restart: int
+    rank: int
+    world_size: int
+    started_ns: int
+    wall_offset_ns: int
+    identity: dict[str, Any]
+    next_n: int
+    rolled_n: int
+    lost: int
+    dropped: int
+    seen_ns: int
+    #: ``running``, ``ended`` (the rank recorded its end) or ``gone`` (its process vanished).
+    state: str
+    steps_unavailable: str | None
+    #: How it ended; ``None``: not ended, or not known.
+    ending: Ending | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether no end is stored and the ring file exists (after a reboot it does not)."""
+        return self.state == "running" and Path(self.uid).exists()
+
+
+class Rollup(NamedTuple):
+    """One stored cell."""
+
+    slot_ns: int
+    #: Time that it covers from ``slot_ns`` on.
+    length_ns: int
+    ring: int
+    key: CellKey
+    cell: Cell
+
+
+def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:
+    """Return rings by an SQL condition, oldest first."""
+    columns = ", ".join(RingRow._fields)
+    rows = db.execute(
+        f"SELECT {columns} FROM ring WHERE ({where}) AND {SOUND['ring']} ORDER BY started_ns, rank", values
+    )
+    return [
+        RingRow(*row)._replace(identity=json.loads(row[8]), ending=row[-1] and Ending(*json.loads(row[-1])))
+        for row in rows
+    ]
+
+
+def rollups(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[Rollup]:
+    """Yield rollups by an SQL condition."""
+    columns = ", ".join(CELL_SUMS)
+    for slot, coarse, ring, group, op, size, durations, bins, *sums in db.execute(
+        f"SELECT slot_ns, coarse, ring, small_id, op, size_log2, durations, bins, {columns} FROM rollup WHERE {where} AND {SOUND['rollup']}",
+        values,
+    ):
+        cell = Cell()
+        cell.durations, cell.bins = json.loads(durations), sketch.Packed(bins)
+        for field, value in zip(CELL_SUMS, sums, strict=True):
+            setattr(cell, field, value)
+        yield Rollup(slot, COARSE_NS if coarse else SLOT_NS, ring, CellKey(group, op, size), cell)
+
+
+def rollup_row(slot_ns: int, coarse: int, ring: int, key: CellKey, cell: Cell) -> Statement:
+    """Return the statement that stores a cell."""
+    values = (
+        slot_ns,
+        coarse,
+        ring,
+        *key,
+        *(_storable(getattr(cell, f)) for f in CELL_SUMS),
+        json.dumps(cell.durations),
+        sketch.encode(cell.bins),
+    )
+    return f"INSERT INTO rollup VALUES ({', '.join('?' * len(values))}, ?)", (*values, seal(values))
+
+
+def _storable(total: float) -> float:
+    """Return a sum that SQLite can store: its integers have 64 bits, but the sizes in a ring may be anything."""
+    return total if total < MAX_PLAUSIBLE else float(total)
+
+
+def raw_since(
+    db: sqlite3.Connection, ring: RingRow, unpacked: Callable[[int, bytes], bytes | None]
+) -> Iterator[tuple[bytes, int]]:
+    """Yield runs of a ring's stored records that are in no rollup yet, oldest first, each with the number after its last."""
+    wanted = f"SELECT id, data, until_n FROM chunk WHERE ring = ? AND until_n > ? AND {SOUND['chunk']} ORDER BY first_n"
+    for chunk, data, until_n in db.execute(wanted, (ring.id, ring.rolled_n)).fetchall():
+        records = unpacked(chunk, data)
+        if records is None:
+            continue
+        stamps = memoryview(records).cast("I")[:: RECORD_SIZE // 4].tolist()
+        first = next((i for i, stamp in enumerate(stamps) if number_of(stamp, until_n) >= ring.rolled_n), len(stamps))
+        yield records[first * RECORD_SIZE :], until_n

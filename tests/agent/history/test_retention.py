@@ -1,0 +1,71 @@
+"""The retention of the history in slices: an agent that ends between two of them loses and doubles nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commwatch.core.cells import SLOT_NS, Cell, CellKey
+from commwatch.history.chunks import CHUNK_RECORDS
+from commwatch.history.history import History
+from commwatch.history.rows import COARSE_NS
+from commwatch.history.store import Writer
+from tests.helpers import identity, numbered, stored_records
+
+NOW = 1_700_000_100_000_000_000
+HOUR = 3600 * 10**9
+
+
+def filled(path: Path) -> Writer:
+    """A history of two rings with an hour of rollups, and 200 chunks."""
+    store, n = Writer(path), 0
+    for name in ("a", "b"):
+        row = store.ring(name, identity(), NOW)
+        for slot in range(60):
+            cell = Cell()
+            cell.count = 1
+            store.rollups(row.id, [(NOW + slot * SLOT_NS, CellKey(0, op, 4), cell) for op in (1, 2)], slot)
+    for _ in range(200):
+        store.append(row, numbered(range(n, n + CHUNK_RECORDS)), n + CHUNK_RECORDS)
+        n += CHUNK_RECORDS
+    assert store.commit()
+    return store
+
+
+def counts(path: Path) -> int:
+    """Operations in all rollups."""
+    with History(path) as history:
+        return sum(row.cell.count for row in history.rollups(0, 1 << 62, [1, 2]))
+
+
+@pytest.mark.parametrize("slices", [0, 1, 2, 3, 4, 6, 9, 100])
+def test_interrupted(tmp_path: Path, slices: int) -> None:
+    """After any number of slices, each operation is in one rollup, and what is left of the records is the newest."""
+    store = filled(tmp_path / "h.sqlite")
+    one = store._db.execute("SELECT MAX(size) FROM chunk").fetchone()[0]
+    tidying = store.tidy(NOW + 3 * HOUR, 20 * one, 24 * HOUR)
+    for _ in range(slices):
+        next(tidying, None)
+    store.close()
+    assert counts(tmp_path / "h.sqlite") == 240
+    left = stored_records(tmp_path / "h.sqlite", 2)
+    assert left == [numbered([at]) for at in range(200 * CHUNK_RECORDS - len(left), 200 * CHUNK_RECORDS)]
+    if slices == 100:
+        with History(tmp_path / "h.sqlite") as history:
+            rows = list(history.rollups(0, 1 << 62, [1, 2]))
+        assert {row.length_ns for row in rows} == {COARSE_NS}
+        assert 15 * CHUNK_RECORDS < len(left) < 30 * CHUNK_RECORDS
+
+
+def test_work_between_slices(tmp_path: Path) -> None:
+    """Records that come while the retention runs are stored at once; a slice holds no lock after it."""
+    store, n = filled(tmp_path / "h.sqlite"), 200 * CHUNK_RECORDS
+    ring = store.ring("b", identity(), NOW)
+    steps = 0
+    for _ in store.tidy(NOW + 3 * HOUR, 0, 24 * HOUR):
+        store.append(ring, numbered(range(n, n + 5)), n + 5)
+        n, steps = n + 5, steps + 1
+        assert store.commit()
+        assert stored_records(tmp_path / "h.sqlite", ring.id)[-1] == numbered([n - 1])
+    assert steps > 5
