@@ -108,7 +108,7 @@ def test_agent_runs_without_torch(installed: Path, tmp_path: Path) -> None:
             cwd=tmp_path,
         )
     )
-    assert [name for name, found in modules.items() if found] == ["commwatch"]
+    assert [name for name, found in modules.items() if found] == ["numpy", "commwatch"]
     command = [str(installed.with_name("commwatch")), "agent", "--dir", str(tmp_path / "run"), "--port", "0"]
     env = clean_env()
     env.pop("PYTHONPATH", None)

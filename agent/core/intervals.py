@@ -39,6 +39,15 @@ class Intervals:
         self.starts[first:last], self.ends[first:last] = [start], [end]
         return end - start - covered
 
+    def extend(self, starts: list[int], ends: list[int]) -> None:
+        """Add disjoint intervals, earliest first."""
+        at = 0
+        while at < len(starts) and self.ends and starts[at] <= self.ends[-1]:
+            self.add(starts[at], ends[at])
+            at += 1
+        self.starts += starts[at:]
+        self.ends += ends[at:]
+
     def pieces(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the covered pieces of ``[start, end)``, as (start, end)."""
         if end <= start:

@@ -211,9 +211,10 @@ class StepAccounting:
             self._messages = Intervals()
         return self._messages
 
-    def untimed(self, launch_ns: int) -> None:
-        """Note a collective without an observable end, so that its step's communication is not known."""
-        insort(self._untimed, launch_ns)
+    def add_untimed(self, launches_ns: Collection[int]) -> None:
+        """Note collectives without an observable end, so that their step's communication is not known."""
+        self._untimed += launches_ns
+        self._untimed.sort()
 
     def trim(self, others: Collection[Intervals] = ()) -> None:
         """Drop the oldest intervals and moments that are in no step yet, and those of ``others``."""

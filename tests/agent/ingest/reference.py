@@ -265,7 +265,7 @@ class ReferenceRank:
         if not message:
             self.unseen[record.group] = record.seq
         if not message or record.flags & ev.ON_DEVICE:
-            self.steps.untimed(record.launch_ns)
+            self.steps.add_untimed([record.launch_ns])
 
     def _timed(self, cell: Cell, record: ev.Record, factor: float) -> None:
         duration, size = record.end_ns - record.start_ns, record.size_bytes

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.core.cells import CELL_SUMS, SLOT_NS, Cell
+from commwatch.ingest.batches import ingest
 from commwatch.ingest.collective_join import GroupJoin
+from commwatch.ingest.columns import Batch
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from tests.agent.ingest.generated_rings import Ring, job, rounds
@@ -55,8 +57,8 @@ def late(bins: dict[int, dict[int, int]]) -> dict[int, dict[int, int]]:
 # -- the product --------------------------------------------------------------------------------
 
 
-def by_product(rings: list[Ring]) -> Result:
-    """What the product makes of the records."""
+def by_product(rings: list[Ring], together: bool = True) -> Result:
+    """What the product makes of the records, of all rings of a turn together, or ring by ring."""
     aggregate, opened, slots = Aggregate(), {}, [list[Any]() for _ in rings]
     finished: list[list[Any]] = [[] for _ in rings]
     for turn in rounds(rings):
@@ -64,8 +66,9 @@ def by_product(rings: list[Ring]) -> Result:
             if at not in opened:
                 opened[at] = aggregate.open(str(at), rings[at].identity)
                 opened[at].learn(rings[at].names)
-        for at, records, until_n in turn:
-            opened[at].ingest(records, until_n)
+        batches = [Batch(opened[at], records, until_n) for at, records, until_n in turn]
+        for read in [batches] if together else [[batch] for batch in batches]:
+            ingest(read)
         for at, _, _ in turn:
             totals = opened[at]
             totals.tick(latest(rings, turn) + totals.offset_ns)
@@ -226,12 +229,12 @@ def digest(result: Result) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@given(st.integers(0, 1 << 32))
+@given(st.integers(0, 1 << 32), st.booleans())
 @examples(60)
-def test_same_as_the_reference(seed: int) -> None:
+def test_same_as_the_reference(seed: int, together: bool) -> None:
     """Whatever the rings hold, the totals of every rank and the joins of every group are those of the reference."""
     rings = job(seed)
-    expected, found = by_reference(rings), by_product(rings)
+    expected, found = by_reference(rings), by_product(rings, together)
     for mine, theirs in zip(found.ranks, expected.ranks, strict=True):
         assert mine == theirs
     assert found.joins == expected.joins

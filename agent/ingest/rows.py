@@ -1,0 +1,142 @@
+"""The live cells that some records belong to, and the sums that the records add to them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.cells import DURATION_BOUNDS_NS
+from commwatch.core.sketch import bin_of
+from commwatch.ingest.cell_totals import CellTotals
+from commwatch.ingest.columns import Codes, Columns, Flags, Ints, classes, combined, distinct, first_of, sums
+
+if TYPE_CHECKING:
+    from commwatch.ingest.rank_totals import RankTotals
+
+_BOUNDS = np.array(DURATION_BOUNDS_NS, np.int64)
+_BUCKETS = len(DURATION_BOUNDS_NS) + 1
+#: More than the bins of a sketch of durations in 64 bits.
+BINS = 2048
+
+
+def _least_of_bins() -> Ints:
+    """Return the least duration of each bin (``sketch.bin_of``), in ns; numpy's logarithm may differ from Python's in the last digit."""
+    least, value = [0], 1
+    for number in range(1, bin_of((1 << 63) - 1) + 1):
+        low, high = value, min(2 * value + 2, (1 << 63) - 1)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if bin_of(middle) >= number else (middle + 1, high)
+        value = low
+        least.append(value)
+    return np.array(least, np.int64)
+
+
+_LEAST = _least_of_bins()
+
+
+class Rows:
+    """The live cells of some records, one row for each.
+
+    Args:
+        columns: the operations.
+        ranks: the totals, by index of the batch.
+    """
+
+    def __init__(self, columns: Columns, ranks: Sequence[RankTotals]) -> None:
+        groups, kinds = columns.apart, classes(columns.size)
+        self.of, number = _rows(columns, groups, kinds)
+        first = first_of(self.of, number)
+        rings, codes = columns.ring[first].tolist(), columns.op[first].tolist()
+        group_list, kind_list = groups[first].tolist(), kinds[first].tolist()
+        cells: list[CellTotals | None] = [None] * number
+        for row in np.argsort(first).tolist():  # the first come first: the number of cells is limited
+            op, group, kind = codes[row], group_list[row], kind_list[row]
+            totals = ranks[rings[row]]
+            cells[row] = totals.live(group, op, 1 << kind - 1 if kind else 0)
+        self.cells = [cell for cell in cells if cell is not None]
+        self.symmetric = self._flags("symmetric")
+        self.p2p = self._flags("is_message")
+        self.joinable = self._flags("joinable")
+        self.numbers = np.array([cell.number for cell in self.cells], np.int64)
+
+    def _flags(self, name: str) -> Flags:
+        return np.array([getattr(cell, name) for cell in self.cells], np.bool_)
+
+    def count_unmeasured(self, columns: Columns, of: Ints) -> None:
+        """Count operations without a duration."""
+        failed = columns.flags & ev.FAILED != 0
+        for flags, raised in ((failed, True), (~failed, False)):
+            if flags.any():
+                rows, at = distinct(of[flags])
+                number, size = np.bincount(at).tolist(), sums(at, len(rows), columns.size[flags]).tolist()
+                for row, count, total in zip(rows.tolist(), number, size, strict=True):
+                    self.cells[row].cell.count_unmeasured(total, failed=raised, number=count)
+
+    def count(self, columns: Columns, of: Ints, busy_ns: Sequence[int]) -> None:
+        """Count operations with a duration.
+
+        Args:
+            of: the row of each operation.
+            busy_ns: [rows]: how much longer the messages of a row were under way.
+        """
+        number, duration = len(self.cells), columns.end - columns.start
+        counts = np.bincount(of, minlength=number)
+        buckets = of * _BUCKETS + np.searchsorted(_BOUNDS, duration)
+        histogram = np.bincount(buckets, minlength=number * _BUCKETS).reshape(number, _BUCKETS)
+        total, size = sums(of, number, duration).tolist(), sums(of, number, columns.size).tolist()
+        waited = sums(of, number, columns.waited).tolist()
+        some = np.flatnonzero(counts)
+        for row, count, durations in zip(some.tolist(), counts[some].tolist(), histogram[some].tolist(), strict=True):
+            at = self.cells[row]
+            cell = at.cell
+            cell.count += count
+            cell.bytes += size[row]
+            cell.duration_ns += total[row]
+            cell.timed_bytes += size[row]
+            cell.bus_bytes += size[row] * at.factor
+            cell.durations = [a + b for a, b in zip(cell.durations, durations, strict=True)]
+            if at.is_message:
+                cell.p2p_wait_ns += waited[row] * 1000
+                cell.busy_ns += busy_ns[row]
+            else:
+                cell.busy_ns += total[row]
+
+    def count_nccl(self, columns: Columns, of: Ints) -> None:
+        """Count the operations that NCCL timed, by what it chose."""
+        at = np.flatnonzero((columns.timing == ev.BY_NCCL) & (columns.aux & ev.SHARED_KERNEL == 0))
+        if not len(at):
+            return
+        kinds, which = distinct(combined(of[at], columns.aux[at]))
+        first = first_of(which, len(kinds))
+        size, duration = columns.size[at], (columns.end - columns.start)[at]
+        each = zip(
+            of[at][first].tolist(), columns.aux[at][first].tolist(), np.bincount(which).tolist(),
+            sums(which, len(kinds), size).tolist(), sums(which, len(kinds), duration).tolist(),
+            strict=True,
+        )  # fmt: skip
+        for _, (row, choice, count, total, total_ns) in sorted(zip(first.tolist(), each, strict=True)):
+            cell = self.cells[row]
+            cell.owner.ran_of(cell.key, choice).add(total, total * cell.factor, total_ns, count)
+
+
+def bins_of(durations: Ints) -> Ints:
+    """Return the bin of each duration in ns (``sketch.bin_of``)."""
+    return np.searchsorted(_LEAST, durations, side="right") - 1
+
+
+def _rows(columns: Columns, groups: Ints, kinds: Ints) -> tuple[Ints, int]:
+    """Return the row of each record, and the number of rows: one for each batch, group, op and size class."""
+    codes = combined(columns.ring, groups, columns.op, kinds)
+    found, rows = distinct(codes)
+    return rows, len(found)
+
+
+def counted_bins(codes: Sequence[Codes]) -> Iterator[tuple[int, int, int]]:
+    """Yield number of the cell, bin and how many durations are in it, from codes (number of the cell * BINS + bin)."""
+    each = np.concatenate(codes).astype(np.int64)
+    found, which = distinct(each)
+    return zip((found // BINS).tolist(), (found % BINS).tolist(), np.bincount(which).tolist(), strict=True)
