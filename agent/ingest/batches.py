@@ -55,7 +55,7 @@ def _ingest(batches: Sequence[Batch]) -> None:
         for since, until in pairwise(places):
             for _, ring, wall_ns in (cut for cut in cuts if cut[0] == since):
                 ranks[ring].roll(wall_ns)
-            Section(columns.of(slice(since, until)), raw, ranks).ingest()
+            Section(columns.cut(since, until), raw, ranks).ingest()
     for totals in ranks:
         totals.trim()
 

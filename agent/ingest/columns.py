@@ -32,6 +32,8 @@ RECORD = np.dtype([
 _FIELDS = ("op", "dtype", "group", "peer", "size", "launch", "seq", "waited", "start", "end", "flags", "timing", "aux")
 #: Powers of two, after a zero: the place of a size in it is its class plus 1 (``events.size_log2``).
 _CLASSES = np.array([0, *(1 << n for n in range(63))], np.int64)
+#: Floats hold all integers up to this.
+_MOST_EXACT = 1 << 53
 #: Most codes of a table that is indexed by code.
 _MOST_DENSE = 1 << 18
 
@@ -47,32 +49,14 @@ class Batch(NamedTuple):
 
 
 class Columns:
-    """The plausible records of some batches.
+    """The plausible records of some batches; ``waited`` is in µs.
 
     Args:
-        ring: index of each record's batch.
-        place: index of each record among those that were read.
-        fields: the arrays, by name; ``waited`` is in µs.
+        fields: the arrays by name; ``ring`` is the index of each record's batch, ``place`` its index among those that were read.
     """
 
-    __slots__ = (
-        "aux",
-        "dtype",
-        "end",
-        "flags",
-        "group",
-        "launch",
-        "op",
-        "peer",
-        "place",
-        "ring",
-        "seq",
-        "size",
-        "start",
-        "timing",
-        "waited",
-    )
-
+    ring: Ints
+    place: Ints
     op: Ints
     dtype: Ints
     group: Ints
@@ -87,23 +71,38 @@ class Columns:
     timing: Ints
     aux: Ints
 
-    def __init__(self, ring: Ints, place: Ints, fields: dict[str, Ints]) -> None:
-        self.ring, self.place = ring, place
-        for name, values in fields.items():
-            setattr(self, name, values)
+    def __init__(self, fields: dict[str, Ints]) -> None:
+        self.__dict__.update(fields)
 
     def __len__(self) -> int:
         return len(self.ring)
 
-    def of(self, wanted: slice | Ints | Flags) -> Columns:
-        """Return some of the records."""
-        return Columns(self.ring[wanted], self.place[wanted], {name: getattr(self, name)[wanted] for name in _FIELDS})
+    def of(self, wanted: Ints) -> Columns:
+        """Return the records at some places; each array is made when it is first used."""
+        return _Some(self, wanted)
+
+    def cut(self, since: int, until: int) -> Columns:
+        """Return the records from one place to another."""
+        return Columns({name: getattr(self, name)[since:until] for name in ("ring", "place", *_FIELDS)})
 
     @property
     def apart(self) -> Ints:
         """The group that each record's cell belongs to."""
         shared = (self.group >= MOST_APART) & (self.group < ev.NO_GROUP)
         return np.where(shared, OTHER_ID, self.group) if shared.any() else self.group
+
+
+class _Some(Columns):
+    """Some records of others."""
+
+    def __init__(self, source: Columns, wanted: Ints) -> None:
+        super().__init__({"ring": source.ring.take(wanted)})
+        self._source, self._wanted = source, wanted
+
+    def __getattr__(self, name: str) -> Ints:
+        values: Ints = getattr(self._source, name).take(self._wanted)
+        self.__dict__[name] = values
+        return values
 
 
 def read(batches: Sequence[Batch]) -> tuple[Columns, bytes, list[int]]:
@@ -118,14 +117,25 @@ def read(batches: Sequence[Batch]) -> tuple[Columns, bytes, list[int]]:
     if sound.all():
         wrong = [0] * len(batches)
     else:
-        wrong = np.bincount(ring[~sound], minlength=len(batches)).tolist()
+        wrong = counts(ring[~sound], len(batches)).tolist()
         raw, ring, place = raw[sound], ring[sound], place[sound]
-    return Columns(ring, place, {name: raw[name].astype(np.int64) for name in _FIELDS}), data, wrong
+    fields = {name: raw[name].astype(np.int64) for name in _FIELDS}
+    return Columns({"ring": ring, "place": place, **fields}), data, wrong
 
 
 def classes(sizes: Ints) -> Ints:
     """Return the size class of each operation plus 1: 0 without a size."""
-    return np.searchsorted(_CLASSES, sizes).astype(np.int64)
+    if int(sizes.max(initial=0)) > _MOST_EXACT:
+        return np.searchsorted(_CLASSES, sizes).astype(np.int64)
+    exponents = ((sizes - 1).astype(np.float64).view(np.int64) >> 52) - 1021  # the size minus 1 has one bit less
+    return np.where(sizes > 1, exponents, sizes)
+
+
+def counts(indices: Ints, number: int) -> Ints:
+    """Return how often each index below ``number`` occurs; faster than ``numpy.bincount``."""
+    found = np.zeros(number, np.int64)
+    np.add.at(found, indices, 1)
+    return found
 
 
 def distinct(codes: Ints) -> tuple[Ints, Ints]:

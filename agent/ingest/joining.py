@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commwatch.ingest.collective_join import GroupJoin
-from commwatch.ingest.columns import Flags, Ints, by_index, combined, distinct
+from commwatch.ingest.columns import Flags, Ints, by_index, combined, counts, distinct
 
 
 @dataclass
@@ -48,7 +48,7 @@ def complete(parts: Parts, joins: Sequence[GroupJoin]) -> tuple[list[Ints], Flag
     found, which = distinct(codes)
     order = by_index(which)
     first = np.searchsorted(which[order], np.arange(len(found)))
-    number = np.bincount(which)
+    number = counts(which, len(found))
     heads = order[first]
     size = np.array([join.size for join in joins], np.int64)[parts.join[heads]]
     good = number == size

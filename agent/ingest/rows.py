@@ -9,14 +9,13 @@ import numpy as np
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import DURATION_BOUNDS_NS
-from commwatch.core.sketch import bin_of
+from commwatch.core.sketch import BINS_PER_E, bin_of
 from commwatch.ingest.cell_totals import CellTotals
-from commwatch.ingest.columns import Codes, Columns, Flags, Ints, classes, combined, distinct, first_of, sums
+from commwatch.ingest.columns import Codes, Columns, Flags, Ints, classes, combined, counts, distinct, first_of, sums
 
 if TYPE_CHECKING:
     from commwatch.ingest.rank_totals import RankTotals
 
-_BOUNDS = np.array(DURATION_BOUNDS_NS, np.int64)
 _BUCKETS = len(DURATION_BOUNDS_NS) + 1
 #: More than the bins of a sketch of durations in 64 bits.
 BINS = 2048
@@ -36,6 +35,9 @@ def _least_of_bins() -> Ints:
 
 
 _LEAST = _least_of_bins()
+#: Of each bin: the bucket of its shortest durations in ``Cell.durations``, and the longest duration that is still in it.
+_BUCKET_OF = np.searchsorted(DURATION_BOUNDS_NS, _LEAST)
+_BUCKET_UPTO = np.array([*DURATION_BOUNDS_NS, 1 << 62], np.int64)[_BUCKET_OF]
 
 
 class Rows:
@@ -72,25 +74,26 @@ class Rows:
         for flags, raised in ((failed, True), (~failed, False)):
             if flags.any():
                 rows, at = distinct(of[flags])
-                number, size = np.bincount(at).tolist(), sums(at, len(rows), columns.size[flags]).tolist()
+                number, size = counts(at, len(rows)).tolist(), sums(at, len(rows), columns.size[flags]).tolist()
                 for row, count, total in zip(rows.tolist(), number, size, strict=True):
                     self.cells[row].cell.count_unmeasured(total, failed=raised, number=count)
 
-    def count(self, columns: Columns, of: Ints, busy_ns: Sequence[int]) -> None:
-        """Count operations with a duration.
+    def count(self, columns: Columns, of: Ints, busy_ns: Sequence[int]) -> Codes:
+        """Count operations with a duration; return for each the number of the cell and the bin, as ``counted_bins`` takes them.
 
         Args:
             of: the row of each operation.
             busy_ns: [rows]: how much longer the messages of a row were under way.
         """
         number, duration = len(self.cells), columns.end - columns.start
-        counts = np.bincount(of, minlength=number)
-        buckets = of * _BUCKETS + np.searchsorted(_BOUNDS, duration)
-        histogram = np.bincount(buckets, minlength=number * _BUCKETS).reshape(number, _BUCKETS)
+        bins = bins_of(duration)
+        buckets = of * _BUCKETS + _BUCKET_OF[bins] + (duration > _BUCKET_UPTO[bins])
+        histogram = counts(buckets, number * _BUCKETS).reshape(number, _BUCKETS)
+        totals = histogram.sum(axis=1)
         total, size = sums(of, number, duration).tolist(), sums(of, number, columns.size).tolist()
         waited = sums(of, number, columns.waited).tolist()
-        some = np.flatnonzero(counts)
-        for row, count, durations in zip(some.tolist(), counts[some].tolist(), histogram[some].tolist(), strict=True):
+        some = np.flatnonzero(totals)
+        for row, count, durations in zip(some.tolist(), totals[some].tolist(), histogram[some].tolist(), strict=True):
             at = self.cells[row]
             cell = at.cell
             cell.count += count
@@ -104,6 +107,7 @@ class Rows:
                 cell.busy_ns += busy_ns[row]
             else:
                 cell.busy_ns += total[row]
+        return (self.numbers[of] * BINS + bins).astype(np.int32)
 
     def count_nccl(self, columns: Columns, of: Ints) -> None:
         """Count the operations that NCCL timed, by what it chose."""
@@ -114,7 +118,7 @@ class Rows:
         first = first_of(which, len(kinds))
         size, duration = columns.size[at], (columns.end - columns.start)[at]
         each = zip(
-            of[at][first].tolist(), columns.aux[at][first].tolist(), np.bincount(which).tolist(),
+            of[at][first].tolist(), columns.aux[at][first].tolist(), counts(which, len(kinds)).tolist(),
             sums(which, len(kinds), size).tolist(), sums(which, len(kinds), duration).tolist(),
             strict=True,
         )  # fmt: skip
@@ -125,7 +129,11 @@ class Rows:
 
 def bins_of(durations: Ints) -> Ints:
     """Return the bin of each duration in ns (``sketch.bin_of``)."""
-    return np.searchsorted(_LEAST, durations, side="right") - 1
+    about = np.log(np.maximum(durations, 1)) * BINS_PER_E
+    bins = about.astype(np.int64)
+    bins += durations >= _LEAST[bins + 1]  # numpy's logarithm may be off by its last digit
+    bins -= durations < _LEAST[bins]
+    return bins
 
 
 def _rows(columns: Columns, groups: Ints, kinds: Ints) -> tuple[Ints, int]:
@@ -139,4 +147,4 @@ def counted_bins(codes: Sequence[Codes]) -> Iterator[tuple[int, int, int]]:
     """Yield number of the cell, bin and how many durations are in it, from codes (number of the cell * BINS + bin)."""
     each = np.concatenate(codes).astype(np.int64)
     found, which = distinct(each)
-    return zip((found // BINS).tolist(), (found % BINS).tolist(), np.bincount(which).tolist(), strict=True)
+    return zip((found // BINS).tolist(), (found % BINS).tolist(), counts(which, len(found)).tolist(), strict=True)

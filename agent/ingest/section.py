@@ -15,9 +15,9 @@ import numpy as np
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_APART
-from commwatch.ingest.columns import Columns, Flags, Ints, combined, distinct, first_of, last_of, sums
+from commwatch.ingest.columns import Columns, Flags, Ints, combined, counts, distinct, first_of, last_of, sums
 from commwatch.ingest.own_time import Events, own_times
-from commwatch.ingest.rows import BINS, Rows, bins_of
+from commwatch.ingest.rows import Rows
 from commwatch.ingest.section_joins import SectionJoins, add_waits
 from commwatch.ingest.unions import unions
 
@@ -57,6 +57,7 @@ class Section:
         self._raised = each.flags & ev.FAILED != 0
         self._untimed = ~self._raised & (each.flags & ev.UNTIMED != 0)
         self._timed = ~(self._raised | self._untimed)
+        self._at_timed: Ints = np.flatnonzero(self._timed)
         first_message = {
             totals: -1 if totals.messages else self._first_message(ring) for ring, totals in enumerate(self._ranks)
         }
@@ -127,16 +128,15 @@ class Section:
             if since < until and begun[since:until].any():
                 totals.begin_live(self._record(since + int(begun[since:until].argmax())).stamp)
         if not self._timed.all():
-            some = ~self._timed
+            some = np.flatnonzero(~self._timed)
             self._rows.count_unmeasured(each.of(some), of[some])
             for place, ring in zip(self._at[self._raised].tolist(), each.ring[self._raised].tolist(), strict=True):
                 self._ranks[ring].failures.append(self._record(place))
-            each, of = each.of(self._timed), of[self._timed]
-        message = self._rows.p2p[of]
-        busy_ns = self._messages(each.of(message), of[message]) if message.any() else []
-        self._rows.count(each, of, busy_ns)
+            each, of = each.of(self._at_timed), of[self._at_timed]
+        message = np.flatnonzero(self._rows.p2p[of])
+        busy_ns = self._messages(each.of(message), of[message]) if len(message) else []
+        codes = self._rows.count(each, of, busy_ns)
         self._rows.count_nccl(each, of)
-        codes = (self._rows.numbers[of] * BINS + bins_of(each.end - each.start)).astype(np.int32)
         bounds = np.searchsorted(each.ring, np.arange(len(self._ranks) + 1)).tolist()
         for totals, since, until in zip(self._ranks, bounds[:-1], bounds[1:], strict=True):
             if since < until:
@@ -154,7 +154,7 @@ class Section:
             self._ranks[ring].on_device = True
         peers, which = distinct(combined(of, each.peer - each.peer.min()))
         first = first_of(which, len(peers))
-        number, waited = np.bincount(which).tolist(), sums(which, len(peers), each.waited).tolist()
+        number, waited = counts(which, len(peers)).tolist(), sums(which, len(peers), each.waited).tolist()
         size, rows, peer = sums(which, len(peers), each.size).tolist(), of[first].tolist(), each.peer[first].tolist()
         for at in np.argsort(first).tolist():
             cell = cells[rows[at]]
@@ -212,7 +212,7 @@ class Section:
         ring_of: dict[int, int] = {}
         if untimed.any():
             of = stretch[self._at[untimed]].tolist()
-            rest = _lists(self._operations.of(untimed), "ring", "launch")
+            rest = _lists(self._operations.of(np.flatnonzero(untimed)), "ring", "launch")
             for number, (ring, launch) in zip(of, rest, strict=True):
                 launches.setdefault(number, []).append(launch)
                 ring_of[number] = ring
@@ -247,8 +247,9 @@ class Section:
 
     def _pieces(self, stretch: Ints) -> Iterator[tuple[int, Intervals, list[int], list[int]]]:
         """Yield stretch, union to add to, starts and ends of the times with communication, stretch by stretch."""
-        each, of = self._operations.of(self._timed), self._of[self._timed]
-        stretch = stretch[self._timed]
+        each, of = self._operations, self._of
+        if len(self._at_timed) < len(each):
+            each, of, stretch = each.of(self._at_timed), of[self._at_timed], stretch[self._at_timed]
         targets: dict[int, int] = {}
         found: list[Intervals] = []
         label_of = []
@@ -258,10 +259,11 @@ class Section:
                 found.append(cell.busy)
             label_of.append(targets[id(cell.busy)])
         label = np.array(label_of, np.int64)[of]
-        on_cpu = self._rows.p2p[of] & (each.flags & ev.ON_DEVICE == 0)
+        on_cpu = np.flatnonzero(self._rows.p2p[of] & (each.flags & ev.ON_DEVICE == 0))
         start, end, number = each.start, each.end, len(found) + len(self._ranks)
-        if on_cpu.any():  # only the wait for a message counts
-            start = np.where(on_cpu, np.maximum(start, end - each.waited * 1000), start)
+        if len(on_cpu):  # only the wait for a message counts
+            start = start.copy()
+            start[on_cpu] = np.maximum(start[on_cpu], end[on_cpu] - each.waited[on_cpu] * 1000)
             stretch, label = np.append(stretch, stretch[on_cpu]), np.append(label, len(found) + each.ring[on_cpu])
             start, end = np.append(start, start[on_cpu]), np.append(end, end[on_cpu])
         for key, starts, ends in unions(stretch * number + label, start, end):

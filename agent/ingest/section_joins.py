@@ -20,7 +20,7 @@ from commwatch.ingest.collective_join import (
     own_lateness_at_root,
     waits_at_root,
 )
-from commwatch.ingest.columns import Columns, Flags, Ints, combined, distinct, first_of, sums
+from commwatch.ingest.columns import Columns, Flags, Ints, combined, counts, distinct, first_of, sums
 from commwatch.ingest.joining import Parts, complete
 from commwatch.ingest.lateness import Collectives, add_late, of_waits, own_lateness, split
 from commwatch.ingest.own_time import NO_RUN
@@ -77,7 +77,7 @@ class SectionJoins:
 
     def _compare(self, columns: Columns, of: Ints, symmetric: Flags) -> None:
         duration, of = (columns.end - columns.start)[symmetric], of[symmetric]
-        number = np.bincount(of, minlength=len(self._rows.cells))
+        number = counts(of, len(self._rows.cells))
         total = sums(of, len(self._rows.cells), duration).tolist()
         for row in np.flatnonzero(number).tolist():
             compared = self._rows.cells[row].compared
@@ -186,7 +186,7 @@ class SectionJoins:
 
     def _add_waits(self, parts: Parts, table: Ints, wait: Ints, completed: Ints) -> None:
         rows = parts.row[table].ravel()
-        number = np.bincount(rows, minlength=len(self._rows.cells))
+        number = counts(rows, len(self._rows.cells))
         total = sums(rows, len(self._rows.cells), wait.ravel()).tolist()
         for row in np.flatnonzero(number).tolist():
             cell = self._rows.cells[row].cell
