@@ -7,6 +7,7 @@ functions here compute it for all records at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +25,10 @@ NO_RUN = -1
 
 @dataclass
 class Events:
-    """What changes the state, record by record; arrays of shape [records]."""
+    """What changes the states, record by record; arrays of shape [records]."""
 
-    #: Bounds of the ranks' records.
+    #: Index of the rank, and bounds of the ranks' records.
+    ring: Ints
     bounds: list[tuple[int, int]]
     mark: Flags
     #: Times in it are not known: nothing that came before counts.
@@ -43,93 +45,127 @@ class Events:
     end: Ints
 
 
-def own_times(states: list[OwnTime], events: Events) -> tuple[Ints, Ints]:
+class _States:
+    """The states of the ranks as arrays of shape [ranks]."""
+
+    def __init__(self, states: Sequence[OwnTime], events: Events) -> None:
+        rows = [(each.came_out_ns, each.ended_ns, *each.marks_ns, each.run_ns, each.before_run_ns) for each in states]
+        self.came_out, self.ended, self.mark_before, self.mark, self.run, self.before_run = np.array(rows, np.int64).T
+        bounds = np.array(events.bounds, np.int64)
+        #: Ranks with records, and the places of the first and last record of each.
+        self.some = np.flatnonzero(bounds[:, 0] < bounds[:, 1])
+        self.first, self.last = bounds[self.some, 0], bounds[self.some, 1] - 1
+
+
+def own_times(states: Sequence[OwnTime], events: Events) -> tuple[Ints, Ints]:
     """Return the own time before each record (``NOT_KNOWN_NS``: not known) and its run (``NO_RUN``: none); move the states on.
 
     Meaningful only for joined records.
     """
-    came_out = _came_out(states, events)
-    ended = _ended(states, events)
+    now = _States(states, events)
+    came_out = _came_out(now, events)
     runs, since = np.full(len(events.end), NO_RUN, np.int64), came_out.copy()
     at = np.flatnonzero(events.joined & events.beside)
     if len(at):
-        runs[at], since[at] = _runs(states, events, at, came_out[at], ended[at])
+        runs[at] = np.maximum(came_out[at], _latest_marks(now, events, at))
+    begins = _begins_of_runs(now, events.ring[at], runs[at])
+    ended = _ended(now, events, at[begins])
+    if len(at):
+        since[at] = _since_runs(now, events, at, begins, came_out[at[begins]], ended, runs[at])
     since[events.on_device] = 0  # the trainer's clock does not show when the GPU was ready
     known = (events.launch >= since) & (since > 0)
-    _move_marks(states, events)
+    _move(states, now, events)
     return np.where(known, events.launch - since, NOT_KNOWN_NS), runs
 
 
-def _came_out(states: list[OwnTime], events: Events) -> Ints:
-    """Return ``came_out_ns`` before each record; leave that after the last one in the states."""
+def _came_out(now: _States, events: Events) -> Ints:
+    """Return ``came_out_ns`` before each record; move it on."""
+    before = now.came_out[events.ring]
     changes = np.flatnonzero(events.lost | events.left | events.waited)
-    before = np.empty(len(events.end), np.int64)
-    added = np.where(events.waited, np.minimum(events.waited_ns, _MOST_NS), 0)
-    total = np.cumsum(added)
-    new = np.where(events.left, events.end, 0)
-    sets = np.where(events.lost | events.left, np.arange(len(new)), -1)
-    latest = np.maximum.accumulate(sets) if len(changes) else sets
-    for state, (since, until) in zip(states, events.bounds, strict=True):
-        if since == until:
-            continue
-        at = latest[since:until]
-        base = np.where(at >= since, new[at], state.came_out_ns)
-        start = total[since - 1] if since else 0
-        passed = total[since:until] - np.where(at >= since, total[at], start)
-        after = np.where(base == 0, 0, base + passed)
-        before[since], before[since + 1 : until] = state.came_out_ns, after[:-1]
-        state.came_out_ns = min(int(after[-1]), ev.MAX_PLAUSIBLE)
+    if not len(changes):
+        return before
+    total = np.cumsum(np.where(events.waited, np.minimum(events.waited_ns, _MOST_NS), 0))
+    sets = np.flatnonzero(events.lost | events.left)
+    # Place of the latest record of the same rank that set the time; -1: none.
+    number = np.searchsorted(sets, np.arange(len(total)), side="right")
+    latest = np.append(-1, sets)[number]
+    starts = np.zeros(len(now.came_out), np.int64)
+    starts[now.some] = now.first
+    start = starts[events.ring]
+    is_set = latest >= start
+    base = np.where(is_set, np.where(events.left, events.end, 0)[latest], before)
+    passed = total - np.where(is_set, total[latest], np.append(0, total)[start])
+    after = np.where(base == 0, 0, np.minimum(base + passed, ev.MAX_PLAUSIBLE))
+    inside = start < np.arange(len(total))
+    before[inside] = after[np.flatnonzero(inside) - 1]
+    now.came_out[now.some] = after[now.last]
     return before
 
 
-def _ended(states: list[OwnTime], events: Events) -> Ints:
-    """Return ``ended_ns`` before each record; leave that after the last one in the states."""
-    before = np.empty(len(events.end), np.int64)
+def _latest_marks(now: _States, events: Events, at: Ints) -> Ints:
+    """Return the latest step mark before each record ``at`` that is not later than its launch, of the last two."""
+    marks = np.flatnonzero(events.mark)
+    # The two marks that each rank has from before, then its own.
+    ring = np.concatenate((np.repeat(np.arange(len(now.mark)), 2), events.ring[marks]))
+    order = np.argsort(ring, kind="stable")
+    ends = np.concatenate((np.stack((now.mark_before, now.mark), axis=1).ravel(), events.end[marks]))[order]
+    number = np.searchsorted(marks, at) + 2 * events.ring[at] + 1
+    return np.where(ends[number] <= events.launch[at], ends[number], ends[number - 1])
+
+
+def _begins_of_runs(now: _States, ring: Ints, run: Ints) -> Ints:
+    """Return which records have another run than the record of their rank before; only of records with a run."""
+    begins = np.ones(len(ring), np.bool_)
+    begins[1:] = run[1:] != run[:-1]
+    first = np.ones(len(ring), np.bool_)
+    first[1:] = ring[1:] != ring[:-1]
+    begins[first] = run[first] != now.run[ring[first]]
+    return np.flatnonzero(begins)
+
+
+def _ended(now: _States, events: Events, wanted: Ints) -> Ints:
+    """Return ``ended_ns`` before the records ``wanted``; move it on."""
     ends = np.where(events.joined, events.end, 0)
     lost = np.flatnonzero(events.lost)
-    for state, (since, until) in zip(states, events.bounds, strict=True):
-        cuts, carried = lost[np.searchsorted(lost, since) : np.searchsorted(lost, until)].tolist(), state.ended_ns
-        for first, last in zip([since, *cuts], [*cuts, until], strict=True):
-            if first < last:
-                highest = np.maximum(np.maximum.accumulate(ends[first:last]), carried)
-                before[first], before[first + 1 : last] = state.ended_ns, highest[:-1]
-                state.ended_ns = int(highest[-1])
-            carried = 0
-    return before
+    # Highest end of each stretch between places where it is wanted, lost, or where another rank begins.
+    places, which = np.unique(np.concatenate((now.first, lost, wanted)), return_inverse=True)
+    if not len(places):
+        return np.zeros(0, np.int64)
+    highest = np.maximum.reduceat(ends, places).tolist()
+    is_lost, rings = events.lost[places].tolist(), events.ring[places].tolist()
+    before, ring, ended = [], -1, 0
+    for of, lost_here, high in zip(rings, is_lost, highest, strict=True):
+        if of != ring:
+            if ring >= 0:
+                now.ended[ring] = ended
+            ring, ended = of, int(now.ended[of])
+        before.append(ended)
+        ended = high if lost_here else max(ended, high)
+    now.ended[ring] = ended
+    return np.array(before, np.int64)[which[len(which) - len(wanted) :]]
 
 
-def _runs(states: list[OwnTime], events: Events, at: Ints, came_out: Ints, ended: Ints) -> tuple[Ints, Ints]:
-    """Return the run of the records ``at``, which did not block their rank, and when their own time began."""
-    before, latest = _marks(states, events)
-    launch, since = events.launch[at], np.empty(len(at), np.int64)
-    run = np.maximum(came_out, np.where(latest[at] <= launch, latest[at], before[at]))
+def _since_runs(
+    now: _States, events: Events, at: Ints, begins: Ints, came_out: Ints, ended: Ints, runs: Ints
+) -> Ints:
+    """Return when the own time of the records ``at`` began, in runs that begin at ``begins`` of them; move the runs on."""
+    launch, ring = events.launch[at[begins]], events.ring[at]
     begun = np.where((came_out <= ended) & (ended <= launch), ended, came_out)
-    for state, (first, last) in zip(states, events.bounds, strict=True):
-        mine = slice(*np.searchsorted(at, (first, last)).tolist())
-        if mine.start == mine.stop:
-            continue
-        changed = np.empty(mine.stop - mine.start, np.bool_)
-        changed[0], changed[1:] = run[mine.start] != state.run_ns, run[mine][1:] != run[mine][:-1]
-        places = np.maximum.accumulate(np.where(changed, np.arange(len(changed)), -1))
-        since_run = np.where(places >= 0, begun[mine][places], state.before_run_ns)
-        since[mine] = since_run
-        state.run_ns, state.before_run_ns = int(run[mine.stop - 1]), int(since_run[-1])
-    return run, since
+    number = np.searchsorted(begins, np.arange(len(at)), side="right") - 1
+    here = (number >= 0) & (ring[begins][number] == ring) if len(begins) else np.zeros(len(at), np.bool_)
+    since = now.before_run[ring]
+    since[here] = begun[number[here]]
+    last = np.flatnonzero(np.append(ring[1:] != ring[:-1], True))
+    now.run[ring[last]], now.before_run[ring[last]] = runs[last], since[last]
+    return since
 
 
-def _marks(states: list[OwnTime], events: Events) -> tuple[Ints, Ints]:
-    """Return the last mark but one, and the last mark, before each record."""
-    before, latest = np.empty(len(events.end), np.int64), np.empty(len(events.end), np.int64)
-    for state, (since, until) in zip(states, events.bounds, strict=True):
-        marks = np.flatnonzero(events.mark[since:until]) + since
-        ends = [*state.marks_ns, *events.end[marks].tolist()]
-        cuts = marks.tolist()
-        for number, (first, last) in enumerate(zip([since, *cuts], [*cuts, until], strict=True)):
-            before[first:last], latest[first:last] = ends[number], ends[number + 1]
-    return before, latest
-
-
-def _move_marks(states: list[OwnTime], events: Events) -> None:
-    for state, (since, until) in zip(states, events.bounds, strict=True):
-        ends = [*state.marks_ns, *events.end[since:until][events.mark[since:until]].tolist()]
-        state.marks_ns = ends[-2], ends[-1]
+def _move(states: Sequence[OwnTime], now: _States, events: Events) -> None:
+    """Store what the next records need."""
+    marks = np.flatnonzero(events.mark)
+    for ring, end in zip(events.ring[marks].tolist(), events.end[marks].tolist(), strict=True):
+        now.mark_before[ring], now.mark[ring] = now.mark[ring], end
+    rows = np.stack((now.came_out, now.ended, now.mark_before, now.mark, now.run, now.before_run), axis=1).tolist()
+    for state, (came_out, ended, before, mark, run, before_run) in zip(states, rows, strict=True):
+        state.came_out_ns, state.ended_ns, state.marks_ns = came_out, ended, (before, mark)
+        state.run_ns, state.before_run_ns = run, before_run

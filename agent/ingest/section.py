@@ -111,7 +111,7 @@ class Section:
         waits = np.zeros(len(self._all), np.int64)
         waits[self._at] = waited_ns
         events = Events(
-            bounds=self._bounds, mark=self._mark, lost=spread(~self._timed & ~beside) | self._counted,
+            ring=self._all.ring, bounds=self._bounds, mark=self._mark, lost=spread(~self._timed & ~beside) | self._counted,
             left=spread(blocked & symmetric), waited=spread(blocked & ~symmetric), waited_ns=waits, joined=spread(self._joined),
             beside=spread(beside), on_device=spread(each.flags & ev.ON_DEVICE != 0), launch=self._all.launch, end=self._all.end,
         )  # fmt: skip
