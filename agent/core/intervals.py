@@ -99,5 +99,5 @@ def length(unions: Iterable[tuple[list[int], list[int]]]) -> int:
     starts.sort()
     ends.sort()
     # Before the start of piece n nothing is covered since the n-th end, if that is earlier: then all n pieces before have ended.
-    gaps = sum(gap for gap in map(sub, starts[1:], ends) if gap > 0)
-    return ends[-1] - starts[0] - gaps
+    gaps: list[int] = list(map(sub, starts[1:], ends))
+    return ends[-1] - starts[0] - (sum(map(abs, gaps)) + sum(gaps)) // 2  # the positive ones

@@ -10,6 +10,7 @@ import numpy as np
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import SLOT_NS
 from commwatch.ingest.columns import Batch, Columns, read
+from commwatch.ingest.rows import Cut
 from commwatch.ingest.section import Section
 
 #: Most records that are counted at a time.
@@ -51,17 +52,18 @@ def _ingest(batches: Sequence[Batch]) -> None:
         batch.totals.take(batch.records, batch.until_n, nonsense)
     if len(columns):
         cuts = _cuts(columns, batches)
-        places = sorted({0, len(columns), *(place for place, _, _ in cuts)})
+        # One section has at most two slots of a rank, and records of several operations are all of one slot.
+        alone = len({cut.ring for cut in cuts}) < len(cuts) or bool(cuts and (columns.timing == ev.COUNTED).any())
+        places = sorted({0, len(columns), *(cut.place for cut in cuts if alone)})
         for since, until in pairwise(places):
-            for _, ring, wall_ns in (cut for cut in cuts if cut[0] == since):
-                ranks[ring].roll(wall_ns)
-            Section(columns.cut(since, until), raw, ranks).ingest()
+            mine = [cut._replace(place=cut.place - since) for cut in cuts if since <= cut.place < until]
+            Section(columns.cut(since, until), raw, ranks, mine).ingest()
     for totals in ranks:
         totals.trim()
 
 
-def _cuts(columns: Columns, batches: Sequence[Batch]) -> list[tuple[int, int, int]]:
-    """Return where slots end, as (place of the first record after it, index of the batch, wall time of that record)."""
+def _cuts(columns: Columns, batches: Sequence[Batch]) -> list[Cut]:
+    """Return where slots end, in order."""
     bounds = np.searchsorted(columns.ring, np.arange(len(batches) + 1)).tolist()
     operation = columns.op != ev.STEP_MARK
     cuts = []
@@ -74,7 +76,7 @@ def _cuts(columns: Columns, batches: Sequence[Batch]) -> list[tuple[int, int, in
                 break
             at += int(after.argmax())
             wall_ns = int(columns.end[at]) + totals.offset_ns
-            cuts.append((at, ring, wall_ns))
+            cuts.append(Cut(at, ring, wall_ns))
             slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
             at += 1
     return cuts

@@ -44,12 +44,12 @@ class CellTotals:
         #: The cell's bins, while it is live.
         self.bins: dict[int, int] = {}
         self.cell.bins = self.bins
-        #: False once the cell has been closed.
+        #: False once the cell's slot has ended.
         self.live = True
 
     def close(self) -> None:
         """Stop counting and save memory, because incomplete collectives may keep this object for long."""
-        self.live, self.bins = False, {}
+        self.bins = {}
         self.cell.pack()
 
 

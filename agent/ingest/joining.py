@@ -60,7 +60,7 @@ def complete(parts: Parts, joins: Sequence[GroupJoin]) -> tuple[list[Ints], Flag
     good[which[order][1:][twice]] = False
     good &= ~_begun_before(parts, joins, heads, good)
     tables = []
-    for ranks in np.unique(size[good]).tolist():
+    for ranks in sorted(set(size[good].tolist())):
         begins = first[good & (size == ranks)]
         table = order[begins[:, None] + np.arange(ranks)]
         left[table] = False

@@ -48,6 +48,13 @@ class Events:
 class _States:
     """The states of the ranks as arrays of shape [ranks]."""
 
+    came_out: Ints
+    ended: Ints
+    mark_before: Ints
+    mark: Ints
+    run: Ints
+    before_run: Ints
+
     def __init__(self, states: Sequence[OwnTime], events: Events) -> None:
         rows = [(each.came_out_ns, each.ended_ns, *each.marks_ns, each.run_ns, each.before_run_ns) for each in states]
         self.came_out, self.ended, self.mark_before, self.mark, self.run, self.before_run = np.array(rows, np.int64).T
@@ -71,7 +78,7 @@ def own_times(states: Sequence[OwnTime], events: Events) -> tuple[Ints, Ints]:
     begins = _begins_of_runs(now, events.ring[at], runs[at])
     ended = _ended(now, events, at[begins])
     if len(at):
-        since[at] = _since_runs(now, events, at, begins, came_out[at[begins]], ended, runs[at])
+        since[at] = _since_runs(now, events, at, begins, came_out=came_out[at[begins]], ended=ended, runs=runs[at])
     since[events.on_device] = 0  # the trainer's clock does not show when the GPU was ready
     known = (events.launch >= since) & (since > 0)
     _move(states, now, events)
@@ -108,7 +115,7 @@ def _latest_marks(now: _States, events: Events, at: Ints) -> Ints:
     # The two marks that each rank has from before, then its own.
     ring = np.concatenate((np.repeat(np.arange(len(now.mark)), 2), events.ring[marks]))
     order = np.argsort(ring, kind="stable")
-    ends = np.concatenate((np.stack((now.mark_before, now.mark), axis=1).ravel(), events.end[marks]))[order]
+    ends: Ints = np.concatenate((np.stack((now.mark_before, now.mark), axis=1).ravel(), events.end[marks]))[order]
     number = np.searchsorted(marks, at) + 2 * events.ring[at] + 1
     return np.where(ends[number] <= events.launch[at], ends[number], ends[number - 1])
 
@@ -146,7 +153,7 @@ def _ended(now: _States, events: Events, wanted: Ints) -> Ints:
 
 
 def _since_runs(
-    now: _States, events: Events, at: Ints, begins: Ints, came_out: Ints, ended: Ints, runs: Ints
+    now: _States, events: Events, at: Ints, begins: Ints, *, came_out: Ints, ended: Ints, runs: Ints
 ) -> Ints:
     """Return when the own time of the records ``at`` began, in runs that begin at ``begins`` of them; move the runs on."""
     launch, ring = events.launch[at[begins]], events.ring[at]

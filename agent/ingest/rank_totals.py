@@ -98,7 +98,10 @@ class RankTotals(TrainerState):
         #: There were messages on a GPU, whose waits are not known.
         self.on_device = False
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}
+        #: The live cells, and those of the slot that has ended, while records are counted in both; by ``CellKey.place``.
         self._live: dict[int, CellTotals] = {}
+        self._ended: dict[int, CellTotals] = {}
+        self._ended_slot = 0
         #: Cells closed within the last minute.
         self._lately: deque[tuple[int, CellKey, Cell]] = deque()
         #: Number of the first record in the live cells.
@@ -147,7 +150,7 @@ class RankTotals(TrainerState):
         if self._codes:
             from commwatch.ingest.rows import counted_bins
 
-            cells = {sums.number: sums.bins for sums in self._live.values()}
+            cells = {sums.number: sums.bins for sums in (*self._ended.values(), *self._live.values())}
             for number, bin_number, count in counted_bins(self._codes):
                 bins = cells[number]
                 bins[bin_number] = bins.get(bin_number, 0) + count
@@ -217,14 +220,16 @@ class RankTotals(TrainerState):
     def _open(self, group: int, op: int, size: int) -> CellTotals:
         """Open a new cell, or return the shared one if there are too many keys."""
         key = CellKey(group, op, ev.size_log2(size))
-        if key not in self.totals and len(self.totals) + len(self._live) >= MOST_KINDS and key != OTHER_KIND:
+        kinds = len(self.totals) + len(self._live) + len(self._ended)
+        if key not in self.totals and kinds >= MOST_KINDS and key != OTHER_KIND and key.place not in self._ended:
             return self._live.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0)
         name, info = self.op_name(op), self.group(group)
         joinable = name in _JOINABLE and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, must_be_equal)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
         factor = bus_factor(name, info.size) or 0.0
-        sums = self._live[key.place] = CellTotals(self, key, name, factor, number=len(self._live), join=join, union=p2p)
+        number = len(self._live) + len(self._ended)
+        sums = self._live[key.place] = CellTotals(self, key, name, factor, number=number, join=join, union=p2p)
         return sums
 
     def cell(self, key: CellKey) -> Cell:
@@ -232,10 +237,19 @@ class RankTotals(TrainerState):
         sums = self._live.get(key.place)
         return (sums or self._open(key.group, key.op, 0 if key.size_log2 < 0 else 1 << key.size_log2)).cell
 
+    def ended_cell(self, key: CellKey) -> Cell:
+        """Return the cell of ``key`` in the slot that ended last, until ``close_slot``."""
+        self._live, self._ended = self._ended, self._live
+        try:
+            return self.cell(key)
+        finally:
+            self._live, self._ended = self._ended, self._live
+
     def tick(self, wall_ns: int) -> None:
         """Close the cells if their slot has ended, or is in the future because of a wrong end; measure seconds without steps."""
         if self._slot_end > wall_ns + LAST_NS:
-            self._close()
+            self._end_slot()
+            self.close_slot()
             self._lately.clear()
             self._slot_end = 0
         self.roll(wall_ns)
@@ -247,29 +261,45 @@ class RankTotals(TrainerState):
 
     def roll(self, wall_ns: int) -> None:
         """Close the cells if their slot has ended by ``wall_ns``; begin the next slot."""
-        if wall_ns < self._slot_end:
-            return
-        self._close()
+        if wall_ns >= self._slot_end:
+            self.begin_slot(wall_ns)
+            self.forget_messages(wall_ns)
+            self.close_slot()
+
+    def begin_slot(self, wall_ns: int) -> None:
+        """Begin the slot of ``wall_ns``; the cells of the slot before it take further records until ``close_slot``."""
+        self._end_slot()
+        self._slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
+
+    def forget_messages(self, wall_ns: int) -> None:
+        """Forget when messages were under way that ended long before ``wall_ns``."""
         for p2p in self._p2p_busy.values():
             p2p.forget(wall_ns - self.offset_ns - SLOT_NS)
-        self._slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
 
     @property
     def slot_end_ns(self) -> int:
         """When the cells will be closed, in wall time."""
         return self._slot_end
 
-    def _close(self) -> None:
+    def close_slot(self) -> None:
+        """Close the cells of the slot that ended last."""
         self._fill_sketches()
-        slot = self._slot_end - SLOT_NS
+        slot = self._ended_slot
         while self._lately and self._lately[0][0] <= slot - LAST_NS:
             self._lately.popleft()
-        for sums in self._live.values():
+        for sums in self._ended.values():
             sums.close()
             self.closed.append((slot, sums.key, sums.cell))
             self._lately.append((slot, sums.key, sums.cell))
             self.totals.setdefault(sums.key, Cell()).add(sums.cell)
-        self._live.clear()
+        self._ended = {}
+        for number, sums in enumerate(self._live.values()):
+            sums.number = number
+
+    def _end_slot(self) -> None:
+        self._ended, self._live, self._ended_slot = self._live, {}, self._slot_end - SLOT_NS
+        for sums in self._ended.values():
+            sums.live = False
         self.live_from = None
         for numbers in (self.last_seq, self.launched_ns, self.unseen):
             if len(numbers) > _MOST_NUMBERS:
@@ -318,7 +348,8 @@ class RankTotals(TrainerState):
         """Close all cells and steps of a rank that has ended. Waits that other ranks add later open new cells."""
         self.steps.end()
         self._p2p_busy.clear()
-        self._close()
+        self._end_slot()
+        self.close_slot()
         for cell in self.totals.values():
             if isinstance(cell.bins, dict):  # the sums of all restarts of a job stay in memory
                 cell.pack()

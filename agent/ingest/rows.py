@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,26 +40,47 @@ _BUCKET_OF = np.searchsorted(DURATION_BOUNDS_NS, _LEAST)
 _BUCKET_UPTO = np.array([*DURATION_BOUNDS_NS, 1 << 62], np.int64)[_BUCKET_OF]
 
 
+class Cut(NamedTuple):
+    """The end of a rank's slot."""
+
+    #: Place of the first record after it.
+    place: int
+    #: Index of the rank, and wall time of that record.
+    ring: int
+    wall_ns: int
+
+
 class Rows:
     """The live cells of some records, one row for each.
 
     Args:
         columns: the operations.
+        at: [operations]: the place of each in the section.
         ranks: the totals, by index of the batch.
+        cuts: where slots end, in order.
     """
 
-    def __init__(self, columns: Columns, ranks: Sequence[RankTotals]) -> None:
+    def __init__(self, columns: Columns, at: Ints, ranks: Sequence[RankTotals], cuts: Sequence[Cut]) -> None:
         groups, kinds = columns.apart, classes(columns.size)
-        self.of, number = _rows(columns, groups, kinds)
+        slots = [np.searchsorted([cut.place for cut in cuts], at, side="right")] if cuts else []
+        found, self.of = distinct(combined(columns.ring, groups, columns.op, kinds, *slots))
+        number = len(found)
         first = first_of(self.of, number)
         rings, codes = columns.ring[first].tolist(), columns.op[first].tolist()
         group_list, kind_list = groups[first].tolist(), kinds[first].tolist()
+        places, waiting = at[first].tolist(), list(reversed(cuts))
         cells: list[CellTotals | None] = [None] * number
         for row in np.argsort(first).tolist():  # the first come first: the number of cells is limited
+            while waiting and waiting[-1].place <= places[row]:
+                cut = waiting.pop()
+                ranks[cut.ring].begin_slot(cut.wall_ns)
             op, group, kind = codes[row], group_list[row], kind_list[row]
             totals = ranks[rings[row]]
             cells[row] = totals.live(group, op, 1 << kind - 1 if kind else 0)
+        for cut in reversed(waiting):
+            ranks[cut.ring].begin_slot(cut.wall_ns)
         self.cells = [cell for cell in cells if cell is not None]
+        self.live = self._flags("live")
         self.symmetric = self._flags("symmetric")
         self.p2p = self._flags("is_message")
         self.joinable = self._flags("joinable")
@@ -134,13 +155,6 @@ def bins_of(durations: Ints) -> Ints:
     bins += durations >= _LEAST[bins + 1]  # numpy's logarithm may be off by its last digit
     bins -= durations < _LEAST[bins]
     return bins
-
-
-def _rows(columns: Columns, groups: Ints, kinds: Ints) -> tuple[Ints, int]:
-    """Return the row of each record, and the number of rows: one for each batch, group, op and size class."""
-    codes = combined(columns.ring, groups, columns.op, kinds)
-    found, rows = distinct(codes)
-    return rows, len(found)
 
 
 def counted_bins(codes: Sequence[Codes]) -> Iterator[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
-"""Counts the records of several rings at a time, in which no rank's slot of 10 s ends. Pure.
+"""Counts the records of several rings at a time. Pure.
 
-The result is that of one record after the other, ring by ring: waits are added to the cells that are live once all of these records are
-counted, and of one collective the parts of an earlier ring come first.
+The result is that of one record after the other, ring by ring: of one collective the parts of an earlier ring come first, and its waits
+are added to the cells that are live when its last part has come.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_APART
 from commwatch.ingest.columns import Columns, Flags, Ints, combined, counts, distinct, first_of, last_of, sums
 from commwatch.ingest.own_time import Events, own_times
-from commwatch.ingest.rows import Rows
+from commwatch.ingest.rows import Cut, Rows
 from commwatch.ingest.section_joins import SectionJoins, add_waits
 from commwatch.ingest.unions import unions
 
@@ -35,10 +35,11 @@ class Section:
     Args:
         columns: all records; their ``ring`` is an index in ``ranks``.
         raw: the bytes that ``columns.place`` counts records in.
+        cuts: where slots end, at most one for each rank.
     """
 
-    def __init__(self, columns: Columns, raw: bytes, ranks: Sequence[RankTotals]) -> None:
-        self._all, self._raw, self._ranks = columns, raw, ranks
+    def __init__(self, columns: Columns, raw: bytes, ranks: Sequence[RankTotals], cuts: Sequence[Cut]) -> None:
+        self._all, self._raw, self._ranks, self._cuts = columns, raw, ranks, cuts
         self._mark = columns.op == ev.STEP_MARK
         self._counted = (columns.timing == ev.COUNTED) & ~self._mark
         rare = self._mark | self._counted
@@ -51,7 +52,7 @@ class Section:
     def ingest(self) -> None:
         """Count the records."""
         each = self._operations
-        self._rows = Rows(each, self._ranks)
+        self._rows = Rows(each, self._at, self._ranks, self._cuts)
         self._of = self._rows.of
         self._message = self._rows.p2p[self._of]
         self._raised = each.flags & ev.FAILED != 0
@@ -66,9 +67,13 @@ class Section:
         self._only_counted()
         self._numbers()
         self._follow_steps()
-        joins = SectionJoins(self._rows, self._ranks, first_message)
+        joins = SectionJoins(
+            self._rows, self._ranks, first_message, {self._ranks[cut.ring]: cut.place for cut in self._cuts}
+        )
         at = np.flatnonzero(self._joined)
         joins.join(each.of(at), self._of[at], self._at[at], own[at], run[at])
+        for cut in self._cuts:
+            self._ranks[cut.ring].close_slot()
 
     @cached_property
     def _joined(self) -> Flags:
@@ -124,6 +129,8 @@ class Section:
         """Add the operations to the cells."""
         each, of = self._operations, self._of
         begun = ~self._mark
+        for cut in self._cuts:
+            self._ranks[cut.ring].begin_live(self._record(cut.place).stamp)
         for (since, until), totals in zip(self._bounds, self._ranks, strict=True):
             if since < until and begun[since:until].any():
                 totals.begin_live(self._record(since + int(begun[since:until].argmax())).stamp)
@@ -134,7 +141,10 @@ class Section:
                 self._ranks[ring].failures.append(self._record(place))
             each, of = each.of(self._at_timed), of[self._at_timed]
         message = np.flatnonzero(self._rows.p2p[of])
-        busy_ns = self._messages(each.of(message), of[message]) if len(message) else []
+        at = self._at[self._at_timed[message]].tolist()
+        busy_ns = self._under_way(at, of[message].tolist(), each.of(message))
+        if len(message):
+            self._messages(each.of(message), of[message])
         codes = self._rows.count(each, of, busy_ns)
         self._rows.count_nccl(each, of)
         bounds = np.searchsorted(each.ring, np.arange(len(self._ranks) + 1)).tolist()
@@ -142,15 +152,26 @@ class Section:
             if since < until:
                 totals.add_bins(codes[since:until])
 
-    def _messages(self, each: Columns, of: Ints) -> list[int]:
-        """Count what only messages have: a peer, and a wait. Return for each row how long its messages were under way."""
-        cells, busy_ns = self._rows.cells, [0] * len(self._rows.cells)
-        for row, start, end in zip(of.tolist(), each.start.tolist(), each.end.tolist(), strict=True):
-            union = cells[row].union
+    def _under_way(self, places: list[int], of: list[int], each: Columns) -> list[int]:
+        """Return for each row how much longer its messages were under way."""
+        unions, busy_ns = [cell.union for cell in self._rows.cells], [0] * len(self._rows.cells)
+        waiting = list(reversed(self._cuts))
+        for place, row, start, end in zip(places, of, each.start.tolist(), each.end.tolist(), strict=True):
+            while waiting and waiting[-1].place <= place:
+                cut = waiting.pop()
+                self._ranks[cut.ring].forget_messages(cut.wall_ns)
+            union = unions[row]
             assert union is not None
             busy_ns[row] += union.add(start, end)
+        for cut in waiting:
+            self._ranks[cut.ring].forget_messages(cut.wall_ns)
+        return busy_ns
+
+    def _messages(self, each: Columns, of: Ints) -> None:
+        """Count what only messages have: a peer, and a wait."""
+        cells = self._rows.cells
         on_device = each.flags & ev.ON_DEVICE != 0
-        for ring in np.unique(each.ring[on_device]).tolist():
+        for ring in set(each.ring[on_device].tolist()):
             self._ranks[ring].on_device = True
         peers, which = distinct(combined(of, each.peer - each.peer.min()))
         first = first_of(which, len(peers))
@@ -162,7 +183,6 @@ class Section:
         cpu = ~on_device
         waited_ns = np.minimum(each.end - each.start, each.waited * 1000)[cpu]
         add_waits(self._ranks, each.ring[cpu], each.end[cpu], waited_ns)
-        return busy_ns
 
     def _only_counted(self) -> None:
         """Count the records of operations that were only counted."""

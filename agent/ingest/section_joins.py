@@ -37,10 +37,17 @@ class SectionJoins:
     Args:
         rows: the live cells.
         first_message: place of the first message of each rank; -1: it is in an earlier section.
+        cuts: place where the slot of a rank ends.
     """
 
-    def __init__(self, rows: Rows, ranks: Sequence[RankTotals], first_message: Mapping[RankTotals, int]) -> None:
-        self._rows, self._ranks, self._first_message = rows, ranks, first_message
+    def __init__(
+        self,
+        rows: Rows,
+        ranks: Sequence[RankTotals],
+        first_message: Mapping[RankTotals, int],
+        cuts: Mapping[RankTotals, int],
+    ) -> None:
+        self._rows, self._ranks, self._first_message, self._cuts = rows, ranks, first_message, cuts
         index: dict[int, int] = {}
         self._joins: list[GroupJoin] = []
         self._of_row = np.zeros(len(rows.cells), np.int64)
@@ -143,7 +150,12 @@ class SectionJoins:
     def _write(self, waits: Iterable[tuple[Part, int]], place: int) -> None:
         for part, wait in waits:
             sums: CellTotals = part.totals
-            cell = sums.cell if sums.live else sums.owner.cell(sums.key)
+            if sums.live:
+                cell = sums.cell
+            elif self._cuts.get(sums.owner, 0) > place:
+                cell = sums.owner.ended_cell(sums.key)
+            else:
+                cell = sums.owner.cell(sums.key)
             cell.wait_ns += wait
             cell.joined += 1
             first = self._first_message.get(sums.owner)
@@ -163,10 +175,10 @@ class SectionJoins:
         wait, late, lateness = split(parts.duration[table])
         last = table[np.arange(len(table)), late]
         self._add_waits(parts, table, wait, at[table[:, -1]])
-        total = sums(parts.row[last], len(self._rows.cells), lateness)
-        for row in np.unique(parts.row[last]).tolist():
+        rows, which = distinct(parts.row[last])
+        for row, total in zip(rows.tolist(), sums(which, len(rows), lateness).tolist(), strict=True):
             cell = self._rows.cells[row]
-            cell.owner.add_lateness(cell.key.group, int(total[row]))
+            cell.owner.add_lateness(cell.key.group, total)
         made = Collectives(
             parts.join[table[:, 0]], parts.end[last], parts.rank[table], wait, parts.own[table], parts.run[table]
         )
@@ -185,18 +197,29 @@ class SectionJoins:
         add_late(collectives, own_lateness(collectives, self._joins), self._joins)
 
     def _add_waits(self, parts: Parts, table: Ints, wait: Ints, completed: Ints) -> None:
-        rows = parts.row[table].ravel()
-        number = counts(rows, len(self._rows.cells))
-        total = sums(rows, len(self._rows.cells), wait.ravel()).tolist()
-        for row in np.flatnonzero(number).tolist():
-            cell = self._rows.cells[row].cell
-            cell.wait_ns += total[row]
-            cell.joined += int(number[row])
+        rows, waits, ring = parts.row[table].ravel(), wait.ravel(), parts.ring[table]
+        if self._cuts:
+            cuts = np.array([self._cuts.get(totals, 0) for totals in self._ranks], np.int64)
+            late = np.flatnonzero(~self._rows.live[rows] & (cuts[ring] <= completed[:, None]).ravel())
+            self._add_to_cells(rows[late], waits[late], after=True)
+            early = np.ones(len(rows), np.bool_)
+            early[late] = False
+            rows, waits = rows[early], waits[early]
+        self._add_to_cells(rows, waits, after=False)
         first = np.array([self._first_message[totals] for totals in self._ranks], np.int64)
-        ring = parts.ring[table]
         blocked = (parts.run[table] == NO_RUN) & (first[ring] < completed[:, None])
         if blocked.any():
             add_waits(self._ranks, ring[blocked], parts.end[table][blocked], wait[blocked])
+
+    def _add_to_cells(self, rows: Ints, waits: Ints, after: bool) -> None:
+        """Add waits to the cells of rows; ``after``: to those of the next slot."""
+        number = counts(rows, len(self._rows.cells))
+        total = sums(rows, len(self._rows.cells), waits).tolist()
+        for row in np.flatnonzero(number).tolist():
+            at = self._rows.cells[row]
+            cell = at.owner.cell(at.key) if after else at.cell
+            cell.wait_ns += total[row]
+            cell.joined += int(number[row])
 
 
 def add_waits(ranks: Sequence[RankTotals], ring: Ints, end: Ints, waited_ns: Ints) -> None:
