@@ -117,7 +117,8 @@ def _latest_marks(now: _States, events: Events, at: Ints) -> Ints:
     order = np.argsort(ring, kind="stable")
     ends: Ints = np.concatenate((np.stack((now.mark_before, now.mark), axis=1).ravel(), events.end[marks]))[order]
     number = np.searchsorted(marks, at) + 2 * events.ring[at] + 1
-    return np.where(ends[number] <= events.launch[at], ends[number], ends[number - 1])
+    latest: Ints = np.where(ends[number] <= events.launch[at], ends[number], ends[number - 1])
+    return latest
 
 
 def _begins_of_runs(now: _States, ring: Ints, run: Ints) -> Ints:
