@@ -142,6 +142,12 @@ def test_import_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_idle_agent_imports_no_numpy() -> None:
+    """An agent that has read no records pays no memory for numpy."""
+    code = "import sys, commwatch.daemon; print('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 @pytest.mark.parametrize(
     "words", [("-c", "import commwatch.commands.run, commwatch.daemon"), ("-m", "commwatch", "--help")]
 )

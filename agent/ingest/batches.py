@@ -1,4 +1,4 @@
-"""Counts what was read of some rings: cuts the records where a slot of 10 s ends, and counts each section. Pure."""
+"""Counts what was read of some rings, in sections. Pure."""
 
 from __future__ import annotations
 
@@ -52,12 +52,7 @@ def _ingest(batches: Sequence[Batch]) -> None:
         batch.totals.take(batch.records, batch.until_n, nonsense)
     if len(columns):
         cuts = _cuts(columns, batches)
-        # One section has at most two slots of a rank, and records of several operations are all of one slot.
-        alone = len({cut.ring for cut in cuts}) < len(cuts) or bool(cuts and (columns.timing == ev.COUNTED).any())
-        places = sorted({0, len(columns), *(cut.place for cut in cuts if alone)})
-        for since, until in pairwise(places):
-            mine = [cut._replace(place=cut.place - since) for cut in cuts if since <= cut.place < until]
-            Section(columns.cut(since, until), raw, ranks, mine).ingest()
+        Section(columns, raw, ranks, cuts).ingest()
     for totals in ranks:
         totals.trim()
 

@@ -81,10 +81,6 @@ class Columns:
         """Return the records at some places; each array is made when it is first used."""
         return _Some(self, wanted)
 
-    def cut(self, since: int, until: int) -> Columns:
-        """Return the records from one place to another."""
-        return Columns({name: getattr(self, name)[since:until] for name in ("ring", "place", *_FIELDS)})
-
     @property
     def apart(self) -> Ints:
         """The group that each record's cell belongs to."""

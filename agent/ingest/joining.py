@@ -77,6 +77,3 @@ def _begun_before(parts: Parts, joins: Sequence[GroupJoin], heads: Ints, good: F
             if len(mine):
                 begun[mine] = np.isin(parts.seq[heads[mine]], np.fromiter(waiting, np.int64, len(waiting)))
     return begun
-
-
-__all__ = ["Parts", "complete"]

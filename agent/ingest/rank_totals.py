@@ -98,10 +98,11 @@ class RankTotals(TrainerState):
         #: There were messages on a GPU, whose waits are not known.
         self.on_device = False
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}
-        #: The live cells, and those of the slot that has ended, while records are counted in both; by ``CellKey.place``.
+        #: The live cells, by ``CellKey.place``; and how many were opened.
         self._live: dict[int, CellTotals] = {}
-        self._ended: dict[int, CellTotals] = {}
-        self._ended_slot = 0
+        self._opened = 0
+        #: Slots that have ended while records are counted, oldest first, with their cells.
+        self._ended: list[tuple[int, dict[int, CellTotals]]] = []
         #: Cells closed within the last minute.
         self._lately: deque[tuple[int, CellKey, Cell]] = deque()
         #: Number of the first record in the live cells.
@@ -150,20 +151,20 @@ class RankTotals(TrainerState):
         if self._codes:
             from commwatch.ingest.rows import counted_bins
 
-            cells = {sums.number: sums.bins for sums in (*self._ended.values(), *self._live.values())}
+            slots = [*(cells for _, cells in self._ended), self._live]
+            cells = {sums.number: sums.bins for slot in slots for sums in slot.values()}
             for number, bin_number, count in counted_bins(self._codes):
                 bins = cells[number]
                 bins[bin_number] = bins.get(bin_number, 0) + count
             self._codes, self._codes_held = [], 0
 
-    def count_only(self, record: ev.Record) -> None:
-        """Count a record of operations of one kind and size class that were only counted."""
+    def count_only(self, record: ev.Record, ended: int) -> None:
+        """Count a record of operations of one kind and size class that were only counted; ``ended`` as for ``cell``."""
         number = max(1, record.waited_us)
         each = -(-record.size_bytes // number)
         at = OTHER_ID if MOST_APART <= record.group < NO_GROUP else record.group
-        self.cell(CellKey(at, record.op, ev.size_log2(each))).count_unmeasured(
-            record.size_bytes, failed=False, number=number
-        )
+        cell = self.cell(CellKey(at, record.op, ev.size_log2(each)), ended)
+        cell.count_unmeasured(record.size_bytes, failed=False, number=number)
         if self.op_name(record.op) in ev.P2P:  # their peers are not known
             self.messages_with(at, record.op, -1).add(record.size_bytes, 0, number)
 
@@ -215,41 +216,38 @@ class RankTotals(TrainerState):
 
     def live(self, group: int, op: int, size: int) -> CellTotals:
         """Return the live cell of operations; open one if there is none, or return the shared one if there are too many."""
-        return self._live.get(CellKey(group, op, ev.size_log2(size)).place) or self._open(group, op, size)
+        return self._live.get(CellKey(group, op, ev.size_log2(size)).place) or self._open(group, op, size, self._live)
 
-    def _open(self, group: int, op: int, size: int) -> CellTotals:
-        """Open a new cell, or return the shared one if there are too many keys."""
+    def _open(self, group: int, op: int, size: int, cells: dict[int, CellTotals]) -> CellTotals:
+        """Open a new cell among ``cells``, or return the shared one if there are too many keys."""
         key = CellKey(group, op, ev.size_log2(size))
-        kinds = len(self.totals) + len(self._live) + len(self._ended)
-        if key not in self.totals and kinds >= MOST_KINDS and key != OTHER_KIND and key.place not in self._ended:
-            return self._live.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0)
+        if key not in self.totals and len(self.totals) + len(cells) >= MOST_KINDS and key != OTHER_KIND:
+            return cells.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0, cells)
         name, info = self.op_name(op), self.group(group)
         joinable = name in _JOINABLE and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, must_be_equal)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
         factor = bus_factor(name, info.size) or 0.0
-        number = len(self._live) + len(self._ended)
-        sums = self._live[key.place] = CellTotals(self, key, name, factor, number=number, join=join, union=p2p)
+        sums = CellTotals(self, key, name, factor, number=self._opened, join=join, union=p2p)
+        cells[key.place] = sums
+        self._opened += 1
         return sums
 
-    def cell(self, key: CellKey) -> Cell:
-        """Return the live cell of ``key``; open one if there is none."""
-        sums = self._live.get(key.place)
-        return (sums or self._open(key.group, key.op, 0 if key.size_log2 < 0 else 1 << key.size_log2)).cell
+    def cell(self, key: CellKey, ended: int | None = None) -> Cell:
+        """Return the cell of ``key``; open one if there is none.
 
-    def ended_cell(self, key: CellKey) -> Cell:
-        """Return the cell of ``key`` in the slot that ended last, until ``close_slot``."""
-        self._live, self._ended = self._ended, self._live
-        try:
-            return self.cell(key)
-        finally:
-            self._live, self._ended = self._ended, self._live
+        Args:
+            ended: the slot, counted from the first one that is not closed; default: the live one.
+        """
+        cells = self._live if ended is None or ended == len(self._ended) else self._ended[ended][1]
+        size = 0 if key.size_log2 < 0 else 1 << key.size_log2
+        return (cells.get(key.place) or self._open(key.group, key.op, size, cells)).cell
 
     def tick(self, wall_ns: int) -> None:
         """Close the cells if their slot has ended, or is in the future because of a wrong end; measure seconds without steps."""
         if self._slot_end > wall_ns + LAST_NS:
             self._end_slot()
-            self.close_slot()
+            self.close_slots()
             self._lately.clear()
             self._slot_end = 0
         self.roll(wall_ns)
@@ -264,10 +262,10 @@ class RankTotals(TrainerState):
         if wall_ns >= self._slot_end:
             self.begin_slot(wall_ns)
             self.forget_messages(wall_ns)
-            self.close_slot()
+            self.close_slots()
 
     def begin_slot(self, wall_ns: int) -> None:
-        """Begin the slot of ``wall_ns``; the cells of the slot before it take further records until ``close_slot``."""
+        """Begin the slot of ``wall_ns``; the cells of the slot before it take further records until ``close_slots``."""
         self._end_slot()
         self._slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
 
@@ -281,26 +279,28 @@ class RankTotals(TrainerState):
         """When the cells will be closed, in wall time."""
         return self._slot_end
 
-    def close_slot(self) -> None:
-        """Close the cells of the slot that ended last."""
+    def close_slots(self) -> None:
+        """Close the cells of the slots that have ended."""
         self._fill_sketches()
-        slot = self._ended_slot
-        while self._lately and self._lately[0][0] <= slot - LAST_NS:
-            self._lately.popleft()
-        for sums in self._ended.values():
-            sums.close()
-            self.closed.append((slot, sums.key, sums.cell))
-            self._lately.append((slot, sums.key, sums.cell))
-            self.totals.setdefault(sums.key, Cell()).add(sums.cell)
-        self._ended = {}
+        for slot, cells in self._ended:
+            while self._lately and self._lately[0][0] <= slot - LAST_NS:
+                self._lately.popleft()
+            for sums in cells.values():
+                sums.close()
+                self.closed.append((slot, sums.key, sums.cell))
+                self._lately.append((slot, sums.key, sums.cell))
+                self.totals.setdefault(sums.key, Cell()).add(sums.cell)
+        self._ended.clear()
         for number, sums in enumerate(self._live.values()):
             sums.number = number
+        self._opened = len(self._live)
 
     def _end_slot(self) -> None:
-        self._ended, self._live, self._ended_slot = self._live, {}, self._slot_end - SLOT_NS
-        for sums in self._ended.values():
+        for sums in self._live.values():
             sums.live = False
-        self.live_from = None
+            self.totals.setdefault(sums.key, Cell())  # counts as a kind
+        self._ended.append((self._slot_end - SLOT_NS, self._live))
+        self._live, self.live_from = {}, None
         for numbers in (self.last_seq, self.launched_ns, self.unseen):
             if len(numbers) > _MOST_NUMBERS:
                 for forgotten in numbers.keys() - self.groups.keys():
@@ -349,7 +349,7 @@ class RankTotals(TrainerState):
         self.steps.end()
         self._p2p_busy.clear()
         self._end_slot()
-        self.close_slot()
+        self.close_slots()
         for cell in self.totals.values():
             if isinstance(cell.bins, dict):  # the sums of all restarts of a job stay in memory
                 cell.pack()

@@ -80,7 +80,6 @@ class Rows:
         for cut in reversed(waiting):
             ranks[cut.ring].begin_slot(cut.wall_ns)
         self.cells = [cell for cell in cells if cell is not None]
-        self.live = self._flags("live")
         self.symmetric = self._flags("symmetric")
         self.p2p = self._flags("is_message")
         self.joinable = self._flags("joinable")

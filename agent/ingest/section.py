@@ -6,6 +6,7 @@ are added to the cells that are live when its last part has come.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -35,7 +36,7 @@ class Section:
     Args:
         columns: all records; their ``ring`` is an index in ``ranks``.
         raw: the bytes that ``columns.place`` counts records in.
-        cuts: where slots end, at most one for each rank.
+        cuts: where slots of 10 s end, in order.
     """
 
     def __init__(self, columns: Columns, raw: bytes, ranks: Sequence[RankTotals], cuts: Sequence[Cut]) -> None:
@@ -62,18 +63,20 @@ class Section:
         first_message = {
             totals: -1 if totals.messages else self._first_message(ring) for ring, totals in enumerate(self._ranks)
         }
+        #: Places where slots of a rank end.
+        self._slots: dict[RankTotals, list[int]] = {}
+        for cut in self._cuts:
+            self._slots.setdefault(self._ranks[cut.ring], []).append(cut.place)
         own, run = self._own_times()
         self._count()
         self._only_counted()
         self._numbers()
         self._follow_steps()
-        joins = SectionJoins(
-            self._rows, self._ranks, first_message, {self._ranks[cut.ring]: cut.place for cut in self._cuts}
-        )
+        joins = SectionJoins(self._rows, self._ranks, first_message, self._slots)
         at = np.flatnonzero(self._joined)
         joins.join(each.of(at), self._of[at], self._at[at], own[at], run[at])
-        for cut in self._cuts:
-            self._ranks[cut.ring].close_slot()
+        for totals in self._slots:
+            totals.close_slots()
 
     @cached_property
     def _joined(self) -> Flags:
@@ -129,8 +132,8 @@ class Section:
         """Add the operations to the cells."""
         each, of = self._operations, self._of
         begun = ~self._mark
-        for cut in self._cuts:
-            self._ranks[cut.ring].begin_live(self._record(cut.place).stamp)
+        for totals, places in self._slots.items():
+            totals.begin_live(self._record(places[-1]).stamp)
         for (since, until), totals in zip(self._bounds, self._ranks, strict=True):
             if since < until and begun[since:until].any():
                 totals.begin_live(self._record(since + int(begun[since:until].argmax())).stamp)
@@ -187,7 +190,8 @@ class Section:
     def _only_counted(self) -> None:
         """Count the records of operations that were only counted."""
         for place in np.flatnonzero(self._counted).tolist():
-            self._ranks[int(self._all.ring[place])].count_only(self._record(place))
+            totals = self._ranks[int(self._all.ring[place])]
+            totals.count_only(self._record(place), bisect_right(self._slots.get(totals, ()), place))
 
     def _numbers(self) -> None:
         """Keep the latest number, and its launch, of each group's collectives."""

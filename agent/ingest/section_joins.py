@@ -6,6 +6,7 @@ for a rank, have a root, or look as if ranks disagree.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ class SectionJoins:
     Args:
         rows: the live cells.
         first_message: place of the first message of each rank; -1: it is in an earlier section.
-        cuts: place where the slot of a rank ends.
+        slots: places where the slots of a rank end.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class SectionJoins:
         rows: Rows,
         ranks: Sequence[RankTotals],
         first_message: Mapping[RankTotals, int],
-        cuts: Mapping[RankTotals, int],
+        slots: Mapping[RankTotals, list[int]],
     ) -> None:
-        self._rows, self._ranks, self._first_message, self._cuts = rows, ranks, first_message, cuts
+        self._rows, self._ranks, self._first_message, self._slots = rows, ranks, first_message, slots
         index: dict[int, int] = {}
         self._joins: list[GroupJoin] = []
         self._of_row = np.zeros(len(rows.cells), np.int64)
@@ -150,12 +151,8 @@ class SectionJoins:
     def _write(self, waits: Iterable[tuple[Part, int]], place: int) -> None:
         for part, wait in waits:
             sums: CellTotals = part.totals
-            if sums.live:
-                cell = sums.cell
-            elif self._cuts.get(sums.owner, 0) > place:
-                cell = sums.owner.ended_cell(sums.key)
-            else:
-                cell = sums.owner.cell(sums.key)
+            slot = bisect_right(self._slots.get(sums.owner, ()), place)
+            cell = sums.cell if sums.live else sums.owner.cell(sums.key, slot)
             cell.wait_ns += wait
             cell.joined += 1
             first = self._first_message.get(sums.owner)
@@ -198,28 +195,29 @@ class SectionJoins:
 
     def _add_waits(self, parts: Parts, table: Ints, wait: Ints, completed: Ints) -> None:
         rows, waits, ring = parts.row[table].ravel(), wait.ravel(), parts.ring[table]
-        if self._cuts:
-            cuts = np.array([self._cuts.get(totals, 0) for totals in self._ranks], np.int64)
-            late = np.flatnonzero(~self._rows.live[rows] & (cuts[ring] <= completed[:, None]).ravel())
-            self._add_to_cells(rows[late], waits[late], after=True)
-            early = np.ones(len(rows), np.bool_)
-            early[late] = False
-            rows, waits = rows[early], waits[early]
-        self._add_to_cells(rows, waits, after=False)
+        slot = np.zeros(len(rows), np.int64)
+        for index, totals in enumerate(self._ranks if self._slots else ()):
+            if totals in self._slots:
+                mine = np.flatnonzero(ring.ravel() == index)
+                slot[mine] = np.searchsorted(
+                    self._slots[totals], np.repeat(completed, table.shape[1])[mine], side="right"
+                )
+        self._add_to_cells(rows, slot, waits)
         first = np.array([self._first_message[totals] for totals in self._ranks], np.int64)
         blocked = (parts.run[table] == NO_RUN) & (first[ring] < completed[:, None])
         if blocked.any():
             add_waits(self._ranks, ring[blocked], parts.end[table][blocked], wait[blocked])
 
-    def _add_to_cells(self, rows: Ints, waits: Ints, after: bool) -> None:
-        """Add waits to the cells of rows; ``after``: to those of the next slot."""
-        number = counts(rows, len(self._rows.cells))
-        total = sums(rows, len(self._rows.cells), waits).tolist()
-        for row in np.flatnonzero(number).tolist():
+    def _add_to_cells(self, rows: Ints, slots: Ints, waits: Ints) -> None:
+        """Add waits to the cells of rows, in the slot of the rank that was live when the collective was complete."""
+        found, which = distinct(combined(rows, slots))
+        first = first_of(which, len(found))
+        number, total = counts(which, len(found)).tolist(), sums(which, len(found), waits).tolist()
+        for row, slot, count, wait in zip(rows[first].tolist(), slots[first].tolist(), number, total, strict=True):
             at = self._rows.cells[row]
-            cell = at.owner.cell(at.key) if after else at.cell
-            cell.wait_ns += total[row]
-            cell.joined += int(number[row])
+            cell = at.owner.cell(at.key, slot) if at.owner in self._slots else at.cell
+            cell.wait_ns += wait
+            cell.joined += count
 
 
 def add_waits(ranks: Sequence[RankTotals], ring: Ints, end: Ints, waited_ns: Ints) -> None:
