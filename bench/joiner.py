@@ -61,7 +61,7 @@ def joined(size: int) -> float:
             found = Collectives(
                 parts.join[last], parts.end[last], parts.rank[table], wait, parts.own[table], parts.run[table]
             )
-            add_late(found, own_lateness(found, joins), joins)
+            add_late([found], own_lateness([found], joins), joins)
             whole.append((parts.rank[last].tolist(), parts.seq[last].tolist()))
     used = time.process_time() - begin
     assert sum(len(ranks) for ranks, _ in whole) == PARTS // size

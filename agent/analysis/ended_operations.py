@@ -225,7 +225,7 @@ def _join(ranks: list[RankParts]) -> LateWindow:
         )
         rank = table([[column.rank for column in ranks]] * len(joined))
         made = Collectives(0 * ends[:, 0], ends[:, 0], rank, split(duration)[0], owns, runs)
-        add_late(made, own_lateness(made, [join]), [join])
+        add_late([made], own_lateness([made], [join]), [join])
     return join.window
 
 

@@ -20,6 +20,7 @@ from commwatch.ingest.stragglers import BIN_NS
 NOTHING = NO_RUN, 0, 0
 #: Longer waits (3 days) are cut off, so that the sums of a batch fit.
 _MOST_NS = 1 << 48
+_MOST_CARRIED_NS = ev.MAX_PLAUSIBLE >> 1
 
 
 class Collectives(NamedTuple):
@@ -68,22 +69,35 @@ def of_waits(found: Sequence[Waits], joins: Sequence[int]) -> Collectives:
     )
 
 
-def own_lateness(collectives: Collectives, joins: Sequence[GroupJoin]) -> Ints:
-    """Return the own lateness of each rank (``OwnLateness``) in ns; store what the next collectives need in the joins."""
-    own, run = collectives.own, collectives.run
+def own_lateness(tables: Sequence[Collectives], joins: Sequence[GroupJoin]) -> Ints:
+    """Return the own lateness (``OwnLateness``) in ns; store what the next collectives need in the joins.
+
+    Returns:
+        [parts]: of the ranks of the first collective, then of the second, table by table.
+    """
+    join, rank, run = (flat(tables, name) for name in ("join", "rank", "run"))
+    lateness, most, known = (np.concatenate(each) for each in zip(*map(_limits, tables), strict=True))
+    late: Ints = np.where(known, np.maximum(0, np.minimum(lateness, most)), lateness)
+    at = np.flatnonzero(run != NO_RUN)
+    if len(at):
+        late[at] = _in_runs(join[at], rank[at], run[at], lateness[at], most[at], known=known[at], joins=joins)
+    return late
+
+
+def flat(tables: Sequence[Collectives], name: str) -> Ints:
+    """Return a field of all parts, table by table; of a collective's field, the value of the collective."""
+    values = [(getattr(each, name), each.rank.shape[1]) for each in tables]
+    return np.concatenate([np.repeat(each, ranks) if each.ndim == 1 else each.ravel() for each, ranks in values])
+
+
+def _limits(collectives: Collectives) -> tuple[Ints, Ints, Flags]:
+    """Return the lateness of each rank, how much of it can be its own, and whether any rank's own time is known."""
+    own, ranks = collectives.own, collectives.own.shape[1]
     lateness = collectives.wait.max(axis=1)[:, None] - collectives.wait
     number = (own != NOT_KNOWN_NS).sum(axis=1)
     usual = np.sort(own, axis=1)[np.arange(len(own)), np.maximum(0, (number - 1) // 2)]
-    #: At most this is a rank's own fault: all of it where no own time is known, nothing where only this rank's is not.
     most = np.where(own == NOT_KNOWN_NS, 0, own - usual[:, None])
-    most[number == 0] = NOT_KNOWN_NS
-    late: Ints = np.maximum(0, np.minimum(lateness, most))
-    in_run = np.flatnonzero((run != NO_RUN).ravel())
-    if len(in_run):
-        joined = np.repeat(collectives.join, own.shape[1])[in_run]
-        flat = [table.ravel()[in_run] for table in (collectives.rank, run, lateness, most)]
-        late.ravel()[in_run] = _in_runs(joined, *flat, known=np.repeat(number > 0, own.shape[1])[in_run], joins=joins)
-    return late
+    return lateness.ravel(), most.ravel(), np.repeat(number > 0, ranks)
 
 
 def _in_runs(
@@ -99,27 +113,29 @@ def _in_runs(
     which, run, lateness, most, known = which[order], run[order], lateness[order], most[order], known[order]
     begins = np.ones(len(order), np.bool_)
     begins[1:] = (which[1:] != which[:-1]) | (run[1:] != run[:-1])
-    first = np.flatnonzero(begins)
-    last = np.append(first[1:], len(order)) - 1
-    of_run = np.cumsum(begins) - 1
-    runs = [joins[at].own_lateness.runs for at in join[order[first]].tolist()]
-    ranks, numbers = rank[order[first]].tolist(), run[first].tolist()
-    fresh = which[first] != np.append(-1, which[first][:-1])
-    carried = [of_join.get(each, NOTHING) for of_join, each in zip(runs, ranks, strict=True)]
-    goes_on = fresh & np.array([each[0] == number for each, number in zip(carried, numbers, strict=True)])
-    before = np.where(goes_on, np.array([each[1] for each in carried], np.int64), 0)
-    counted = np.where(goes_on, np.array([each[2] for each in carried], np.int64), 0)
-    total = np.cumsum(np.minimum(lateness, _MOST_NS))
-    total += (before + np.minimum(lateness, _MOST_NS)[first] - total[first])[of_run]
+    first, of_run = np.flatnonzero(begins), np.cumsum(begins) - 1
+    # Of each rank in each group: place of its first part, and of its last one.
+    heads = np.flatnonzero(np.append(True, which[1:] != which[:-1]))
+    ends = np.append(heads[1:], len(order)) - 1
+    runs = [joins[at].own_lateness.runs for at in join[order[heads]].tolist()]
+    ranks = rank[order[heads]].tolist()
+    carried = table([of_join.get(each, NOTHING) for of_join, each in zip(runs, ranks, strict=True)])
+    goes_on = carried[:, 0] == run[heads]
+    before, counted = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+    before[of_run[heads]], counted[of_run[heads]] = np.where(goes_on, carried[:, 1:].T, 0)
+    limited = np.minimum(lateness, _MOST_NS)
+    total = np.cumsum(limited)
+    total += (before + limited[first] - total[first])[of_run]
     own = np.where(known, np.maximum(0, np.minimum(total, most)), lateness)
     highest = _highest(own, counted, first, of_run)
     earlier = np.empty(len(own), np.int64)
     earlier[1:] = highest[:-1]
     earlier[first] = counted
-    for of_join, each, number, total_ns, most_ns in zip(
-        runs, ranks, numbers, total[last].tolist(), highest[last].tolist(), strict=True
-    ):
-        of_join[each] = number, min(total_ns, ev.MAX_PLAUSIBLE >> 1), most_ns
+    rows = zip(
+        run[ends].tolist(), np.minimum(total[ends], _MOST_CARRIED_NS).tolist(), highest[ends].tolist(), strict=True
+    )
+    for of_join, each, state in zip(runs, ranks, rows, strict=True):
+        of_join[each] = state
     late = np.empty(len(own), np.int64)
     late[order] = np.maximum(0, own - earlier)
     return late
@@ -138,18 +154,20 @@ def _highest(values: Ints, least: Ints, first: Ints, of_run: Ints) -> Ints:
     return values
 
 
-def add_late(collectives: Collectives, late: Ints, joins: Sequence[GroupJoin]) -> None:
-    """Add the own lateness of the ranks to the windows of their groups."""
-    bins = collectives.end // BIN_NS
-    found, which = distinct(combined(collectives.join, bins - bins.min()))
+def add_late(tables: Sequence[Collectives], late: Ints, joins: Sequence[GroupJoin]) -> None:
+    """Add the own lateness of the ranks, as ``own_lateness`` returns it, to the windows of their groups."""
+    join, end = np.concatenate([each.join for each in tables]), np.concatenate([each.end for each in tables])
+    bins = end // BIN_NS
+    found, which = distinct(combined(join, bins - bins.min()))
     first = first_of(which, len(found))
-    ranks = late.shape[1]
-    places, at = distinct(combined(np.repeat(which, ranks), collectives.rank.ravel()))
+    ranks = flat(tables, "rank")
+    of_part = np.repeat(which, np.concatenate([np.full(len(each.rank), each.rank.shape[1]) for each in tables]))
+    places, at = distinct(combined(of_part, ranks))
     head = first_of(at, len(places))
-    whose, of_bin = collectives.rank.ravel()[head].tolist(), which[head // ranks].tolist()
     by_bin: dict[int, dict[int, int]] = {}
-    for of_which, rank, total in zip(of_bin, whose, sums(at, len(places), late.ravel()).tolist(), strict=True):
-        by_bin.setdefault(of_which, {})[rank] = total
+    total = sums(at, len(places), late).tolist()
+    for of_which, rank, late_ns in zip(of_part[head].tolist(), ranks[head].tolist(), total, strict=True):
+        by_bin.setdefault(of_which, {})[rank] = late_ns
     for of_which in np.argsort(first).tolist():
         place = first[of_which]
-        joins[collectives.join[place]].window.add(int(collectives.end[place]), by_bin[of_which])
+        joins[join[place]].window.add(int(end[place]), by_bin[of_which])

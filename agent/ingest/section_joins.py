@@ -78,10 +78,10 @@ class SectionJoins:
         single[mine] = left
         rest = np.flatnonzero(single)
         joined = self._one_by_one(columns.of(rest), *(values[rest] for values in (of, at, own, run)))
-        for table in tables:
-            self._add_table(parts, table, at[mine], joined.pop(table.shape[1], []))
-        for others in joined.values():
-            self._add_late(self._of_waits(others))
+        made = [self._of_table(parts, table, at[mine], joined.pop(table.shape[1], [])) for table in tables]
+        made += [self._of_waits(others) for others in joined.values()]
+        if made:
+            add_late(made, own_lateness(made, self._joins), self._joins)
 
     def _compare(self, columns: Columns, of: Ints, symmetric: Flags) -> None:
         duration, of = (columns.end - columns.start)[symmetric], of[symmetric]
@@ -161,8 +161,8 @@ class SectionJoins:
 
     # -- tables ---------------------------------------------------------------------------------
 
-    def _add_table(self, parts: Parts, table: Ints, at: Ints, rest: list[tuple[int, GroupJoin, Waits]]) -> None:
-        """Add complete collectives of groups of one size.
+    def _of_table(self, parts: Parts, table: Ints, at: Ints, rest: list[tuple[int, GroupJoin, Waits]]) -> Collectives:
+        """Add the waits of complete collectives of groups of one size; return these collectives and others.
 
         Args:
             table: [collectives, ranks]: places in ``parts``.
@@ -184,14 +184,11 @@ class SectionJoins:
             order = np.argsort(places, kind="stable")
             both = zip(made, self._of_waits(rest), strict=True)
             made = Collectives(*(np.concatenate(pair)[order] for pair in both))
-        self._add_late(made)
+        return made
 
     def _of_waits(self, found: Sequence[tuple[int, GroupJoin, Waits]]) -> Collectives:
         index = {id(join): at for at, join in enumerate(self._joins)}
         return of_waits([waits for _, _, waits in found], [index[id(join)] for _, join, _ in found])
-
-    def _add_late(self, collectives: Collectives) -> None:
-        add_late(collectives, own_lateness(collectives, self._joins), self._joins)
 
     def _add_waits(self, parts: Parts, table: Ints, wait: Ints, completed: Ints) -> None:
         rows, waits, ring = parts.row[table].ravel(), wait.ravel(), parts.ring[table]

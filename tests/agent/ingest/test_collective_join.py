@@ -64,7 +64,8 @@ def test_split(durations: list[int]) -> None:
 def own_late(join: GroupJoin, collectives: list[list[Part]]) -> list[list[int]]:
     """The own lateness of the ranks, collective by collective."""
     made = of_waits([split(parts) for parts in collectives], [0] * len(collectives))
-    return [[int(late) for late in each] for each in own_lateness(made, [join])]
+    late: list[list[int]] = own_lateness([made], [join]).reshape(made.rank.shape).tolist()
+    return late
 
 
 def test_own_lateness() -> None:
