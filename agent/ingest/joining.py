@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commwatch.ingest.collective_join import GroupJoin
-from commwatch.ingest.columns import Flags, Ints, by_index, combined, counts, distinct
+from commwatch.ingest.columns import Flags, Ints, by_index, combined, counts, distinct, first_of
 
 
 @dataclass
@@ -35,10 +35,13 @@ class Parts:
         return len(self.join)
 
 
-def complete(parts: Parts, joins: Sequence[GroupJoin]) -> tuple[list[Ints], Flags]:
+def complete(parts: Parts, joins: Sequence[GroupJoin], repeated: bool = False) -> tuple[list[Ints], Flags]:
     """Return the collectives whose parts are all here, and which parts are left.
 
     The ranks of such a collective agree, none of its parts has come before, and no two are of different runs of the job.
+
+    Args:
+        repeated: two rings may be of one rank.
 
     Returns:
         For each size of group, the places of the parts of its complete collectives: [collectives, ranks]; and which parts are in none.
@@ -56,8 +59,8 @@ def complete(parts: Parts, joins: Sequence[GroupJoin]) -> tuple[list[Ints], Flag
         mine = values[order]
         good &= np.maximum.reduceat(mine, first) == np.minimum.reduceat(mine, first)
     good &= np.minimum.reduceat(parts.end[order], first) >= np.maximum.reduceat(parts.launch[order], first)
-    twice = (parts.rank[order][1:] == parts.rank[order][:-1]) & (which[order][1:] == which[order][:-1])
-    good[which[order][1:][twice]] = False
+    each, of_each = distinct(combined(which, parts.rank if repeated else parts.ring))
+    good &= counts(which[first_of(of_each, len(each))], len(found)) == number
     good &= ~_begun_before(parts, joins, heads, good)
     tables = []
     for ranks in sorted(set(size[good].tolist())):

@@ -73,7 +73,8 @@ class SectionJoins:
         self._compare(columns, of, symmetric)
         mine = np.flatnonzero(symmetric)
         parts = self._parts(columns.of(mine), of[mine], own[mine], run[mine])
-        tables, left = complete(parts, self._joins)
+        repeated = len({totals.rank for totals in self._ranks}) < len(self._ranks)
+        tables, left = complete(parts, self._joins, repeated)
         single = np.ones(len(of), np.bool_)
         single[mine] = left
         rest = np.flatnonzero(single)
