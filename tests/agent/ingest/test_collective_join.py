@@ -64,8 +64,8 @@ def test_split(durations: list[int]) -> None:
 def own_late(join: GroupJoin, collectives: list[list[Part]]) -> list[list[int]]:
     """The own lateness of the ranks, collective by collective."""
     made = of_waits([split(parts) for parts in collectives], [0] * len(collectives))
-    late: list[list[int]] = own_lateness([made], [join]).reshape(made.rank.shape).tolist()
-    return late
+    late = own_lateness([made], [join]).reshape(len(collectives), -1)
+    return [[int(each) for each in of_collective] for of_collective in late]
 
 
 def test_own_lateness() -> None:
