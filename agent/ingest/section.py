@@ -60,8 +60,10 @@ class Section:
         self._untimed = ~self._raised & (each.flags & ev.UNTIMED != 0)
         self._timed = ~(self._raised | self._untimed)
         self._at_timed: Ints = np.flatnonzero(self._timed)
+        none = not (self._message.any() or self._counted.any())
         first_message = {
-            totals: -1 if totals.messages else self._first_message(ring) for ring, totals in enumerate(self._ranks)
+            totals: -1 if totals.messages else len(self._all) if none else self._first_message(ring)
+            for ring, totals in enumerate(self._ranks)
         }
         #: Places where slots of a rank end.
         self._slots: dict[RankTotals, list[int]] = {}
@@ -135,7 +137,7 @@ class Section:
         for totals, places in self._slots.items():
             totals.begin_live(self._record(places[-1]).stamp)
         for (since, until), totals in zip(self._bounds, self._ranks, strict=True):
-            if since < until and begun[since:until].any():
+            if totals.live_from is None and begun[since:until].any():
                 totals.begin_live(self._record(since + int(begun[since:until].argmax())).stamp)
         if not self._timed.all():
             some = np.flatnonzero(~self._timed)
