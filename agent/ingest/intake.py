@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import logging
 import os
 import sqlite3
@@ -181,6 +182,8 @@ class Intake:
                 undo.callback(reader.close)
                 if wrong := validate_identity(reader.identity):
                     raise BadRing(f"{entry.name}: damaged identity ({wrong})")
+                # Loads numpy, which takes time, before the rank is visible.
+                importlib.import_module("commwatch.ingest.batches")
                 row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
                 counted = list(self._store.raw_since(row))
                 reader.next_n = row.next_n
