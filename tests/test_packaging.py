@@ -108,7 +108,7 @@ def test_agent_runs_without_torch(installed: Path, tmp_path: Path) -> None:
             cwd=tmp_path,
         )
     )
-    assert [name for name, found in modules.items() if found] == ["commwatch"]
+    assert [name for name, found in modules.items() if found] == ["numpy", "commwatch"]
     command = [str(installed.with_name("commwatch")), "agent", "--dir", str(tmp_path / "run"), "--port", "0"]
     env = clean_env()
     env.pop("PYTHONPATH", None)
@@ -140,6 +140,12 @@ def test_import_is_light() -> None:
     )
     code = f"import sys, commwatch; print(sorted(set({heavy!r}.split()) & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_idle_agent_imports_no_numpy() -> None:
+    """An agent that has read no records pays no memory for numpy."""
+    code = "import sys, commwatch.daemon; print('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from commwatch.collectors.probe.governor import FULL
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
 from commwatch.ingest.cell_totals import op_of
-from commwatch.ingest.collective_join import MOST_PENDING, NOT_KNOWN_NS, OwnLateness, Part, split
+from commwatch.ingest.collective_join import MOST_PENDING, NOT_KNOWN_NS, GroupJoin, Part
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.ingest.stragglers import WINDOWS_NS, Late, LateWindow, waiting_least
@@ -65,7 +65,8 @@ class RankParts:
         if len({len(column) for column in columns}) > 1:
             raise ValueError("columns of different lengths")
         times_s = (*self.duration_s, *self.age_s, *(own for own in self.own_s if own is not None))
-        if not (0 <= self.rank < 1 << 31 and all(0 <= time_s < _MOST_S for time_s in times_s)):
+        runs = all(run is None or 0 <= run < ev.MAX_PLAUSIBLE for run in self.run)
+        if not (0 <= self.rank < 1 << 31 and runs and all(0 <= time_s < _MOST_S for time_s in times_s)):
             raise ValueError("numbers out of range")
 
 
@@ -199,23 +200,34 @@ def put_together(columns: Iterable[RankParts]) -> Iterator[tuple[str, str, LateW
 
 def _join(ranks: list[RankParts]) -> LateWindow:
     """Join the complete collectives. All ends are the first rank's, because two agents measure ages at two moments."""
-    collectives: dict[int, list[Part]] = {}
+    from commwatch.ingest.lateness import Collectives, add_late, own_lateness, split, table
+    from commwatch.ingest.own_time import NO_RUN
+
+    #: By number: op, duration, own time and run of each rank, and the end of the first one.
+    collectives: dict[int, list[tuple[str, int, int, int, int]]] = {}
     for column in ranks:
         rows = zip(column.seq, column.op, column.duration_s, column.age_s, column.own_s, column.run, strict=True)
         for seq, op, duration_s, age_s, own_s, run in rows:
             own = NOT_KNOWN_NS if own_s is None else _ns(own_s)
-            part = Part(column.rank, ev.OP_CODE.get(op, 0), 0, -_ns(age_s), _ns(duration_s), None, own_ns=own, run=run)
+            part = op, _ns(duration_s), own, NO_RUN if run is None else run, -_ns(age_s)
             collectives.setdefault(seq, []).append(part)
-    window, own_lateness = LateWindow(), OwnLateness()
-    for _, collective in sorted(collectives.items()):  # in order, as ``OwnLateness`` requires
-        ops = {part.op for part in collective}
-        if len(collective) == len(ranks) and len(ops) == 1 and ops <= _SYMMETRIC:
-            window.add(collective[0].end_ns, own_lateness.of(split(collective)))
-    return window
+    joined = [
+        list(zip(*collective, strict=True))
+        for _, collective in sorted(collectives.items())  # in order, as ``OwnLateness`` requires
+        if len(collective) == len(ranks)
+        and len({part[0] for part in collective}) == 1
+        and collective[0][0] in ev.SYMMETRIC
+    ]
+    join = GroupJoin(len(ranks))
+    if joined:
+        _, duration, owns, runs, ends = (
+            table(values) for values in zip(*([[0], *each[1:]] for each in joined), strict=True)
+        )
+        rank = table([[column.rank for column in ranks]] * len(joined))
+        made = Collectives(0 * ends[:, 0], ends[:, 0], rank, split(duration)[0], owns, runs)
+        add_late([made], own_lateness([made], [join]), [join])
+    return join.window
 
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
-
-
-_SYMMETRIC = {ev.OP_CODE[op] for op in ev.SYMMETRIC}

@@ -199,9 +199,9 @@ class Messages:
     def __init__(self) -> None:
         self.count = self.bytes = self.waited_us = 0
 
-    def add(self, size: int, waited_us: int) -> None:
-        """Count one finished message."""
-        self.count += 1
+    def add(self, size: int, waited_us: int, count: int = 1) -> None:
+        """Count finished messages."""
+        self.count += count
         self.bytes += size
         self.waited_us += waited_us
 

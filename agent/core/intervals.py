@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from operator import sub
 
 
 class Intervals:
@@ -39,17 +40,28 @@ class Intervals:
         self.starts[first:last], self.ends[first:last] = [start], [end]
         return end - start - covered
 
-    def pieces(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the covered pieces of ``[start, end)``, as (start, end)."""
-        if end <= start:
-            return []
+    def extend(self, starts: list[int], ends: list[int]) -> None:
+        """Add disjoint intervals, earliest first."""
+        at = 0
+        while at < len(starts) and self.ends and starts[at] <= self.ends[-1]:
+            self.add(starts[at], ends[at])
+            at += 1
+        self.starts += starts[at:]
+        self.ends += ends[at:]
+
+    def within(self, start: int, end: int) -> tuple[list[int], list[int]]:
+        """Return starts and ends of the covered pieces of ``[start, end)``, in order."""
         first, last = bisect_right(self.ends, start), bisect_left(self.starts, end)
-        within = zip(self.starts[first:last], self.ends[first:last], strict=True)
-        return [(max(s, start), min(e, end)) for s, e in within]
+        if end <= start or last <= first:
+            return [], []
+        starts, ends = self.starts[first:last], self.ends[first:last]
+        starts[0], ends[-1] = max(starts[0], start), min(ends[-1], end)
+        return starts, ends
 
     def measure(self, start: int, end: int) -> int:
         """Return how many ns of ``[start, end)`` are covered."""
-        return sum(e - s for s, e in self.pieces(start, end))
+        starts, ends = self.within(start, end)
+        return sum(ends) - sum(starts)
 
     def minus(self, other: Intervals) -> Intervals:
         """Return the part of this union that is not in ``other``."""
@@ -73,9 +85,19 @@ class Intervals:
 
 def covered(parts: Iterable[Intervals], start: int, end: int) -> int:
     """Return how many ns of ``[start, end)`` at least one of ``parts`` covers."""
-    total, reached = 0, start
-    for s, e in sorted(piece for part in parts for piece in part.pieces(start, end)):
-        if e > reached:
-            total += e - max(s, reached)
-            reached = e
-    return total
+    return length([part.within(start, end) for part in parts])
+
+
+def length(unions: Iterable[tuple[list[int], list[int]]]) -> int:
+    """Return how many ns at least one of some unions covers, each given as starts and ends of its pieces."""
+    starts, ends = [], []
+    for begins, until in unions:
+        starts += begins
+        ends += until
+    if not starts:
+        return 0
+    starts.sort()
+    ends.sort()
+    # Before the start of piece n nothing is covered since the n-th end, if that is earlier: then all n pieces before have ended.
+    gaps: list[int] = list(map(sub, starts[1:], ends))
+    return ends[-1] - starts[0] - (sum(map(abs, gaps)) + sum(gaps)) // 2  # the positive ones

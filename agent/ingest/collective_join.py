@@ -8,7 +8,7 @@ root, and to separate two runs of one job.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from statistics import median, median_low
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ class Waits(NamedTuple):
 
 
 class OwnLateness:
-    """Computes the own lateness of a group's ranks: how late they come to its collectives through their own fault.
+    """State of the own lateness of a group's ranks (``lateness``): how late they come to its collectives through their own fault.
 
     It is at most what a rank's own time (``Part.own_ns``) exceeds the lower median of all ranks. A rank that left its previous
     operation late is not at fault; on a slow link ranks leave a collective one after the other. If no rank's own time is known,
@@ -64,28 +64,7 @@ class OwnLateness:
 
     def __init__(self) -> None:
         #: By rank: its latest run, its lateness in it, and how much of that was counted as its own.
-        self._runs: dict[int, tuple[int, int, int]] = {}
-
-    def of(self, joined: Waits) -> dict[int, int]:
-        """Return the own lateness in ns by rank, for the group's next collective."""
-        known = [part.own_ns for part, _ in joined.waits if part.own_ns != NOT_KNOWN_NS]
-        usual, most = median_low(known) if known else 0, max(wait for _, wait in joined.waits)
-        late = {}
-        for part, wait in joined.waits:
-            lateness = most - wait
-            run, before, counted = self._runs.get(part.rank, (None, 0, 0))
-            if part.run is None or part.run != run:
-                before = counted = 0
-            if not known:
-                own = lateness
-            elif part.own_ns == NOT_KNOWN_NS:
-                own = 0
-            else:
-                own = max(0, min(before + lateness, part.own_ns - usual))
-            late[part.rank] = max(0, own - counted)
-            if part.run is not None:
-                self._runs[part.rank] = part.run, before + lateness, max(own, counted)
-        return late
+        self.runs: dict[int, tuple[int, int, int]] = {}
 
 
 def split(parts: list[Part]) -> Waits:
@@ -162,6 +141,10 @@ class GroupJoin:
         """Drop the lateness, and the incomplete operations with a root, of the job's previous run."""
         self.window, self.own_lateness = LateWindow(), OwnLateness()
         self._rooted.clear()
+
+    def numbers(self) -> Collection[int]:
+        """Return the numbers of the incomplete collectives."""
+        return self._pending.keys()
 
     def waiting(self) -> Iterator[tuple[int, list[Part]]]:
         """Yield number and parts of the incomplete collectives, latest begun first, if their ranks are in one op."""

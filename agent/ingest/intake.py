@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import logging
 import os
 import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from commwatch.collectors.node.process import is_exiting
 from commwatch.collectors.probe.governor import COUNTERS
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.identity import boot_id, validate_identity
-from commwatch.collectors.wire.ring_reader import BadRing, RingReader
+from commwatch.collectors.wire.ring_reader import BadRing, Drained, RingReader
 from commwatch.core.endings import Ending
 from commwatch.history.job_exit import Exits
 from commwatch.history.rows import RingRow
@@ -28,6 +30,8 @@ log = logging.getLogger("commwatch")
 #: Most records drained from one ring per turn: fewer than a join keeps pending, so that the collectives of a backlog are
 #: still joined.
 _BATCH = 512
+#: Most rings whose batches are counted together: the lock is held meanwhile.
+_TOGETHER = 32
 #: Most turns of a ring in one tick, a lap of a ring of default size: with a backlog, the agent must still write to the history.
 _MOST_TURNS = 32
 #: Most rings that are read at a time; later ones wait until others have ended.
@@ -61,6 +65,16 @@ class _Source:
         self.final = False
         #: Monotonic time when its trainer was last found alive; ``None``: not by this agent.
         self.alive_ns: int | None = None
+
+
+class _Look(NamedTuple):
+    """What one drain of a ring gave, the pid of its trainer as ``RingReader.owner`` returns it, and whether that lives."""
+
+    source: _Source
+    reader: RingReader
+    drained: Drained
+    owner: int | None
+    alive: bool
 
 
 class Intake:
@@ -107,7 +121,7 @@ class Intake:
         for ended in self._exits.take():
             self._store.exit(ended)
         for _ in range(_MOST_TURNS):
-            turn = [source for source in turn if self._drain(source, now_ns) >= _BATCH]
+            turn = self._take_turn(turn, now_ns)
         with self._handover:
             with self._lock:
                 for source in self._sources.values():
@@ -169,6 +183,8 @@ class Intake:
                 undo.callback(reader.close)
                 if wrong := validate_identity(reader.identity):
                     raise BadRing(f"{entry.name}: damaged identity ({wrong})")
+                # Loads numpy, which takes time, before the rank is visible.
+                importlib.import_module("commwatch.ingest.batches")
                 row = self._store.ring(str(reader.path.absolute()), reader.identity, wall_ns)
                 counted = list(self._store.raw_since(row))
                 reader.next_n = row.next_n
@@ -217,24 +233,50 @@ class Intake:
 
     # -- records ------------------------------------------------------------------------------
 
-    def _drain(self, source: _Source, now_ns: int) -> int:
-        """Drain one batch of a ring; return the number of records read and lost."""
+    def _take_turn(self, sources: list[_Source], now_ns: int) -> list[_Source]:
+        """Drain one batch of each ring; return the rings that have more."""
+        more: list[_Source] = []
+        for at in range(0, len(sources), _TOGETHER):
+            looks = [look for source in sources[at : at + _TOGETHER] if (look := self._drain(source)) is not None]
+            self._count([look for look in looks if look.drained.records])
+            for look in looks:
+                self._note_state(look, now_ns)
+            more += [look.source for look in looks if look.drained.read + look.drained.lost >= _BATCH]
+        return more
+
+    def _drain(self, source: _Source) -> _Look | None:
+        """Drain one batch of a ring; ``None``: it is finished."""
         self._alive()
-        reader, totals = source.reader, source.totals
+        reader = source.reader
         if reader is None:
-            return 0
+            return None
         owner = reader.owner()
         alive = owner is not None and reader.identity.get("boot_id") == self._boot_id
         drained = reader.drain(final=not alive, limit=_BATCH)
         source.lost += drained.lost
         self.lost += drained.lost
         self.read += drained.read
-        if drained.records:
-            self._learn(source, reader)
-            with self._lock:
-                totals.ingest(drained.records, reader.next_n)
-            self._store.append(source.row, drained.records, reader.next_n)
         source.next_n, source.final = reader.next_n, not alive and drained.read + drained.lost < _BATCH
+        return _Look(source, reader, drained, owner, alive)
+
+    def _count(self, looks: list[_Look]) -> None:
+        """Count the records of some rings, and store them."""
+        if not looks:
+            return
+        from commwatch.ingest.batches import ingest  # brings in numpy, which an agent without trainers does not need
+        from commwatch.ingest.columns import Batch
+
+        for look in looks:
+            self._learn(look.source, look.reader)
+        with self._lock:
+            ingest([Batch(look.source.totals, look.drained.records, look.source.next_n) for look in looks])
+        for look in looks:
+            self._store.append(look.source.row, look.drained.records, look.source.next_n)
+
+    def _note_state(self, look: _Look, now_ns: int) -> None:
+        """Read what else a ring tells about its trainer."""
+        source, reader, owner, alive = look.source, look.reader, look.owner, look.alive
+        totals = source.totals
         with self._lock:
             totals.lost = source.lost
             if not alive and totals.alive and not totals.closed_properly:
@@ -261,7 +303,6 @@ class Intake:
                 self._learn(source, reader)  # the last names, such as its exception
                 totals.ending = _ending(source, reader.counter(ring.CLOSED))
             totals.pid = (owner or None) if totals.alive else None
-        return drained.read + drained.lost
 
     def _store_changes(self, source: _Source, wall_ns: int) -> None:
         """Hand all changes since the last tick to the store."""

@@ -6,18 +6,15 @@ go to the store, and their sums stay in memory for ``/metrics``.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
-from math import log
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commwatch.collectors.probe.governor import FULL
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.ring import number_of
 from commwatch.core.bandwidth import bus_factor
 from commwatch.core.cells import (
-    DURATION_BOUNDS_NS,
     LATEST_KNOWN,
     MOST_APART,
     MOST_KINDS,
@@ -34,12 +31,16 @@ from commwatch.core.cells import (
     counted,
 )
 from commwatch.core.intervals import Intervals
-from commwatch.core.sketch import BINS_PER_E, merge, quantile
-from commwatch.ingest.cell_totals import CellTotals, compare, must_be_equal
-from commwatch.ingest.collective_join import NOT_KNOWN_NS, GroupJoin, Part
+from commwatch.core.sketch import merge, quantile
+from commwatch.ingest.cell_totals import CellTotals, must_be_equal
+from commwatch.ingest.collective_join import GroupJoin
+from commwatch.ingest.own_time_state import OwnTime
 from commwatch.ingest.step_accounting import StepAccounting
 from commwatch.ingest.stragglers import BIN_NS, MOST_BINS
 from commwatch.ingest.trainer_state import TrainerState
+
+if TYPE_CHECKING:
+    from commwatch.ingest.columns import Codes
 
 _MOST_FAILURES = 16
 #: Most groups with kept numbers, dropped groups included.
@@ -50,9 +51,8 @@ _TAIL_BYTES = 256 * ev.RECORD_SIZE
 LAST_NS = 60_000_000_000
 NO_GROUP = ev.NO_GROUP
 _JOINABLE = ev.SYMMETRIC | ev.TO_ROOT | ev.FROM_ROOT
-_UNMEASURED = ev.FAILED | ev.UNTIMED
-#: Operations that do not block their caller: asynchronous, or on a stream.
-_NOT_STOOD_IN = ev.ASYNC | ev.ON_DEVICE
+#: Most durations that wait for their place in a sketch.
+_MOST_CODES = 16_384
 
 
 class RankTotals(TrainerState):
@@ -94,20 +94,25 @@ class RankTotals(TrainerState):
         self.unseen: dict[int, int] = {}
         #: Lost records at the latest tick, and when they last grew: communication before that time is incomplete.
         self._lost_before = self._known_from_ns = 0
-        #: End of the latest operation that blocked this rank, and of its latest collective of any kind; 0: not known.
-        self._came_out_ns = self._ended_ns = 0
-        #: The latest two step marks; the key of the current run (``collective_join.OwnLateness``), and when the communication before it ended.
-        self._marks_ns = 0, 0
-        self._run_ns, self._before_run_ns = -1, 0
+        self.own_time = OwnTime()
         #: There were messages on a GPU, whose waits are not known.
         self.on_device = False
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}
+        #: The live cells, by ``CellKey.place``; and how many were opened.
         self._live: dict[int, CellTotals] = {}
+        self._opened = 0
+        #: Slots that have ended while records are counted, oldest first, with their cells.
+        self._ended: list[tuple[int, dict[int, CellTotals]]] = []
         #: Cells closed within the last minute.
         self._lately: deque[tuple[int, CellKey, Cell]] = deque()
         #: Number of the first record in the live cells.
         self.live_from: int | None = None
         self._slot_end = 0
+        #: Number after the records that are being counted.
+        self._until_n: int | None = None
+        #: Durations that are not in the sketches of their live cells yet.
+        self._codes: list[Codes] = []
+        self._codes_held = 0
 
     # -- records ------------------------------------------------------------------------------
 
@@ -117,123 +122,72 @@ class RankTotals(TrainerState):
         Args:
             until_n: number of the record after the last one; default: from its stamp.
         """
-        live, offset, bounds, bins_per_e = self._live, self.offset_ns, DURATION_BOUNDS_NS, BINS_PER_E
-        last_seq, launched, rank, dtypes = self.last_seq, self.launched_ns, self.rank, self.dtypes
+        from commwatch.ingest.batches import ingest  # brings in numpy, which an agent without trainers does not need
+        from commwatch.ingest.columns import Batch
+
+        ingest([Batch(self, records, until_n)])
+
+    def take(self, records: bytes, until_n: int | None, nonsense: int) -> None:
+        """Keep records that are about to be counted; ``nonsense`` of them will be skipped."""
         self.read += len(records) // ev.RECORD_SIZE
-        self.tail = (self.tail + records)[-_TAIL_BYTES:]
-        for record in ev.RECORD.iter_unpack(records):
-            stamp, op, dtype, group, peer, _, size, launch, seq, waited_us, start, end, flags, timing, aux, _ = record
-            if not launch <= end < ev.MAX_PLAUSIBLE or start > end or size >= ev.MAX_PLAUSIBLE:
-                self.nonsense += 1
-                continue
-            if op == ev.STEP_MARK or timing == ev.COUNTED:
-                self._take_other(ev.Record._make(record), until_n)
-                continue
-            if end + offset >= self._slot_end:
-                self.roll(end + offset)
-            sums = live.get(
-                op
-                | (at := OTHER_ID if MOST_APART <= group < NO_GROUP else group) << 8
-                | ((size - 1).bit_length() + 1 if size else 0) << 24
-            )
-            if sums is None:
-                sums = self._open(at, op, size)
-            if self.live_from is None:
-                self.live_from = _number(stamp, until_n)
-            p2p, cell, duration = sums.p2p, sums.cell, end - start
-            if p2p is None and not flags & ev.FAILED:
-                last_seq[group], launched[group] = seq, launch
-            if flags & _UNMEASURED:
-                cell.count_unmeasured(size, failed=bool(flags & ev.FAILED))
-                self._note(record, flags)
-                continue
-            cell.count += 1
-            cell.bytes += size
-            cell.duration_ns += duration
-            cell.timed_bytes += size
-            cell.bus_bytes += size * sums.factor
-            bins, number = sums.bins, int(log(duration) * bins_per_e) if duration > 1 else 0
-            bins[number] = bins.get(number, 0) + 1
-            cell.durations[bisect_left(bounds, duration)] += 1
-            self._ran(sums, aux, size, duration) if timing == ev.BY_NCCL and not aux & ev.SHARED_KERNEL else None
-            came_out = self._came_out_ns
-            if waited_us or not (p2p is not None or flags & _NOT_STOOD_IN):
-                # Waits in operations that are not symmetric are no part of the rank's own time, so its start moves by them.
-                self._came_out_ns = end if sums.symmetric else came_out and came_out + (waited_us * 1000 or duration)
-            if p2p is not None:
-                cell.busy_ns += p2p.add(start, end)
-                cell.p2p_wait_ns += waited_us * 1000
-                self._message(sums, peer, size, waited_us, start_ns=start, end_ns=end, flags=flags)
-                continue
-            cell.busy_ns += duration
-            sums.busy.add(start, end)
-            # An end seen only when the caller waits is not the time when the ranks finished.
-            if sums.join is not None and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC):
-                own = self._own(launch, end, came_out, flags)
-                part = Part(rank, op, launch, end, duration, sums, size, dtypes.get(dtype), *own)
-                compare(sums, sums.join, seq, part, peer)
-        self.steps.trim(self._p2p_busy.values())
+        self.tail = (self.tail + records[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        self.nonsense += nonsense
+        self._until_n = until_n
 
-    def _own(self, launch_ns: int, end_ns: int, came_out_ns: int, flags: int) -> tuple[int, int | None]:
-        """Return ``own_ns`` and ``run`` of the operation's ``Part``."""
-        if not flags & _NOT_STOOD_IN:
-            since, run = came_out_ns, None
-        else:
-            since, run = self._before_run(launch_ns, came_out_ns)
-            if flags & ev.ON_DEVICE:  # the trainer's clock does not show when the GPU was ready
-                since = 0
-        self._ended_ns = max(self._ended_ns, end_ns)
-        return launch_ns - since if launch_ns >= since > 0 else NOT_KNOWN_NS, run
-
-    def _before_run(self, launch_ns: int, came_out_ns: int) -> tuple[int, int]:
-        """Return when the communication before an operation's run ended, in ns, and the key of the run."""
-        before, latest = self._marks_ns
-        run = max(came_out_ns, latest if latest <= launch_ns else before)
-        if run != self._run_ns:
-            known = came_out_ns <= self._ended_ns <= launch_ns
-            self._run_ns, self._before_run_ns = run, self._ended_ns if known else came_out_ns
-        return self._before_run_ns, run
-
-    def _take_other(self, record: ev.Record, until_n: int | None) -> None:
-        """Count a step mark, or a record of operations of one kind and size class that were only counted."""
-        if record.op == ev.STEP_MARK:
-            self.steps.mark(record)
-            self._marks_ns = self._marks_ns[1], record.end_ns
-            return
-        self._came_out_ns = self._ended_ns = 0  # the waits in these operations are not known
-        self.roll(record.end_ns + self.offset_ns)
-        number, group = max(1, record.waited_us), record.group
-        each = -(-record.size_bytes // number)
-        at = OTHER_ID if MOST_APART <= group < NO_GROUP else group
-        cell = self.cell(CellKey(at, record.op, ev.size_log2(each)))
+    def begin_live(self, stamp: int) -> None:
+        """Note the first record in the live cells, if they were empty."""
         if self.live_from is None:
-            self.live_from = _number(record.stamp, until_n)
+            self.live_from = number_of(stamp, self._until_n if self._until_n is not None else stamp + 1)
+
+    def add_bins(self, codes: Codes) -> None:
+        """Add durations to the sketches of live cells; each code has the cell's number and the bin."""
+        self._codes.append(codes)
+        self._codes_held += len(codes)
+        if self._codes_held > _MOST_CODES:
+            self._fill_sketches()
+
+    def _fill_sketches(self) -> None:
+        """Count the durations in the bins of the live cells."""
+        if self._codes:
+            from commwatch.ingest.rows import counted_bins
+
+            slots = [*(cells for _, cells in self._ended), self._live]
+            cells = {sums.number: sums.bins for slot in slots for sums in slot.values()}
+            for number, bin_number, count in counted_bins(self._codes):
+                bins = cells[number]
+                bins[bin_number] = bins.get(bin_number, 0) + count
+            self._codes, self._codes_held = [], 0
+
+    def count_only(self, record: ev.Record, ended: int) -> None:
+        """Count a record of operations of one kind and size class that were only counted; ``ended`` as for ``cell``."""
+        number = max(1, record.waited_us)
+        each = -(-record.size_bytes // number)
+        at = OTHER_ID if MOST_APART <= record.group < NO_GROUP else record.group
+        cell = self.cell(CellKey(at, record.op, ev.size_log2(each)), ended)
         cell.count_unmeasured(record.size_bytes, failed=False, number=number)
         if self.op_name(record.op) in ev.P2P:  # their peers are not known
-            messages = self._messages_with(at, record.op, -1)
-            messages.count, messages.bytes = messages.count + number, messages.bytes + record.size_bytes
-        else:
-            self.last_seq[group] = max(record.seq, self.last_seq.get(group, -1))
-            self.launched_ns[group] = max(record.launch_ns, self.launched_ns.get(group, 0))
-            self.unseen[group] = record.seq
+            self.messages_with(at, record.op, -1).add(record.size_bytes, 0, number)
 
-    def _message(
-        self, sums: CellTotals, peer: int, size: int, waited_us: int, *, start_ns: int, end_ns: int, flags: int
-    ) -> None:
-        """Count what only messages have: a peer, and a wait for them.
-
-        On the CPU only the wait counts as communication. On a GPU a message occupies its stream from start to end, and the
-        waits for it are not known.
-        """
-        if flags & ev.ON_DEVICE:
-            self.on_device = True
-            sums.busy.add(start_ns, end_ns)
+    def note_number(self, group: int, seq: int, launch_ns: int, unseen: bool) -> None:
+        """Note the number and the launch of a group's latest collective; or that its end was not seen."""
+        if unseen:
+            self.unseen[group] = seq
         else:
-            waited_ns = max(start_ns, end_ns - waited_us * 1000)
-            sums.busy.add(waited_ns, end_ns)
-            self.steps.messages().add(waited_ns, end_ns)
-            self.add_wait(end_ns, end_ns - waited_ns)
-        self._messages_with(sums.key.group, sums.key.op, peer).add(size, waited_us)
+            self.last_seq[group], self.launched_ns[group] = seq, launch_ns
+
+    def note_counted(self, group: int, seq: int, launch_ns: int) -> None:
+        """Note the number and the launch of a group's latest collective that was only counted."""
+        self.last_seq[group] = max(seq, self.last_seq.get(group, -1))
+        self.launched_ns[group] = max(launch_ns, self.launched_ns.get(group, 0))
+        self.unseen[group] = seq
+
+    def add_lateness(self, group: int, lateness_ns: int) -> None:
+        """Add how long others waited for this rank."""
+        self.lateness_ns[group] = self.lateness_ns.get(group, 0) + lateness_ns
+
+    def trim(self) -> None:
+        """Drop the oldest intervals if there are too many."""
+        self.steps.trim(self._p2p_busy.values())
 
     def add_wait(self, end_ns: int, waited_ns: int) -> None:
         """Add a wait of ``waited_ns`` that ended at ``end_ns``."""
@@ -242,14 +196,15 @@ class RankTotals(TrainerState):
         if len(self.binned_waits_ns) > MOST_BINS:
             del self.binned_waits_ns[next(iter(self.binned_waits_ns))]
 
-    def _ran(self, sums: CellTotals, choice: int, size: int, duration_ns: int) -> None:
-        """Count an operation that NCCL timed."""
-        kind = sums.key, choice
+    def ran_of(self, key: CellKey, choice: int) -> Ran:
+        """Return the sums over the operations of a kind for which NCCL chose the same."""
+        kind = key, choice
         if kind not in self.ran and len(self.ran) >= MOST_KINDS:
             kind = OTHER_KIND, 0
-        self.ran.setdefault(kind, Ran()).add(size, size * sums.factor, duration_ns)
+        return self.ran.setdefault(kind, Ran())
 
-    def _messages_with(self, group: int, op: int, peer: int) -> Messages:
+    def messages_with(self, group: int, op: int, peer: int) -> Messages:
+        """Return the sums over the messages with a peer; -1: of all peers that are not told apart."""
         whom = group, op, peer
         if whom not in self.messages and len(self.messages) >= MOST_PEERS:
             whom = group, op, -1
@@ -257,44 +212,42 @@ class RankTotals(TrainerState):
 
     def note_failure(self, record: ev.Record) -> None:
         """Store an operation in flight at its rank's death as failed."""
-        self._note(record, ev.FAILED)
+        self.failures.append(record)
 
-    def _note(self, record: tuple[int, ...], flags: int) -> None:
-        """Store an operation that raised; of one without a seen end, its launch."""
-        noted = ev.Record._make(record)
-        if not flags & _NOT_STOOD_IN:
-            self._came_out_ns = self._ended_ns = 0  # its end is not known
-        if flags & ev.FAILED:
-            self.failures.append(noted)
-            return
-        message = self.op_name(noted.op) in ev.P2P
-        if not message:
-            self.unseen[noted.group] = noted.seq
-        if not message or flags & ev.ON_DEVICE:  # a message on the CPU counts only while a thread waits
-            self.steps.untimed(noted.launch_ns)
+    def live(self, group: int, op: int, size: int) -> CellTotals:
+        """Return the live cell of operations; open one if there is none, or return the shared one if there are too many."""
+        return self._live.get(CellKey(group, op, ev.size_log2(size)).place) or self._open(group, op, size, self._live)
 
-    def _open(self, group: int, op: int, size: int) -> CellTotals:
-        """Open a new cell, or return the shared one if there are too many keys."""
+    def _open(self, group: int, op: int, size: int, cells: dict[int, CellTotals]) -> CellTotals:
+        """Open a new cell among ``cells``, or return the shared one if there are too many keys."""
         key = CellKey(group, op, ev.size_log2(size))
-        if key not in self.totals and len(self.totals) + len(self._live) >= MOST_KINDS and key != OTHER_KIND:
-            return self._live.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0)
+        if key not in self.totals and len(self.totals) + len(cells) >= MOST_KINDS and key != OTHER_KIND:
+            return cells.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0, cells)
         name, info = self.op_name(op), self.group(group)
         joinable = name in _JOINABLE and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, must_be_equal)) if joinable else None
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
-        sums = CellTotals(self, key, name, bus_factor(name, info.size) or 0.0, join=join, p2p=p2p)
-        self._live[key.place] = sums
+        factor = bus_factor(name, info.size) or 0.0
+        sums = CellTotals(self, key, name, factor, number=self._opened, join=join, union=p2p)
+        cells[key.place] = sums
+        self._opened += 1
         return sums
 
-    def cell(self, key: CellKey) -> Cell:
-        """Return the live cell of ``key``; open one if there is none."""
-        sums = self._live.get(key.place)
-        return (sums or self._open(key.group, key.op, 0 if key.size_log2 < 0 else 1 << key.size_log2)).cell
+    def cell(self, key: CellKey, ended: int | None = None) -> Cell:
+        """Return the cell of ``key``; open one if there is none.
+
+        Args:
+            ended: the slot, counted from the first one that is not closed; default: the live one.
+        """
+        cells = self._live if ended is None or ended == len(self._ended) else self._ended[ended][1]
+        size = 0 if key.size_log2 < 0 else 1 << key.size_log2
+        return (cells.get(key.place) or self._open(key.group, key.op, size, cells)).cell
 
     def tick(self, wall_ns: int) -> None:
         """Close the cells if their slot has ended, or is in the future because of a wrong end; measure seconds without steps."""
         if self._slot_end > wall_ns + LAST_NS:
-            self._close()
+            self._end_slot()
+            self.close_slots()
             self._lately.clear()
             self._slot_end = 0
         self.roll(wall_ns)
@@ -306,24 +259,48 @@ class RankTotals(TrainerState):
 
     def roll(self, wall_ns: int) -> None:
         """Close the cells if their slot has ended by ``wall_ns``; begin the next slot."""
-        if wall_ns < self._slot_end:
-            return
-        self._close()
-        for p2p in self._p2p_busy.values():
-            p2p.forget(wall_ns - self.offset_ns - SLOT_NS)
+        if wall_ns >= self._slot_end:
+            self.begin_slot(wall_ns)
+            self.forget_messages(wall_ns)
+            self.close_slots()
+
+    def begin_slot(self, wall_ns: int) -> None:
+        """Begin the slot of ``wall_ns``; the cells of the slot before it take further records until ``close_slots``."""
+        self._end_slot()
         self._slot_end = wall_ns - wall_ns % SLOT_NS + SLOT_NS
 
-    def _close(self) -> None:
-        slot = self._slot_end - SLOT_NS
-        while self._lately and self._lately[0][0] <= slot - LAST_NS:
-            self._lately.popleft()
+    def forget_messages(self, wall_ns: int) -> None:
+        """Forget when messages were under way that ended long before ``wall_ns``."""
+        for p2p in self._p2p_busy.values():
+            p2p.forget(wall_ns - self.offset_ns - SLOT_NS)
+
+    @property
+    def slot_end_ns(self) -> int:
+        """When the cells will be closed, in wall time."""
+        return self._slot_end
+
+    def close_slots(self) -> None:
+        """Close the cells of the slots that have ended."""
+        self._fill_sketches()
+        for slot, cells in self._ended:
+            while self._lately and self._lately[0][0] <= slot - LAST_NS:
+                self._lately.popleft()
+            for sums in cells.values():
+                sums.close()
+                self.closed.append((slot, sums.key, sums.cell))
+                self._lately.append((slot, sums.key, sums.cell))
+                self.totals.setdefault(sums.key, Cell()).add(sums.cell)
+        self._ended.clear()
+        for number, sums in enumerate(self._live.values()):
+            sums.number = number
+        self._opened = len(self._live)
+
+    def _end_slot(self) -> None:
         for sums in self._live.values():
-            sums.close()
-            self.closed.append((slot, sums.key, sums.cell))
-            self._lately.append((slot, sums.key, sums.cell))
-            self.totals.setdefault(sums.key, Cell()).add(sums.cell)
-        self._live.clear()
-        self.live_from = None
+            sums.live = False
+            self.totals.setdefault(sums.key, Cell())  # counts as a kind
+        self._ended.append((self._slot_end - SLOT_NS, self._live))
+        self._live, self.live_from = {}, None
         for numbers in (self.last_seq, self.launched_ns, self.unseen):
             if len(numbers) > _MOST_NUMBERS:
                 for forgotten in numbers.keys() - self.groups.keys():
@@ -339,6 +316,7 @@ class RankTotals(TrainerState):
 
     def cells(self) -> Iterator[tuple[CellKey, Cell]]:
         """Yield all that was counted since the agent opened this ring: sums of closed cells, and live cells."""
+        self._fill_sketches()
         yield from self.totals.items()
         yield from ((sums.key, sums.cell) for sums in self._live.values())
 
@@ -348,6 +326,7 @@ class RankTotals(TrainerState):
 
     def lately(self, now_ns: int) -> Iterator[tuple[int, CellKey, Cell]]:
         """Yield the cells of the last minute as (slot in wall time, key, cell); ``now_ns`` is on the trainer's clock."""
+        self._fill_sketches()
         since = now_ns + self.offset_ns - LAST_NS
         yield from (counted for counted in self._lately if counted[0] >= since)
         if self._slot_end > since:
@@ -355,6 +334,7 @@ class RankTotals(TrainerState):
 
     def live_cells(self) -> Iterator[tuple[int, CellKey, Cell]]:
         """Yield the cells that are not in the store yet, as (slot, key, cell)."""
+        self._fill_sketches()
         yield from self.closed
         yield from ((self._slot_end - SLOT_NS, sums.key, sums.cell) for sums in self._live.values())
 
@@ -368,12 +348,8 @@ class RankTotals(TrainerState):
         """Close all cells and steps of a rank that has ended. Waits that other ranks add later open new cells."""
         self.steps.end()
         self._p2p_busy.clear()
-        self._close()
+        self._end_slot()
+        self.close_slots()
         for cell in self.totals.values():
             if isinstance(cell.bins, dict):  # the sums of all restarts of a job stay in memory
                 cell.pack()
-
-
-def _number(stamp: int, until_n: int | None) -> int:
-    """Return a record's number, from its stamp and the number after the last record; without that, its stamp."""
-    return number_of(stamp, until_n if until_n is not None else stamp + 1)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
-from commwatch.core.intervals import Intervals, covered
+from commwatch.core.intervals import Intervals, length
 from commwatch.core.views import StepView
 from commwatch.ingest.optimizer_rounds import Mark
 from commwatch.ingest.periods import Periods
@@ -211,9 +211,10 @@ class StepAccounting:
             self._messages = Intervals()
         return self._messages
 
-    def untimed(self, launch_ns: int) -> None:
-        """Note a collective without an observable end, so that its step's communication is not known."""
-        insort(self._untimed, launch_ns)
+    def add_untimed(self, launches_ns: Collection[int]) -> None:
+        """Note collectives without an observable end, so that their step's communication is not known."""
+        self._untimed += launches_ns
+        self._untimed.sort()
 
     def trim(self, others: Collection[Intervals] = ()) -> None:
         """Drop the oldest intervals and moments that are in no step yet, and those of ``others``."""
@@ -277,10 +278,9 @@ class StepAccounting:
         waited = None if counted or self._messages is None else self._messages.measure(step.start_ns, step.end_ns)
         if counted or _any_in(self._untimed, step.start_ns, step.end_ns):
             return StepRecord(step.seq, step.start_ns, step.end_ns, None, None, (), waited)
-        groups = tuple(
-            (label, comm) for label, busy in self._busy.items() if (comm := busy.measure(step.start_ns, step.end_ns))
-        )
-        comm = groups[0][1] if len(groups) == 1 else covered(self._busy.values(), step.start_ns, step.end_ns)
+        unions = {label: busy.within(step.start_ns, step.end_ns) for label, busy in self._busy.items()}
+        groups = tuple((label, sum(ends) - sum(starts)) for label, (starts, ends) in unions.items() if starts)
+        comm = groups[0][1] if len(groups) == 1 else length(unions.values())
         exposed = None if step.exposed_ns is None else self._exposed(step.exposed_ns, comm)
         return StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed, groups, waited)
 

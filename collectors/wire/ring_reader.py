@@ -192,14 +192,18 @@ class RingReader:
         total, words = len(copy) // RECORD_SIZE, RECORD_SIZE // 4
         heads = memoryview(copy).cast("I")[::words].tolist()
         tails = memoryview(before).cast("I")[words - 1 :: words].tolist()
-        expected = [(first + i + 1) & STAMP_MASK for i in range(total)]
-        if heads == tails == expected:
-            return copy, first + total
-        complete = [head == tail == stamp for head, tail, stamp in zip(heads, tails, expected, strict=True)]
-        written = max(cursor - first, max((i + 1 for i, good in enumerate(complete) if good), default=0))
-        kept: list[bytes] = []
-        for i in range(min(written, total)):
-            if complete[i]:
+        begin = (first + 1) & STAMP_MASK
+        expected = [*range(begin, min(begin + total, STAMP_MASK + 1)), *range(begin + total - STAMP_MASK - 1)]
+        # Usually all records up to the cursor are complete, and none after it.
+        sure = min(total, max(0, cursor - first))
+        if not heads[:sure] == tails[:sure] == expected[:sure]:
+            sure = 0
+        rest = zip(heads[sure:], tails[sure:], expected[sure:], strict=True)
+        complete = [head == tail == stamp for head, tail, stamp in rest]
+        written = max(cursor - first, max((sure + i + 1 for i, good in enumerate(complete) if good), default=0))
+        kept: list[bytes] = [copy[: sure * RECORD_SIZE]]
+        for i in range(sure, min(written, total)):
+            if complete[i - sure]:
                 kept.append(copy[i * RECORD_SIZE : (i + 1) * RECORD_SIZE])
             elif not final and not self._gave_up_on(first + i):
                 written = i
@@ -230,8 +234,13 @@ class RingReader:
             table = self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT)
             if table == self._read(IN_FLIGHT_AT, RECORDS_AT - IN_FLIGHT_AT):
                 break
-        records = (Record._make(fields) for fields in RECORD.iter_unpack(table))
-        return sorted((r for r in records if r.stamp and r.stamp == r.stamp2), key=lambda r: r.launch_ns)
+        words = RECORD_SIZE // 4
+        stamps = memoryview(table).cast("I")[::words].tolist()
+        if not any(stamps):
+            return []
+        places = (RECORD_SIZE * slot for slot, stamp in enumerate(stamps) if stamp)
+        records = (Record._make(RECORD.unpack_from(table, at)) for at in places)
+        return sorted((r for r in records if r.stamp == r.stamp2), key=lambda r: r.launch_ns)
 
     def names(self) -> list[dict[str, Any]]:
         """Return the entries added to the names file since the last call; an incomplete line waits for the next one."""

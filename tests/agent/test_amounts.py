@@ -93,7 +93,7 @@ def test_moments_that_no_step_claims() -> None:
     """Moments in the far future are not searched at each step, and a step's own moments count, in whatever order they come."""
     book = StepAccounting()
     for launch in (1 << 60, 3 * S, 1 << 61, 3 * S + 1):
-        book.untimed(launch)
+        book.add_untimed([launch])
     held = vars(book)
     assert held["_untimed"] == sorted(held["_untimed"])
     for n in range(1, 6):

@@ -14,13 +14,13 @@ from commwatch.ingest.collective_join import (
     MOST_PENDING,
     NOT_KNOWN_NS,
     GroupJoin,
-    OwnLateness,
     Part,
     Waits,
     own_lateness_at_root,
     split,
     waits_at_root,
 )
+from commwatch.ingest.lateness import of_waits, own_lateness
 from tests.helpers import examples
 
 ALL_REDUCE, BARRIER = OP_CODE["all_reduce"], OP_CODE["barrier"]
@@ -61,6 +61,13 @@ def test_split(durations: list[int]) -> None:
     assert joined.lateness_ns == (int(median(others)) if others else 0)
 
 
+def own_late(join: GroupJoin, collectives: list[list[Part]]) -> list[list[int]]:
+    """The own lateness of the ranks, collective by collective."""
+    made = of_waits([split(parts) for parts in collectives], [0] * len(collectives))
+    late = own_lateness([made], [join]).reshape(len(collectives), -1)
+    return [[int(each) for each in of_collective] for of_collective in late]
+
+
 def test_own_lateness() -> None:
     """What a rank took longer than the others before it came is its own; what it came late out of another operation is not."""
 
@@ -68,7 +75,7 @@ def test_own_lateness() -> None:
         parts = [
             part(rank, took, end=10_000)._replace(own_ns=took_before) for rank, (took, took_before) in enumerate(ranks)
         ]
-        return list(OwnLateness().of(split(parts)).values())
+        return own_late(GroupJoin(len(parts)), [parts])[0]
 
     assert own((900, 50), (900, 60), (100, 855), (880, 70)) == [0, 0, 795, 10]  # computed for longer
     assert own((900, 50), (900, 60), (100, 45), (880, 70)) == [0, 0, 0, 20]  # was held up elsewhere
@@ -81,13 +88,17 @@ def test_own_lateness() -> None:
 
 def run_of(delays_ms: list[int], runs: list[int | None]) -> list[int]:
     """What counts as rank 1's own lateness in collectives to which it is so late, of such runs; each takes 1 ms more."""
-    own = OwnLateness()
-    found = []
-    for delay, run in zip(delays_ms, runs, strict=True):
-        early = part(0, delay + 1, end=10_000)._replace(own_ns=100, run=run)
-        late = part(1, 1, end=10_000)._replace(own_ns=100 + delay, run=run)
-        found.append(own.of(split([early, late]))[1])
-    return found
+    collectives = [
+        [
+            part(0, delay + 1, end=10_000)._replace(own_ns=100, run=run),
+            part(1, 1, end=10_000)._replace(own_ns=100 + delay, run=run),
+        ]
+        for delay, run in zip(delays_ms, runs, strict=True)
+    ]
+    together = [late[1] for late in own_late(GroupJoin(2), collectives)]
+    join = GroupJoin(2)
+    assert [own_late(join, [each])[0][1] for each in collectives] == together
+    return together
 
 
 def test_one_delay_counts_once() -> None:
@@ -98,12 +109,14 @@ def test_one_delay_counts_once() -> None:
 
 def test_slow_computation_beside_operations() -> None:
     """A rank that falls behind in a run, by 5 more each time, is late by all that the others waited for it."""
-    own, found = OwnLateness(), []
-    for number, waited in enumerate([5, 5, 5, 5]):
-        early = part(0, waited + 1, end=10_000)._replace(own_ns=10 * number, run=7)
-        late = part(1, 1, end=10_000)._replace(own_ns=10 * number + 5 * (number + 1), run=7)
-        found.append(own.of(split([early, late]))[1])
-    assert found == [5, 5, 5, 5]
+    collectives = [
+        [
+            part(0, waited + 1, end=10_000)._replace(own_ns=10 * number, run=7),
+            part(1, 1, end=10_000)._replace(own_ns=10 * number + 5 * (number + 1), run=7),
+        ]
+        for number, waited in enumerate([5, 5, 5, 5])
+    ]
+    assert [late[1] for late in own_late(GroupJoin(2), collectives)] == [5, 5, 5, 5]
 
 
 @pytest.mark.parametrize(

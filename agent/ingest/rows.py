@@ -1,0 +1,163 @@
+"""The live cells that some records belong to, and the sums that the records add to them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.cells import DURATION_BOUNDS_NS
+from commwatch.core.sketch import BINS_PER_E, bin_of
+from commwatch.ingest.cell_totals import CellTotals
+from commwatch.ingest.columns import Codes, Columns, Flags, Ints, classes, combined, counts, distinct, first_of, sums
+
+if TYPE_CHECKING:
+    from commwatch.ingest.rank_totals import RankTotals
+
+_BUCKETS = len(DURATION_BOUNDS_NS) + 1
+#: More than the bins of a sketch of durations in 64 bits.
+BINS = 2048
+
+
+def _least_of_bins() -> Ints:
+    """Return the least duration of each bin (``sketch.bin_of``), in ns; numpy's logarithm may differ from Python's in the last digit."""
+    least, value = [0], 1
+    for number in range(1, bin_of((1 << 63) - 1) + 1):
+        low, high = value, min(2 * value + 2, (1 << 63) - 1)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if bin_of(middle) >= number else (middle + 1, high)
+        value = low
+        least.append(value)
+    return np.array(least, np.int64)
+
+
+_LEAST = _least_of_bins()
+#: Of each bin: the bucket of its shortest durations in ``Cell.durations``, and the longest duration that is still in it.
+_BUCKET_OF = np.searchsorted(DURATION_BOUNDS_NS, _LEAST)
+_BUCKET_UPTO = np.array([*DURATION_BOUNDS_NS, 1 << 62], np.int64)[_BUCKET_OF]
+
+
+class Cut(NamedTuple):
+    """The end of a rank's slot."""
+
+    #: Place of the first record after it.
+    place: int
+    #: Index of the rank, and wall time of that record.
+    ring: int
+    wall_ns: int
+
+
+class Rows:
+    """The live cells of some records, one row for each.
+
+    Args:
+        columns: the operations.
+        at: [operations]: the place of each in the section.
+        ranks: the totals, by index of the batch.
+        cuts: where slots end, in order.
+    """
+
+    def __init__(self, columns: Columns, at: Ints, ranks: Sequence[RankTotals], cuts: Sequence[Cut]) -> None:
+        groups, kinds = columns.apart, classes(columns.size)
+        slots = [np.searchsorted([cut.place for cut in cuts], at, side="right")] if cuts else []
+        found, self.of = distinct(combined(columns.ring, groups, columns.op, kinds, *slots))
+        number = len(found)
+        first = first_of(self.of, number)
+        rings, codes = columns.ring[first].tolist(), columns.op[first].tolist()
+        group_list, kind_list = groups[first].tolist(), kinds[first].tolist()
+        places, waiting = at[first].tolist(), list(reversed(cuts))
+        cells: list[CellTotals | None] = [None] * number
+        for row in np.argsort(first).tolist():  # the first come first: the number of cells is limited
+            while waiting and waiting[-1].place <= places[row]:
+                cut = waiting.pop()
+                ranks[cut.ring].begin_slot(cut.wall_ns)
+            op, group, kind = codes[row], group_list[row], kind_list[row]
+            totals = ranks[rings[row]]
+            cells[row] = totals.live(group, op, 1 << kind - 1 if kind else 0)
+        for cut in reversed(waiting):
+            ranks[cut.ring].begin_slot(cut.wall_ns)
+        self.cells = [cell for cell in cells if cell is not None]
+        self.symmetric = self._flags("symmetric")
+        self.p2p = self._flags("is_message")
+        self.joinable = self._flags("joinable")
+        self.numbers = np.array([cell.number for cell in self.cells], np.int64)
+
+    def _flags(self, name: str) -> Flags:
+        return np.array([getattr(cell, name) for cell in self.cells], np.bool_)
+
+    def count_unmeasured(self, columns: Columns, of: Ints) -> None:
+        """Count operations without a duration."""
+        failed = columns.flags & ev.FAILED != 0
+        for flags, raised in ((failed, True), (~failed, False)):
+            if flags.any():
+                rows, at = distinct(of[flags])
+                number, size = counts(at, len(rows)).tolist(), sums(at, len(rows), columns.size[flags]).tolist()
+                for row, count, total in zip(rows.tolist(), number, size, strict=True):
+                    self.cells[row].cell.count_unmeasured(total, failed=raised, number=count)
+
+    def count(self, columns: Columns, of: Ints, busy_ns: Sequence[int]) -> Codes:
+        """Count operations with a duration; return for each the number of the cell and the bin, as ``counted_bins`` takes them.
+
+        Args:
+            of: the row of each operation.
+            busy_ns: [rows]: how much longer the messages of a row were under way.
+        """
+        number, duration = len(self.cells), columns.end - columns.start
+        bins = bins_of(duration)
+        buckets = of * _BUCKETS + _BUCKET_OF[bins] + (duration > _BUCKET_UPTO[bins])
+        histogram = counts(buckets, number * _BUCKETS).reshape(number, _BUCKETS)
+        totals = histogram.sum(axis=1)
+        total, size = sums(of, number, duration).tolist(), sums(of, number, columns.size).tolist()
+        waited = sums(of, number, columns.waited).tolist()
+        some = np.flatnonzero(totals)
+        for row, count, durations in zip(some.tolist(), totals[some].tolist(), histogram[some].tolist(), strict=True):
+            at = self.cells[row]
+            cell = at.cell
+            cell.count += count
+            cell.bytes += size[row]
+            cell.duration_ns += total[row]
+            cell.timed_bytes += size[row]
+            cell.bus_bytes += size[row] * at.factor
+            cell.durations = [a + b for a, b in zip(cell.durations, durations, strict=True)]
+            if at.is_message:
+                cell.p2p_wait_ns += waited[row] * 1000
+                cell.busy_ns += busy_ns[row]
+            else:
+                cell.busy_ns += total[row]
+        return (self.numbers[of] * BINS + bins).astype(np.int32)
+
+    def count_nccl(self, columns: Columns, of: Ints) -> None:
+        """Count the operations that NCCL timed, by what it chose."""
+        at = np.flatnonzero((columns.timing == ev.BY_NCCL) & (columns.aux & ev.SHARED_KERNEL == 0))
+        if not len(at):
+            return
+        kinds, which = distinct(combined(of[at], columns.aux[at]))
+        first = first_of(which, len(kinds))
+        size, duration = columns.size[at], (columns.end - columns.start)[at]
+        each = zip(
+            of[at][first].tolist(), columns.aux[at][first].tolist(), counts(which, len(kinds)).tolist(),
+            sums(which, len(kinds), size).tolist(), sums(which, len(kinds), duration).tolist(),
+            strict=True,
+        )  # fmt: skip
+        for _, (row, choice, count, total, total_ns) in sorted(zip(first.tolist(), each, strict=True)):
+            cell = self.cells[row]
+            cell.owner.ran_of(cell.key, choice).add(total, total * cell.factor, total_ns, count)
+
+
+def bins_of(durations: Ints) -> Ints:
+    """Return the bin of each duration in ns (``sketch.bin_of``)."""
+    about = np.log(np.maximum(durations, 1)) * BINS_PER_E
+    bins = about.astype(np.int64)
+    bins += durations >= _LEAST[bins + 1]  # numpy's logarithm may be off by its last digit
+    bins -= durations < _LEAST[bins]
+    return bins
+
+
+def counted_bins(codes: Sequence[Codes]) -> Iterator[tuple[int, int, int]]:
+    """Yield number of the cell, bin and how many durations are in it, from codes (number of the cell * BINS + bin)."""
+    each = np.concatenate(codes).astype(np.int64)
+    found, which = distinct(each)
+    return zip((found // BINS).tolist(), (found % BINS).tolist(), counts(which, len(found)).tolist(), strict=True)

@@ -1,0 +1,303 @@
+"""Counts the records of several rings at a time. Pure.
+
+The result is that of one record after the other, ring by ring: of one collective the parts of an earlier ring come first, and its waits
+are added to the cells that are live when its last part has come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from commwatch.collectors.wire import events as ev
+from commwatch.core.cells import MOST_APART
+from commwatch.ingest.columns import Columns, Flags, Ints, combined, counts, distinct, first_of, last_of, sums
+from commwatch.ingest.own_time import Events, own_times
+from commwatch.ingest.rows import Cut, Rows
+from commwatch.ingest.section_joins import SectionJoins, add_waits
+from commwatch.ingest.unions import unions
+
+if TYPE_CHECKING:
+    from commwatch.core.intervals import Intervals
+    from commwatch.ingest.rank_totals import RankTotals
+
+#: Operations that do not block their caller: asynchronous, or on a stream.
+_BESIDE = ev.ASYNC | ev.ON_DEVICE
+
+
+class Section:
+    """Some records, in the order in which they were read.
+
+    Args:
+        columns: all records; their ``ring`` is an index in ``ranks``.
+        raw: the bytes that ``columns.place`` counts records in.
+        cuts: where slots of 10 s end, in order.
+    """
+
+    def __init__(self, columns: Columns, raw: bytes, ranks: Sequence[RankTotals], cuts: Sequence[Cut]) -> None:
+        self._all, self._raw, self._ranks, self._cuts = columns, raw, ranks, cuts
+        self._mark = columns.op == ev.STEP_MARK
+        self._counted = (columns.timing == ev.COUNTED) & ~self._mark
+        rare = self._mark | self._counted
+        #: Place in the section of each operation; and the operations.
+        self._at: Ints = np.flatnonzero(~rare)
+        self._operations = columns.of(self._at) if rare.any() else columns
+        bounds = np.searchsorted(columns.ring, np.arange(len(ranks) + 1)).tolist()
+        self._bounds = list(pairwise(bounds))
+
+    def ingest(self) -> None:
+        """Count the records."""
+        each = self._operations
+        self._rows = Rows(each, self._at, self._ranks, self._cuts)
+        self._of = self._rows.of
+        self._message = self._rows.p2p[self._of]
+        self._raised = each.flags & ev.FAILED != 0
+        self._untimed = ~self._raised & (each.flags & ev.UNTIMED != 0)
+        self._timed = ~(self._raised | self._untimed)
+        self._at_timed: Ints = np.flatnonzero(self._timed)
+        none = not (self._message.any() or self._counted.any())
+        first_message = {
+            totals: -1 if totals.messages else len(self._all) if none else self._first_message(ring)
+            for ring, totals in enumerate(self._ranks)
+        }
+        #: Places where slots of a rank end.
+        self._slots: dict[RankTotals, list[int]] = {}
+        for cut in self._cuts:
+            self._slots.setdefault(self._ranks[cut.ring], []).append(cut.place)
+        own, run = self._own_times()
+        self._count()
+        self._only_counted()
+        self._numbers()
+        self._follow_steps()
+        joins = SectionJoins(self._rows, self._ranks, first_message, self._slots)
+        at = np.flatnonzero(self._joined)
+        joins.join(each.of(at), self._of[at], self._at[at], own[at], run[at])
+        for totals in self._slots:
+            totals.close_slots()
+
+    @cached_property
+    def _joined(self) -> Flags:
+        """Which operations are joined. An end seen only when the caller waits is not the time when the ranks finished."""
+        each = self._operations
+        late = (each.timing == ev.BY_WAIT) & (each.flags & ev.ASYNC != 0)
+        joined: Flags = self._timed & self._rows.joinable[self._of] & (each.flags & ev.UNALIGNED == 0) & ~late
+        return joined
+
+    def _record(self, place: int) -> ev.Record:
+        """Return the record at a place of the section."""
+        return ev.Record._make(ev.RECORD.unpack_from(self._raw, int(self._all.place[place]) * ev.RECORD_SIZE))
+
+    def _first_message(self, ring: int) -> int:
+        """Return the place of a ring's first message; after all others if there is none."""
+        since, until = self._bounds[ring]
+        found = self._at[self._message & self._timed & (self._operations.ring == ring)][:1].tolist()
+        totals = self._ranks[ring]
+        for place in np.flatnonzero(self._counted[since:until]).tolist():
+            if totals.op_name(int(self._all.op[since + place])) in ev.P2P:
+                found.append(since + place)
+                break
+        return min(found, default=len(self._all))
+
+    def _own_times(self) -> tuple[Ints, Ints]:
+        """Return own time and run of each operation (``own_time``)."""
+        each = self._operations
+        beside = each.flags & _BESIDE != 0
+        blocked = self._timed & ((each.waited > 0) | ~(beside | self._message))
+        symmetric = self._rows.symmetric[self._of]
+        waited_ns = np.where(each.waited > 0, each.waited * 1000, each.end - each.start)
+
+        def spread(values: Flags) -> Flags:
+            if len(each) == len(self._all):
+                return values
+            full = np.zeros(len(self._all), np.bool_)
+            full[self._at] = values
+            return full
+
+        waits = np.zeros(len(self._all), np.int64)
+        waits[self._at] = waited_ns
+        events = Events(
+            ring=self._all.ring, bounds=self._bounds, mark=self._mark, lost=spread(~self._timed & ~beside) | self._counted,
+            left=spread(blocked & symmetric), waited=spread(blocked & ~symmetric), waited_ns=waits, joined=spread(self._joined),
+            beside=spread(beside), on_device=spread(each.flags & ev.ON_DEVICE != 0), launch=self._all.launch, end=self._all.end,
+        )  # fmt: skip
+        own, run = own_times([totals.own_time for totals in self._ranks], events)
+        return own[self._at], run[self._at]
+
+    # -- sums ---------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        """Add the operations to the cells."""
+        each, of = self._operations, self._of
+        begun = ~self._mark
+        for totals, places in self._slots.items():
+            totals.begin_live(self._record(places[-1]).stamp)
+        for (since, until), totals in zip(self._bounds, self._ranks, strict=True):
+            if totals.live_from is None and begun[since:until].any():
+                totals.begin_live(self._record(since + int(begun[since:until].argmax())).stamp)
+        if not self._timed.all():
+            some = np.flatnonzero(~self._timed)
+            self._rows.count_unmeasured(each.of(some), of[some])
+            for place, ring in zip(self._at[self._raised].tolist(), each.ring[self._raised].tolist(), strict=True):
+                self._ranks[ring].failures.append(self._record(place))
+            each, of = each.of(self._at_timed), of[self._at_timed]
+        message = np.flatnonzero(self._rows.p2p[of])
+        at = self._at[self._at_timed[message]].tolist()
+        busy_ns = self._under_way(at, of[message].tolist(), each.of(message))
+        if len(message):
+            self._messages(each.of(message), of[message])
+        codes = self._rows.count(each, of, busy_ns)
+        self._rows.count_nccl(each, of)
+        bounds = np.searchsorted(each.ring, np.arange(len(self._ranks) + 1)).tolist()
+        for totals, since, until in zip(self._ranks, bounds[:-1], bounds[1:], strict=True):
+            if since < until:
+                totals.add_bins(codes[since:until])
+
+    def _under_way(self, places: list[int], of: list[int], each: Columns) -> list[int]:
+        """Return for each row how much longer its messages were under way."""
+        unions, busy_ns = [cell.union for cell in self._rows.cells], [0] * len(self._rows.cells)
+        waiting = list(reversed(self._cuts))
+        for place, row, start, end in zip(places, of, each.start.tolist(), each.end.tolist(), strict=True):
+            while waiting and waiting[-1].place <= place:
+                cut = waiting.pop()
+                self._ranks[cut.ring].forget_messages(cut.wall_ns)
+            union = unions[row]
+            assert union is not None
+            busy_ns[row] += union.add(start, end)
+        for cut in waiting:
+            self._ranks[cut.ring].forget_messages(cut.wall_ns)
+        return busy_ns
+
+    def _messages(self, each: Columns, of: Ints) -> None:
+        """Count what only messages have: a peer, and a wait."""
+        cells = self._rows.cells
+        on_device = each.flags & ev.ON_DEVICE != 0
+        for ring in set(each.ring[on_device].tolist()):
+            self._ranks[ring].on_device = True
+        peers, which = distinct(combined(of, each.peer - each.peer.min()))
+        first = first_of(which, len(peers))
+        number, waited = counts(which, len(peers)).tolist(), sums(which, len(peers), each.waited).tolist()
+        size, rows, peer = sums(which, len(peers), each.size).tolist(), of[first].tolist(), each.peer[first].tolist()
+        for at in np.argsort(first).tolist():
+            cell = cells[rows[at]]
+            cell.owner.messages_with(cell.key.group, cell.key.op, peer[at]).add(size[at], waited[at], number[at])
+        cpu = ~on_device
+        waited_ns = np.minimum(each.end - each.start, each.waited * 1000)[cpu]
+        add_waits(self._ranks, each.ring[cpu], each.end[cpu], waited_ns)
+
+    def _only_counted(self) -> None:
+        """Count the records of operations that were only counted."""
+        for place in np.flatnonzero(self._counted).tolist():
+            totals = self._ranks[int(self._all.ring[place])]
+            totals.count_only(self._record(place), bisect_right(self._slots.get(totals, ()), place))
+
+    def _numbers(self) -> None:
+        """Keep the latest number, and its launch, of each group's collectives."""
+        each, shared = self._operations, (self._all.group >= MOST_APART) & (self._all.group < ev.NO_GROUP)
+        if self._counted.any() or shared.any():
+            self._numbers_one_by_one()
+            return
+        collective = ~self._message & ~self._raised
+        for wanted, unseen in ((collective, False), (collective & self._untimed, True)):
+            at = np.flatnonzero(wanted)
+            last = last_of(self._of[at], len(self._rows.cells))
+            last = np.sort(last[last >= 0])
+            for ring, group, seq, launch in _lists(each.of(at[last]), "ring", "group", "seq", "launch"):
+                self._ranks[ring].note_number(group, seq, launch, unseen)
+
+    def _numbers_one_by_one(self) -> None:
+        message, silent = np.zeros(len(self._all), np.bool_), np.zeros(len(self._all), np.bool_)
+        raised = silent.copy()
+        message[self._at], silent[self._at], raised[self._at] = self._message, self._untimed, self._raised
+        flags = zip(
+            self._mark.tolist(), self._counted.tolist(), message.tolist(), silent.tolist(), raised.tolist(), strict=True
+        )
+        fields = _lists(self._all, "ring", "op", "group", "seq", "launch")
+        for (mark, counted, p2p, untimed, failed), (ring, op, group, seq, launch) in zip(flags, fields, strict=True):
+            totals = self._ranks[ring]
+            if counted and totals.op_name(op) not in ev.P2P:
+                totals.note_counted(group, seq, launch)
+            elif not (mark or counted or p2p or failed):
+                totals.note_number(group, seq, launch, False)
+                if untimed:
+                    totals.note_number(group, seq, launch, True)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _follow_steps(self) -> None:
+        """Add the times in which the ranks communicated, and the step marks, in their order."""
+        #: Number of the stretch between two marks of one ring.
+        stretch = np.cumsum(self._mark) - self._mark + self._all.ring
+        marks = np.flatnonzero(self._mark).tolist()
+        untimed = self._untimed & (~self._message | (self._operations.flags & ev.ON_DEVICE != 0))
+        launches: dict[int, list[int]] = {}
+        ring_of: dict[int, int] = {}
+        if untimed.any():
+            of = stretch[self._at[untimed]].tolist()
+            rest = _lists(self._operations.of(np.flatnonzero(untimed)), "ring", "launch")
+            for number, (ring, launch) in zip(of, rest, strict=True):
+                launches.setdefault(number, []).append(launch)
+                ring_of[number] = ring
+        waits = np.flatnonzero(self._timed & self._message & (self._operations.flags & ev.ON_DEVICE == 0))[::-1]
+        #: Stretch of each ring's first message on the CPU; from then on its waits are known, perhaps as none.
+        self._waits_from = dict(
+            zip(self._operations.ring[waits].tolist(), stretch[self._at[waits]].tolist(), strict=True)
+        )
+        waiting = iter([(int(stretch[place]), place) for place in marks])
+        mark = next(waiting, None)
+        for number, union, starts, ends in self._pieces(stretch[self._at]):
+            while mark is not None and mark[0] < number:
+                self._take_mark(*mark, launches)
+                mark = next(waiting, None)
+            union.extend(starts, ends)
+        while mark is not None:
+            self._take_mark(*mark, launches)
+            mark = next(waiting, None)
+        for ring in self._waits_from:
+            self._ranks[ring].steps.messages()
+        for number, rest_of in launches.items():
+            self._ranks[ring_of[number]].steps.add_untimed(rest_of)
+
+    def _take_mark(self, stretch: int, place: int, launches: dict[int, list[int]]) -> None:
+        ring = int(self._all.ring[place])
+        steps = self._ranks[ring].steps
+        if self._waits_from.get(ring, stretch + 1) <= stretch:
+            steps.messages()
+        if stretch in launches:
+            steps.add_untimed(launches.pop(stretch))
+        steps.mark(self._record(place))
+
+    def _pieces(self, stretch: Ints) -> Iterator[tuple[int, Intervals, list[int], list[int]]]:
+        """Yield stretch, union to add to, starts and ends of the times with communication, stretch by stretch."""
+        each, of = self._operations, self._of
+        if len(self._at_timed) < len(each):
+            each, of, stretch = each.of(self._at_timed), of[self._at_timed], stretch[self._at_timed]
+        targets: dict[int, int] = {}
+        found: list[Intervals] = []
+        label_of = []
+        for cell in self._rows.cells:
+            if id(cell.busy) not in targets:
+                targets[id(cell.busy)] = len(found)
+                found.append(cell.busy)
+            label_of.append(targets[id(cell.busy)])
+        label = np.array(label_of, np.int64)[of]
+        on_cpu = np.flatnonzero(self._rows.p2p[of] & (each.flags & ev.ON_DEVICE == 0))
+        start, end, number = each.start, each.end, len(found) + len(self._ranks)
+        if len(on_cpu):  # only the wait for a message counts
+            start = start.copy()
+            start[on_cpu] = np.maximum(start[on_cpu], end[on_cpu] - each.waited[on_cpu] * 1000)
+            stretch, label = np.append(stretch, stretch[on_cpu]), np.append(label, len(found) + each.ring[on_cpu])
+            start, end = np.append(start, start[on_cpu]), np.append(end, end[on_cpu])
+        for key, starts, ends in unions(stretch * number + label, start, end):
+            at = key % number
+            waits = at >= len(found)
+            union = self._ranks[at - len(found)].steps.messages() if waits else found[at]
+            yield key // number, union, starts, ends
+
+
+def _lists(columns: Columns, *names: str) -> Iterator[tuple[int, ...]]:
+    return zip(*(getattr(columns, name).tolist() for name in names), strict=True)
