@@ -322,7 +322,7 @@ FORMS: tuple[Form, ...] = (
     ),
     _form("[rank", r"\[rank(?P<rank>\d+)\]:", f.Speaks),
     _made(
-        "rror",
+        "[rank",
         r"\[rank(\d+)\]:\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b.{0,200})",
         lambda m: f.Raised(_int(m[1]), m[2].strip()[:200]),
     ),

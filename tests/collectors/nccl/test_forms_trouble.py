@@ -78,6 +78,14 @@ TORCH: list[Case] = [
     ),
     (
         "exception",
+        "[rank0]: KeyboardInterrupt",
+        (
+            f.Speaks(0),
+            f.Raised(0, "KeyboardInterrupt"),
+        ),
+    ),
+    (
+        "exception",
         "[rank3]: torch.distributed.DistBackendError: gone",
         (
             f.Speaks(3),
