@@ -36,7 +36,7 @@ def nccl_operations(jobs: Iterable[Job]) -> list[NcclOperations]:
                 choice = ev.nccl_choice(ev.BY_NCCL, aux)
                 kind = _Kind(job.id, totals.group(key.group), totals.op_name(key.op), key.size_log2, choice)
                 sums, ranks = found.setdefault(kind, (Ran(), set()))
-                sums.add(ran.bytes, ran.bus_bytes, ran.duration_ns, ran.count)
+                sums.add(ran.bytes, ran.bus_bytes, ran.duration_ns, ran.queued_ns, ran.count)
                 ranks.add(totals.rank)
     ordered = sorted(found.items(), key=lambda item: -item[1][0].duration_ns)
     return [_view(kind, sums, ranks) for kind, (sums, ranks) in ordered]
@@ -55,6 +55,7 @@ def _view(kind: _Kind, sums: Ran, ranks: set[int]) -> NcclOperations:
         count=sums.count,
         bytes=sums.bytes,
         mean_s=sums.duration_ns / sums.count / 1e9,
+        queued_s=sums.queued_ns / sums.count / 1e9,
         busbw=sums.bus_bytes / sums.duration_ns * 1e9 if known else None,
         remark=_SLOW if kind.choice.protocol == "LL" and kind.size_log2 >= _LARGE_LOG2 else "",
     )

@@ -177,18 +177,21 @@ class Compared:
 class Ran:
     """Sums over operations of one kind and size class that NCCL timed, and for which it chose the same."""
 
-    __slots__ = ("bus_bytes", "bytes", "count", "duration_ns")
+    __slots__ = ("bus_bytes", "bytes", "count", "duration_ns", "queued_ns")
 
     def __init__(self) -> None:
         self.count = self.bytes = self.duration_ns = 0
+        #: From their launch to the begin of their kernels.
+        self.queued_ns = 0
         self.bus_bytes = 0.0
 
-    def add(self, size: int, bus_bytes: float, duration_ns: int, count: int = 1) -> None:
+    def add(self, size: int, bus_bytes: float, duration_ns: int, queued_ns: int, count: int = 1) -> None:
         """Count operations."""
         self.count += count
         self.bytes += size
         self.bus_bytes += bus_bytes
         self.duration_ns += duration_ns
+        self.queued_ns += queued_ns
 
 
 class Messages:

@@ -48,6 +48,8 @@ class NcclOperations:
     bytes: int
     #: Mean time of an operation's kernels, in seconds.
     mean_s: float
+    #: Mean time from an operation's launch to the begin of its kernels, in seconds: behind earlier work of the stream, and until its inputs are ready.
+    queued_s: float
     #: Bus bandwidth in bytes per second while the kernels ran; ``None``: the operation has none.
     busbw: float | None
     #: What is wrong with the choice; empty if nothing is known to be.

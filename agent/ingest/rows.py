@@ -137,14 +137,15 @@ class Rows:
         kinds, which = distinct(combined(of[at], columns.aux[at]))
         first = first_of(which, len(kinds))
         size, duration = columns.size[at], (columns.end - columns.start)[at]
+        queued = np.maximum(columns.start - columns.launch, 0)[at]
         each = zip(
             of[at][first].tolist(), columns.aux[at][first].tolist(), counts(which, len(kinds)).tolist(),
             sums(which, len(kinds), size).tolist(), sums(which, len(kinds), duration).tolist(),
-            strict=True,
+            sums(which, len(kinds), queued).tolist(), strict=True,
         )  # fmt: skip
-        for _, (row, choice, count, total, total_ns) in sorted(zip(first.tolist(), each, strict=True)):
+        for _, (row, choice, count, total, total_ns, queued_ns) in sorted(zip(first.tolist(), each, strict=True)):
             cell = self.cells[row]
-            cell.owner.ran_of(cell.key, choice).add(total, total * cell.factor, total_ns, count)
+            cell.owner.ran_of(cell.key, choice).add(total, total * cell.factor, total_ns, queued_ns, count)
 
 
 def bins_of(durations: Ints) -> Ints:

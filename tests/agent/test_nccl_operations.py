@@ -69,6 +69,21 @@ def test_remark(aux: int, size: int, wrong: bool) -> None:
     assert ("half of what LL sends are flags" in found.remark) is wrong
 
 
+def test_queue() -> None:
+    """The time in the queue is the mean from launch to the begin of the kernels."""
+    late = [
+        (
+            *operation(
+                "all_reduce", launch_ns=MS, start_ns=(1 + ms) * MS, end_ns=9 * MS, size=8, group=1, timing=ev.BY_NCCL
+            )[:-1],
+            TREE_LL_1,
+        )
+        for ms in (2, 4)
+    ]
+    (found,) = of_ranks(late)
+    assert found.queued_s == pytest.approx(0.003)
+
+
 def test_metrics() -> None:
     """Metrics count collectives by algorithm and protocol, of all sizes and numbers of channels; messages have neither."""
     mine = [

@@ -245,7 +245,8 @@ class ReferenceRank:
         self._timed(cell, record, factor)
         if record.timing == ev.BY_NCCL and not record.aux & ev.SHARED_KERNEL:
             ran = self.ran.setdefault((key, record.aux), Ran())
-            ran.add(record.size_bytes, record.size_bytes * factor, record.end_ns - record.start_ns)
+            queued_ns = max(0, record.start_ns - record.launch_ns)
+            ran.add(record.size_bytes, record.size_bytes * factor, record.end_ns - record.start_ns, queued_ns)
         came_out = self.came_out_ns
         stood_in = not flags & (ev.ASYNC | ev.ON_DEVICE)
         if record.waited_us or (stood_in and not message):
