@@ -42,7 +42,7 @@ MUTATIONS = (
     Mutation("math.exp((bin_number + 0.5) / BINS_PER_E)", "math.exp((bin_number - 0.5) / BINS_PER_E)", "agent/core"),
     # Steps, waits, stragglers.
     Mutation("waits = [(part, part.duration_ns - late.duration_ns) for part in parts]", "waits = [(part, part.duration_ns) for part in parts]", "agent/ingest"),
-    Mutation("own = max(0, min(before + lateness, part.own_ns - usual))", "own = max(0, before + lateness)", "agent/ingest"),
+    Mutation("most = np.where(own == NOT_KNOWN_NS, 0, own - usual[:, None])", "most = np.where(own == NOT_KNOWN_NS, 0, own)", "agent/ingest"),
     Mutation("COSTS = 0.05", "COSTS = 0.5", "agent/ingest"),
     Mutation("LEAST_NS, LEAST_PERIODS = 5_000_000_000, 5", "LEAST_NS, LEAST_PERIODS = 1_000_000_000, 1", "agent/ingest"),
     Mutation("exposed = min(known, comm_ns)", "exposed = max(known, comm_ns)", "agent/ingest"),

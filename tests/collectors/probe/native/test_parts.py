@@ -20,6 +20,7 @@ KINDS = {
     "addresses": ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "threads": ["-fsanitize=thread"],
 }
+INCLUDED = (f"-I{library.HERE}", f"-I{library.PLUGIN}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -27,7 +28,7 @@ def test_parts(kind: str, tmp_path: Path) -> None:
     """All parts that do not depend on torch, from the ring to questions to Python, hold what they promise to eight threads."""
     needs(shutil.which("g++"), "g++")
     (tmp_path / "format.h").write_text(library.format_header())
-    flags = ["-std=c++20", "-g", "-O0", "-pthread", "-rdynamic", f"-I{tmp_path}", f"-I{library.HERE}", *KINDS[kind]]
+    flags = ["-std=c++20", "-g", "-O0", "-pthread", "-rdynamic", *INCLUDED, f"-I{tmp_path}", *KINDS[kind]]
     files = [str(DRIVER / f"{name}_driver.cpp") for name in DRIVERS]
     built = subprocess.run(
         ["g++", *flags, *files, "-o", str(tmp_path / "driver")],
@@ -90,7 +91,7 @@ def test_governor(tmp_path: Path) -> None:
     """Both hooks decide alike, window by window, sample the same operations, and measure and count their own cost alike."""
     needs(shutil.which("g++"), "g++")
     (tmp_path / "format.h").write_text(library.format_header())
-    built = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}", f"-I{library.HERE}"]
+    built = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}", *INCLUDED]
     subprocess.run(
         [*built, str(DRIVER / "governor_driver.cpp"), "-o", str(tmp_path / "driver")], check=True, timeout=250
     )
