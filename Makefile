@@ -46,7 +46,7 @@ parts:  ## install Prometheus, Chromium and the network tools that the tests use
 # Tests with jobs come first, because they spend much of their time waiting. Tests that compare times run afterwards, two at a time.
 test: sync parts  ## run all tests
 	$(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder \
-		-m 'not frameworks and not cuda_rig and not public_traces and not by_the_clock' tests/test_packaging.py tests/test_image.py tests/e2e tests
+		-m 'not frameworks and not cuda_rig and not public_traces and not nccl_example and not by_the_clock' tests/test_packaging.py tests/test_image.py tests/e2e tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m by_the_clock tests/e2e
 
 # The packages of the frameworks, in a separate environment: several gigabytes, and half an hour on an idle machine.
