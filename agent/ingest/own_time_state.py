@@ -14,6 +14,6 @@ class OwnTime:
     ended_ns: int = 0
     #: The latest two step marks.
     marks_ns: tuple[int, int] = (0, 0)
-    #: Key of the current run of operations that block nobody (``OwnLateness``), and when the communication before it ended.
+    #: Key of the current run of operations that do not block their caller (``OwnLateness``), and when the communication before it ended.
     run_ns: int = -1
     before_run_ns: int = 0

@@ -70,7 +70,7 @@ class _Speaker:
 
 
 class _Content(NamedTuple):
-    """What a text after ``NCCL INFO`` holds, whoever printed it."""
+    """The content of a text after ``NCCL INFO``, without the process that printed it."""
 
     #: Each with its type, and whether only the thread shows the communicator that it belongs to.
     facts: tuple[tuple[f.Fact, type[f.Fact], bool], ...]

@@ -37,6 +37,18 @@ def verdicts(running: RunningAgent) -> list[tuple[str, list[int]]]:
     return [(each["kind"], each["ranks"]) for each in running.get("/api/v1/verdicts")]
 
 
+def first_verdicts(running: RunningAgent) -> list[tuple[str, list[int]]]:
+    """The first verdicts there are, as ``verdicts``."""
+    seen: list[tuple[str, list[int]]] = []
+
+    def named() -> bool:
+        seen.extend(verdicts(running))
+        return bool(seen)
+
+    wait_for(named, "a verdict")
+    return seen
+
+
 def states(running: RunningAgent, part: str) -> list[str]:
     """The states of the alert on the share, among the agent's ``active`` or ``past`` alerts."""
     found: list[dict[str, Any]] = running.get("/api/v1/alerts")[part]
@@ -63,14 +75,7 @@ def test_late_rank(libraries: Path, tmp_path: Path) -> None:
 def test_gpu_that_does_not_come(libraries: Path, tmp_path: Path) -> None:
     """A rank whose GPU computes on while the others wait for it in a collective is named, although its host has launched that collective."""
     with agent(tmp_path) as running, job(libraries, tmp_path, "stuck"):
-        seen: list[tuple[str, list[int]]] = []
-
-        def named() -> bool:
-            seen.extend(verdicts(running))
-            return bool(seen)
-
-        wait_for(named, "a verdict")
-        assert seen == [("stalled", [1])]
+        assert first_verdicts(running) == [("stalled", [1])]
         (waiting,) = (rank["in_flight"] for rank in running.get("/api/v1/ranks?job=stuck") if rank["rank"] == 0)
         assert [(op["op"], op["queued"]) for op in waiting] == [("all_reduce", False)]
 
@@ -79,14 +84,7 @@ def test_gpu_that_does_not_come_in_a_graph(libraries: Path, tmp_path: Path) -> N
     """In a replay of a graph, NCCL's plugin shows which operation a rank is in, so that the one that does not come is named."""
     with_plugin = {"COMMWATCH_HOOK": "native", "COMMWATCH_NCCL_PLUGIN": "on"}
     with agent(tmp_path) as running, job(libraries, tmp_path, "stuck_replay", **with_plugin):
-        seen: list[tuple[str, list[int]]] = []
-
-        def named() -> bool:
-            seen.extend(verdicts(running))
-            return bool(seen)
-
-        wait_for(named, "a verdict")
-        assert seen == [("stalled", [1])]
+        assert first_verdicts(running) == [("stalled", [1])]
         ranks = {rank["rank"]: rank["in_flight"] for rank in running.get("/api/v1/ranks?job=stuck_replay")}
         assert [(op["op"], op["queued"]) for op in ranks[0]] == [("all_gather", False)]
         assert ranks[1] == []

@@ -92,15 +92,22 @@ def of_totals(totals: RankTotals, closed: list[Any], steps: list[Any]) -> dict[s
         "numbers": [totals.last_seq, totals.launched_ns, totals.unseen],
         "lateness": totals.lateness_ns,
         "compared": {group: (each.count, each.duration_ns) for group, each in totals.compared.items() if each.count},
-        "messages": {str(key): (each.count, each.bytes, each.waited_us) for key, each in totals.messages.items()},
-        "ran": {
-            str((tuple(key), choice)): (ran.count, ran.bytes, round(ran.bus_bytes), ran.duration_ns)
-            for (key, choice), ran in totals.ran.items()
-        },
+        **counted_apart(totals),
         "waits": totals.binned_waits_ns,
         "on_device": totals.on_device,
         "steps": [step._replace(groups=tuple(sorted(step.groups))) for step in steps],
         "periods": periods(totals.steps),
+    }
+
+
+def counted_apart(rank: RankTotals | ReferenceRank) -> dict[str, Any]:
+    """What is counted by peer, and by NCCL's choice."""
+    return {
+        "messages": {str(key): (each.count, each.bytes, each.waited_us) for key, each in rank.messages.items()},
+        "ran": {
+            str((tuple(key), choice)): (ran.count, ran.bytes, round(ran.bus_bytes), ran.duration_ns)
+            for (key, choice), ran in rank.ran.items()
+        },
     }
 
 
@@ -182,11 +189,7 @@ def of_reference(rank: ReferenceRank) -> dict[str, Any]:
         "numbers": [rank.last_seq, rank.launched_ns, rank.unseen],
         "lateness": rank.lateness_ns,
         "compared": rank.compared,
-        "messages": {str(key): (each.count, each.bytes, each.waited_us) for key, each in rank.messages.items()},
-        "ran": {
-            str((tuple(key), choice)): (ran.count, ran.bytes, round(ran.bus_bytes), ran.duration_ns)
-            for (key, choice), ran in rank.ran.items()
-        },
+        **counted_apart(rank),
         "waits": rank.waits_ns,
         "on_device": rank.on_device,
         "steps": [step._replace(groups=tuple(sorted(step.groups))) for step in rank.finished],
