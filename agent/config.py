@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.collectors.wire import variables
 from commwatch.collectors.wire.identity import run_dir
+from commwatch.core.addresses import DNS, BadAddress, hosts_and_ports, url_of
 from commwatch.core.errors import CommwatchError
 from commwatch.prometheus.metrics import METRICS
 from commwatch.reference.links import UnknownLink, find
@@ -25,7 +26,6 @@ else:
 if TYPE_CHECKING:
     from commwatch.alerts.receivers.settings import ReceiverConfig
 
-DEFAULT_PORT = 9477
 GPUS_AUTO, GPUS_REQUIRED, GPUS_OFF = GPUS = ("auto", "required", "off")
 
 
@@ -65,10 +65,12 @@ class Config:
     tls_key: Path | None = None
     #: CA of client certificates; if set, a client needs one.
     tls_client_ca: Path | None = None
-    #: For commands: CA of the agents' certificates; not set: the CAs that the system trusts.
+    #: For requests to agents: CA of their certificates; not set: the CAs that the system trusts.
     ca_file: Path | None = None
-    #: For commands: a client certificate with its key, for agents that require one.
+    #: For requests to agents: a client certificate with its key, for agents that require one.
     client_cert: Path | None = None
+    #: The agents of other nodes: addresses, target files in Prometheus' ``file_sd`` format, ``dns+NAME:PORT``.
+    peers: tuple[str, ...] = ()
     #: Raw records kept, in bytes on disk.
     raw_bytes: int = 256 * 1024 * 1024
     #: Days that rollups and steps are kept.
@@ -147,16 +149,15 @@ _ENVIRONMENT = {
     "token_file": "COMMWATCH_TOKEN_FILE",
     "ca_file": "COMMWATCH_CA_FILE",
     "client_cert": "COMMWATCH_CLIENT_CERT",
+    "peers": "COMMWATCH_PEERS",
 }
 _FILES = ("rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert")
 _SWITCHES = ("require_token", "require_token_for_metrics", "insecure")
 #: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
 RELOADED = frozenset({
-    "allowed_hosts", "interval", "keep_days", "labels", "links", "raw_bytes", "receivers", "require_token", "require_token_for_metrics",
-    "rules", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
+    "allowed_hosts", "ca_file", "client_cert", "interval", "keep_days", "labels", "links", "peers", "raw_bytes", "receivers",
+    "require_token", "require_token_for_metrics", "rules", "thresholds", "tls_cert", "tls_client_ca", "tls_key", "token_file",
 })  # fmt: skip
-#: Settings that only commands read, each at its start.
-OF_COMMANDS = frozenset({"ca_file", "client_cert"})
 
 
 def load(env: Mapping[str, str], file: Path | None = None, **flags: Any) -> Config:
@@ -266,6 +267,8 @@ def _from_text(key: str, text: str, variable: str) -> Any:
         if not text.isdecimal():
             raise ConfigError(f"{variable}={text}: not a port number")
         return int(text)
+    if key == "peers":
+        return [part.strip() for part in text.split(",") if part.strip()]
     if key == "thresholds":
         try:
             return float(text)
@@ -313,27 +316,12 @@ def _checked_switch(value: Any, where: str) -> bool:
 
 def _checked_text(key: str, value: Any, where: str) -> str | Path:
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
-    if not text or "\0" in text or (key == "ras" and addresses(text) is None):
+    if not text or "\0" in text or (key == "ras" and hosts_and_ports(text) is None):
         raise ConfigError(f"{where}: needs {_TEXTS[key]}, not {value!r}")
     try:
         return text if key in ("host", "ras") else Path(text).expanduser()
     except RuntimeError:
         raise ConfigError(f"{where}: no such user: {text}") from None
-
-
-def addresses(text: str) -> list[tuple[str, int]] | None:
-    """Return hosts and ports from a comma-separated text; ``None`` if one is invalid.
-
-    >>> addresses("localhost:28028, [::1]:28029")
-    [('localhost', 28028), ('::1', 28029)]
-    """
-    found = []
-    for part in text.split(","):
-        host, _, port = part.strip().rpartition(":")
-        if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
-            return None
-        found.append((host.removeprefix("[").removesuffix("]"), int(port)))
-    return found
 
 
 def _checked_hosts(value: Any, where: str) -> tuple[str, ...]:
@@ -342,6 +330,19 @@ def _checked_hosts(value: Any, where: str) -> tuple[str, ...]:
         raise ConfigError(
             f'{where}: needs a list of names, such as ["node1.example.org", ".example.org"], not {value!r}'
         )
+    return tuple(value)
+
+
+def _checked_peers(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise ConfigError(
+            f'{where}: needs a list of agents, such as ["node1", "agents.json", "dns+agents:9477"], not {value!r}'
+        )
+    try:
+        for each in value:
+            url_of(each.removeprefix(DNS), secure=False)
+    except BadAddress as error:
+        raise ConfigError(f"{where}: {error}") from None
     return tuple(value)
 
 
@@ -397,6 +398,7 @@ def _checked_receivers(value: Any, where: str) -> tuple[ReceiverConfig, ...]:
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(_SWITCHES, _checked_switch),
     "allowed_hosts": _checked_hosts,
+    "peers": _checked_peers,
     "gpus": _checked_gpus,
     "links": _checked_links,
     "thresholds": _checked_thresholds,

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sqlite3
@@ -39,6 +40,7 @@ from commwatch.prometheus.exporter import Exporter
 from commwatch.reference.references import References, directory
 from commwatch.reload import Change, change
 from commwatch.runtime.discovery import announce
+from commwatch.runtime.peers import Peers
 from commwatch.runtime.periodic import Beside, known
 from commwatch.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
 from commwatch.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
@@ -70,6 +72,8 @@ _EVIDENCE_S, _FAREWELL_S = 0.25, 3.0
 _SIGNALS_S = 0.25
 #: Seconds between two checks whether the worker process is idle.
 _IDLE_S = 10.0
+#: Seconds between two checks which agents of other nodes answer.
+_PEERS_S = 5.0
 #: Seconds between two pieces of the history that are checked for damage.
 _EXAMINE_S = 0.2
 #: Seconds between two checks for files of profiled ranks.
@@ -140,6 +144,8 @@ class Daemon:
         self._delivery.resume(*self._alerting.alerts())
         self._registry.register(self._alerting)
         self._worker = Worker(queries, self._references, self._damaged)
+        self._id = secrets.token_hex(8)
+        self._peers = Peers(config, self._id)
         app = application(self._services(queries), self._registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
@@ -182,6 +188,8 @@ class Daemon:
             host=self._watchers.host,
             alerts=self._alerting,
             evidence=self._evidence,
+            peers=self._peers,
+            id=self._id,
             healthy=self._healthy,
             ready=self._ready,
             ending=self._stop.is_set,
@@ -195,6 +203,7 @@ class Daemon:
             Beside("examination", examination.tick, _EXAMINE_S, self._stop, examination.close),
             Beside("evidence", self._evidence.tick, _EVIDENCE_S, self._stop),
             Beside("housekeeping", self._tidy, _TIDY_S, self._stop),
+            Beside("peers", self._peers.tick, _PEERS_S, self._stop),
             Beside("answers", self._worker.tick, _IDLE_S, self._stop, self._worker.close),
         ]
 
@@ -276,6 +285,7 @@ class Daemon:
             self._references.links = config.links
             self._exporter.relabel(config.labels)
             self._delivery.change(new_receivers, _FAREWELL_S)
+            self._peers.change(config)
 
         access, renewed = self._server.prepared(config)
         found = change(self.config, wanted, rules_differ=differ, certificate_differs=renewed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from commwatch.config import OF_COMMANDS, RELOADED, Config
+from commwatch.config import RELOADED, Config
 
 _TLS = ("tls_cert", "tls_key", "tls_client_ca")
 
@@ -39,7 +39,7 @@ def change(now: Config, wanted: Config, *, rules_differ: bool = False, certifica
     differ = [one.name for one in fields(Config) if getattr(now, one.name) != getattr(wanted, one.name)]
     switched = (now.tls_cert is None) != (wanted.tls_cert is None)  # from http to https, or back
     taken = [key for key in differ if key in RELOADED and not (switched and key in _TLS)]
-    left = [key for key in differ if key not in taken and key not in OF_COMMANDS]
+    left = [key for key in differ if key not in taken]
     config = replace(now, **{key: getattr(wanted, key) for key in taken})
     for differs, keys in ((rules_differ, ("rules", "thresholds")), (certificate_differs, _TLS)):
         if differs and not set(keys) & {*taken, *left}:

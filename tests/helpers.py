@@ -28,6 +28,7 @@ from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.ring import RingWriter
+from commwatch.config import Config
 from commwatch.core.api_views import Row
 from commwatch.history.chunks import Damaged
 from commwatch.history.history import History
@@ -38,6 +39,7 @@ from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.steps import EXPLICIT
 from commwatch.reference.references import References
 from commwatch.runtime import tokens
+from commwatch.runtime.peers import Peers
 from commwatch.server import scrape
 from commwatch.server.history_worker import Worker
 from commwatch.server.services import Services
@@ -193,6 +195,8 @@ def idle_services(queries: QueryService, **parts: Any) -> Services:
         "host": HostWatch(aggregate, lock, lambda: 0),
         "alerts": alerts,
         "evidence": evidence,
+        "peers": Peers(Config(nowhere, nowhere), "id"),
+        "id": "id",
         "healthy": lambda: None,
         "ready": lambda: None,
         "ending": lambda: False,

@@ -35,7 +35,7 @@ PRELOADED = {
     "job": ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel", "torch._dynamo"),
     "agent": (
         "commwatch.cli",
-        "commwatch.commands.client",
+        "commwatch.runtime.client",
         "commwatch.daemon",
         "commwatch.server.listener",
         "commwatch.server.web",

@@ -27,7 +27,7 @@ from commwatch.collectors.node.gpu import THROTTLE_REASONS
 from commwatch.collectors.node.gpu_xids import XIDS
 from commwatch.collectors.node.infiniband import EVENTS, HW_EVENTS
 from commwatch.collectors.node.nics import LINK_DOWNED
-from commwatch.config import OF_COMMANDS, RELOADED, Config
+from commwatch.config import RELOADED, Config
 from commwatch.prometheus.exporter import MOST_GROUPS
 from commwatch.prometheus.metrics import METRICS
 from commwatch.server.web import application
@@ -101,7 +101,7 @@ def test_every_setting() -> None:
     usage = commwatch("agent", "--help").stdout
     for field in fields(Config):
         default, flag, variable, reload = (cell.strip("`") for cell in documented[field.name][:4])
-        assert reload == ("yes" if field.name in RELOADED else "" if field.name in OF_COMMANDS else "restart")
+        assert reload == ("yes" if field.name in RELOADED else "restart")
         if field.default is not MISSING:
             assert default == ("not set" if field.default is None else str(field.default))
         assert flag == (name if f"{(name := '--' + field.name.replace('_', '-'))} " in usage else "")

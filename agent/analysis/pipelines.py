@@ -8,14 +8,16 @@ such waits. With m micro-batches and p equal stages, 1F1B and GPipe have a bubbl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
+from typing import TypeVar
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo, Messages
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import RankTotals
 
+_T = TypeVar("_T")
 DIRECTIONS = ("forward", "backward")
 
 
@@ -31,6 +33,8 @@ class Stage:
     backward_wait_s: float
     #: Share of its latest steps spent in waits; ``None``: not known, as without steps.
     bubble_share: float | None
+    #: The ranks that it exchanges messages with.
+    peers: list[int]
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Pipeline:
     group: str
     #: In the order of the group.
     stages: list[Stage]
-    #: Whether all of its ranks are on this node.
+    #: Whether all of its ranks are in ``stages``.
     complete: bool
     #: Messages per step that a stage receives from the stage before it.
     micro_batches: int | None
@@ -88,8 +92,25 @@ def pipelines(jobs: Iterable[Job]) -> list[Pipeline]:
             for small_id in {small_id for small_id, _, _ in totals.messages}:
                 by_group.setdefault(totals.group(small_id).group_id, []).append((totals, small_id))
         for members in by_group.values():
-            found += [_pipeline(job.id, part) for part in _connected(members)]
+            parts = _connected(members, lambda member: {member[0].rank} | _peers(*member))
+            found += [_pipeline(job.id, part) for part in parts]
     return found
+
+
+def over_nodes(found: Iterable[Pipeline]) -> list[Pipeline]:
+    """Return the pipelines of which each of ``found`` is the part on one node."""
+    by_group: dict[tuple[str, str], list[Pipeline]] = {}
+    for each in found:
+        by_group.setdefault((each.job_id, each.group_id), []).append(each)
+    return [
+        _assembled(
+            part[0],
+            list({stage.rank: stage for each in part for stage in each.stages}.values()),
+            max((each.micro_batches for each in part if each.micro_batches is not None), default=None),
+        )
+        for members in by_group.values()
+        for part in _connected(members, lambda one: {each for at in one.stages for each in (at.rank, *at.peers)})
+    ]
 
 
 def _places(group: GroupInfo, rank: int) -> Callable[[int], tuple[int, int | None, int]]:
@@ -101,12 +122,11 @@ def _places(group: GroupInfo, rank: int) -> Callable[[int], tuple[int, int | Non
     return lambda peer: (at[rank], at.get(peer), len(at))
 
 
-def _connected(members: list[tuple[RankTotals, int]]) -> list[list[tuple[RankTotals, int]]]:
-    """Split the ranks of a group into sets that exchange messages."""
-    parts: list[tuple[set[int], list[tuple[RankTotals, int]]]] = []
-    for totals, small_id in members:
-        ranks = {totals.rank} | _peers(totals, small_id)
-        joined = [(totals, small_id)]
+def _connected(members: Iterable[_T], ranks_of: Callable[[_T], set[int]]) -> list[list[_T]]:
+    """Split the members of a group into sets that exchange messages; ``ranks_of``: the ranks of a member and its peers."""
+    parts: list[tuple[set[int], list[_T]]] = []
+    for member in members:
+        ranks, joined = ranks_of(member), [member]
         for part in [part for part in parts if part[0] & ranks]:
             parts.remove(part)
             ranks, joined = ranks | part[0], part[1] + joined
@@ -119,22 +139,25 @@ def _peers(totals: RankTotals, small_id: int) -> set[int]:
 
 
 def _pipeline(job_id: str, members: list[tuple[RankTotals, int]]) -> Pipeline:
-    members = sorted(members, key=lambda member: member[0].rank)
     group = members[0][0].group(members[0][1])
-    here = {totals.rank for totals, _ in members}
-    ranks = here.union(*(_peers(totals, small_id) for totals, small_id in members))
     stages = [_stage(totals, small_id) for totals, small_id in members]
     received = [_received(totals, small_id) / (totals.steps.totals.count + 1) for totals, small_id in members]
     batches = round(max(received)) if any(totals.steps.totals.count for totals, _ in members) else 0
+    about = Pipeline(job_id, group.group_id, group.label, [], False, None, None, None)
+    return _assembled(about, stages, batches or None)
+
+
+def _assembled(about: Pipeline, stages: list[Stage], batches: int | None) -> Pipeline:
+    """Return the pipeline with these stages; its job and group are those of ``about``."""
+    here = {stage.rank for stage in stages}
+    ranks = here.union(*(stage.peers for stage in stages))
     shares = [stage.bubble_share for stage in stages if stage.bubble_share is not None]
     complete = here == ranks
-    return Pipeline(
-        job_id=job_id,
-        group_id=group.group_id,
-        group=group.label,
-        stages=stages,
+    return replace(
+        about,
+        stages=sorted(stages, key=lambda stage: stage.rank),
         complete=complete,
-        micro_batches=batches or None,
+        micro_batches=batches,
         bubble_share=mean(shares) if shares else None,
         least_bubble_share=(len(ranks) - 1) / (batches + len(ranks) - 1) if complete and batches else None,
     )
@@ -151,6 +174,7 @@ def _stage(totals: RankTotals, small_id: int) -> Stage:
         backward=backward.count,
         backward_wait_s=backward.waited_us / 1e6,
         bubble_share=totals.steps.totals.p2p_wait_share(),
+        peers=sorted(_peers(totals, small_id)),
     )
 
 

@@ -57,7 +57,7 @@ class QueryService:
         handover: threading.RLock | None = None,
         damaged: Damaged | None = None,
     ) -> None:
-        self.path, self._references, self._gpu_at = path, references, gpu_at
+        self.path, self.references, self._gpu_at = path, references, gpu_at
         self._aggregate, self._lock, self._now_ns = aggregate, lock or threading.RLock(), now_ns
         self._handover = handover or self._lock
         self._damaged = Damaged() if damaged is None else damaged
@@ -89,29 +89,29 @@ class QueryService:
     ) -> tuple[tuple[float | None, float | None], list[list[Row]]]:
         """Return ``summary`` for each list of dimensions, from one pass over the rollups."""
         job = same.get("job_id")
-        covered, cells = self._cells(from_ns, until_ns, None if job is None else str(job))
+        covered, cells = self.cells(from_ns, until_ns, None if job is None else str(job))
         wanted = [(name, value) for name, value in same.items() if value is not None]
         matching = [cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted)]
-        overall = Yardstick(cells, finder(self._references)).overall
+        overall = Yardstick(cells, finder(self.references)).overall
         return covered, [summarise(matching, by, overall) for by in dimensions]
 
     def totals(self, job: str, dimensions: list[list[str]]) -> Totals:
         """Return what a report shows of a job's rollups, from one pass over them."""
         waits = Waits()
-        _, cells = self._cells(0, 1 << 62, job, waits.note)
-        return totals_of(cells, dimensions, Yardstick(cells, finder(self._references)), waits)
+        _, cells = self.cells(0, 1 << 62, job, waits.note)
+        return totals_of(cells, dimensions, Yardstick(cells, finder(self.references)), waits)
 
     def efficiency(self, from_ns: int, until_ns: int, job: str | None) -> tuple[list[Efficiency], list[Line]]:
         """Return the efficiency of operations, and the job's own α-β curves."""
-        _, cells = self._cells(from_ns, until_ns, job)
-        yardstick = Yardstick(cells, finder(self._references))
+        _, cells = self.cells(from_ns, until_ns, job)
+        yardstick = Yardstick(cells, finder(self.references))
         return yardstick.efficiencies(cells), list(yardstick.lines.values())
 
     def curves(self, job: str) -> dict[tuple[str, str], Curve]:
         """Return expected durations as in ``Totals``."""
         return self.totals(job, []).curves
 
-    def _cells(
+    def cells(
         self,
         from_ns: int,
         until_ns: int,

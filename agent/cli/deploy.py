@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch import __version__
 from commwatch.cli import alerts
-from commwatch.config import DEFAULT_PORT, Config
+from commwatch.config import Config
+from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.deploy.slurm import FILES, scripts
 

@@ -17,14 +17,14 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "diagnose",
         parents=[common],
         help="show what is wrong now: hangs, stalls, stragglers",
-        description="Show what is wrong now with the jobs of this node, or of all nodes whose agents are named. "
+        description="Show what is wrong now with the jobs of this node and its agent's peers, or of all nodes whose agents are named. "
         "Exit code 0: healthy, 1: at least one verdict, 2: no verdict, but some agents did not answer.",
     )
     diagnose.add_argument(
         "agents",
         nargs="*",
         metavar="ADDRESS",
-        help="agents (host, host:port, URL), or a Prometheus file_sd target file (.json)",
+        help="agents (host, host:port, URL), or a Prometheus file_sd target file (.json); default: those of --dir and their peers",
     )
     diagnose.add_argument("--job", help="only this job")
     diagnose.add_argument(
@@ -39,18 +39,21 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.commands import client, diagnose
+    from commwatch.analysis.job_wide import conclude
+    from commwatch.commands import diagnose
+    from commwatch.runtime import agents, client
     from commwatch.watchers.stack_capture import evidence
 
     if arguments.flight_recorder:
         return _flight_recorder(arguments)
+    keys = client.keys_of(config)
     urls = (
-        diagnose.addresses(arguments.agents, config.expects_tls)
+        agents.addresses(arguments.agents, config.expects_tls)
         if arguments.agents
-        else client.local_agents(config.dir)
+        else diagnose.with_peers(client.local_agents(config.dir), keys)
     )
-    seen = diagnose.ask(urls, arguments.job, client.keys_of(config))
-    found = diagnose.conclude(seen)
+    seen = diagnose.ask(urls, arguments.job, keys)
+    found = conclude(seen)
     taken = evidence(found, seen.ranks, socket.gethostname())
     say = diagnose.as_json if arguments.json else diagnose.text
     print(say(found, seen, taken))

@@ -34,7 +34,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _profile(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.commands import client, profile
+    from commwatch.commands import profile
+    from commwatch.runtime import client
 
     if not 1 <= arguments.steps <= MOST_STEPS:
         raise UsageError(f"--steps {arguments.steps}: needs 1 to {MOST_STEPS}")

@@ -14,7 +14,7 @@ from commwatch.core.errors import UsageError
 from commwatch.core.terminal_text import complain
 
 if TYPE_CHECKING:
-    from commwatch.commands.client import Keys
+    from commwatch.runtime.client import Keys
 
 #: Table cells are cut to this many characters.
 _MOST_CELLS = 60
@@ -54,9 +54,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _query(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.commands import client, diagnose
+    from commwatch.runtime import agents, client
 
-    urls = diagnose.addresses(arguments.agents, config.expects_tls) or client.local_agents(config.dir)
+    urls = agents.addresses(arguments.agents, config.expects_tls) or client.local_agents(config.dir)
     if not urls:
         raise UsageError(f"no agent watches {config.dir}; name one, or give its run directory with --dir")
     path = urllib.parse.quote(arguments.question.removeprefix("/").removeprefix("api/v1/"), _SIGNS)
@@ -78,7 +78,7 @@ def _query(config: Config, arguments: argparse.Namespace) -> int:
 
 def ask(url: str, path: str, keys: Keys) -> Answer:
     """Return the answer of one agent to a GET of ``path``."""
-    from commwatch.commands import client
+    from commwatch.runtime import client
 
     try:
         value = client.get(url, path, keys)

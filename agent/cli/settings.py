@@ -64,7 +64,7 @@ def settings(config: Config, origins: Mapping[str, str]) -> Iterator[Setting]:
         value, origin = getattr(config, field.name), origins.get(field.name, DEFAULT)
         entries = _entries(value)
         if entries is None:
-            plain = value if value is None or isinstance(value, (int, float)) else str(value)
+            plain = value if value is None or isinstance(value, (int, float)) else _plain(value)
             yield Setting(field.name, plain, origin)
         elif not entries:
             yield Setting(field.name, None, origin)
@@ -74,9 +74,13 @@ def settings(config: Config, origins: Mapping[str, str]) -> Iterator[Setting]:
 
 
 def _entries(value: object) -> Mapping[str, str | float] | None:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not any(isinstance(each, str) for each in value):
         return {receiver.name: _without_secrets(receiver) for receiver in value}
     return value if isinstance(value, Mapping) else None
+
+
+def _plain(value: object) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _without_secrets(receiver: ReceiverConfig) -> str:

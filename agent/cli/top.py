@@ -41,8 +41,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _top(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.commands.client import keys_of
     from commwatch.commands.top_answers import Asker, as_json
+    from commwatch.runtime.client import keys_of
 
     if not _LEAST_S <= arguments.interval <= _MOST_S:
         raise UsageError(f"--interval {arguments.interval:g}: needs {_LEAST_S:g} to {_MOST_S:g} seconds")
@@ -67,11 +67,11 @@ def _top(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _urls(config: Config, address: str | None) -> Callable[[], list[str]]:
-    from commwatch.commands import client, diagnose
+    from commwatch.runtime import agents, client
 
     if address is None:
         return lambda: client.local_agents(config.dir)
-    named = diagnose.addresses([address], config.expects_tls)
+    named = agents.addresses([address], config.expects_tls)
     return lambda: named
 
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from commwatch.analysis.ended_operations import RankParts, put_together
+from commwatch.analysis.ended_operations import RankParts
+from commwatch.analysis.job_wide import Seen, across_nodes, own_records
 from commwatch.analysis.rank_state import shedding
-from commwatch.analysis.verdicts import Verdict, combined, lateness, verdicts
+from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.spans import spans
-from commwatch.commands.client import NO_KEYS, TOGETHER_S, Keys, get, together
-from commwatch.config import DEFAULT_PORT
 from commwatch.core import terminal_text
 from commwatch.core.errors import UsageError
 from commwatch.core.views import Failed, GroupView, InFlight, RankView
 from commwatch.ingest.collective_join import MOST_PENDING
+from commwatch.runtime.client import NO_KEYS, TOGETHER_S, Keys, get, together
 from commwatch.watchers.stack_capture import Evidence
 
 #: Most collectives of cross-node groups, counted per rank, to request from all agents together; fewest per group.
@@ -31,54 +29,14 @@ class CannotDiagnose(UsageError):
     """No agent answers, or an address is wrong; the message names it."""
 
 
-@dataclass
-class Seen:
-    """The combined answers of all agents."""
+def with_peers(urls: list[str], keys: Keys = NO_KEYS) -> list[str]:
+    """Return agents and the agents of other nodes that they know; ``ask`` reports those that do not answer."""
 
-    ranks: list[RankView]
-    groups: list[GroupView]
-    #: Verdicts that need an agent's own records: late ranks, ranks that disagreed in ended operations, other sources.
-    reported: list[Verdict]
-    #: Agents that did not answer, by URL, with the reason.
-    silent: dict[str, str]
-    #: The latest collectives of cross-node groups, by rank.
-    parts: list[RankParts] = field(default_factory=list)
+    def others(url: str) -> list[str]:
+        return [str(peer["url"]) for peer in get(url, "peers", keys) if peer["state"] != "this agent"]
 
-
-def addresses(names: Iterable[str], secure: bool = False) -> list[str]:
-    """Return the URLs of agents.
-
-    Args:
-        names: ``host``, ``host:port``, URLs, and target files (``.json``) in Prometheus' ``file_sd`` format.
-        secure: use TLS for addresses without a scheme.
-
-    Raises:
-        CannotDiagnose: a file cannot be read or has another format; an address is not valid.
-    """
-    found: dict[str, None] = {}
-    for name in names:
-        if not name.endswith(".json"):
-            found[_url(name, secure)] = None
-            continue
-        try:
-            targets = [
-                target for entry in json.loads(Path(name).read_text(encoding="utf-8")) for target in entry["targets"]
-            ]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CannotDiagnose(f"{name}: not a Prometheus file_sd target file: {error}") from None
-        found.update({_url(str(target), secure): None for target in targets})
-    return list(found)
-
-
-def _url(name: str, secure: bool) -> str:
-    scheme, separator, _ = name.partition("://")
-    if separator:
-        if scheme.lower() not in ("http", "https"):  # urllib would also read files
-            raise CannotDiagnose(f"{name}: not an agent's address; give HOST, HOST:PORT, or an http or https URL")
-        return name.rstrip("/")
-    host, colon, port = name.rpartition(":")
-    is_port = bool(colon) and port.isdecimal() and (host.endswith("]") or ":" not in host)
-    return f"http{'s' * secure}://{name}{'' if is_port else f':{DEFAULT_PORT}'}"
+    known = [url for _, answer in _all(urls, others) if not isinstance(answer, str) for url in answer]
+    return list(dict.fromkeys([*urls, *known]))
 
 
 def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
@@ -98,7 +56,7 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Seen:
         seen.groups += groups
         seen.reported += reported
         jobs_at[url] = tuple(group.job_id for group in groups)
-    across = _across(seen.groups)
+    across = across_nodes(seen.groups)
     columns = sum(group.size for group in across)
     limit = max(_LEAST, min(MOST_PENDING, _MOST_PARTS // max(1, columns)))
     jobs = {group.job_id for group in across}
@@ -145,8 +103,7 @@ def _views(url: str, job: str | None, keys: Keys) -> tuple[list[RankView], list[
             failed = [_view(Failed, op) for op in answer["failed"]]
             ranks.append(_view(RankView, {**answer, "in_flight": ops, "failed": failed}))
         groups += [_view(GroupView, answer) for answer in get(url, f"groups{query}", keys)]
-        verdicts_of = [_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys)]
-        reported += [v for v in verdicts_of if v.source != "probe" or v.kind in ("straggler", "desync")]
+        reported += own_records(_view(Verdict, answer) for answer in get(url, f"verdicts{query}", keys))
     return ranks, groups, reported
 
 
@@ -156,43 +113,8 @@ def _parts(url: str, jobs: list[str], limit: int, keys: Keys) -> list[RankParts]
     return [_view(RankParts, answer) for query in queries for answer in get(url, query, keys)["parts"]]
 
 
-def _merged(groups: Iterable[GroupView]) -> dict[tuple[str, str], GroupView]:
-    """Return each group once, by job id and group id, with the ranks that used it on any node."""
-    merged: dict[tuple[str, str], GroupView] = {}
-    for group in groups:
-        known = merged.setdefault((group.job_id, group.group_id), group)
-        merged[group.job_id, group.group_id] = replace(known, ranks=sorted({*known.ranks, *group.ranks}))
-    return merged
-
-
-def _across(groups: list[GroupView]) -> list[GroupView]:
-    """Return the groups that several agents report and whose ranks are all known."""
-    agents = Counter((group.job_id, group.group_id) for group in groups)
-    return [group for at, group in _merged(groups).items() if agents[at] > 1 and len(group.ranks) == group.size]
-
-
 def _view(kind: type[_T], answer: dict[str, Any]) -> _T:
     return kind(**{field.name: answer[field.name] for field in fields(kind)})  # type: ignore[arg-type]
-
-
-def conclude(seen: Seen) -> list[Verdict]:
-    """Return the verdicts on the combined answers."""
-    found = verdicts(seen.ranks, seen.groups)
-    groups = _merged(seen.groups)
-    # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
-    across = [
-        lateness(late, groups[job, group_id])
-        for job, group_id, window in put_together(seen.parts)
-        if (job, group_id) in groups
-        for late in window.late(0, least_ns=0)
-    ]
-    known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
-    reported: dict[tuple[object, ...], Verdict] = {}
-    for verdict in (*seen.reported, *across):  # drop duplicates from an agent that was queried under two names
-        at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
-        if at not in known:
-            reported.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
-    return combined(found, reported.values())
 
 
 def text(found: list[Verdict], seen: Seen, taken: list[Evidence]) -> str:

@@ -21,9 +21,10 @@ from commwatch.analysis.traffic import NOT_COUNTED
 from commwatch.collectors.node.gpu import ALARMING
 from commwatch.collectors.spans import rest, spans
 from commwatch.collectors.wire import nccl_debug_file as debug
-from commwatch.commands.client import get, keys_of, local_agents
-from commwatch.config import DEFAULT_PORT, Config
+from commwatch.config import Config
 from commwatch.core import terminal_text
+from commwatch.core.addresses import DEFAULT_PORT
+from commwatch.runtime.client import get, keys_of, local_agents
 from commwatch.runtime.run_lock import bind_remedy
 from commwatch.watchers import stack_capture
 

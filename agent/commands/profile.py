@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from commwatch.collectors.spans import spans
-from commwatch.commands.client import NO_KEYS, Keys, detail, get, post
 from commwatch.core import terminal_text
 from commwatch.core.errors import CommwatchError, UsageError
 from commwatch.core.units import percent, seconds
 from commwatch.report.report import columns
+from commwatch.runtime.client import NO_KEYS, Keys, detail, get, post
 
 #: Seconds added to the time limit for the steps, for writing and reading the traces.
 _MORE_S = 90.0

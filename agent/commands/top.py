@@ -12,6 +12,7 @@ from rich.text import Text
 
 from commwatch.analysis.advice import BOTTLENECK_SHARE, WORTH
 from commwatch.analysis.headline import bottleneck, of_some, split
+from commwatch.analysis.job_wide import Nodes
 from commwatch.analysis.rank_state import begun, culprits, oldest, shedding, state
 from commwatch.analysis.verdicts import for_others, late_ranks, waited_for
 from commwatch.analysis.wait_graph import age
@@ -91,10 +92,23 @@ def _title(answers: Answers, cells: int, live: bool) -> Text:
         ended = "" if job.state == "running" else time.strftime(" at %H:%M:%S", time.localtime(job.last_seen_at))
         text += f"{clean(job.job_id)}, {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
         text += f", {job.restarts} restarts" if job.restarts else ""
+        text += nodes(shown.nodes)
     hint = " q quits" if live else ""
     title = Text.assemble((text, "title"))
     title.truncate(max(1, cells - len(hint)), overflow="ellipsis", pad=True)
     return title.append(hint, "dim")
+
+
+def nodes(found: Nodes) -> str:
+    """Return how many of a job's nodes an answer covers, as ``, 3 of 4 nodes``; empty for the node of the only agent."""
+    known = found.answered + len(found.silent)
+    return (
+        ""
+        if known == 1
+        else f", {found.answered} nodes"
+        if not found.silent
+        else f", {found.answered} of {known} nodes"
+    )
 
 
 def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
@@ -194,6 +208,11 @@ def _notices(answers: Answers) -> list[tuple[str, str]]:
     """Return what is wrong, the text and style of each notice, the worst first."""
     shown = answers.shown
     notices = [] if answers.about.trouble is None else [(f"agent: {answers.about.trouble}", "bad")]
+    if shown is not None:
+        silent = shown.nodes.silent.items()
+        notices += [
+            (f"no answer from {url} ({why}): ranks of its node are missing below", "bad") for url, why in silent
+        ]
     if shown is not None and shown.job.ending:
         notices.append((f"FAILED {shown.job.ending}" if shown.job.failed else shown.job.ending, "bad"))
     if shown is not None:
@@ -320,7 +339,13 @@ def _rank_table(
 def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[TableRow]:
     named, steps, covered_s = culprits(shown.verdicts), _by_rank(shown), _covered_s(answers, shown, shown.by_rank)
     sums = {row.by["rank"]: row for row in shown.by_rank.rows}
-    cards = {view.gpu.card.index: view.gpu.measured.utilization for view in answers.gpus.gpus}
+    # By rank, because the cards of other nodes have the same numbers.
+    used = {
+        on.rank: view.gpu.measured.utilization
+        for view in answers.gpus.gpus
+        for on in view.ranks
+        if on.job_id == shown.job.job_id
+    }
     rows = []
     for rank in ranks:
         word, blamed, mine = state(rank), named.get(rank.rank), steps.get(rank.rank, [])
@@ -332,7 +357,7 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
             seconds(median(step.duration_s for step in mine) if mine else None),
             percent(comm_share(mine)), percent(exposed_share(mine)),
             _part(None if row is None else _waited(row), 1, covered_s),
-            NOT_KNOWN if rank.gpu is None else f"{rank.gpu}: {percent(cards.get(rank.gpu))}",
+            NOT_KNOWN if rank.gpu is None else f"{rank.gpu}: {percent(used.get(rank.rank))}",
             NOT_KNOWN if op is None else _named(op, len(begun(rank))),
             NOT_KNOWN if op is None else seconds(age(op)), clean(rank.host),
         )  # fmt: skip

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from commwatch.analysis.advice import Advice
+from commwatch.analysis.job_wide import JobWide, Nodes
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
-from commwatch.commands.client import NO_KEYS, Keys, get
 from commwatch.core.api_views import About, AlertsView, AlertView, Summary
 from commwatch.core.views import JobView, RankView, StepView
+from commwatch.runtime.client import NO_KEYS, Keys, get
 from commwatch.watchers.gpus import GpuViews
 
 #: Seconds of the past that are shown.
@@ -31,7 +32,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class OfJob:
-    """An agent's answers on one job. Steps and operations are those of the last ``WINDOW_S`` seconds."""
+    """An agent's answers on one job on all nodes. Steps and operations are those of the last ``WINDOW_S`` seconds."""
 
     job: JobView
     ranks: list[RankView]
@@ -40,8 +41,11 @@ class OfJob:
     by_rank: Summary
     by_operation: Summary
     verdicts: list[Verdict]
+    #: From this agent's node.
     advice: list[Advice]
     findings: list[Finding]
+    #: The nodes that the other answers cover.
+    nodes: Nodes
 
 
 @dataclass(frozen=True)
@@ -122,15 +126,24 @@ class Asker:
         which = f"job={urllib.parse.quote(job.job_id, safe='')}"
         lately = f"{which}&since={WINDOW_S}s"
         advice, findings = self._seldom(url, job.job_id, which)
+        every = self._ask_all(list[JobView], url, "jobs?")
+        ranks = self._ask_all(list[RankView], url, f"ranks?{which}&")
+        steps = self._ask_all(list[StepView], url, f"steps?{lately}&limit={_MOST_STEPS}&")
+        by_rank = self._ask_all(Summary, url, f"summary?{lately}&by=rank&")
+        by_operation = self._ask_all(Summary, url, f"summary?{lately}&by=group,op&")
+        verdicts = self._ask_all(list[Verdict], url, f"verdicts?{which}&")
+        answers: list[JobWide[Any]] = [ranks, steps, by_rank, by_operation, verdicts]
+        silent = {agent: why for answer in answers for agent, why in answer.nodes.silent.items()}
         return OfJob(
-            job=job,
-            ranks=self._ask(list[RankView], url, f"ranks?{which}"),
-            steps=self._ask(list[StepView], url, f"steps?{lately}&limit={_MOST_STEPS}"),
-            by_rank=self._ask(Summary, url, f"summary?{lately}&by=rank"),
-            by_operation=self._ask(Summary, url, f"summary?{lately}&by=group,op"),
-            verdicts=self._ask(list[Verdict], url, f"verdicts?{which}"),
+            job=next((each for each in every.data if each.job_id == job.job_id), job),
+            ranks=ranks.data,
+            steps=steps.data,
+            by_rank=by_rank.data,
+            by_operation=by_operation.data,
+            verdicts=verdicts.data,
             advice=advice,
             findings=findings,
+            nodes=Nodes(min(answer.nodes.answered for answer in answers), silent),
         )
 
     def _seldom(self, url: str, job: str, which: str) -> tuple[list[Advice], list[Finding]]:
@@ -143,6 +156,11 @@ class Asker:
     def _ask(self, kind: type[_T], url: str, path: str) -> _T:
         adapter: Any = _adapter
         answer: _T = adapter(kind).validate_python(get(url, path, self._keys))
+        return answer
+
+    def _ask_all(self, kind: type[_T], url: str, path: str) -> JobWide[_T]:
+        wide: Any = JobWide
+        answer: JobWide[_T] = self._ask(wide[kind], url, f"{path}scope=job")
         return answer
 
 

@@ -20,6 +20,9 @@ class About:
     scraper: str | None
     #: Unix time of the answer, by the agent's clock.
     at: float | None = None
+    #: Host name of the node, and a random name of this agent since its start.
+    host: str = ""
+    id: str = ""
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,8 @@ class Counted(NamedTuple):
     cell: Cell
     #: torch's name of the group's backend; ``None``: not known.
     backend: str | None = None
+    #: Number of the rank's node within an answer; 0: that of the agent.
+    node: int = 0
 
 
 def counted(job: str, rank: int, group: GroupInfo, op: str, *, key: CellKey, cell: Cell) -> Counted:

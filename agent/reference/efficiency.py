@@ -162,7 +162,7 @@ class Yardstick:
     """Compares operations with a reference of the link, else with the job's own curve.
 
     Args:
-        cells: all known cells of the jobs, for the jobs' own curves and for the ranks of a group on this node.
+        cells: all known cells of the jobs, for the jobs' own curves and for the nodes of a group's ranks.
         find: finds references of the link.
     """
 
@@ -170,9 +170,10 @@ class Yardstick:
         cells = list(cells)
         self.lines = lines(cells)
         self._find = find
-        self._ranks: dict[tuple[str, str], set[int]] = {}
+        #: By job and group: the node of each rank that has cells.
+        self._nodes: dict[tuple[str, str], dict[int, int]] = {}
         for one in cells:
-            self._ranks.setdefault((one.job_id, one.group_id), set()).add(one.rank)
+            self._nodes.setdefault((one.job_id, one.group_id), {})[one.rank] = one.node
         self._known: dict[tuple[str, str, str], Reference | None] = {}
 
     def reference(self, one: Counted) -> Reference | None:
@@ -180,7 +181,8 @@ class Yardstick:
         key = one.job_id, one.group_id, one.op
         if key not in self._known:
             # Symmetric operations need all ranks of a group, so ranks without cells are on other hosts.
-            hosts = 1 if len(self._ranks.get(key[:2], ())) == one.group_size else 2
+            nodes = self._nodes.get(key[:2], {})
+            hosts = max(len(set(nodes.values())), 1 if len(nodes) == one.group_size else 2)
             line = self.lines.get(key)
             own = own_best(line) if line is not None else None
             self._known[key] = self._find(one.group, one.backend, one.group_size, hosts, one.op) or own

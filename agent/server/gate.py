@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from commwatch.report.html_frame import STYLE_HASH, page
 from commwatch.runtime.offload import Aside
 from commwatch.runtime.tokens import BadToken
-from commwatch.server import access, peers
+from commwatch.server import access, client_name
 from commwatch.server.access import Refusal, Rules
 from commwatch.server.http_protocol import MOST_HEADER_BYTES
 from commwatch.server.problems import answer
@@ -29,10 +29,14 @@ STREAM = "/api/v1/stream"
 MOST_BODY_BYTES = 64 << 10
 #: Requests that wait, are handled or are being answered, except ``/metrics`` and health: in all, and per client.
 MOST_REQUESTS, MOST_OF_ONE = 32, 16
-#: Requests handled at once: those for the worker process (True), which answers one at a time, and others (False), each of
-#: which takes interpreter time from the intake.
-_AT_ONCE = {True: 1, False: 2}
-_DEAR = frozenset(f"/api/v1/{name}" for name in ("summary", "ops", "collectives", "steps", "efficiency", "advice"))
+#: Requests handled at once: those for the worker process, which answers one at a time; those that wait for other agents, which
+#: must not wait in the same line as these agents' requests to this one; and others, each of which takes interpreter time from
+#: the intake.
+HISTORY, JOB, LIVE = "history", "job", "live"
+_AT_ONCE = {HISTORY: 1, JOB: 4, LIVE: 2}
+_OF_HISTORY = frozenset(
+    f"/api/v1/{name}" for name in ("summary", "cells", "ops", "collectives", "steps", "efficiency", "advice")
+)
 #: Seconds that a request waits for its turn.
 _TURN_S = 30.0
 #: Streams open at once.
@@ -61,7 +65,7 @@ class Gate:
         self._streams = 0
         #: Number of requests by client.
         self._requests: Counter[str] = Counter()
-        self._turns = {dear: Turns(number) for dear, number in _AT_ONCE.items()}
+        self._turns = {line: Turns(number) for line, number in _AT_ONCE.items()}
         self._trouble = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +108,7 @@ class Gate:
 
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to the routes when it is its turn; answer 429 or 503 without room, or without a turn in time."""
-        client = peers.client(scope.get("client"), scope.get("server"))
+        client = client_name.client(scope.get("client"), scope.get("server"))
         if self._requests.total() >= MOST_REQUESTS:
             await _full(f"{MOST_REQUESTS} requests are in progress")(scope, receive, send)
             return
@@ -112,7 +116,7 @@ class Gate:
             detail = f"{MOST_OF_ONE} requests of this client ({client}) are in progress, the limit for one client"
             await answer(HTTPStatus.TOO_MANY_REQUESTS, detail)(scope, receive, send)
             return
-        turns = self._turns["/".join(scope["path"].split("/")[:4]) in _DEAR]
+        turns = self._turns[_line(scope)]
         self._requests[client] += 1
         try:
             await turns.take(client, _TURN_S)
@@ -180,6 +184,13 @@ class Gate:
             self._cookie, access.session(token), path="/", httponly=True, samesite="lax", secure=self._secure
         )
         return response
+
+
+def _line(scope: Scope) -> str:
+    """Return the line in which a request waits for its turn."""
+    if b"scope=job" in scope["query_string"].split(b"&"):
+        return JOB
+    return HISTORY if "/".join(scope["path"].split("/")[:4]) in _OF_HISTORY else LIVE
 
 
 def _plain(headers: Headers) -> dict[str, str]:

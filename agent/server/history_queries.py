@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from commwatch.analysis.advice import Advice
+from commwatch.analysis.job_queries import Cells, view_of
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import Summary
@@ -117,6 +118,13 @@ def summary(
     job_exists(agent, job)
     covered, rows = agent.summary(from_ns, until_ns, by, {"job_id": job, **same})
     return Summary(covered[0], covered[1], by, rows)
+
+
+def cells(agent: QueryService, from_ns: int, until_ns: int, job: str) -> Cells:
+    """Return sums by rank, group, op and size for another agent."""
+    job_exists(agent, job)
+    covered, found = agent.cells(from_ns, until_ns, job)
+    return Cells(covered[0], covered[1], [view_of(one) for one in found])
 
 
 def operations(agent: QueryService, wanted: Wanted) -> Operations:
@@ -227,7 +235,7 @@ def advice(
 
 #: Functions by name; each is called with the agent and the arguments of the question.
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
-    each.__name__: each for each in (summary, operations, operations_csv, collective, steps, efficiency, advice)
+    each.__name__: each for each in (summary, cells, operations, operations_csv, collective, steps, efficiency, advice)
 }
 
 

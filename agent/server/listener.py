@@ -15,7 +15,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from commwatch.config import DEFAULT_PORT, Config
+from commwatch.config import Config
+from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.runtime import tokens
 from commwatch.runtime.offload import Aside
 from commwatch.runtime.run_lock import CannotStart, bind_remedy

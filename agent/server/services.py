@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from commwatch.alerting.bundles import Evidence
 from commwatch.alerting.evaluation import Alerting
 from commwatch.analysis.queries import QueryService
+from commwatch.runtime.peers import Peers
 from commwatch.server.history_worker import Worker
 from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import HostWatch
@@ -33,6 +34,10 @@ class Services:
     alerts: Alerting
     #: Bundles of data that were captured when alerts began to fire.
     evidence: Evidence
+    #: The agents of other nodes.
+    peers: Peers
+    #: A random name of this agent, by which it recognises its own address among those of its peers.
+    id: str
     #: Returns why the agent is broken; ``None``: it is not.
     healthy: Callable[[], str | None]
     #: Returns why it cannot answer yet, or not properly; ``None``: it can.

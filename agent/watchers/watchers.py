@@ -7,7 +7,8 @@ import time
 from functools import partial
 
 from commwatch.collectors.registry import Collectors, Reading
-from commwatch.config import Config, addresses
+from commwatch.config import Config
+from commwatch.core.addresses import hosts_and_ports
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.processes import Processes
 from commwatch.runtime.periodic import Beside
@@ -33,7 +34,7 @@ class Watchers:
     def __init__(self, config: Config, aggregate: Aggregate, lock: threading.RLock, stop: threading.Event) -> None:
         self.nccl = NcclLogs(config.dir, aggregate, lock, keep=partial(keep, config.state))
         self.inspector = Inspector(config.inspector_dir, aggregate, lock)
-        self.ras = Ras(addresses(config.ras) or () if config.ras else (), aggregate, lock)
+        self.ras = Ras(hosts_and_ports(config.ras) or () if config.ras else (), aggregate, lock)
         self.gpus = Gpus(config.gpus)
         self.host = HostWatch(aggregate, lock, time.monotonic_ns)
         self._collectors = Collectors()

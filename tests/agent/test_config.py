@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.config import Config, ConfigError, addresses, load
+from commwatch.config import Config, ConfigError, load
+from commwatch.core.addresses import hosts_and_ports
 from tests.helpers import clean_env, commwatch, commwatch_as_nobody, examples
 
 WRONG = Path(__file__).parents[1] / "fixtures" / "config"
@@ -150,7 +151,7 @@ def test_witnesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "commwatch.toml").write_text('ras = "localhost:28028, [::1]:28029"\ninspector_dir = "dumps"\n')
     config = load({"HOME": "/home/someone"})
     assert config.inspector_dir == tmp_path / "dumps"
-    assert addresses(config.ras or "") == [("localhost", 28028), ("::1", 28029)]
+    assert hosts_and_ports(config.ras or "") == [("localhost", 28028), ("::1", 28029)]
 
 
 # -- wrong ones ---------------------------------------------------------------------------------

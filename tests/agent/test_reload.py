@@ -47,9 +47,9 @@ def test_change() -> None:
     """What may change while the agent runs is taken from the settings that were read, all else stays; both are named."""
     asked = replace(NOW, port=1, keep_days=3.0, labels={"a": "b"}, ca_file=Path("/ca"))
     found = change(NOW, asked)
-    assert found.config == replace(NOW, keep_days=3.0, labels={"a": "b"})
-    assert (found.taken, found.left) == (("keep_days", "labels"), ("port",))
-    assert found.says == "applied keep_days, labels; a restart is needed for port"
+    assert found.config == replace(NOW, keep_days=3.0, labels={"a": "b"}, ca_file=Path("/ca"))
+    assert (found.taken, found.left) == (("ca_file", "keep_days", "labels"), ("port",))
+    assert found.says == "applied ca_file, keep_days, labels; a restart is needed for port"
     assert change(NOW, NOW).says == "nothing has changed"
     assert change(found.config, asked).taken == ()
 

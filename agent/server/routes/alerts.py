@@ -9,10 +9,20 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Response
 
 from commwatch.alerts.model import Alert
+from commwatch.analysis.job_wide import JobWide
 from commwatch.core.api_views import AlertsView, AlertView
-from commwatch.server.history_queries import ApiError, job_exists
+from commwatch.server.history_queries import ApiError, job_exists, text_of
 from commwatch.server.problems import ERRORS
-from commwatch.server.routes.params import JobFilter, Limit, QueriesOf, ServicesOf, sound_parameters
+from commwatch.server.routes.params import (
+    JobFilter,
+    Limit,
+    OthersOf,
+    QueriesOf,
+    Scope,
+    ServicesOf,
+    answered,
+    sound_parameters,
+)
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
@@ -33,16 +43,18 @@ def view_of(alert: Alert) -> AlertView:
     )
 
 
-@router.get("/alerts")
+@router.get("/alerts", response_model=AlertsView | JobWide[AlertsView])
 def alerts(
     agent: QueriesOf,
     services: ServicesOf,
+    others: OthersOf,
     *,
+    scope: Scope = "node",
     state: Literal["pending", "firing", "resolved"] | None = None,
     severity: Literal["info", "warning", "critical"] | None = None,
     job: JobFilter = None,
     limit: Limit = 100,
-) -> AlertsView:
+) -> Response:
     """The alerts that the agent has raised by itself: active and resolved ones, at most ``limit`` of each."""
 
     def wanted(alert: Alert) -> bool:
@@ -57,7 +69,11 @@ def alerts(
         job_exists(agent, job)
     active.sort(key=lambda alert: alert.active_at)
     shown = (services.evidence.linked(some[:limit]) for some in (active, past))
-    return AlertsView(*([view_of(alert) for alert in some] for some in shown))
+    own = AlertsView(*([view_of(alert) for alert in some] for some in shown))
+    if scope == "node":
+        return answered(text_of(own))
+    heard = others.ask("alerts?state,severity,job,limit")
+    return answered(services.worker.text("job_alerts", own=own, limit=limit, heard=heard))
 
 
 @router.get("/alerts/{alert_id}/evidence")

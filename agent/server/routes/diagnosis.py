@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated
 
@@ -10,37 +9,38 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch.analysis import ended_operations, live_ranks
 from commwatch.analysis.advice import Advice
-from commwatch.analysis.ended_operations import RankParts
+from commwatch.analysis.job_wide import JobWide
 from commwatch.analysis.pipelines import Pipeline, pipelines
 from commwatch.analysis.verdicts import Verdict, combined, verdicts
 from commwatch.core.durations import LAST, parse_last
 from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.server.history_queries import ApiError, Efficiencies, job_exists, text_of
+from commwatch.server.job_questions import Parts
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (
     JobFilter,
+    OthersOf,
     QueriesOf,
+    Scope,
     ServicesOf,
     Span,
     WorkerOf,
     answered,
     sound_parameters,
+    the_job,
 )
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Collectives of groups that also have ranks on other nodes; joined with the parts of those, they show late ranks."""
-
-    #: Collectives reported per group, at most: the latest. Fewer than requested where there are many groups and ranks.
-    limit: int
-    parts: list[RankParts]
-
-
-@router.get("/verdicts")
-def job_verdicts(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) -> list[Verdict]:
+@router.get("/verdicts", response_model=list[Verdict] | JobWide[list[Verdict]])
+def job_verdicts(
+    agent: QueriesOf,
+    services: ServicesOf,
+    others: OthersOf,
+    job: JobFilter = None,
+    scope: Scope = "node",
+) -> Response:
     """What is wrong right now, the longest first: hangs, stalls, ranks that disagree, stragglers; then verdicts of RAS.
 
     Empty if nothing is wrong.
@@ -49,7 +49,13 @@ def job_verdicts(agent: QueriesOf, services: ServicesOf, job: JobFilter = None) 
     groups = agent.groups(job)
     with agent.live(job) as (jobs, now_ns):
         ended = live_ranks.ended_verdicts(jobs, groups, now_ns)
-    return combined(verdicts(agent.ranks(job), groups), ended, services.ras.verdicts(job))
+        own_parts = ended_operations.parts(jobs, now_ns, MOST_PENDING)[1] if scope == "job" else []
+    found = combined(verdicts(agent.ranks(job), groups), ended, services.ras.verdicts(job))
+    if scope == "node":
+        return answered(text_of(found))
+    heard = others.ask("ranks?job", "groups?job", "verdicts?job", "parts?job")
+    wanted = {"job": the_job(job), "reported": found, "parts": own_parts}
+    return answered(services.worker.text("job_verdicts", **wanted, heard=heard))
 
 
 @router.get("/parts")
@@ -64,18 +70,30 @@ def parts(
         return Parts(*ended_operations.parts(jobs, now_ns, limit))
 
 
-@router.get("/efficiency", response_model=Efficiencies)
-def efficiency(worker: WorkerOf, span: Span, job: JobFilter = None) -> Response:
+@router.get("/efficiency", response_model=Efficiencies | JobWide[Efficiencies])
+def efficiency(
+    worker: WorkerOf, span: Span, others: OthersOf, job: JobFilter = None, scope: Scope = "node"
+) -> Response:
     """Operations by group and size: measured and expected duration, the reference used, and what limits them."""
-    return answered(worker.text("efficiency", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
+    wanted = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job}
+    if scope == "job":
+        the_job(job)
+        return answered(worker.text("job_efficiency", **wanted, heard=others.ask("cells?job,since,until")))
+    return answered(worker.text("efficiency", **wanted))
 
 
-@router.get("/pipelines")
-def job_pipelines(agent: QueriesOf, job: JobFilter = None) -> list[Pipeline]:
+@router.get("/pipelines", response_model=list[Pipeline] | JobWide[list[Pipeline]])
+def job_pipelines(
+    agent: QueriesOf, worker: WorkerOf, others: OthersOf, job: JobFilter = None, scope: Scope = "node"
+) -> Response:
     """Pipelines of the jobs on this node: how long stages wait for messages, in which direction, and the bubble."""
     job_exists(agent, job)
     with agent.live(job) as (jobs, _):
-        return pipelines(jobs)
+        own = pipelines(jobs)
+    if scope == "node":
+        return answered(text_of(own))
+    the_job(job)
+    return answered(worker.text("job_pipelines", own=own, heard=others.ask("pipelines?job")))
 
 
 @router.get("/advice", response_model=list[Advice])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import time
 from http import HTTPStatus
+from socket import gethostname
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
 from commwatch import __version__
+from commwatch.analysis.job_queries import Cells
+from commwatch.analysis.job_wide import JobWide
 from commwatch.analysis.nccl_operations import nccl_operations
 from commwatch.analysis.summary import DIMENSIONS
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
@@ -19,17 +22,21 @@ from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import NcclMessage, NcclOperations, Topology
 from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.operations import Cursor, place_of
-from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists
+from commwatch.runtime.peers import PeerView
+from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists, text_of
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (
     JobFilter,
     Limit,
+    OthersOf,
     QueriesOf,
+    Scope,
     ServicesOf,
     Span,
     WorkerOf,
     answered,
     sound_parameters,
+    the_job,
 )
 
 router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
@@ -39,20 +46,31 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 def about(services: ServicesOf) -> About:
     """The agent itself: version, history file, current trouble, and the client that last scraped its metrics."""
     path = str(services.queries.path)
-    return About(__version__, os.getpid(), path, services.ready(), *services.scraped, time.time())
+    state = (services.ready(), *services.scraped, time.time())
+    return About(__version__, os.getpid(), path, *state, gethostname(), services.id)
 
 
-@router.get("/jobs")
-def jobs(agent: QueriesOf) -> list[JobView]:
-    """The jobs of this node, newest first."""
-    return agent.jobs()
+@router.get("/peers")
+def peers(services: ServicesOf) -> list[PeerView]:
+    """The agents of other nodes that the setting `peers` names, and whether they answer."""
+    return services.peers.views()
 
 
-@router.get("/summary", response_model=Summary)
+@router.get("/jobs", response_model=list[JobView] | JobWide[list[JobView]])
+def jobs(agent: QueriesOf, worker: WorkerOf, others: OthersOf, scope: Scope = "node") -> Response:
+    """The jobs of this node, newest first; with `scope=job` those of all agents."""
+    if scope == "job":
+        return answered(worker.text("job_jobs", heard=others.ask("jobs")))
+    return answered(text_of(agent.jobs()))
+
+
+@router.get("/summary", response_model=Summary | JobWide[Summary])
 def summary(
     worker: WorkerOf,
     span: Span,
+    others: OthersOf,
     *,
+    scope: Scope = "node",
     job: JobFilter = None,
     by: Annotated[str, Query(description=f"Comma-separated, of {', '.join(DIMENSIONS)}.")] = "group,op",
     group: str | None = None,
@@ -67,9 +85,17 @@ def summary(
                 HTTPStatus.BAD_REQUEST, f"by={dimension}: unknown dimension; choose from {', '.join(DIMENSIONS)}"
             )
     same = {"group": group, "op": op, "rank": rank}
-    return answered(
-        worker.text("summary", from_ns=span.from_ns, until_ns=span.until_ns, job=job, by=dimensions, same=same)
-    )
+    wanted = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job, "by": dimensions, "same": same}
+    if scope == "job":
+        the_job(job)
+        return answered(worker.text("job_summary", **wanted, heard=others.ask("cells?job,since,until")))
+    return answered(worker.text("summary", **wanted))
+
+
+@router.get("/cells", response_model=Cells)
+def cells(worker: WorkerOf, span: Span, job: Annotated[str, Query(description="Job id.")]) -> Response:
+    """Sums of a job by rank, group, op and size, with sketches of durations, for the answer of another agent to `scope=job`."""
+    return answered(worker.text("cells", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
 
 
 @router.get("/ops", response_model=Operations, responses={200: {"content": {"text/csv": {}}}})
@@ -108,24 +134,45 @@ def collective(worker: WorkerOf, group_id: str, seq: Annotated[int, Path(ge=0, l
     return answered(worker.text("collective", group_id=group_id, seq=seq))
 
 
-@router.get("/steps", response_model=list[StepView])
-def steps(worker: WorkerOf, span: Span, job: JobFilter = None, rank: int | None = None, limit: Limit = 100) -> Response:
+@router.get("/steps", response_model=list[StepView] | JobWide[list[StepView]])
+def steps(
+    worker: WorkerOf,
+    span: Span,
+    others: OthersOf,
+    *,
+    scope: Scope = "node",
+    job: JobFilter = None,
+    rank: int | None = None,
+    limit: Limit = 100,
+) -> Response:
     """Training steps, newest first."""
-    return answered(worker.text("steps", from_ns=span.from_ns, until_ns=span.until_ns, job=job, rank=rank, limit=limit))
+    wanted = {"from_ns": span.from_ns, "until_ns": span.until_ns, "job": job, "rank": rank, "limit": limit}
+    if scope == "job":
+        the_job(job)
+        return answered(worker.text("job_steps", **wanted, heard=others.ask("steps?job,since,until,rank,limit")))
+    return answered(worker.text("steps", **wanted))
 
 
-@router.get("/ranks")
-def ranks(agent: QueriesOf, job: JobFilter = None) -> list[RankView]:
+@router.get("/ranks", response_model=list[RankView] | JobWide[list[RankView]])
+def ranks(
+    agent: QueriesOf, worker: WorkerOf, others: OthersOf, job: JobFilter = None, scope: Scope = "node"
+) -> Response:
     """The ranks of this node: state, last collective, operations in flight and for how long."""
     job_exists(agent, job)
-    return agent.ranks(job)
+    if scope == "job":
+        return answered(worker.text("job_ranks", job=the_job(job), heard=others.ask("ranks?job")))
+    return answered(text_of(agent.ranks(job)))
 
 
-@router.get("/groups")
-def groups(agent: QueriesOf, job: JobFilter = None) -> list[GroupView]:
+@router.get("/groups", response_model=list[GroupView] | JobWide[list[GroupView]])
+def groups(
+    agent: QueriesOf, worker: WorkerOf, others: OthersOf, job: JobFilter = None, scope: Scope = "node"
+) -> Response:
     """The process groups that ranks of this node have used."""
     job_exists(agent, job)
-    return agent.groups(job)
+    if scope == "job":
+        return answered(worker.text("job_groups", job=the_job(job), heard=others.ask("groups?job")))
+    return answered(text_of(agent.groups(job)))
 
 
 @router.get("/host")

@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from http import HTTPStatus
-from typing import Annotated
-from urllib.parse import parse_qsl, unquote_to_bytes
+from typing import Annotated, Literal
+from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 
 from fastapi import Depends, Query, Request, Response
 
+from commwatch.analysis.job_wide import Heard
 from commwatch.analysis.queries import QueryService
 from commwatch.core.durations import parse_age
 from commwatch.server.history_queries import ApiError, Text
@@ -149,6 +150,46 @@ async def _worker(found: ServicesOf) -> Worker:
 
 QueriesOf = Annotated[QueryService, Depends(_queries)]
 WorkerOf = Annotated[Worker, Depends(_worker)]
+
+
+Scope = Annotated[
+    Literal["node", "job"],
+    Query(description="job: the answer covers all nodes of the job, as far as the agents of the setting peers answer."),
+]
+
+
+class Others:
+    """The agents of other nodes, for one request.
+
+    Args:
+        request: its parameters are passed on as they are written, so that an age counts from the clock of each node.
+    """
+
+    def __init__(self, request: Request, found: ServicesOf) -> None:
+        self._given, self._peers = request.query_params, found.peers
+
+    def ask(self, *questions: str) -> Heard:
+        """Return the answers to questions such as ``steps?job,limit``: a route, and the names of parameters to pass on.
+
+        A parameter with a value, as in ``parts?limit=64``, has that value.
+        """
+        return self._peers.ask(*map(self._path, questions))
+
+    def _path(self, question: str) -> str:
+        route, _, names = question.partition("?")
+        pairs = [name.partition("=") for name in names.split(",") if name]
+        values = [(name, value or self._given[name]) for name, _, value in pairs if value or name in self._given]
+        return f"{route}?{urlencode(values)}"
+
+
+OthersOf = Annotated[Others, Depends(Others)]
+
+
+def the_job(job: str | None) -> str:
+    """Return the job of a question about all its nodes; raise ``ApiError`` (400) without one."""
+    if job is None:
+        raise ApiError(HTTPStatus.BAD_REQUEST, "scope=job: name the job, as job=NAME; /api/v1/jobs lists the jobs")
+    return job
 
 
 def answered(text: Text) -> Response:

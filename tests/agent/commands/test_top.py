@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.analysis.advice import Advice
+from commwatch.analysis.job_wide import Nodes
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.collectors.node.gpu import Card, Gpu, Measured
@@ -19,7 +20,7 @@ from commwatch.core.api_views import About, AlertView, Row, Summary
 from commwatch.core.terminal_text import width
 from commwatch.core.text_table import coloured
 from commwatch.core.views import InFlight, JobView, RankView, StepView
-from commwatch.watchers.gpus import GpuView, GpuViews
+from commwatch.watchers.gpus import GpuView, GpuViews, RankOnGpu
 from tests.agent.core.test_text_table import plain
 from tests.helpers import examples
 
@@ -67,6 +68,7 @@ def of_job(**more: Any) -> OfJob:
         verdicts=[],
         advice=[],
         findings=[],
+        nodes=Nodes(1, {}),
     )
     return replace(made, **more)
 
@@ -217,11 +219,30 @@ def test_too_many_words() -> None:
 def test_gpus() -> None:
     """Cards that can be read have a line, and each rank shows its own."""
     cards = [
-        GpuView(Gpu(Card(n, "u", "b", "H100"), Measured(utilization=0.87, power_watts=312.4)), [], []) for n in (0, 1)
+        GpuView(Gpu(Card(n, "u", "b", "H100"), Measured(utilization=0.87, power_watts=312.4)), [], on)
+        for n, on in ((0, []), (1, [RankOnGpu("train", 0, None, None, None), RankOnGpu("other", 1, None, None, None)]))
     ]
-    said = text(of_job(ranks=[rank(0, gpu=1), rank(1)]), 100, gpus=GpuViews("up", None, None, NOW, cards, []))
+    said = text(of_job(ranks=[rank(0, gpu=1), rank(1, gpu=1)]), 100, gpus=GpuViews("up", None, None, NOW, cards, []))
     assert "gpus     0: 87 % 312 W  1: 87 % 312 W" in said
-    assert "1: 87 %  " in next(line for line in said.splitlines() if line.strip().startswith("0  running"))
+    mine, elsewhere = (
+        next(line for line in said.splitlines() if line.strip().startswith(start))
+        for start in ("0  running", "1  running")
+    )
+    assert "1: 87 %  " in mine
+    assert "1: –  " in elsewhere
+
+
+def test_several_nodes() -> None:
+    """The title has how many nodes answered; each that did not is named with its reason; a node alone is not counted."""
+    assert "nodes" not in text(of_job()).splitlines()[0]
+    assert (
+        text(of_job(nodes=Nodes(4, {})), 100)
+        .splitlines()[0]
+        .startswith("commwatch top: train, running, 2 of 2 ranks, 4 nodes")
+    )
+    said = text(of_job(nodes=Nodes(3, {"http://node4:9477": "timed out"})), 120)
+    assert "3 of 4 nodes" in said.splitlines()[0]
+    assert "no answer from http://node4:9477 (timed out): ranks of its node are missing below" in said
 
 
 def test_many_ranks() -> None:

@@ -28,6 +28,8 @@ def server(answers: dict[str, Any], status: int = 200) -> Iterator[tuple[str, Co
             path = self.path.partition("?")[0].removeprefix("/api/v1/")
             asked[path] += 1
             found = answers.get(path, [])
+            if "scope=job" in self.path and not isinstance(found, str):
+                found = {"nodes": {"answered": 2, "silent": {"http://node3": "refused"}}, "data": found}
             body = found.encode() if isinstance(found, str) else json.dumps(found).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -73,6 +75,7 @@ def test_put_together() -> None:
     assert found.shown is not None
     assert (found.shown.job, found.shown.ranks) == (of_job().job, of_job().ranks)
     assert (found.shown.steps, found.shown.by_operation) == (of_job().steps, of_job().by_operation)
+    assert (found.shown.nodes.answered, found.shown.nodes.silent) == (2, {"http://node3": "refused"})
 
 
 def test_slow_answers_are_asked_for_seldom() -> None:
@@ -84,7 +87,7 @@ def test_slow_answers_are_asked_for_seldom() -> None:
             now = at
             assert isinstance(ask(), Answers)
     assert (asked["advice"], asked["topology"]) == (2, 2)
-    assert (asked["ranks"], asked["jobs"], asked["summary"]) == (4, 4, 8)
+    assert (asked["ranks"], asked["jobs"], asked["summary"]) == (4, 8, 8)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from urllib.parse import unquote, urlencode
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from commwatch.commands.client import Keys, get
 from commwatch.runtime import tokens
+from commwatch.runtime.client import Keys, get
 from commwatch.server import gate
 from commwatch.server.access import Rules, session
 from commwatch.server.http_protocol import MOST_HEADER_BYTES

@@ -147,7 +147,7 @@ def is_open(connection: socket.socket) -> bool:
 
 def test_all_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If requests of the maximum number of connections are in progress, the next gets a 503 with that reason, and those continue."""
-    monkeypatch.setattr(gate, "_AT_ONCE", {False: 5})
+    monkeypatch.setattr(gate, "_AT_ONCE", {gate.LIVE: 5})
     with crowded(tmp_path / "run", monkeypatch) as (served, go, at_work), contextlib.ExitStack() as stack:
         there = [stack.enter_context(served.connect()) for _ in range(5)]
         for one in there:

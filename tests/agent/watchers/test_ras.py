@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from commwatch.analysis.job_wide import conclude
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl import ras as client
 from commwatch.collectors.nccl.ras import Communicator, Member, parse
@@ -373,7 +374,7 @@ def test_routes_and_diagnose(tmp_path: Path) -> None:
         (told,) = json.loads(fetch(f"{url}/api/v1/verdicts?job=job")[0])
         assert (told["source"], told["ranks"]) == ("ras", [6])
         seen = diagnose.ask([url, url.replace("127.0.0.1", "localhost")], None)
-        (found,) = diagnose.conclude(seen)
+        (found,) = conclude(seen)
         assert (found.source, found.kind, found.ranks) == ("ras", "stalled", [6])
         assert "RAS reports" in diagnose.text([found], seen, [])
 

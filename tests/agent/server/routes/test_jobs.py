@@ -45,7 +45,7 @@ def rings_of(directory: Path) -> Path:
     return directory / "rings"
 
 
-def _train(rings: Path, rank: int) -> RingWriter:
+def one_rank(rings: Path, rank: int) -> RingWriter:
     """One rank of four of the job ``train``."""
     mesh = group_entry(1, (0, 1) if rank < 2 else (2, 3), "mesh_tp", group_id="tp-a" if rank < 2 else "tp-b")
     world = group_entry(0, (0, 1, 2, 3), group_id="world")
@@ -76,14 +76,16 @@ def _train(rings: Path, rank: int) -> RingWriter:
             operation("all_reduce", start_ns=late + 3 * MS, end_ns=late + 9 * MS, seq=7, size=1000, flags=ev.FAILED),
         ]
     names = [world, mesh, {"dtype": 1, "name": "bfloat16"}, {"op": UNKNOWN_OP, "name": "c10d::swap"}]
-    return write_ring(rings, records, names, job="train", rank=rank, world_size=4, wall_offset_ns=BASE * S)
+    writer = write_ring(rings, records, names, job="train", rank=rank, world_size=4, wall_offset_ns=BASE * S)
+    if rank == 3:
+        oldest = operation("all_reduce", start_ns=0, end_ns=0, seq=8, launch_ns=time.monotonic_ns() - 90 * S, size=77)
+        assert writer.begin(*oldest) >= 0
+    return writer
 
 
 def populate(rings: Path) -> list[RingWriter]:
     """Three jobs: ``train`` runs on four ranks, ``eval`` has the same ranks and has ended, ``lost`` vanished."""
-    running = [_train(rings, rank) for rank in range(4)]
-    oldest = operation("all_reduce", start_ns=0, end_ns=0, seq=8, launch_ns=time.monotonic_ns() - 90 * S, size=77)
-    assert running[3].begin(*oldest) >= 0
+    running = [one_rank(rings, rank) for rank in range(4)]
     ended = [
         write_ring(
             rings,

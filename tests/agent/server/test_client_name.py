@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from commwatch.server import peers
+from commwatch.server import client_name
 from tests.helpers import NOBODY, PATIENCE_S, needs
 
 
@@ -26,11 +26,11 @@ def test_user(address: str) -> None:
         with socket.create_connection(here, 60):
             mine, peer = listener.accept()
             with mine:
-                assert peers.client(peer[:2], here) == f"user {os.getuid()}"
+                assert client_name.client(peer[:2], here) == f"user {os.getuid()}"
         with subprocess.Popen([sys.executable, "-c", code, here[0], str(here[1])]):
             theirs, peer = listener.accept()
             with theirs:
-                assert peers.client(peer[:2], here) == f"user {NOBODY}"
+                assert client_name.client(peer[:2], here) == f"user {NOBODY}"
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_user(address: str) -> None:
 )
 def test_address(peer: tuple[str, int] | None, said: str) -> None:
     """Anybody else is an address, and where the kernel does not say whose it is, so is a client of this machine."""
-    assert peers.client(peer, ("127.0.0.1", 2)) == said
+    assert client_name.client(peer, ("127.0.0.1", 2)) == said

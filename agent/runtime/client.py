@@ -1,4 +1,4 @@
-"""HTTP requests to agents, shared by all commands. No redirect or proxy can send a token to another host."""
+"""HTTP requests to agents, shared by commands and agents. No redirect or proxy can send a token to another host."""
 
 from __future__ import annotations
 
@@ -69,12 +69,33 @@ def get(url: str, path: str, keys: Keys = NO_KEYS) -> Any:
         OSError: no answer in time; ``HTTPError`` if the agent refuses.
         ValueError: the answer is not HTTP or not JSON, or the URL is not valid.
     """
-    return _ask(url, path, None, {}, keys)
+    return decoded(fetch(url, path, keys, _TIMEOUT_S))
 
 
 def post(url: str, path: str, body: Any, keys: Keys = NO_KEYS) -> Any:
     """Return an agent's answer to a POST of ``body`` as JSON; raises what ``get`` raises."""
-    return _ask(url, path, json.dumps(body).encode(), {"Content-Type": "application/json"}, keys)
+    return decoded(_ask(url, path, json.dumps(body).encode(), keys, _TIMEOUT_S))
+
+
+def fetch(url: str, path: str, keys: Keys, timeout_s: float) -> bytes:
+    """Return the body of an agent's answer to a GET of ``path`` under ``/api/v1``.
+
+    Args:
+        timeout_s: for each wait for data, and for the body.
+
+    Raises:
+        OSError: no answer in time; ``HTTPError`` if the agent refuses.
+        ValueError: the answer is not HTTP or too long, or the URL is not valid.
+    """
+    return _ask(url, path, None, keys, timeout_s)
+
+
+def decoded(body: bytes, most_values: int = _MOST_VALUES) -> Any:
+    """Return a body as JSON; raise ``ValueError`` if it is not JSON, nested too deeply, or has more values than this."""
+    try:
+        return bounded.load(body, most_values)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 def together(question: Callable[[_Target], _Answer], targets: Sequence[_Target]) -> list[_Answer | None]:
@@ -99,19 +120,20 @@ def detail(error: urllib.error.HTTPError) -> str | None:
         return None
 
 
-def _ask(url: str, path: str, content: bytes | None, headers: dict[str, str], keys: Keys) -> Any:
+def _ask(url: str, path: str, content: bytes | None, keys: Keys, timeout_s: float) -> bytes:
+    headers = {} if content is None else {"Content-Type": "application/json"}
     token = _token(url, keys)
     if token is not None:
         headers = {**headers, "Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{url}/api/v1/{path}", content, headers)  # noqa: S310 - an agent's address
     try:
-        with _opener(keys.ca_file, keys.client_cert).open(request, timeout=_TIMEOUT_S) as response:
-            return _load(response)
+        with _opener(keys.ca_file, keys.client_cert).open(request, timeout=timeout_s) as response:
+            return _body(response, timeout_s)
     except OSError as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.UNAUTHORIZED:
             error.msg = f"it requires {'another' if token else 'its'} token; give it with --token-file FILE"
         raise
-    except (http.client.HTTPException, RecursionError) as error:
+    except http.client.HTTPException as error:
         raise ValueError(str(error)) from None
 
 
@@ -172,13 +194,13 @@ def _context(ca_file: Path | None, client_cert: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _load(response: http.client.HTTPResponse) -> Any:
-    """Return the JSON of a response; raise TimeoutError if it is not complete in time, even if bytes still arrive."""
-    end, body = time.monotonic() + _TIMEOUT_S, bytearray()
+def _body(response: http.client.HTTPResponse, timeout_s: float) -> bytes:
+    """Return the body of a response; raise TimeoutError if it is not complete in time, even if bytes still arrive."""
+    end, body = time.monotonic() + timeout_s, bytearray()
     while piece := response.read1(1 << 16):
         body += piece
         if len(body) > _MOST_BYTES:
             raise ValueError(f"its answer is longer than {_MOST_BYTES >> 20} MiB")
         if time.monotonic() > end:
-            raise TimeoutError(f"did not send its whole answer within {_TIMEOUT_S:.0f} s")
-    return bounded.load(body, _MOST_VALUES)
+            raise TimeoutError(f"did not send its whole answer within {timeout_s:.0f} s")
+    return bytes(body)

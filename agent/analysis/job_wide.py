@@ -1,0 +1,147 @@
+"""The whole job: the answers of the agents of its nodes, put together. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Generic, NamedTuple, TypeVar
+
+from commwatch.analysis.ended_operations import RankParts, put_together
+from commwatch.analysis.verdicts import Verdict, combined, lateness, verdicts
+from commwatch.core.views import GroupView, JobView, RankView
+
+_T = TypeVar("_T")
+
+
+class Heard(NamedTuple):
+    """What the agents of other nodes answered to one question."""
+
+    #: By URL, an answer to each path. Agents that do not have the job are left out.
+    answers: dict[str, list[bytes]]
+    #: Agents that did not answer, by URL, with the reason; they may have ranks of the job.
+    silent: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes that an answer covers."""
+
+    #: Number of agents whose data it has: this one, and the others that have the job.
+    answered: int
+    #: Agents that did not answer, by URL, with the reason; they may have ranks of the job.
+    silent: dict[str, str]
+
+
+@dataclass(frozen=True)
+class JobWide(Generic[_T]):
+    """An answer that covers all nodes of a job."""
+
+    nodes: Nodes
+    data: _T
+
+
+@dataclass
+class Seen:
+    """The combined answers of all agents."""
+
+    ranks: list[RankView]
+    groups: list[GroupView]
+    #: Verdicts that need an agent's own records: late ranks, ranks that disagreed in ended operations, other sources.
+    reported: list[Verdict]
+    #: Agents that did not answer, by URL, with the reason.
+    silent: dict[str, str]
+    #: The latest collectives of cross-node groups, by rank.
+    parts: list[RankParts] = field(default_factory=list)
+
+
+def own_records(found: Iterable[Verdict]) -> list[Verdict]:
+    """Return an agent's verdicts that the views of its ranks and groups do not give."""
+    return [verdict for verdict in found if verdict.source != "probe" or verdict.kind in ("straggler", "desync")]
+
+
+def conclude(seen: Seen) -> list[Verdict]:
+    """Return the verdicts on the combined answers."""
+    found = verdicts(seen.ranks, seen.groups)
+    groups = {(group.job_id, group.group_id): group for group in merged_groups(seen.groups)}
+    # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
+    across = [
+        lateness(late, groups[job, group_id])
+        for job, group_id, window in put_together(seen.parts)
+        if (job, group_id) in groups
+        for late in window.late(0, least_ns=0)
+    ]
+    known = {(verdict.job_id, verdict.group_id, verdict.cause, verdict.source) for verdict in found}
+    reported: dict[tuple[object, ...], Verdict] = {}
+    for verdict in (*seen.reported, *across):  # drop duplicates from an agent that was queried under two names
+        at = (verdict.job_id, verdict.group_id, verdict.cause, verdict.source)
+        if at not in known:
+            reported.setdefault((*at, verdict.group, verdict.seq, *verdict.ranks), verdict)
+    return combined(found, reported.values())
+
+
+def merged_groups(groups: Iterable[GroupView]) -> list[GroupView]:
+    """Return each group once, with the ranks that used it on any node."""
+    merged: dict[tuple[str, str], GroupView] = {}
+    for group in groups:
+        known = merged.setdefault((group.job_id, group.group_id), group)
+        ranks = sorted({*known.ranks, *group.ranks})
+        merged[group.job_id, group.group_id] = replace(known, ranks=ranks, aligned=known.aligned and group.aligned)
+    return list(merged.values())
+
+
+def across_nodes(groups: list[GroupView]) -> list[GroupView]:
+    """Return the groups that several agents report and whose ranks are all known."""
+    agents = Counter((group.job_id, group.group_id) for group in groups)
+    return [
+        group
+        for group in merged_groups(groups)
+        if agents[group.job_id, group.group_id] > 1 and len(group.ranks) == group.size
+    ]
+
+
+def merged_ranks(ranks: Iterable[RankView]) -> list[RankView]:
+    """Return each rank once, in the job's latest run, by job and number.
+
+    A rank that moved to another node is reported by both agents: the one that runs counts, else the one that ended last.
+    """
+    every = list(ranks)
+    restarts: dict[str, int] = {}
+    for view in every:
+        restarts[view.job_id] = max(restarts.get(view.job_id, 0), view.restart)
+    latest: dict[tuple[str, int], RankView] = {}
+    for view in sorted(every, key=lambda view: (view.restart, view.state == "running", view.ended_at or 0.0)):
+        if view.restart == restarts[view.job_id]:
+            latest[view.job_id, view.rank] = view
+    return [latest[at] for at in sorted(latest)]
+
+
+def merged_jobs(jobs: Iterable[JobView]) -> list[JobView]:
+    """Return each job once, the latest started first."""
+    by_id: dict[str, list[JobView]] = {}
+    for job in jobs:
+        by_id.setdefault(job.job_id, []).append(job)
+    return sorted(map(_merged_job, by_id.values()), key=lambda job: -job.started_at)
+
+
+def _merged_job(views: list[JobView]) -> JobView:
+    latest = max(views, key=lambda view: (view.restarts, view.started_at))
+    running = any(view.state == "running" for view in views)
+    failures = [view.failed for view in views]
+    codes = sorted({view.exit_code for view in views if view.exit_code is not None}, key=lambda code: (code == 0, code))
+    return replace(
+        latest,
+        state="running" if running else "ended",
+        world_size=latest.world_size,
+        ranks=sorted({rank for view in views for rank in view.ranks}),
+        restarts=latest.restarts,
+        started_at=min(view.started_at for view in views),
+        last_seen_at=max(view.last_seen_at for view in views),
+        lost=sum(view.lost for view in views),
+        records=sum(view.records for view in views),
+        steps_unavailable=next((view.steps_unavailable for view in views if view.steps_unavailable), None),
+        # A launcher that failed decides; those of the other nodes were often only stopped.
+        exit_code=codes[0] if codes and not running else None,
+        failed=None if running else True if True in failures else None if None in failures else False,
+        ending="" if running else "; ".join(dict.fromkeys(view.ending for view in views if view.ending)),
+    )

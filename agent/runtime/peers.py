@@ -1,0 +1,202 @@
+"""The agents of other nodes: which of them answer, and their answers to one question, in bounded time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from http import HTTPStatus
+from urllib.error import HTTPError
+
+from commwatch.analysis.job_wide import Heard
+from commwatch.config import Config
+from commwatch.core.addresses import BadAddress
+from commwatch.runtime.agents import addresses
+from commwatch.runtime.client import Keys, decoded, detail, fetch
+from commwatch.runtime.concurrency import at_once
+
+log = logging.getLogger("commwatch")
+#: Seconds that all agents together have for an answer.
+MOST_S = 2.0
+#: Seconds for which answers to the same question are kept, so that many clients cost the other agents no more than one.
+_FRESH_S = 1.0
+#: Most bytes of all answers to one question, and most agents asked at the same time.
+_MOST_BYTES, _AT_ONCE = 64 << 20, 128
+#: Most JSON values of an agent's description of itself.
+_MOST_VALUES = 1000
+
+ANSWERS, SILENT, SELF = "answers", "silent", "this agent"
+
+
+@dataclass(frozen=True)
+class PeerView:
+    """The agent of another node, as this agent sees it."""
+
+    url: str
+    #: ``answers``, ``silent``, or ``this agent``: an address of the agent itself, or a second address of another.
+    state: str
+    #: Why it is silent; empty otherwise.
+    reason: str = ""
+    #: Host name and version that it last reported; ``None``: it has never answered.
+    host: str | None = None
+    version: str | None = None
+
+
+class Peers:
+    """The agents that the setting ``peers`` names.
+
+    Args:
+        config: the agent's settings.
+        own_id: as in ``About.id``, by which the agent recognises its own address.
+    """
+
+    def __init__(self, config: Config, own_id: str) -> None:
+        self._own_id, self._lock = own_id, threading.Lock()
+        self._known: dict[str, PeerView] = {}
+        #: Addresses with a request whose time is over; until it ends, so that requests do not pile up, there is no other.
+        self._overdue: set[str] = set()
+        #: By question: the time until which the answers are fresh, and the answers.
+        self._recent: dict[tuple[str, ...], tuple[float, Future[Heard]]] = {}
+        self._trouble = ""
+        self.change(config)
+
+    def change(self, config: Config) -> None:
+        """Use these settings from now on."""
+        self._names, self._secure = config.peers, config.expects_tls
+        self._keys = Keys(None, config.token_file, config.ca_file, config.client_cert)
+
+    def views(self) -> list[PeerView]:
+        """Return all addresses with their state."""
+        with self._lock:
+            return list(self._known.values())
+
+    def tick(self) -> None:
+        """Look up the addresses and ask each agent who it is."""
+        try:
+            urls, trouble = addresses(self._names, self._secure), ""
+        except BadAddress as error:
+            urls, trouble = list(self._known), str(error)
+        if trouble and trouble != self._trouble:
+            log.error("peers: %s", trouble)
+        self._trouble = trouble
+        with self._lock:
+            self._known = {url: self._known.get(url) or PeerView(url, SILENT, "not asked yet") for url in urls}
+        about, silent = self._gather(urls, lambda url: [fetch(url, "about", self._keys, MOST_S)])
+        ids = {self._own_id}
+        for url in urls:
+            view = self._known[url]
+            if url in silent:
+                self._set(url, replace(view, state=SILENT, reason=silent[url]))
+                continue
+            try:
+                answer = decoded(about[url][0], _MOST_VALUES)
+                host, version, its_id = (str(answer[name]) for name in ("host", "version", "id"))
+            except (ValueError, KeyError, TypeError) as error:
+                self._set(
+                    url, replace(view, state=SILENT, reason=f"does not answer as an agent of this version: {error}")
+                )
+                continue
+            self._set(url, PeerView(url, SELF if its_id in ids else ANSWERS, "", host, version))
+            ids.add(its_id)
+
+    def ask(self, *paths: str) -> Heard:
+        """Return the answers of all agents to GETs of ``paths`` under ``/api/v1``, after ``MOST_S`` at the latest.
+
+        An agent that refuses one of them with 404 does not have the job.
+        """
+        now = time.monotonic()
+        with self._lock:
+            self._recent = {key: kept for key, kept in self._recent.items() if kept[0] > now}
+            _, found = self._recent.get(paths, (0.0, None))
+            first = found is None
+            if found is None:
+                found = Future()
+                self._recent[paths] = now + MOST_S + _FRESH_S, found
+        if first:
+            try:
+                found.set_result(self._asked(paths))
+            except BaseException as error:
+                found.set_exception(error)
+                raise
+            finally:
+                with self._lock:
+                    self._recent[paths] = time.monotonic() + _FRESH_S, found
+        return found.result()
+
+    def _asked(self, paths: tuple[str, ...]) -> Heard:
+        with self._lock:
+            known = dict(self._known)
+        good = [url for url, view in known.items() if view.state == ANSWERS]
+        answers, failed = self._gather(good, lambda url: self._of_job(url, paths))
+        silent = failed | {url: view.reason for url, view in known.items() if view.state == SILENT}
+        return Heard({url: each for url, each in answers.items() if each}, silent)
+
+    def _of_job(self, url: str, paths: Sequence[str]) -> list[bytes]:
+        """Return an agent's answers; none if it does not have the job."""
+        try:
+            return [fetch(url, path, self._keys, MOST_S) for path in paths]
+        except HTTPError as error:
+            if error.code == HTTPStatus.NOT_FOUND:
+                error.close()
+                return []
+            raise
+
+    def _gather(
+        self, urls: Sequence[str], question: Callable[[str], list[bytes]]
+    ) -> tuple[dict[str, list[bytes]], dict[str, str]]:
+        """Return the answers and the reasons for missing ones, by URL."""
+
+        with self._lock:
+            overdue = self._overdue & set(urls)
+        targets = [url for url in urls if url not in overdue]
+        futures = dict(zip(targets, at_once(question, targets, _AT_ONCE), strict=True))
+        wait(futures.values(), MOST_S)
+        for url, future in futures.items():
+            if not future.done():
+                with self._lock:
+                    self._overdue.add(url)
+                future.add_done_callback(partial(self._ended, url))
+        answers: dict[str, list[bytes]] = {}
+        silent = dict.fromkeys(overdue, "an earlier request is still without an answer")
+        room = _MOST_BYTES
+        for url, future in futures.items():
+            why = _reason(future)
+            if why is None:
+                room -= sum(map(len, future.result()))
+                why = (
+                    f"the answers are longer than {_MOST_BYTES >> 20} MiB together; request less" if room < 0 else None
+                )
+            if why is None:
+                answers[url] = future.result()
+            else:
+                silent[url] = why
+        return answers, silent
+
+    def _ended(self, url: str, _: Future[list[bytes]]) -> None:
+        with self._lock:
+            self._overdue.discard(url)
+
+    def _set(self, url: str, view: PeerView) -> None:
+        with self._lock:
+            if url in self._known:
+                self._known[url] = view
+
+
+def _reason(future: Future[list[bytes]]) -> str | None:
+    """Return why there is no answer; ``None``: there is one."""
+    if not future.done():
+        return f"no answer within {MOST_S:g} s"
+    error = future.exception()
+    if isinstance(error, HTTPError):
+        return detail(error) or f"{error.code} {error.reason}"
+    if isinstance(error, OSError):
+        return str(getattr(error, "reason", error))
+    if isinstance(error, ValueError):
+        return f"does not answer as an agent: {error}"
+    if error is not None:
+        raise error
+    return None
