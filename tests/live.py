@@ -33,22 +33,25 @@ class HandMade:
         late: the rank that enters each all_reduce late; ``None``: nobody.
         ago_s: how long ago it began.
         group: what the two groups are called.
+        here: the ranks that this directory has; ``None``: all.
         who: of the rings' identity.
     """
 
     def __init__(
         self, directory: Path, job: str = "train", ranks: int = 2, *, late: int | None = None, ago_s: float = 60,
-        group: tuple[str, str] = ("dp", "tp"), names: tuple[dict[str, Any], ...] = (), slots: int = 1024, **who: Any,
+        group: tuple[str, str] = ("dp", "tp"), names: tuple[dict[str, Any], ...] = (), slots: int = 1024,
+        here: tuple[int, ...] | None = None, **who: Any,
     ) -> None:  # fmt: skip
         self.job, self.ranks, self.late, self.steps, self.written = job, ranks, late, 0, 0
         now_ns = time.monotonic_ns()
         began_ns = now_ns - int(ago_s * 1e9)
         about = {"wall_offset_ns": time.time_ns() - now_ns, "started_ns": began_ns, "world_size": ranks, **who}
         everybody = tuple(range(ranks))
+        self.here = everybody if here is None else here
         entries = [group_entry(at, everybody, label, group_id=f"{job}-{at}") for at, label in enumerate(group)]
         self.writers: list[RingWriter] = [
             self._ring(rings_of(directory), {"job": job, "rank": rank, **about}, [*entries, *names], slots)
-            for rank in everybody
+            for rank in self.here
         ]
         for writer in self.writers:  # a sign of life that does not age
             writer.counters[HEARTBEAT] = now_ns + 3600 * 1000 * MS
@@ -78,7 +81,7 @@ class HandMade:
     ) -> None:
         """Write so many steps, of which the last ends at ``until_ns`` (now)."""
         until_ns = time.monotonic_ns() if until_ns is None else until_ns
-        for rank, writer in enumerate(self.writers):
+        for rank, writer in zip(self.here, self.writers, strict=True):
             for fields in self._records(rank, steps, until_ns, flags, marks, exposed_ms):
                 writer.write(*fields)
                 self.written += 1
@@ -119,7 +122,7 @@ class HandMade:
         for rank in ranks:
             launch_ns = time.monotonic_ns() - age_ms * MS
             stuck = operation("all_reduce", start_ns=0, end_ns=0, seq=self.steps, launch_ns=launch_ns, size=8_000_000)
-            assert self.writers[rank].begin(*stuck) >= 0
+            assert self.writers[self.here.index(rank)].begin(*stuck) >= 0
 
     def end(self) -> None:
         """All ranks say goodbye."""

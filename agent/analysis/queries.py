@@ -13,13 +13,13 @@ from types import MappingProxyType
 
 from commwatch.analysis import live_ranks
 from commwatch.analysis.summary import identify, merged, summarise
-from commwatch.analysis.time_buckets import Slot, slot_of
+from commwatch.analysis.time_buckets import SlotSums
 from commwatch.analysis.totals import Totals, Waits, totals_of
 from commwatch.collectors.node.gpu import Gpu, GpuPlace
 from commwatch.collectors.wire import events as ev
 from commwatch.core.alpha_beta import Curve
 from commwatch.core.api_views import Row
-from commwatch.core.cells import SLOT_NS, Counted, GroupInfo
+from commwatch.core.cells import SLOT_NS, Counted, GroupInfo, added
 from commwatch.core.endings import failed, says
 from commwatch.core.views import GroupView, JobView, RankView, StepView
 from commwatch.history.chunks import Damaged
@@ -282,12 +282,12 @@ class QueryService:
         gpus = ((uid, self._gpu_at(place), view) for uid, place, view in found)
         return {uid: replace(view, gpu=None if gpu is None else gpu.card.index) for uid, gpu, view in gpus}
 
-    def slots(self, from_ns: int, until_ns: int, job: str) -> list[Slot]:
-        """Return a job's buckets of 10 s, oldest first, as far as they are in the history."""
+    def slots(self, from_ns: int, until_ns: int, job: str) -> list[SlotSums]:
+        """Return the sums of a job's buckets of 10 s, oldest first, as far as they are in the history."""
         with History(self.path, self._damaged) as history:
             rings = [ring.id for ring in history.rings(job)]
-            shares, sums = history.shares(from_ns, until_ns, rings), history.bus_sums(from_ns, until_ns, rings)
-        return [slot_of(at, shares.get(at), sums.get(at, {})) for at in sorted(shares.keys() | sums.keys())]
+            steps, sums = history.step_sums(from_ns, until_ns, rings), history.bus_sums(from_ns, until_ns, rings)
+        return [SlotSums(at, steps.get(at) or added(()), sums.get(at, {})) for at in sorted(steps.keys() | sums.keys())]
 
     @contextmanager
     def live(self, job: str | None) -> Iterator[tuple[list[Job], int]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from commwatch.core.cells import SLOT_NS
+from commwatch.core.cells import SLOT_NS, StepSums, added
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Ten seconds of a job, over all its ranks on this node."""
+    """Ten seconds of a job, over all its ranks."""
 
     #: End of the bucket, in Unix seconds.
     at: float
@@ -21,13 +21,36 @@ class Slot:
     busbw: dict[str, float]
 
 
-def slot_of(at_ns: int, shares: tuple[float, float | None] | None, by_op: Mapping[str, tuple[float, float]]) -> Slot:
-    """Return the bucket that begins at ``at_ns`` (Unix time in ns).
+@dataclass(frozen=True)
+class SlotSums:
+    """What a ``Slot`` is computed from; those of several nodes can be added."""
 
-    Args:
-        shares: comm share and exposed share.
-        by_op: bus bytes, and the ns that they took.
-    """
-    rates = {op: bus_bytes * 1e9 / busy_ns for op, (bus_bytes, busy_ns) in by_op.items() if bus_bytes and busy_ns}
-    comm, exposed = shares or (None, None)
-    return Slot((at_ns + SLOT_NS) / 1e9, comm, exposed, rates)
+    #: Begin of the bucket, in ns of Unix time.
+    at_ns: int
+    #: Over the steps that ended in it, without long ones; times in ns.
+    steps: StepSums
+    #: By op: bus bytes, and the ns that they took.
+    by_op: dict[str, tuple[float, float]]
+
+
+def slots_of(sums: Iterable[SlotSums]) -> list[Slot]:
+    """Return the buckets with operations or known shares, oldest first; sums with the same begin are added."""
+    by_begin: dict[int, list[SlotSums]] = {}
+    for each in sums:
+        by_begin.setdefault(each.at_ns, []).append(each)
+    slots = ((_slot(at, by_begin[at]), any(each.by_op for each in by_begin[at])) for at in sorted(by_begin))
+    return [slot for slot, has_operations in slots if has_operations or slot.comm is not None]
+
+
+def _slot(at_ns: int, sums: list[SlotSums]) -> Slot:
+    comm, exposed = added(each.steps for each in sums).shares() or (None, None)
+    return Slot((at_ns + SLOT_NS) / 1e9, comm, exposed, _rates(sums))
+
+
+def _rates(sums: Iterable[SlotSums]) -> dict[str, float]:
+    totals: dict[str, tuple[float, float]] = {}
+    for each in sums:
+        for op, (bus_bytes, busy_ns) in each.by_op.items():
+            before = totals.get(op, (0.0, 0.0))
+            totals[op] = before[0] + bus_bytes, before[1] + busy_ns
+    return {op: bus_bytes * 1e9 / busy_ns for op, (bus_bytes, busy_ns) in totals.items() if bus_bytes and busy_ns}

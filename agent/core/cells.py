@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from commwatch.core.sketch import Packed, encode, merge
@@ -252,3 +253,8 @@ class StepSums(NamedTuple):
             return None
         enough = self.exposed_duration and 10 * (self.known - self.exposed_known) <= self.known
         return self.comm / self.duration, self.exposed / self.exposed_duration if enough else None
+
+
+def added(sums: Iterable[StepSums]) -> StepSums:
+    """Return the sums over the steps of several ranks or slots together."""
+    return StepSums(*(sum(column) for column in zip(StepSums(0, 0, 0, 0, 0, 0, 0), *sums, strict=True)))

@@ -125,8 +125,8 @@ class History:
             for *known, groups, waited, long in rows
         ]
 
-    def shares(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, tuple[float, float | None]]:
-        """Return comm share and exposed share (``StepSums.shares``) of the rings' steps by slot of 10 s, without long steps."""
+    def step_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, StepSums]:
+        """Return the sums over the rings' steps by slot of 10 s in ns, without long steps."""
         # TOTAL, because SUM fails on integer overflow.
         rows = self._db.execute(
             "SELECT end_ns / ?1 * ?1, COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN end_ns - start_ns END),"
@@ -137,8 +137,7 @@ class History:
             " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
             (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
         )
-        found = ((slot, StepSums(*sums).shares()) for slot, *sums in rows)
-        return {slot: shares for slot, shares in found if shares is not None}
+        return {slot: StepSums(*sums) for slot, *sums in rows}
 
     def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, float]]]:
         """Return bus bytes and their busy time in ns, of the rings' operations, by slot of 10 s and op."""

@@ -107,16 +107,21 @@ class StepTotals:
 
 def shares_of(steps: Collection[StepRecord]) -> tuple[float, float | None] | None:
     """Return ``StepSums.shares`` of steps."""
-    return _shares([(step.end_ns - step.start_ns, step.comm_ns, step.exposed_ns) for step in steps])
+    return sums_of(steps).shares()
 
 
-def _shares(steps: Collection[tuple[float, float | None, float | None]]) -> tuple[float, float | None] | None:
-    """Return ``StepSums.shares`` of steps given as (duration, communication, exposed)."""
+def sums_of(steps: Collection[StepRecord]) -> StepSums:
+    """Return the sums over steps, in ns."""
+    return _sums([(step.end_ns - step.start_ns, step.comm_ns, step.exposed_ns) for step in steps])
+
+
+def _sums(steps: Collection[tuple[float, float | None, float | None]]) -> StepSums:
+    """Return the sums over steps given as (duration, communication, exposed)."""
     known = [(duration, comm, exposed) for duration, comm, exposed in steps if comm is not None]
     exposed = [(duration, exposed) for duration, _, exposed in known if exposed is not None]
     duration, comm = sum(duration for duration, _, _ in known), sum(comm for _, comm, _ in known)
     of_exposed = sum(duration for duration, _ in exposed), sum(each for _, each in exposed)
-    return StepSums(len(steps), len(known), duration, comm, len(exposed), *of_exposed).shares()
+    return StepSums(len(steps), len(known), duration, comm, len(exposed), *of_exposed)
 
 
 def total(parts: Collection[float | None]) -> float | None:
@@ -154,7 +159,7 @@ def of_known(
 
 
 def _of_views(steps: Collection[StepView]) -> tuple[float, float | None] | None:
-    return _shares([(step.duration_s, step.comm_s, step.exposed_s) for step in steps])
+    return _sums([(step.duration_s, step.comm_s, step.exposed_s) for step in steps]).shares()
 
 
 def trim(unions: Collection[Intervals]) -> None:

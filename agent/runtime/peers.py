@@ -194,7 +194,8 @@ def _reason(future: Future[list[bytes]]) -> str | None:
     if isinstance(error, HTTPError):
         return detail(error) or f"{error.code} {error.reason}"
     if isinstance(error, OSError):
-        return str(getattr(error, "reason", error))
+        cause = getattr(error, "reason", error)
+        return str(getattr(cause, "strerror", None) or cause)
     if isinstance(error, ValueError):
         return f"does not answer as an agent: {error}"
     if error is not None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.job_queries import Cells, view_of
 from commwatch.analysis.queries import QueryService
+from commwatch.analysis.time_buckets import SlotSums
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import Summary
 from commwatch.core.errors import CommwatchError
@@ -127,6 +128,12 @@ def cells(agent: QueryService, from_ns: int, until_ns: int, job: str) -> Cells:
     return Cells(covered[0], covered[1], [view_of(one) for one in found])
 
 
+def slots(agent: QueryService, from_ns: int, until_ns: int, job: str) -> list[SlotSums]:
+    """Return the sums of a job's buckets of 10 s for another agent."""
+    job_exists(agent, job)
+    return agent.slots(from_ns, until_ns, job)
+
+
 def operations(agent: QueryService, wanted: Wanted) -> Operations:
     """Single operations, newest first."""
     job_exists(agent, wanted.job)
@@ -235,7 +242,8 @@ def advice(
 
 #: Functions by name; each is called with the agent and the arguments of the question.
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
-    each.__name__: each for each in (summary, cells, operations, operations_csv, collective, steps, efficiency, advice)
+    each.__name__: each
+    for each in (summary, cells, slots, operations, operations_csv, collective, steps, efficiency, advice)
 }
 
 

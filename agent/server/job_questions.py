@@ -15,6 +15,7 @@ from commwatch.analysis.job_queries import Cells, JobQueries, NodePart
 from commwatch.analysis.job_wide import Heard, JobWide, Nodes, Seen, conclude, merged_jobs, own_records
 from commwatch.analysis.pipelines import Pipeline, over_nodes
 from commwatch.analysis.queries import QueryService
+from commwatch.analysis.time_buckets import SlotSums
 from commwatch.analysis.verdicts import Verdict
 from commwatch.core.api_views import AlertsView, AlertView, Summary
 from commwatch.core.views import GroupView, JobView, RankView, StepView
@@ -121,6 +122,12 @@ def alerts(agent: QueryService, *, own: AlertsView, limit: int, heard: Heard) ->
     return JobWide(nodes, AlertsView(active[:limit], past[:limit]))
 
 
+def slots(agent: QueryService, *, heard: Heard) -> list[SlotSums]:
+    """Return the sums of the other nodes' buckets of 10 s."""
+    found, _ = _read(heard, list[SlotSums])
+    return [each for (sums,) in found for each in sums]
+
+
 def _once(alerts: Iterable[AlertView]) -> list[AlertView]:
     """Return alerts, the oldest first, and of those with the same name and labels that overlap only the first."""
     found: dict[tuple[object, ...], AlertView] = {}
@@ -167,5 +174,5 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 #: Functions by name; each is called with the agent and the arguments of the question.
 JOB_QUESTIONS: Mapping[str, Callable[..., Any]] = {
     f"job_{each.__name__}": each
-    for each in (jobs, ranks, groups, steps, summary, efficiency, verdicts, pipelines, alerts)
+    for each in (jobs, ranks, groups, steps, summary, efficiency, verdicts, pipelines, alerts, slots)
 }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from socket import gethostname
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
@@ -17,18 +18,21 @@ from commwatch import __version__
 from commwatch.analysis import live_ranks
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import LAST_S
-from commwatch.analysis.time_buckets import Slot
+from commwatch.analysis.job_wide import Nodes
+from commwatch.analysis.time_buckets import Slot, slots_of
 from commwatch.analysis.timeline import Timeline, timeline
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import AlertView
 from commwatch.ingest.jobs import Job
-from commwatch.server.live_view import Card, JobNow, Operations, job_now, operations, pick, running
+from commwatch.server.live_view import JobNow, job_now
+from commwatch.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
+from commwatch.server.other_nodes import OtherNodes
 from commwatch.server.routes.alerts import view_of
 from commwatch.server.services import Services
 
-#: Seconds of history in the page's plots.
-PAST_S = 3600.0
+#: Seconds of history in the page's plots, and in its table of operations.
+PAST_S, LATELY_S = 3600.0, 60.0
 #: ``Insights`` are cached for so many seconds, or for so many times the time they took, whichever is longer.
 _INSIGHTS_S, _SELDOM = 60.0, 200
 _VERDICTS_NS, _FORGET_NS = 5_000_000_000, 60_000_000_000
@@ -57,6 +61,8 @@ class Moment:
     job: JobNow | None
     #: Firing and pending alerts of this job and of the node, in the form of ``/api/v1/alerts``.
     alerts: list[AlertView]
+    #: The nodes that ``job`` covers.
+    nodes: Nodes
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,7 @@ class LiveFeed:
     def __init__(self, services: Services, clock: Callable[[], float] = time.time) -> None:
         self._services, self._clock = services, clock
         self._agent, self._worker = services.queries, services.worker
+        self._others = OtherNodes(services)
         #: By job: the time until which it is valid, and an ``Insights`` as JSON. Used by several threads, under the lock.
         self._slow: dict[str, tuple[float, bytes]] = {}
         self._slow_lock = threading.Lock()
@@ -96,13 +103,25 @@ class LiveFeed:
         """Return a ``Moment`` of the job named ``wanted``, by default of the latest. Reads nothing from the history."""
         with self._held(wanted) as (job, jobs, now_ns):
             names = [JobName(each.id, running(each)) for each in jobs]
-            shown = None if job is None else job_now(job, self._cards(job), self._more_verdicts(job, now_ns), now_ns)
-        here = (None, None if shown is None else shown.job_id)
+            part = None if job is None else self._part(job, now_ns)
+        shown, nodes = None, Nodes(1, {})
+        if part is not None:
+            parts, late, nodes = self._others.now(part.job_id)
+            shown = job_now([part, *parts], late)
+        here = (None, None if part is None else part.job_id)
         active = [alert for alert in self._services.alerts.alerts()[0] if alert.labels.get("job_id") in here]
         alerts = [view_of(alert) for alert in self._services.evidence.linked(active)]
-        return _json(
-            Moment, Moment(self._clock(), __version__, gethostname(), self._services.ready(), names, shown, alerts)
-        )
+        about = (self._clock(), __version__, gethostname(), self._services.ready())
+        return _json(Moment, Moment(*about, names, shown, alerts, nodes))
+
+    def node(self, job_id: str) -> NodeNow | None:
+        """Return what this node contributes to the moment of a job; ``None``: it is not in memory."""
+        with self._agent.live(job_id) as (jobs, now_ns):
+            job = pick(jobs, job_id)
+            return None if job is None else self._part(job, now_ns)
+
+    def _part(self, job: Job, now_ns: int) -> NodeNow:
+        return node_now(job, self._cards(job), self._more_verdicts(job, now_ns), now_ns)
 
     def timeline(self, wanted: str | None) -> bytes:
         """Return a ``Timeline``; ``null``: there is none."""
@@ -115,14 +134,31 @@ class LiveFeed:
         """Return the ``Operations`` of the last minute."""
         with self._held(wanted) as (job, _, now_ns):
             found = Operations(None, 0.0, []) if job is None else operations(job, now_ns)
+        if found.job_id is not None and self._others.exist():
+            return _json(Operations, self._operations_of_nodes(found.job_id))
         return _json(Operations, found)
+
+    def _operations_of_nodes(self, job_id: str) -> Operations:
+        """Return the operations on all nodes, from the sums of the last minute's slots."""
+        since_s, now_s = self._clock() - LATELY_S, self._clock()
+        heard = self._services.peers.ask(f"cells?job={quote(job_id, safe='')}&since={LATELY_S:g}s")
+        window = {"from_ns": int(since_s * 1e9), "until_ns": int(now_s * 1e9)}
+        grouped = {"by": ["group", "op"], "same": {}}
+        found = self._worker.find("job_summary", **window, job=job_id, **grouped, heard=heard).data
+        covered_s = 0.0 if found.since is None or found.until is None else found.until - found.since
+        return Operations(job_id, covered_s, found.rows)
 
     def past(self, wanted: str | None) -> bytes:
         """Return a ``Past``."""
         job_id = self._job_id(wanted)
         until = self._clock() + 1
-        slots = [] if job_id is None else self._agent.slots(int((until - PAST_S) * 1e9), int(until * 1e9), job_id)
-        return _json(Past, Past(job_id, slots))
+        if job_id is None:
+            return _json(Past, Past(None, []))
+        sums = self._agent.slots(int((until - PAST_S) * 1e9), int(until * 1e9), job_id)
+        if self._others.exist():
+            heard = self._services.peers.ask(f"slots?job={quote(job_id, safe='')}&since={PAST_S:g}s")
+            sums += self._worker.find("job_slots", heard=heard)
+        return _json(Past, Past(job_id, slots_of(sums)))
 
     def insights(self, wanted: str | None) -> bytes:
         """Return an ``Insights``; cached, because advice reads much of the job's history."""

@@ -7,6 +7,7 @@ It serves the query API with its event stream, ``/metrics``, ``/healthz`` and ``
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from html import escape
 from http import HTTPStatus
 from pathlib import Path
@@ -42,23 +43,23 @@ def application(services: Services, registry: CollectorRegistry) -> FastAPI:
     app.state.services = services
     for part in (jobs, alerts, diagnosis, gpus, profiles, witnesses):
         app.include_router(part.router)
-    app.include_router(stream.router(_live_events(services)))
+    live = LiveFeed(services)
+    app.include_router(stream.router(_live_events(live, services.ending), live))
     answer_problems(app)
     _add_monitoring(app, services, Scrape(registry))
     _add_pages(app)
     return app
 
 
-def _live_events(services: Services) -> EventStream:
+def _live_events(live: LiveFeed, ending: Callable[[], bool]) -> EventStream:
     """Return the events of the live page, with the period in seconds of each topic. docs/api.md has the topics' names."""
-    live = LiveFeed(services)
     topics = [
         Topic("moment", live.moment, 1.0),
         Topic("timeline", live.timeline, 2.0),
-        Topic("operations", live.operations, 5.0),
+        Topic("operations", live.operations, 5.0, "nodes"),
         Topic("told", live.insights, 10.0, "worker"),
     ]
-    return EventStream(Topic("past", live.past, 0.0, "history"), topics, services.ending)
+    return EventStream(Topic("past", live.past, 0.0, "history"), topics, ending)
 
 
 def _add_monitoring(app: FastAPI, services: Services, scrape: Scrape) -> None:

@@ -11,9 +11,10 @@ from commwatch.analysis import ended_operations, live_ranks
 from commwatch.analysis.advice import Advice
 from commwatch.analysis.job_wide import JobWide
 from commwatch.analysis.pipelines import Pipeline, pipelines
-from commwatch.analysis.verdicts import Verdict, combined, verdicts
+from commwatch.analysis.verdicts import Verdict
 from commwatch.core.durations import LAST, parse_last
 from commwatch.ingest.collective_join import MOST_PENDING
+from commwatch.server import current_verdicts
 from commwatch.server.history_queries import ApiError, Efficiencies, job_exists, text_of
 from commwatch.server.job_questions import Parts
 from commwatch.server.problems import ERRORS
@@ -37,7 +38,6 @@ router = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sou
 def job_verdicts(
     agent: QueriesOf,
     services: ServicesOf,
-    others: OthersOf,
     job: JobFilter = None,
     scope: Scope = "node",
 ) -> Response:
@@ -46,16 +46,9 @@ def job_verdicts(
     Empty if nothing is wrong.
     """
     job_exists(agent, job)
-    groups = agent.groups(job)
-    with agent.live(job) as (jobs, now_ns):
-        ended = live_ranks.ended_verdicts(jobs, groups, now_ns)
-        own_parts = ended_operations.parts(jobs, now_ns, MOST_PENDING)[1] if scope == "job" else []
-    found = combined(verdicts(agent.ranks(job), groups), ended, services.ras.verdicts(job))
     if scope == "node":
-        return answered(text_of(found))
-    heard = others.ask("ranks?job", "groups?job", "verdicts?job", "parts?job")
-    wanted = {"job": the_job(job), "reported": found, "parts": own_parts}
-    return answered(services.worker.text("job_verdicts", **wanted, heard=heard))
+        return answered(text_of(current_verdicts.of_node(services, job)))
+    return answered(services.worker.text("job_verdicts", **current_verdicts.question_of_job(services, the_job(job))))
 
 
 @router.get("/parts")

@@ -16,6 +16,7 @@ from commwatch.analysis.job_queries import Cells
 from commwatch.analysis.job_wide import JobWide
 from commwatch.analysis.nccl_operations import nccl_operations
 from commwatch.analysis.summary import DIMENSIONS
+from commwatch.analysis.time_buckets import SlotSums
 from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.core.api_views import About, Summary
 from commwatch.core.host_views import HostView
@@ -96,6 +97,12 @@ def summary(
 def cells(worker: WorkerOf, span: Span, job: Annotated[str, Query(description="Job id.")]) -> Response:
     """Sums of a job by rank, group, op and size, with sketches of durations, for the answer of another agent to `scope=job`."""
     return answered(worker.text("cells", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
+
+
+@router.get("/slots", response_model=list[SlotSums])
+def slots(worker: WorkerOf, span: Span, job: Annotated[str, Query(description="Job id.")]) -> Response:
+    """Sums of a job by slots of 10 s: its steps, and the bytes and time of its operations, for the live page of another agent."""
+    return answered(worker.text("slots", from_ns=span.from_ns, until_ns=span.until_ns, job=job))
 
 
 @router.get("/ops", response_model=Operations, responses={200: {"content": {"text/csv": {}}}})

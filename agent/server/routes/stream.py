@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
 from commwatch.server.event_stream import EventStream
+from commwatch.server.history_queries import ApiError
+from commwatch.server.live_feed import LiveFeed
+from commwatch.server.node_now import NodeNow
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import JobFilter, sound_parameters
 
 
-def router(events: EventStream) -> APIRouter:
-    """Return the route; all its clients share ``events``."""
+def router(events: EventStream, live: LiveFeed) -> APIRouter:
+    """Return the routes; all clients of the stream share ``events``."""
     routes = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[Depends(sound_parameters)])
 
     @routes.get("/stream", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}})
@@ -19,5 +25,13 @@ def router(events: EventStream) -> APIRouter:
         """What the page at `/` shows, as server-sent events: `past` once, `moment` each second, others less often."""
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(events.follow(job), media_type="text/event-stream", headers=headers)
+
+    @routes.get("/now")
+    def now(job: Annotated[str, Query(description="Job id.")]) -> NodeNow:
+        """What this node contributes to the live page of a job that another agent shows."""
+        found = live.node(job)
+        if found is None:
+            raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in memory; /api/v1/jobs lists the jobs")
+        return found
 
     return routes

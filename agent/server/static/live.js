@@ -75,9 +75,19 @@ function show(moment) {
   document.title = job === null ? "commwatch" : `${job.verdicts.length ? "! " : ""}${plain(job.job_id)} · commwatch`;
   if (job === null) return nothing(moment);
   const restarts = job.restarts ? `, restarted ${count(job.restarts, "time")}` : "";
-  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${dateAndTime(job.started_at)}, on ${plain(moment.host)}.`);
+  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${restarts}, since ${dateAndTime(job.started_at)}, on ${where(moment)}.`);
+  const several = moment.nodes.answered > 1;
+  // These come from the agent's own node alone.
+  for (const place of document.querySelectorAll(".of-node")) say(place, several ? ` on ${plain(moment.host)}` : "");
   showJob(moment);
   plots.add(job.slots);
+}
+
+// The node, or how many nodes have answered.
+function where({ host, nodes }) {
+  const known = nodes.answered + Object.keys(nodes.silent).length;
+  if (known === 1) return plain(host);
+  return nodes.answered === known ? `${known} nodes` : `${nodes.answered} of ${known} nodes`;
 }
 
 function nothing({ version, host }) {

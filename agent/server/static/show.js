@@ -10,15 +10,18 @@ const BAD = new Set(["hang", "desync", "critical", "error"]);
 
 const kindOf = (name) => (BAD.has(name) ? "bad" : name === "info" ? "" : "warn");
 
-export function showJob({ job, alerts, trouble }) {
-  wrong(job, alerts, trouble);
+export function showJob({ job, alerts, trouble, nodes }) {
+  wrong(job, alerts, trouble, nodes);
   tiles(job);
   ranks(job);
   inFlight(job);
 }
 
-function wrong(job, alerts, trouble) {
+function wrong(job, alerts, trouble, nodes) {
   const said = trouble ? [{ head: "The agent", text: trouble, kind: "bad" }] : [];
+  for (const [url, why] of Object.entries(nodes.silent)) {
+    said.push({ head: `No answer from ${url}`, text: `(${why}): the ranks of its node are missing below.`, kind: "bad" });
+  }
   for (const verdict of job.verdicts) {
     const whom = verdict.ranks.length ? `, ${verdict.ranks.length > 1 ? "ranks" : "rank"} ${spans(verdict.ranks)}` : "";
     const says = verdict.says.replace(`${verdict.kind}: `, "");
@@ -71,16 +74,15 @@ function tiles(job) {
   say(find("exposed"), percent(job.exposed), job.exposed === null ? "quiet" : job.exposed > WORTH ? "warn" : "good");
   say(find("exposed-of"), job.exposed_of);
   say(find("step"), seconds(job.step_s), job.step_s === null ? "quiet" : "");
-  const last = Math.max(...job.ranks.map((rank) => rank.step ?? -1));
-  say(find("pace"), job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at step ${last}`);
-  const states = tally(job.ranks.map((rank) => rank.state));
-  say(find("ranks-here"), `${job.ranks.length} of ${job.world_size}`);
-  say(find("ranks-say"), Object.entries(states).map(([state, number]) => `${number} ${state}`).join(", "));
+  say(find("pace"), job.steps_per_s === null ? "" : `${perSecond(job.steps_per_s)}, now at step ${job.step ?? UNKNOWN}`);
+  const known = Object.values(job.states).reduce((sum, number) => sum + number, 0);
+  say(find("ranks-here"), `${known} of ${job.world_size}`);
+  say(find("ranks-say"), Object.entries(job.states).map(([state, number]) => `${number} ${state}`).join(", "));
+  say(find("ranks-more"), known > job.ranks.length ? `The ${job.ranks.length} worst of ${known} ranks.` : "");
 }
 
 const made = (parts) => parts.filter(Boolean).join(": ");
 const order = ({ kind }) => ["bad", "warn", "", "quiet"].indexOf(kind);
-const tally = (names) => names.reduce((sums, name) => ({ ...sums, [name]: (sums[name] ?? 0) + 1 }), {});
 
 const RANKS = [
   ["rank"], ["state", true], ["step"], ["step time", false, "median of the latest steps"], ["comm", false, "share of the step"],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from commwatch.analysis.time_buckets import slots_of
 from commwatch.history.chunks import Damaged
 from commwatch.history.examination import Examination
 from commwatch.history.soundness import mark
@@ -204,7 +205,7 @@ def test_damaged_rows_in_plots(tmp_path: Path, damage: str | None, expected: tup
     path = stored(tmp_path).path
     change(path, *filter(None, [damage]))
     after = Watch(tmp_path)
-    (slot,) = after.agent.slots(0, 1 << 62, "job")
+    (slot,) = slots_of(after.agent.slots(0, 1 << 62, "job"))
     assert (slot.comm, len(slot.busbw)) == expected
     assert len(after.damaged) == (damage is not None)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from commwatch.analysis.time_buckets import slots_of
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import SHARE_WINDOW_NS, StepRecord
 from commwatch.core.views import StepView
@@ -261,7 +262,7 @@ def test_operations_without_times(tmp_path: Path) -> None:
             "commwatch_step_comm_seconds_total",
             "commwatch_exposed_comm_share_ratio",
         }
-        assert watch.agent.slots(0, 1 << 62, "job") == []
+        assert slots_of(watch.agent.slots(0, 1 << 62, "job")) == []
         said = report.build(watch.agent, "job", watch.path, "")
         assert said is not None
         assert "not known: 29 % of the operations have no times; see docs/hooks.md" in report.text(said)

@@ -62,6 +62,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "operations_csv": {"wanted": Wanted(**ALWAYS, job="job", same={"rank": 1}, limit=30)},
     "collective": {"group_id": "world", "seq": 3},
     "cells": {**ALWAYS, "job": "job"},
+    "slots": {**ALWAYS, "job": "job"},
     "steps": {**ALWAYS, "job": "job", "rank": None, "limit": 50},
     "efficiency": {**ALWAYS, "job": "job"},
     "advice": {"job": "job", "findings": [], "host": None, "late": {}, "last_s": None},

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commwatch.analysis.time_buckets import Slot, slot_of
+from commwatch.analysis.time_buckets import Slot, SlotSums, slots_of
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.probe.governor import SAMPLING
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.events import Record
-from commwatch.core.cells import SLOT_NS
+from commwatch.core.cells import SLOT_NS, added
 from commwatch.ingest.jobs import Aggregate, Job
 from commwatch.ingest.rank_totals import RankTotals
-from commwatch.server.live_view import Card, JobNow, job_now, operations, pick, running
+from commwatch.server.live_view import JobNow, job_now
+from commwatch.server.node_now import Card, node_now, operations, pick, running
 from tests.helpers import EPOCH_NS, MS, Trainer, Watch, group_entry, identity, mark, operation, packed
 
 SECOND = 1000 * MS
@@ -54,7 +56,7 @@ def now(
     shown: Job, now_ns: int = 2 * SECOND, cards: dict[int, Card] | None = None, told: tuple[Verdict, ...] = ()
 ) -> JobNow:
     """A moment of it."""
-    return job_now(shown, cards or {}, told, now_ns)
+    return job_now([node_now(shown, cards or {}, told, now_ns)])
 
 
 def books(shown: Job) -> list[RankTotals]:
@@ -88,6 +90,28 @@ def test_shares_and_steps() -> None:
     assert found.says == "above 30 %: communication is the bottleneck"
     assert [line.comm for line in found.ranks] == [pytest.approx(0.4), pytest.approx(0.3)]
     assert [line.step for line in found.ranks] == [STEPS] * 2
+
+
+def test_parts_of_two_nodes() -> None:
+    """Parts of two nodes are one job: shares and waits are means over all ranks, of a rank that moved the latest life counts."""
+    whole = now(job(steps(0), steps(1)))
+    one, two = (node_now(job(*ranks), {}, (), 2 * SECOND) for ranks in ([steps(0)], [[], steps(1)]))
+    two = replace(two, ranks=two.ranks[1:])
+    found = job_now([one, two])
+    assert [line.rank for line in found.ranks] == [0, 1]
+    assert (found.comm, found.exposed, found.step_s) == (whole.comm, whole.exposed, whole.step_s)
+    assert [(slot.at, slot.comm) for slot in found.slots] == [(slot.at, slot.comm) for slot in whole.slots]
+    assert found.states == {"running": 2}
+    again = replace(one, restarts=1)
+    assert [line.rank for line in job_now([again, two]).ranks] == [0]
+
+
+def test_slots_of_an_older_part() -> None:
+    """A bucket that only the older of two parts still has is left out: it would be drawn again without the other's steps."""
+    part = node_now(job(steps(0)), {}, (), 2 * SECOND)
+    (slot,) = part.slots
+    older = replace(part, slots=[replace(slot, at_ns=slot.at_ns - SLOT_NS), slot])
+    assert [each.at for each in job_now([older, part]).slots] == [(slot.at_ns + SLOT_NS) / 1e9]
 
 
 def test_no_pace_in_a_hang() -> None:
@@ -225,7 +249,7 @@ def slots(tmp_path: Path, unseen: Collection[int]) -> tuple[dict[float, Slot], d
             watch.tick(second * SECOND)
             with watch.agent.live(None) as (jobs, _):
                 live |= {slot.at - EPOCH_NS / 1e9: slot for slot in now(jobs[0], second * SECOND).slots}
-    return live, {slot.at - EPOCH_NS / 1e9: slot for slot in watch.agent.slots(0, 1 << 62, "job")}
+    return live, {slot.at - EPOCH_NS / 1e9: slot for slot in slots_of(watch.agent.slots(0, 1 << 62, "job"))}
 
 
 def test_plots_go_on_where_the_history_ends(tmp_path: Path) -> None:
@@ -247,7 +271,7 @@ def test_few_unknown_steps_are_left_out_of_plots(tmp_path: Path) -> None:
 
 def test_slot_of_nothing() -> None:
     """Ten seconds without steps or bytes have no shares and no bandwidth."""
-    slot = slot_of(EPOCH_NS, None, {"barrier": (0.0, 5), "all_reduce": (8.0, 2)})
+    (slot,) = slots_of([SlotSums(EPOCH_NS, added(()), {"barrier": (0.0, 5), "all_reduce": (8.0, 2)})])
     assert (slot.at, slot.comm, slot.exposed, slot.busbw) == (
         (EPOCH_NS + SLOT_NS) / 1e9,
         None,

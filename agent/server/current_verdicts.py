@@ -1,0 +1,28 @@
+"""What is wrong right now, on this node and on all nodes of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from commwatch.analysis import ended_operations, live_ranks
+from commwatch.analysis.verdicts import Verdict, combined, verdicts
+from commwatch.server.services import Services
+
+
+def of_node(services: Services, job: str | None) -> list[Verdict]:
+    """Return the verdicts of this agent; ``None``: of all jobs."""
+    agent = services.queries
+    groups = agent.groups(job)
+    with agent.live(job) as (jobs, now_ns):
+        ended = live_ranks.ended_verdicts(jobs, groups, now_ns)
+    return combined(verdicts(agent.ranks(job), groups), ended, services.ras.verdicts(job))
+
+
+def question_of_job(services: Services, job: str) -> dict[str, Any]:
+    """Return the arguments of the worker's question ``job_verdicts``; waits for the agents of other nodes, at most 2 s."""
+    which = f"job={quote(job, safe='')}"
+    with services.queries.live(job) as (jobs, now_ns):
+        _, parts = ended_operations.parts(jobs, now_ns)
+    heard = services.peers.ask(*(f"{route}?{which}" for route in ("ranks", "groups", "verdicts", "parts")))
+    return {"job": job, "reported": of_node(services, job), "parts": parts, "heard": heard}

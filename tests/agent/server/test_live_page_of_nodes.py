@@ -1,0 +1,89 @@
+"""The live page of a job on several nodes, in Chromium: it shows all ranks from any agent, and names the agents that do not answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.helpers import RunningAgent, agent, clean_env, wait_for
+from tests.live import HandMade, hear, number, table
+
+if TYPE_CHECKING:
+    from tests.browser import Chromium
+
+NODES = ((0, 1), (2, 3))
+
+
+@contextmanager
+def site(directory: Path, **job: Any) -> Iterator[tuple[list[RunningAgent], list[HandMade]]]:
+    """Two agents that know each other, and a job of four ranks on both; its steps end at the same moment everywhere."""
+    peers = directory / "peers.json"
+    peers.write_text("[]")
+    env = clean_env(COMMWATCH_PEERS=str(peers))
+    with ExitStack() as stack:
+        parts = [
+            stack.enter_context(HandMade(directory / f"node{number}", "train", 4, here=here, ago_s=30, **job))
+            for number, here in enumerate(NODES)
+        ]
+        agents = [stack.enter_context(agent(directory / f"node{number}", env=env)) for number in range(len(NODES))]
+        peers.write_text(json.dumps([{"targets": [running.url for running in agents]}]))
+        for running in agents:
+            wait_for(lambda it=running: "answers" in states(it), "the agents to know each other")
+        yield agents, parts
+
+
+def states(running: RunningAgent) -> list[str]:
+    """Of an agent's peers."""
+    return [peer["state"] for peer in running.get("/api/v1/peers")]
+
+
+def test_straggler_on_another_node(chromium: Chromium, tmp_path: Path) -> None:
+    """Each agent's page names the late rank, wherever it is, and has the ranks, shares and operations of the whole job."""
+    with site(tmp_path, late=2) as (agents, parts):
+        until_ns = time.monotonic_ns()
+        for part in parts:
+            part.run(200, until_ns)
+        for running in agents:
+            with chromium.visit(f"{running.url}/?job=train") as visit:
+                expect(visit.page.locator("#wrong li.warn")).to_contain_text("STRAGGLER, rank 2")
+                expect(visit.page.locator("#about")).to_contain_text("on 2 nodes.")
+                expect(visit.page.locator("#ranks tbody tr")).to_have_count(4)
+                expect(visit.page.locator("#ranks tbody tr").first).to_contain_text("2running, straggler")
+                expect(visit.page.locator("#ranks-here")).to_have_text("4 of 4")
+                expect(visit.page.locator("#comm")).to_have_text(re.compile("3[78] %"))
+                expect(visit.page.locator("#comm-says")).to_contain_text("rank 2 is the bottleneck, not the network")
+                expect(visit.page.locator("#timeline-title")).to_contain_text("Timeline of operations on ")
+                hear(visit, "operations", 1)
+                shown = table(visit, "operations")
+                told = running.get("/api/v1/summary?job=train&scope=job&since=60s&by=group,op")["data"]["rows"]
+                assert [(row["group"], row["op"]) for row in shown] == [(r["by"]["group"], r["by"]["op"]) for r in told]
+                for row, one in zip(shown, told, strict=True):
+                    assert number(row["busbw"]) == pytest.approx(one["busbw"], rel=0.02)
+                visit.assert_readable()
+                visit.picture("live-nodes")
+
+
+def test_agent_of_a_node_dies(chromium: Chromium, tmp_path: Path) -> None:
+    """A page goes on with the ranks that are left, names the agent that does not answer, and has all again once it does."""
+    with site(tmp_path) as (agents, parts):
+        for part in parts:
+            part.run(50)
+        port = agents[1].url.rpartition(":")[2]
+        with chromium.visit(f"{agents[0].url}/?job=train") as visit:
+            expect(visit.page.locator("#ranks-here")).to_have_text("4 of 4")
+            agents[1].kill()
+            expect(visit.page.locator("#wrong li.bad").first).to_contain_text(f"No answer from {agents[1].url}")
+            expect(visit.page.locator("#ranks-here")).to_have_text("2 of 4")
+            expect(visit.page.locator("#about")).to_contain_text("on 1 of 2 nodes.")
+            visit.picture("live-node-lost")
+            with agent(tmp_path / "node1", "--port", port):
+                expect(visit.page.locator("#ranks-here")).to_have_text("4 of 4")
+                expect(visit.page.locator("#wrong")).not_to_contain_text("No answer")
