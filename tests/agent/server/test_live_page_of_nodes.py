@@ -35,8 +35,7 @@ def site(directory: Path, **job: Any) -> Iterator[tuple[list[RunningAgent], list
         ]
         agents = [stack.enter_context(agent(directory / f"node{number}", env=env)) for number in range(len(NODES))]
         peers.write_text(json.dumps([{"targets": [running.url for running in agents]}]))
-        for running in agents:
-            wait_for(lambda it=running: "answers" in states(it), "the agents to know each other")
+        wait_for(lambda: all("answers" in states(running) for running in agents), "the agents to know each other")
         yield agents, parts
 
 
