@@ -71,6 +71,8 @@ class Config:
     client_cert: Path | None = None
     #: The agents of other nodes: addresses, target files in Prometheus' ``file_sd`` format, ``dns+NAME:PORT``.
     peers: tuple[str, ...] = ()
+    #: Agents that listen beyond loopback find each other through the jobs of their nodes.
+    discover_peers: bool = True
     #: Raw records kept, in bytes on disk.
     raw_bytes: int = 256 * 1024 * 1024
     #: Days that rollups and steps are kept.
@@ -152,7 +154,7 @@ _ENVIRONMENT = {
     "peers": "COMMWATCH_PEERS",
 }
 _FILES = ("rules", "token_file", "tls_cert", "tls_key", "tls_client_ca", "ca_file", "client_cert")
-_SWITCHES = ("require_token", "require_token_for_metrics", "insecure")
+_SWITCHES = ("require_token", "require_token_for_metrics", "insecure", "discover_peers")
 #: Settings that take effect when a running agent reads them again. TLS files may change; TLS on or off needs a restart.
 RELOADED = frozenset({
     "allowed_hosts", "ca_file", "client_cert", "interval", "keep_days", "labels", "links", "peers", "raw_bytes", "receivers",

@@ -28,6 +28,7 @@ from commwatch.alerts.promql import UnsupportedExpression
 from commwatch.alerts.receivers.settings import receivers
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.registry import Reading
+from commwatch.collectors.wire.identity import PEER_ADDRESS
 from commwatch.config import Config
 from commwatch.core.errors import CommwatchError
 from commwatch.history.chunks import Damaged
@@ -46,7 +47,7 @@ from commwatch.runtime.run_lock import CannotStart, lock_directory, place_of_ale
 from commwatch.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
 from commwatch.runtime.sighup import Hangup
 from commwatch.server.history_worker import Worker
-from commwatch.server.listener import Server, listen
+from commwatch.server.listener import Server, listen, reachable_at
 from commwatch.server.services import Services
 from commwatch.server.web import application
 from commwatch.watchers.nccl import logs_of, remove_old
@@ -118,6 +119,7 @@ class Daemon:
         self._socket = listen(config)
         self.port: int = self._socket.getsockname()[1]
         self.url = url_of(config, self.port)
+        self._reachable = reachable_at(config, self._socket)
         self._watchers = watchers = Watchers(config, aggregate, lock, self._stop)
         self._references = References(directory(config.state), config.links)
         self._exporter = self._exporter_of(config)
@@ -145,7 +147,7 @@ class Daemon:
         self._registry.register(self._alerting)
         self._worker = Worker(queries, self._references, self._damaged)
         self._id = secrets.token_hex(8)
-        self._peers = Peers(config, self._id)
+        self._peers = Peers(config, self._id, self._peers_of_jobs)
         app = application(self._services(queries), self._registry)
         self._server = Server(app, config, self._socket.getsockname()[0])
         self._profiling = Beside("profiles", self._profile, _PROFILES_S, self._stop)
@@ -220,7 +222,13 @@ class Daemon:
         announce(
             self.config.dir,
             self._lock_fd,
-            {"pid": os.getpid(), "url": self.url, "version": __version__, "history": str(self.config.history)},
+            {
+                "pid": os.getpid(),
+                "url": self.url,
+                "version": __version__,
+                "history": str(self.config.history),
+                PEER_ADDRESS: self._reachable,
+            },
         )
         log.info("%s: watching %s, history in %s", self.url, self.config.dir, self.config.history)
         notify(READY, os.environ)
@@ -246,6 +254,13 @@ class Daemon:
         os.close(self._alerts_lock_fd)
         os.close(self._lock_fd)
         return not self._failed
+
+    def _peers_of_jobs(self) -> set[str]:
+        """Return the addresses of agents that the ranks of running jobs have reported; none if this agent has none for them."""
+        if self._reachable is None:
+            return set()
+        with self._lock:
+            return self._aggregate.peers()
 
     def stop(self) -> None:
         """Make ``run`` end; any thread may call this."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,8 +20,18 @@ from commwatch.core.cells import (
 )
 from commwatch.core.group_labels import label
 
+#: What a rank may report as the address of an agent, and how many.
+_URL = re.compile(r"https?://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+_MOST_PEERS = 1024
 #: Characters of the name of an exception's type.
 _MOST_TYPE = 80
+
+
+def _address(text: object) -> str:
+    """Return the address of an agent; raise ``ValueError`` if it is more than scheme, host and port."""
+    if isinstance(text, str) and _URL.fullmatch(text):
+        return text
+    raise ValueError(f"{text!r}: not an agent's address")
 
 
 def _group(entry: dict[str, Any]) -> GroupInfo:
@@ -54,6 +65,8 @@ class Names:
         self.gpu: GpuPlace | None = None  # the GPU that the trainer reported
         #: The folder that NCCL Inspector dumps into.
         self.inspector: str | None = None
+        #: The addresses of the agents of the job's nodes, as its ranks have found them.
+        self.peers: tuple[str, ...] = ()
         #: Type of the exception that ended the process; empty: none, or not known.
         self.raised = ""
 
@@ -76,6 +89,8 @@ class Names:
                     self.gpu = place_of(entry["gpu"])
                 elif "inspector" in entry:
                     self.inspector = str(entry["inspector"])
+                elif "peers" in entry:
+                    self.peers = tuple(_address(each) for each in entry["peers"][:_MOST_PEERS])
                 elif "raised" in entry:
                     self.raised = str(entry["raised"])[:_MOST_TYPE]
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError):

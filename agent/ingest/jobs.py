@@ -58,3 +58,7 @@ class Aggregate:
         """Yield the totals of every rank of every job."""
         for job in self.jobs.values():
             yield from job.rank_totals.values()
+
+    def peers(self) -> set[str]:
+        """Return the addresses of agents of other nodes that ranks have reported, for jobs that are in memory."""
+        return {address for totals in self.rank_totals() for address in totals.peers}

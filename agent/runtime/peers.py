@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,15 +47,16 @@ class PeerView:
 
 
 class Peers:
-    """The agents that the setting ``peers`` names.
+    """The agents that the setting ``peers`` names, and those that ranks of running jobs have found.
 
     Args:
         config: the agent's settings.
         own_id: as in ``About.id``, by which the agent recognises its own address.
+        of_jobs: returns the addresses that ranks have found.
     """
 
-    def __init__(self, config: Config, own_id: str) -> None:
-        self._own_id, self._lock = own_id, threading.Lock()
+    def __init__(self, config: Config, own_id: str, of_jobs: Callable[[], Iterable[str]] = tuple) -> None:
+        self._own_id, self._of_jobs, self._lock = own_id, of_jobs, threading.Lock()
         self._known: dict[str, PeerView] = {}
         #: Addresses with a request whose time is over; until it ends, so that requests do not pile up, there is no other.
         self._overdue: set[str] = set()
@@ -68,6 +69,7 @@ class Peers:
         """Use these settings from now on."""
         self._names, self._secure = config.peers, config.expects_tls
         self._keys = Keys(None, config.token_file, config.ca_file, config.client_cert)
+        self._named: frozenset[str] = frozenset()
 
     def views(self) -> list[PeerView]:
         """Return all addresses with their state."""
@@ -77,15 +79,16 @@ class Peers:
     def tick(self) -> None:
         """Look up the addresses and ask each agent who it is."""
         try:
-            urls, trouble = addresses(self._names, self._secure), ""
+            self._named, trouble = frozenset(addresses(self._names, self._secure)), ""
         except BadAddress as error:
-            urls, trouble = list(self._known), str(error)
+            trouble = str(error)
+        urls = sorted({*self._named, *self._of_jobs()})
         if trouble and trouble != self._trouble:
             log.error("peers: %s", trouble)
         self._trouble = trouble
         with self._lock:
             self._known = {url: self._known.get(url) or PeerView(url, SILENT, "not asked yet") for url in urls}
-        about, silent = self._gather(urls, lambda url: [fetch(url, "about", self._keys, MOST_S)])
+        about, silent = self._gather(urls, lambda url: [self._fetch(url, "about")])
         ids = {self._own_id}
         for url in urls:
             view = self._known[url]
@@ -138,12 +141,18 @@ class Peers:
     def _of_job(self, url: str, paths: Sequence[str]) -> list[bytes]:
         """Return an agent's answers; none if it does not have the job."""
         try:
-            return [fetch(url, path, self._keys, MOST_S) for path in paths]
+            return [self._fetch(url, path) for path in paths]
         except HTTPError as error:
             if error.code == HTTPStatus.NOT_FOUND:
                 error.close()
                 return []
             raise
+
+    def _fetch(self, url: str, path: str) -> bytes:
+        """Return an agent's answer. A job could report any address, so the token goes only to agents that are named or certified."""
+        certified = url.startswith("https:") and self._keys.ca_file is not None
+        keys = self._keys if url in self._named or certified else replace(self._keys, token_file=None)
+        return fetch(url, path, keys, MOST_S)
 
     def _gather(
         self, urls: Sequence[str], question: Callable[[str], list[bytes]]

@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from commwatch.alerting.notifications import address_of
 from commwatch.config import Config
 from commwatch.core.addresses import DEFAULT_PORT
 from commwatch.runtime import tokens
@@ -29,6 +30,12 @@ log = logging.getLogger("commwatch")
 _RENEWAL_S = 5
 #: Seconds that the server waits for that check before it goes on.
 _PATIENCE_S = 0.1
+
+
+def reachable_at(config: Config, listening: socket.socket) -> str | None:
+    """Return the URL at which agents of other nodes reach this one; ``None``: they cannot, or are not to learn it."""
+    address, port = listening.getsockname()[:2]
+    return address_of(config, port) if config.discover_peers and access.beyond_loopback(address) else None
 
 
 def listen(config: Config) -> socket.socket:

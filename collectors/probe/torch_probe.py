@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from commwatch.collectors.probe import torch_nccl_plugin
+from commwatch.collectors.probe import torch_nccl_plugin, torch_peers
 from commwatch.collectors.probe.governor import budget_of
 from commwatch.collectors.probe.torch_gpu import Finder
 from commwatch.collectors.probe.torch_graphs import GraphEvents, GraphHooks
@@ -210,6 +210,7 @@ class Probe(GraphEvents, ABC):
                     self._watch_exit()
                     self.steps.watch_engine()
                     self._tell_log()
+                    self._tell_peers()
                     self._tell_user()
             return self.ring is not None
 
@@ -255,6 +256,21 @@ class Probe(GraphEvents, ABC):
         except (OSError, ValueError) as error:  # no working directory, or no space: the agent can do without
             if raised_by_handler(error):
                 raise
+
+    def _tell_peers(self) -> None:
+        """Begin to exchange the addresses of the nodes' agents, and record them as they become known."""
+        writer = self.ring
+
+        def note(addresses: list[str]) -> None:
+            if writer is not None:
+                writer.name({"peers": addresses})
+
+        try:
+            torch_peers.share(self.env, identity.run_dir(self.env), self._job, note)
+        except Exception as error:  # any error of torch: the agent can do without
+            if raised_by_handler(error):
+                raise
+            self.say(f"the agents of other nodes remain unknown: {type(error).__name__}: {error}", "peers")
 
     def tell_gpu(self, current: int | None = None) -> None:
         """Record which GPU this process computes on, once that is known; ``current`` as in ``Finder.find``."""

@@ -24,6 +24,8 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOST_SCRIPT = 60
 #: Bytes read of a process's environment, at most.
 _MOST_ENVIRONMENT = 1 << 20
+#: Entry of the agent's announcement (``agent.json``) with the URL at which agents of other nodes reach it.
+PEER_ADDRESS = "peer_url"
 #: Sources of a job's name, best first.
 JOB_VARIABLES = ("COMMWATCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID")
 

@@ -37,8 +37,10 @@ ENOUGH = 20
 class Nodes:
     """A job on two hosts, its agents, and a Prometheus that scrapes both."""
 
-    def __init__(self, hosts: list[Host], agents: list[RunningAgent], prom: Prometheus, ranks: int) -> None:
-        self.agents, self.prom, self.ranks = agents, prom, ranks
+    def __init__(
+        self, hosts: list[Host], agents: list[RunningAgent], prom: Prometheus, processes: list[subprocess.Popen[bytes]]
+    ) -> None:
+        self.agents, self.prom, self.processes, self.ranks = agents, prom, processes, len(processes)
         self._hosts = hosts
 
     def diagnose(self) -> list[dict[str, Any]]:
@@ -88,17 +90,24 @@ def nodes(hosts: list[Host], directory: Path, per_node: int, *arguments: int) ->
             for rank in range(per_node * len(hosts)):
                 host = hosts[rank // per_node]
                 where = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29700", "GLOO_SOCKET_IFNAME": host.device}
-                who = {"RANK": str(rank), "WORLD_SIZE": str(per_node * len(hosts)), "PER_NODE": str(per_node)}
+                local = {"LOCAL_RANK": str(rank % per_node), "LOCAL_WORLD_SIZE": str(per_node)}
+                who = {"RANK": str(rank), "WORLD_SIZE": str(per_node * len(hosts)), "PER_NODE": str(per_node), **local}
                 watched = {"COMMWATCH": "1", "COMMWATCH_DIR": str(directory / host.address), "COMMWATCH_JOB": "nodes"}
                 command = [*host.there, *prefork.command(JOBS / "nodes.py", *map(str, arguments))]
                 quiet = subprocess.DEVNULL
                 env = clean_env(**where, **who, **watched)
                 ranks.append(subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet))
-            yield Nodes(hosts, running.agents, running.prom, len(ranks))
+            yield Nodes(hosts, running.agents, running.prom, ranks)
         finally:
-            for process in ranks:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+            stop(ranks)
+
+
+def stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End them at once."""
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+    for process in processes:
+        process.wait()
 
 
 @pytest.mark.parametrize(("per_node", "culprit"), [(2, 2), (1, 1)])
@@ -115,6 +124,41 @@ def test_late_rank_on_another_node(hosts: list[Host], tmp_path: Path, per_node: 
         assert list(named) == [culprit]
         wait_for(lambda: 0.7 < running.by_rank("straggler").get(culprit, 0) < 1, "most of the time")
         assert running.verdicts() == []
+
+
+def test_whole_job(hosts: list[Host], tmp_path: Path) -> None:
+    """Agents find each other through the job; each one names the late rank, and its sums over all nodes are those of Prometheus."""
+    culprit = 2
+    with nodes(hosts, tmp_path, 2, culprit, 1000) as running:
+        running.wait_until_joined()
+
+        def of_job(each: RunningAgent, question: str) -> Any:
+            answer = each.get(f"/api/v1/{question}job=nodes&scope=job")
+            return answer["data"] if answer["nodes"] == {"answered": 2, "silent": {}} else None
+
+        wait_for(lambda: all(len(of_job(each, "ranks?") or ()) == 4 for each in running.agents), "all ranks")
+        wait_for(lambda: all(of_job(each, "verdicts?") for each in running.agents), "the verdict")
+        for each in running.agents:
+            (verdict,) = wait_for(partial(of_job, each, "verdicts?"), "the verdict")
+            assert (verdict["kind"], verdict["ranks"]) == ("straggler", [culprit])
+        stop(running.processes)
+        names = {"collectives_total": "count", "collective_bytes_total": "bytes", "collective_seconds_total": "seconds"}
+
+        def sums() -> list[dict[tuple[str, str], float]]:
+            scraped = {
+                name: running.prom.query(f"sum by (rank, op) (commwatch_{name}{{job_id='nodes'}})") for name in names
+            }
+            return [{(of["rank"], of["op"]): value for of, value in scraped[name]} for name in names]
+
+        def told(each: RunningAgent) -> list[dict[tuple[str, str], float]]:
+            rows = wait_for(partial(of_job, each, "summary?by=rank,op&"), "both nodes to answer")["rows"]
+            return [{(str(row["by"]["rank"]), row["by"]["op"]): row[key] for row in rows} for key in names.values()]
+
+        # Nothing is recorded any more, so after some scrapes both know the same.
+        def agree() -> bool:
+            return all(sums() == [pytest.approx(one) for one in told(each)] for each in running.agents)
+
+        wait_for(agree, "Prometheus to agree")
 
 
 def test_slow_link(hosts: list[Host], tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from commwatch.core.cells import LATEST_KNOWN, MOST_APART, OTHER_ID
 from commwatch.core.names_file import Names
 from tests.helpers import group_entry
@@ -16,3 +18,24 @@ def test_group_announced_again() -> None:
         names.learn([group_entry(MOST_APART, tuple(range(size)))])
     assert set(names.groups) == {*numbers, OTHER_ID}
     assert names.groups_announced == LATEST_KNOWN
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://node1:9477/api",
+        "ftp://node1:9477",
+        "http://user@node1:9477",
+        "http://node1",
+        "http://node1:1\r\nX: y",
+        7,
+        None,
+    ],
+)
+def test_addresses_of_agents(address: object) -> None:
+    """A rank can report scheme, host and port of other agents, and nothing else; a list with anything else is skipped."""
+    names = Names()
+    names.learn([{"peers": ["http://node1:9477", "https://[fe80::1]:1"]}])
+    assert names.peers == ("http://node1:9477", "https://[fe80::1]:1")
+    names.learn([{"peers": ["http://node2:9477", address]}])
+    assert names.peers == ("http://node1:9477", "https://[fe80::1]:1")

@@ -1,0 +1,119 @@
+"""Agents of a job's nodes learn each other's addresses through the job's TCPStore, whatever happens to the store or an agent."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from commwatch.collectors.probe import torch_peers
+from commwatch.collectors.wire.identity import PEER_ADDRESS
+from tests.helpers import PATIENCE_S, free_port, wait_for
+
+KEY = "commwatch/agents/job"
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    """The job's own."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without long pauses."""
+    monkeypatch.setattr(torch_peers, "_EVERY_S", 0.05)
+
+
+def announced(directory: Path, address: str | None) -> Path:
+    """An agent's announcement."""
+    directory.mkdir(exist_ok=True)
+    file = directory / torch_peers.ANNOUNCEMENT
+    file.write_text(json.dumps({"url": "http://127.0.0.1:9477", PEER_ADDRESS: address}))
+    file.chmod(0o600)
+    return file
+
+
+def exchange(place: tuple[str, int], file: Path, nodes: int) -> tuple[threading.Thread, list[list[str]]]:
+    """One node's thread, and what it has reported."""
+    found: list[list[str]] = []
+    thread = threading.Thread(target=torch_peers._exchange, args=(place, file, KEY, nodes, found.append), daemon=True)
+    thread.start()
+    return thread, found
+
+
+def test_nodes_find_each_other(store: TCPStore, tmp_path: Path) -> None:
+    """Each node reports the addresses of all nodes, whichever agent starts last, and then the threads end."""
+    place = ("127.0.0.1", store.port)
+    files = [tmp_path / f"node{n}" / torch_peers.ANNOUNCEMENT for n in range(3)]
+    parts = [exchange(place, file, len(files)) for file in files]
+    addresses = [f"http://node{n}:9477" for n in range(3)]
+    for n in (2, 0, 1):
+        announced(files[n].parent, addresses[n])
+    for thread, found in parts:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        assert sorted(found[-1]) == addresses
+
+
+def test_agent_on_loopback(store: TCPStore, tmp_path: Path) -> None:
+    """The address of an agent that other machines cannot reach is not written into the store."""
+    thread, found = exchange(("127.0.0.1", store.port), announced(tmp_path / "here", None), 2)
+    other, theirs = exchange(("127.0.0.1", store.port), announced(tmp_path / "there", "http://node1:1"), 1)
+    other.join(PATIENCE_S)
+    assert theirs == [["http://node1:1"]]
+    assert (thread.is_alive(), found) == (True, [])
+
+
+def test_store_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its store, the thread gives up after a time, and reports nothing."""
+    monkeypatch.setattr(torch_peers, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(torch_peers, "_STORE_S", 0.2)
+    thread, found = exchange(("127.0.0.1", free_port()), announced(tmp_path / "here", "http://node1:1"), 2)
+    thread.join(PATIENCE_S)
+    assert (thread.is_alive(), found) == (False, [])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[int]:
+    """A default group over a TCPStore; its port."""
+    port = free_port()
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield port
+    with suppress(ValueError):
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("env", "begins"),
+    [
+        ({"LOCAL_RANK": "0", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, True),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, False),
+        ({"LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, False),
+        ({"LOCAL_RANK": "0", "WORLD_SIZE": "many", "LOCAL_WORLD_SIZE": "0"}, False),
+        ({}, False),
+    ],
+)
+def test_who_does_it(
+    job: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], begins: bool
+) -> None:
+    """One rank of each node of a job on several nodes does it, over the store of the default group."""
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(torch_peers, "_exchange", lambda place, *_: asked.append(place))
+    torch_peers.share(env, tmp_path, "job", lambda addresses: None)
+    if begins:
+        wait_for(lambda: asked, "the thread")
+    assert asked == [("127.0.0.1", job)] * begins
+
+
+def test_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a default group there is no store, and nothing begins."""
+    monkeypatch.setattr(torch_peers, "_exchange", lambda *_: pytest.fail("it began"))
+    env = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    torch_peers.share(env, tmp_path, "job", lambda addresses: None)
