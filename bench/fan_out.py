@@ -1,4 +1,5 @@
-"""``commwatch diagnose`` over 128 agents of a job of 1,024 ranks, and over the same with dead, slow and hanging ones among them.
+"""``commwatch diagnose`` over 128 agents of a job of 1,024 ranks, and over the same with dead, slow and hanging ones among them; then the
+answers of a real agent that has all of them as peers.
 
     python bench/fan_out.py [--nodes 128] [--bad 8]
 
@@ -25,13 +26,17 @@ from urllib.parse import parse_qs, urlsplit
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from bench.common import emit
-from bench.fleet import STEP_NS, Layout, Node
+from bench.common import cpu_s, emit, scratch
+from bench.fleet import JOB, STEP_NS, Layout, Node
 from bench.scale import LATE
+from tests.agent.server.routes.test_jobs import rings_of
+from tests.helpers import RunningAgent, agent, clean_env, end_rank, mark, wait_for, write_ring
 
 #: Seconds of the job that the agents tell of: as many as `diagnose` looks back.
 STEPS, SLOW_S, ROUNDS = 30, 30.0, 3
 KINDS = ("dead", "slow", "hanging")
+#: What the real agent is asked about the job on all nodes.
+QUESTIONS = (f"ranks?job={JOB}", f"summary?job={JOB}&by=group,op", f"verdicts?job={JOB}")
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -119,15 +124,66 @@ def asked(nodes: int, bad: int) -> dict[str, Any]:
     }
 
 
+def whole_job(nodes: int, bad: int) -> dict[str, Any]:
+    """Seconds that a real agent with these peers takes for answers about the whole job, and its cost while a live page is open."""
+    here, there = multiprocessing.Pipe()
+    agents = multiprocessing.get_context("spawn").Process(target=serving, args=(nodes, bad, there), daemon=True)
+    agents.start()
+    with scratch(in_memory=True) as folder:
+        try:
+            directory = folder / "run"
+            peers = folder / "peers.json"
+            peers.write_text(json.dumps([{"targets": here.recv()}]))
+            mine = write_ring(rings_of(directory), [mark(0, 1)], job=JOB, rank=8 * nodes, world_size=8 * nodes + 1)
+            with agent(directory, env=clean_env(COMMWATCH_PEERS=str(peers))) as running:
+                wait_for(lambda: len(answering(running)) == nodes - len(KINDS) * bad, "the agents to answer")
+                found: dict[str, Any] = {question: answer_s(running, question) for question in QUESTIONS}
+                idle = used_s(running.process.pid)
+                with subprocess.Popen(
+                    ["curl", "-sN", "-o", "/dev/null", f"{running.url}/api/v1/stream?job={JOB}"]
+                ) as page:
+                    found["page_cpu"] = used_s(running.process.pid) - idle
+                    page.kill()
+            end_rank(mine)
+        finally:
+            agents.kill()
+    return {"bad": len(KINDS) * bad, **found}
+
+
+def answering(running: RunningAgent) -> list[dict[str, Any]]:
+    """The peers that answer."""
+    return [peer for peer in running.get("/api/v1/peers") if peer["state"] == "answers"]
+
+
+def answer_s(running: RunningAgent, question: str) -> dict[str, Any]:
+    """Median seconds of an answer, not from memory, and how many nodes it covers at the worst."""
+    took, covered = list[float](), list[int]()
+    for _ in range(2 * ROUNDS):
+        begin = time.perf_counter()
+        covered.append(running.get(f"/api/v1/{question}&scope=job")["nodes"]["answered"])
+        took.append(time.perf_counter() - begin)
+        time.sleep(1.5)  # answers are kept for a second
+    return {"seconds": median(took), "worst_s": max(took), "nodes": min(covered)}
+
+
+def used_s(pid: int) -> float:
+    """CPU seconds that an agent uses per second."""
+    began_s, used = time.monotonic(), cpu_s(pid)
+    time.sleep(20)
+    return (cpu_s(pid) - used) / (time.monotonic() - began_s)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--bad", type=int, default=8, help="agents of each bad kind")
     arguments = parser.parse_args()
-    emit(
-        {"nodes": arguments.nodes, "healthy": asked(arguments.nodes, 0), "some": asked(arguments.nodes, arguments.bad)}
-    )
+    figures: dict[str, Any] = {"nodes": arguments.nodes}
+    for name, bad in (("healthy", 0), ("some", arguments.bad)):
+        figures[name] = asked(arguments.nodes, bad)
+        figures[f"whole_job_{name}"] = whole_job(arguments.nodes, bad)
+    emit(figures)
 
 
 if __name__ == "__main__":

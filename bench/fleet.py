@@ -32,14 +32,19 @@ from prometheus_client.exposition import choose_encoder
 sys.path.append(str(Path(__file__).parents[1]))
 
 from commwatch.analysis import ended_operations, live_ranks
+from commwatch.analysis.job_queries import view_of
+from commwatch.analysis.summary import merged
+from commwatch.analysis.timeline import bars
 from commwatch.collectors.node.infiniband import EVENTS
 from commwatch.collectors.registry import Reading
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.identity import boot_id
+from commwatch.ingest.collective_join import MOST_PENDING
 from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 from commwatch.prometheus.exporter import Exporter
 from commwatch.prometheus.metrics import METRICS
+from commwatch.server.node_now import node_now
 
 JOB, PER_NODE, STAGES, EXPERTS = "fleet", 8, 4, 8
 STEP_NS = 1_000_000_000
@@ -237,8 +242,25 @@ class Node:
         with self._lock:
             jobs, now = list(self._aggregate.jobs.values()), self._now_ns()
             if path == "parts":
-                limit, parts = ended_operations.parts(jobs, now, int(query["limit"][0]))
+                most = int(query.get("limit", [str(MOST_PENDING)])[0])
+                limit, parts = ended_operations.parts(jobs, now, most)
                 return {"limit": limit, "parts": [asdict(part) for part in parts]}
+            if path == "about":
+                return {"id": str(id(self)), "host": self.ranks[0].book.identity["host"], "version": "bench"}
+            if path == "cells":
+                held = [(job, totals) for job in jobs for totals in job.rank_totals.values()]
+                cells = [
+                    totals.counted(job.id, key, cell) for job, totals in held for _, key, cell in totals.live_cells()
+                ]
+                return {
+                    "since": time.time() - 30,
+                    "until": time.time(),
+                    "cells": [asdict(view_of(one)) for one in merged(cells)],
+                }
+            if path == "now":
+                return asdict(node_now(jobs[0], {}, (), now))
+            if path == "bars":
+                return asdict(bars(live_ranks.of_this_run(jobs[0]), now))
             answers: dict[str, Callable[[], Iterable[Any]]] = {
                 "ranks": lambda: live_ranks.ranks(jobs, now),
                 "groups": lambda: live_ranks.groups(jobs),

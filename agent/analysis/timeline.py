@@ -1,16 +1,17 @@
-"""The latest operations of this node's ranks on one time axis: when each rank entered, and which ranks wait. Pure.
+"""The latest operations of a job's ranks on one time axis: when each rank entered, and which ranks wait. Pure.
 
-All trainers of a node share one monotonic clock, so their operations have a common time axis. Ranks of other nodes do not.
+All trainers of a node share one monotonic clock. The clocks of several nodes are compared by the ends of collectives (``clocks.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from commwatch.analysis.clocks import Clock, compare
 from commwatch.collectors.wire import events as ev
-from commwatch.collectors.wire.events import RECORD, RECORD_SIZE, STEP_MARK, Record
+from commwatch.collectors.wire.events import RECORD, RECORD_SIZE, STEP_MARK
 from commwatch.core.cells import GroupInfo
 from commwatch.ingest.rank_totals import RankTotals
 
@@ -58,7 +59,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The latest operations, on the clock of the node."""
+    """The latest operations, on the clock of the first node."""
 
     #: Seconds that the picture covers, and seconds since its end.
     span_s: float
@@ -69,7 +70,7 @@ class Timeline:
     tracks: list[Track]
 
 
-class _Ended(NamedTuple):
+class Ended(NamedTuple):
     """An operation that has ended; times in ns, op and group as indexes."""
 
     start_ns: int
@@ -82,28 +83,62 @@ class _Ended(NamedTuple):
     compares: bool
 
 
+class Begun(NamedTuple):
+    """An operation that has not ended; its begin in ns, op and group as indexes."""
+
+    begun_ns: int
+    op: int
+    group: int
+    seq: int
+
+
+class GroupName(NamedTuple):
+    """A group: it is identified by its id, and shown by its label."""
+
+    group_id: str
+    label: str
+    size: int
+
+
+@dataclass(frozen=True)
+class RankBars:
+    """The latest operations of one rank."""
+
+    rank: int
+    #: Oldest first.
+    ended: list[Ended]
+    pending: list[Begun]
+    #: It may have had more since the first of ``ended``.
+    cut: bool
+
+
+@dataclass(frozen=True)
+class NodeBars:
+    """The latest operations of the ranks of one node, by its own clock."""
+
+    now_ns: int
+    ops: list[str]
+    groups: list[GroupName]
+    ranks: list[RankBars]
+
+
 class _Names:
-    """Indexes of the operations and groups of all ranks; a group is identified by its id, and shown by its label."""
+    """Indexes of operations and groups."""
 
     def __init__(self) -> None:
         self.ops: dict[str, int] = {}
-        self.groups: dict[str, int] = {}
-        self.labels: list[str] = []
-        self.sizes: list[int] = []
+        self.groups: dict[GroupName, int] = {}
 
     def op(self, name: str) -> int:
         return self.ops.setdefault(name, len(self.ops))
 
-    def group(self, group: GroupInfo) -> int:
-        if group.group_id not in self.groups:
-            self.groups[group.group_id] = len(self.labels)
-            self.labels.append(group.label)
-            self.sizes.append(group.size)
-        return self.groups[group.group_id]
+    def group(self, group: GroupInfo | GroupName) -> int:
+        name = GroupName(group.group_id, group.label, group.size)
+        return self.groups.setdefault(name, len(self.groups))
 
 
-def timeline(rank_totals: Iterable[RankTotals], now_ns: int) -> Timeline | None:
-    """Return the latest operations of ranks; ``None`` if none has a known end and none is in flight.
+def bars(rank_totals: Iterable[RankTotals], now_ns: int) -> NodeBars:
+    """Return the latest operations of the ranks of this node.
 
     Args:
         rank_totals: totals of one job, one per rank, locked by the caller.
@@ -111,25 +146,76 @@ def timeline(rank_totals: Iterable[RankTotals], now_ns: int) -> Timeline | None:
     """
     ranks, names = list(rank_totals), _Names()
     most = max(LEAST_OF_RANK, min(MOST_OF_RANK, MOST_BARS // max(1, len(ranks))))
-    ended = [_ended(totals, most, names) for totals in ranks]
-    pending = [list(totals.pending()) for totals in ranks]
-    span = _span(ended, [record for of_rank in pending for record in of_rank], most)
+    found = [_of_rank(totals, most, names) for totals in ranks]
+    return NodeBars(now_ns, list(names.ops), list(names.groups), found)
+
+
+def timeline(nodes: Sequence[NodeBars]) -> Timeline | None:
+    """Return the latest operations of a job; ``None`` if none has a known end and none is in flight.
+
+    Args:
+        nodes: the parts of its nodes. A part whose clock cannot be compared with that of the first is left out.
+    """
+    names, ranks = _Names(), list[RankBars]()
+    for part, clock in zip(nodes, compare([_shared(node) for node in nodes]), strict=True):
+        ranks += () if clock is None else _renamed(part, clock, names)
+    ranks.sort(key=lambda each: each.rank)
+    span = _span(ranks)
     if span is None:
         return None
     begin_ns, end_ns = span
-    transfers = _transfers(ended, names.sizes)
+    now_ns, transfers = nodes[0].now_ns, _transfers(ranks, [group.size for group in names.groups])
     tracks = [
         Track(
-            totals.rank,
-            [_bar(each, begin_ns, transfers) for each in done if each.end_ns > begin_ns],
-            [_open(totals, record, names, begin_ns, now_ns) for record in waiting],
+            each.rank,
+            [_bar(one, begin_ns, transfers) for one in each.ended if one.end_ns > begin_ns],
+            [_open(one, begin_ns, now_ns) for one in each.pending],
         )
-        for totals, done, waiting in zip(ranks, ended, pending, strict=True)
+        for each in ranks
     ]
-    return Timeline((end_ns - begin_ns) / 1e9, max(0, now_ns - end_ns) / 1e9, list(names.ops), names.labels, tracks)
+    labels = [group.label for group in names.groups]
+    return Timeline((end_ns - begin_ns) / 1e9, max(0, now_ns - end_ns) / 1e9, list(names.ops), labels, tracks)
 
 
-def _ended(totals: RankTotals, most: int, names: _Names) -> list[_Ended]:
+def _shared(node: NodeBars) -> dict[tuple[str, int], int]:
+    """Return the ends of the node's symmetric collectives, by group and number; where its ranks differ, the latest."""
+    ends: dict[tuple[str, int], int] = {}
+    for each in node.ranks:
+        for one in each.ended:
+            if one.compares:
+                at = node.groups[one.group].group_id, one.seq
+                ends[at] = max(ends.get(at, one.end_ns), one.end_ns)
+    return ends
+
+
+def _renamed(node: NodeBars, clock: Clock, names: _Names) -> Iterator[RankBars]:
+    """Yield the operations of a node's ranks by the clock of the first node, with indexes of ``names``."""
+    ops, groups = [names.op(op) for op in node.ops], [names.group(group) for group in node.groups]
+    for each in node.ranks:
+        ended = [
+            one._replace(
+                start_ns=clock.of_first(one.start_ns),
+                end_ns=clock.of_first(one.end_ns),
+                op=ops[one.op],
+                group=groups[one.group],
+            )
+            for one in each.ended
+        ]
+        pending = [Begun(clock.of_first(one[0]), ops[one.op], groups[one.group], one.seq) for one in each.pending]
+        yield RankBars(each.rank, ended, pending, each.cut)
+
+
+def _of_rank(totals: RankTotals, most: int, names: _Names) -> RankBars:
+    pending = [
+        Begun(record.begun_ns, names.op(totals.op_name(record.op)), names.group(totals.group(record.group)), record.seq)
+        for record in totals.pending()
+    ]
+    ended = _ended(totals, most, names)
+    # With fewer than half of them, operations without known ends took the room.
+    return RankBars(totals.rank, ended, pending, len(ended) >= most // 2)
+
+
+def _ended(totals: RankTotals, most: int, names: _Names) -> list[Ended]:
     """Return the latest operations of a rank. It unpacks plain tuples, because there are thousands each second."""
     found = []
     known: dict[tuple[int, int], tuple[int, int, bool]] = {}
@@ -145,40 +231,39 @@ def _ended(totals: RankTotals, most: int, names: _Names) -> list[_Ended]:
         op_at, group_at, compares = known[op, group]
         # An end that was seen only when the caller began to wait is not the time when the ranks finished.
         compares = compares and not flags & ev.UNALIGNED and not (timing == ev.BY_WAIT and flags & ev.ASYNC)
-        found.append(_Ended(start, end, op_at, group_at, seq, None if flags & ev.NO_SIZE else size, compares))
+        found.append(Ended(start, end, op_at, group_at, seq, None if flags & ev.NO_SIZE else size, compares))
     return found
 
 
-def _span(ended: list[list[_Ended]], pending: list[Record], most: int) -> tuple[int, int] | None:
+def _span(ranks: list[RankBars]) -> tuple[int, int] | None:
     """Return begin and end of the picture in ns: it goes back as far as the operations of every rank are known."""
-    moments = [each.end_ns for of_rank in ended for each in of_rank] + [record.begun_ns for record in pending]
+    moments = [one.end_ns for each in ranks for one in each.ended] + [one[0] for each in ranks for one in each.pending]
     if not moments:
         return None
     end_ns = max(moments)
-    starts = [each.start_ns for of_rank in ended for each in of_rank] or [end_ns - 1_000_000]
+    starts = [one.start_ns for each in ranks for one in each.ended] or [end_ns - 1_000_000]
     # If a rank has more operations than fit, the earlier ones are not known.
-    cut = [of_rank[0].start_ns for of_rank in ended if len(of_rank) >= most // 2]
+    cut = [each.ended[0].start_ns for each in ranks if each.cut]
     return max([min(starts), end_ns - LONGEST_NS, *cut]), end_ns
 
 
-def _transfers(ended: list[list[_Ended]], sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Return the pure transfer time in ns of symmetric collectives with all ranks on this node, by (group, seq)."""
+def _transfers(ranks: list[RankBars], sizes: list[int]) -> dict[tuple[int, int], int]:
+    """Return the pure transfer time in ns of symmetric collectives of which all ranks are known, by (group, seq)."""
     durations: dict[tuple[int, int], list[int]] = {}
-    for of_rank in ended:
-        for start_ns, end_ns, _, group, seq, _, compares in of_rank:
+    for each in ranks:
+        for start_ns, end_ns, _, group, seq, _, compares in each.ended:
             if compares:
                 durations.setdefault((group, seq), []).append(end_ns - start_ns)
     return {at: min(found) for at, found in durations.items() if len(found) == sizes[at[0]]}
 
 
-def _bar(each: _Ended, begin_ns: int, transfers: dict[tuple[int, int], int]) -> Bar:
+def _bar(each: Ended, begin_ns: int, transfers: dict[tuple[int, int], int]) -> Bar:
     start_ns, end_ns, op, group, seq, size, compares = each
     transfer_ns = transfers.get((group, seq)) if compares else None
     waited = None if transfer_ns is None else (end_ns - start_ns - transfer_ns) // 1000
     return Bar((start_ns - begin_ns) // 1000, (end_ns - start_ns) // 1000, waited, op, group, seq, size)
 
 
-def _open(totals: RankTotals, record: Record, names: _Names, begin_ns: int, now_ns: int) -> Pending:
-    op, group = names.op(totals.op_name(record.op)), names.group(totals.group(record.group))
-    age_ns = max(0, now_ns - record.begun_ns)
-    return Pending((record.begun_ns - begin_ns) // 1000, age_ns // 1000, op, group, record.seq)
+def _open(each: Begun, begin_ns: int, now_ns: int) -> Pending:
+    begun_ns, op, group, seq = each
+    return Pending((begun_ns - begin_ns) // 1000, max(0, now_ns - begun_ns) // 1000, op, group, seq)

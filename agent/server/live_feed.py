@@ -20,12 +20,12 @@ from commwatch.analysis.advice import Advice
 from commwatch.analysis.advice_input import LAST_S
 from commwatch.analysis.job_wide import Nodes
 from commwatch.analysis.time_buckets import Slot, slots_of
-from commwatch.analysis.timeline import Timeline, timeline
+from commwatch.analysis.timeline import NodeBars, Timeline, bars, timeline
 from commwatch.analysis.verdicts import Verdict
 from commwatch.collectors.nccl.findings import Finding
 from commwatch.core.api_views import AlertView
 from commwatch.ingest.jobs import Job
-from commwatch.server.live_view import JobNow, job_now
+from commwatch.server.live_view import MOST_RANKS, JobNow, job_now
 from commwatch.server.node_now import Card, NodeNow, Operations, node_now, operations, pick, running
 from commwatch.server.other_nodes import OtherNodes
 from commwatch.server.routes.alerts import view_of
@@ -126,9 +126,20 @@ class LiveFeed:
     def timeline(self, wanted: str | None) -> bytes:
         """Return a ``Timeline``; ``null``: there is none."""
         with self._held(wanted) as (job, _, now_ns):
-            rank_totals = [] if job is None else sorted(live_ranks.of_this_run(job), key=lambda totals: totals.rank)
-            found = timeline(rank_totals, now_ns)
-        return _json(Timeline | None, found)
+            part = None if job is None else bars(live_ranks.of_this_run(job), now_ns)
+            job_id = "" if job is None else job.id
+        if part is None:
+            return _json(Timeline | None, None)
+        others = self._others.bars(job_id)
+        # Rows of more ranks could not be read.
+        few = sum(len(each.ranks) for each in (part, *others)) <= MOST_RANKS
+        return _json(Timeline | None, timeline([part, *others] if few else [part]))
+
+    def bars(self, job_id: str) -> NodeBars | None:
+        """Return what this node contributes to the timeline of a job; ``None``: it is not in memory."""
+        with self._agent.live(job_id) as (jobs, now_ns):
+            job = pick(jobs, job_id)
+            return None if job is None else bars(live_ranks.of_this_run(job), now_ns)
 
     def operations(self, wanted: str | None) -> bytes:
         """Return the ``Operations`` of the last minute."""

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from pydantic import TypeAdapter, ValidationError
 
 from commwatch.analysis.job_wide import Nodes
+from commwatch.analysis.timeline import NodeBars
 from commwatch.analysis.verdicts import Verdict
 from commwatch.core.errors import CommwatchError
 from commwatch.runtime.concurrency import at_once
@@ -21,28 +23,33 @@ from commwatch.server.current_verdicts import question_of_job
 from commwatch.server.node_now import NodeNow
 from commwatch.server.services import Services
 
+_T = TypeVar("_T")
 #: Seconds between two requests to each agent, or so many seconds for each agent if that is longer: with 128 agents 6.4 s.
 _EVERY_S, _PER_AGENT_S = 1.0, 0.05
-#: Seconds between two joins of the operations of groups with ranks on several nodes.
-_JOIN_S = 5.0
-#: Seconds that the first event of a job waits for the other nodes; seconds without a watcher after which a job is forgotten.
+#: Seconds between two requests for bars, and between two joins of the operations of groups with ranks on several nodes.
+_BARS_S, _JOIN_S = 2.0, 5.0
+#: Seconds that the first event of each kind waits for the other nodes; seconds without a watcher after which a job is forgotten.
 _FIRST_S, _FORGET_S = 1.0, 60.0
 
 
 @dataclass
-class _Job:
-    """What is known of one job."""
+class _Known(Generic[_T]):
+    """What is known of one kind, and the request for more."""
 
-    parts: list[NodeNow] = field(default_factory=list)
-    nodes: Nodes = field(default_factory=lambda: Nodes(1, {}))
-    #: Verdicts on groups with ranks on several nodes.
-    late: list[Verdict] = field(default_factory=list)
-    wanted_s: float = 0.0
-    #: Monotonic times of the latest requests, and those in progress.
+    value: _T
     asked_s: float = -1e9
-    joined_s: float = -1e9
     asking: Future[None] | None = None
-    joining: Future[None] | None = None
+
+
+@dataclass
+class _Job:
+    """What is known of the other nodes of one job."""
+
+    parts: _Known[tuple[list[NodeNow], Nodes]] = field(default_factory=lambda: _Known(([], Nodes(1, {}))))
+    #: Verdicts on groups with ranks on several nodes.
+    late: _Known[list[Verdict]] = field(default_factory=lambda: _Known([]))
+    bars: _Known[list[NodeBars]] = field(default_factory=lambda: _Known([]))
+    wanted_s: float = 0.0
 
 
 class OtherNodes:
@@ -65,47 +72,75 @@ class OtherNodes:
         """Return the latest known parts of the other nodes, verdicts that need several nodes, and which nodes these are."""
         if not self.exist():
             return [], [], Nodes(1, {})
+        job = self._job(job_id)
+        self._refresh(job.late, _JOIN_S, lambda: self._late(job_id))
+        self._refresh(job.parts, self._every_s(_EVERY_S), lambda: self._parts(job_id))
+        parts, nodes = job.parts.value
+        return parts, job.late.value, nodes
+
+    def bars(self, job_id: str) -> list[NodeBars]:
+        """Return the latest operations of the other nodes, as far as they are known."""
+        if not self.exist():
+            return []
+        job = self._job(job_id)
+        self._refresh(job.bars, self._every_s(_BARS_S), lambda: self._bars(job_id))
+        return job.bars.value
+
+    def _every_s(self, least_s: float) -> float:
+        return max(least_s, _PER_AGENT_S * len(self._services.peers.views()))
+
+    def _job(self, job_id: str) -> _Job:
         now_s = self._clock()
         with self._lock:
             self._jobs = {name: job for name, job in self._jobs.items() if now_s - job.wanted_s < _FORGET_S}
             job = self._jobs.setdefault(job_id, _Job())
             job.wanted_s = now_s
-            first = job.asking is None
-            every_s = max(_EVERY_S, _PER_AGENT_S * len(self._services.peers.views()))
-            if _is_over(job.asking) and now_s - job.asked_s >= every_s:
-                job.asked_s = now_s
-                (job.asking,) = at_once(lambda name: self._ask(name, job), [job_id], 1)
-            if _is_over(job.joining) and now_s - job.joined_s >= _JOIN_S:
-                job.joined_s = now_s
-                (job.joining,) = at_once(lambda name: self._join(name, job), [job_id], 1)
-        if first and job.asking is not None:
-            wait([job.asking], _FIRST_S)
-        return job.parts, job.late, job.nodes
+            return job
 
-    def _ask(self, job_id: str, job: _Job) -> None:
-        heard = self._services.peers.ask(f"now?job={quote(job_id, safe='')}")
-        parts, silent = [], dict(heard.silent)
+    def _refresh(self, known: _Known[_T], every_s: float, read: Callable[[], _T | None]) -> None:
+        """Start a request in the background if it is time; the first one of its kind is waited for, for a moment."""
+
+        def ask(_: None) -> None:
+            found = read()
+            known.value = known.value if found is None else found
+
+        with self._lock:
+            first = known.asking is None
+            if (known.asking is None or known.asking.done()) and self._clock() - known.asked_s >= every_s:
+                known.asked_s = self._clock()
+                (known.asking,) = at_once(ask, [None], 1)
+        if first and known.asking is not None:
+            wait([known.asking], _FIRST_S)
+
+    def _parts(self, job_id: str) -> tuple[list[NodeNow], Nodes]:
+        parts, silent = self._read(NodeNow, f"now?job={quote(job_id, safe='')}")
+        return parts, Nodes(1 + len(parts), silent)
+
+    def _bars(self, job_id: str) -> list[NodeBars]:
+        return self._read(NodeBars, f"bars?job={quote(job_id, safe='')}")[0]
+
+    def _read(self, kind: type[_T], path: str) -> tuple[list[_T], dict[str, str]]:
+        """Return the answers of the other agents, and why there is none of the others, by URL."""
+        adapter: Any = _adapter
+        heard = self._services.peers.ask(path)
+        found, silent = [], dict(heard.silent)
         for url, (text,) in heard.answers.items():
             try:
-                parts.append(_adapter().validate_json(text))
+                found.append(adapter(kind).validate_json(text))
             except ValidationError as error:
                 silent[url] = (
                     f"does not answer as an agent of this version: {error.errors(include_url=False)[0]['msg']}"
                 )
-        job.parts, job.nodes = parts, Nodes(1 + len(parts), silent)
+        return found, silent
 
-    def _join(self, job_id: str, job: _Job) -> None:
+    def _late(self, job_id: str) -> list[Verdict] | None:
         try:
             found = self._services.worker.find("job_verdicts", **question_of_job(self._services, job_id))
-        except CommwatchError:  # the worker is busy or ends; the next join may succeed
-            return
-        job.late = [verdict for verdict in found.data if verdict.kind == "straggler"]
-
-
-def _is_over(request: Future[None] | None) -> bool:
-    return request is None or request.done()
+        except CommwatchError:  # the worker is busy or ends; the next request may succeed
+            return None
+        return [verdict for verdict in found.data if verdict.kind == "straggler"]
 
 
 @cache
-def _adapter() -> TypeAdapter[NodeNow]:
-    return TypeAdapter(NodeNow)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
+from commwatch.analysis.timeline import NodeBars
 from commwatch.server.event_stream import EventStream
 from commwatch.server.history_queries import ApiError
 from commwatch.server.live_feed import LiveFeed
 from commwatch.server.node_now import NodeNow
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import JobFilter, sound_parameters
+
+_T = TypeVar("_T")
 
 
 def router(events: EventStream, live: LiveFeed) -> APIRouter:
@@ -29,9 +32,17 @@ def router(events: EventStream, live: LiveFeed) -> APIRouter:
     @routes.get("/now")
     def now(job: Annotated[str, Query(description="Job id.")]) -> NodeNow:
         """What this node contributes to the live page of a job that another agent shows."""
-        found = live.node(job)
-        if found is None:
-            raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in memory; /api/v1/jobs lists the jobs")
-        return found
+        return _in_memory(live.node(job), job)
+
+    @routes.get("/bars")
+    def bars(job: Annotated[str, Query(description="Job id.")]) -> NodeBars:
+        """The latest operations of a job's ranks, for the timeline on the live page of another agent."""
+        return _in_memory(live.bars(job), job)
 
     return routes
+
+
+def _in_memory(found: _T | None, job: str) -> _T:
+    if found is None:
+        raise ApiError(HTTPStatus.NOT_FOUND, f"no job '{job}' in memory; /api/v1/jobs lists the jobs")
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from commwatch.analysis.timeline import LEAST_OF_RANK, LONGEST_NS, MOST_BARS, Bar, Pending, Timeline, timeline
+from commwatch.analysis.timeline import LEAST_OF_RANK, LONGEST_NS, MOST_BARS, Bar, Pending, Timeline, bars, timeline
 from commwatch.collectors.wire import events as ev
 from commwatch.collectors.wire.events import Record
 from commwatch.ingest.rank_totals import RankTotals
@@ -30,7 +30,7 @@ def in_flight(op: str, launch_ns: int, *, seq: int = 0, flags: int = 0) -> Recor
 
 def seen(*books: RankTotals, now_ns: int = 10 * SECOND) -> Timeline:
     """What is there to see."""
-    found = timeline(books, now_ns)
+    found = timeline([bars(books, now_ns)])
     assert found is not None
     return found
 
@@ -45,6 +45,35 @@ def test_who_enters_when_and_who_waits() -> None:
     assert found.tracks[1].bars == [Bar(20_000, 10_000, 0, 0, 0, 7, 4096)]
     assert (found.ops, found.groups) == (["all_reduce"], ["default_pg"])
     assert (found.span_s, found.age_s) == (0.03, 8.97)
+
+
+def test_two_nodes() -> None:
+    """Ranks of two nodes whose clocks differ by hours share one line of time, and what they waited for each other is shown."""
+
+    def ran(rank: int, off_ns: int) -> list[tuple[int, ...]]:
+        return [
+            operation(start_ns=off_ns + n * 100 * MS + rank * 20 * MS, end_ns=off_ns + n * 100 * MS + 30 * MS, seq=n)
+            for n in range(5)
+        ]
+
+    stuck = in_flight("all_reduce", 7200 * SECOND + 450 * MS, seq=5)
+    nodes = [book(0, *ran(0, 0)), book(1, *ran(1, 7200 * SECOND))]
+    nodes[1].in_flight = [stuck]
+    found = timeline([bars(nodes[:1], SECOND), bars(nodes[1:], 7201 * SECOND)])
+    whole = [book(0, *ran(0, 0)), book(1, *ran(1, 0))]
+    whole[1].in_flight = [in_flight("all_reduce", 450 * MS, seq=5)]
+    assert found == seen(*whole, now_ns=SECOND)
+    assert [bar.wait_us for bar in found.tracks[0].bars] == [20_000] * 5
+    assert found.tracks[1].pending == [Pending(450_000, 550_000, 0, 0, 5)]
+
+
+def test_node_whose_clock_is_not_known() -> None:
+    """A node that shares no collective with the others has no place on their line of time, and is left out."""
+    one = book(0, operation(start_ns=1, end_ns=5 * MS, seq=1))
+    other = book(1, operation(start_ns=1, end_ns=5 * MS, seq=99))
+    found = timeline([bars([one], SECOND), bars([other], SECOND)])
+    assert found is not None
+    assert [track.rank for track in found.tracks] == [0]
 
 
 def test_no_wait_where_it_is_not_defined() -> None:
@@ -91,8 +120,8 @@ def test_in_flight() -> None:
 
 def test_nothing_to_see() -> None:
     """No operation with a known end, none in flight: no picture."""
-    assert timeline([book(0), book(1, mark(1, 3 * MS))], SECOND) is None
-    assert timeline([], SECOND) is None
+    assert timeline([bars([book(0), book(1, mark(1, 3 * MS))], SECOND)]) is None
+    assert timeline([bars([], SECOND)]) is None
 
 
 def test_first_operation_hangs() -> None:

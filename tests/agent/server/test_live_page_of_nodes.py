@@ -59,7 +59,7 @@ def test_straggler_on_another_node(chromium: Chromium, tmp_path: Path) -> None:
                 expect(visit.page.locator("#ranks-here")).to_have_text("4 of 4")
                 expect(visit.page.locator("#comm")).to_have_text(re.compile("3[78] %"))
                 expect(visit.page.locator("#comm-says")).to_contain_text("rank 2 is the bottleneck, not the network")
-                expect(visit.page.locator("#timeline-title")).to_contain_text("Timeline of operations on ")
+                expect(visit.page.locator("#timeline-said")).to_contain_text("of 4 ranks")
                 hear(visit, "operations", 1)
                 shown = table(visit, "operations")
                 told = running.get("/api/v1/summary?job=train&scope=job&since=60s&by=group,op")["data"]["rows"]
