@@ -32,7 +32,7 @@ from prometheus_client.exposition import choose_encoder
 sys.path.append(str(Path(__file__).parents[1]))
 
 from commwatch.analysis import ended_operations, live_ranks
-from commwatch.analysis.job_queries import view_of
+from commwatch.analysis.job_queries import CellView, view_of
 from commwatch.analysis.summary import merged
 from commwatch.analysis.timeline import bars
 from commwatch.collectors.node.infiniband import EVENTS
@@ -241,39 +241,41 @@ class Node:
         """What its API answers; ``KeyError``: nothing is there."""
         with self._lock:
             jobs, now = list(self._aggregate.jobs.values()), self._now_ns()
-            if path == "parts":
-                most = int(query.get("limit", [str(MOST_PENDING)])[0])
-                limit, parts = ended_operations.parts(jobs, now, most)
-                return {"limit": limit, "parts": [asdict(part) for part in parts]}
-            if path == "about":
-                return {"id": str(id(self)), "host": self.ranks[0].book.identity["host"], "version": "bench"}
-            if path == "cells":
-                held = [(job, totals) for job in jobs for totals in job.rank_totals.values()]
-                cells = [
-                    totals.counted(job.id, key, cell) for job, totals in held for _, key, cell in totals.live_cells()
-                ]
-                return {
-                    "since": time.time() - 30,
-                    "until": time.time(),
-                    "cells": [asdict(view_of(one)) for one in merged(cells)],
-                }
-            if path == "now":
-                return asdict(node_now(jobs[0], {}, (), now))
-            if path == "bars":
-                return asdict(bars(live_ranks.of_this_run(jobs[0]), now))
-            answers: dict[str, Callable[[], Iterable[Any]]] = {
-                "ranks": lambda: live_ranks.ranks(jobs, now),
-                "groups": lambda: live_ranks.groups(jobs),
-                "verdicts": lambda: live_ranks.conclude(jobs, now),
+            most = int(query.get("limit", [str(MOST_PENDING)])[0])
+            answers: dict[str, Callable[[], object]] = {
+                "about": lambda: {"id": str(id(self)), "host": self.ranks[0].book.identity["host"], "version": "bench"},
+                "jobs": lambda: [{"job_id": job.id, "state": "running"} for job in jobs],
+                "ranks": lambda: _plain(live_ranks.ranks(jobs, now)),
+                "groups": lambda: _plain(live_ranks.groups(jobs)),
+                "verdicts": lambda: _plain(live_ranks.conclude(jobs, now)),
+                "parts": lambda: _limited(ended_operations.parts(jobs, now, most)),
+                "cells": lambda: {"since": time.time() - 30, "until": time.time(), "cells": _plain(self._cells())},
+                "now": lambda: asdict(node_now(jobs[0], {}, (), now)),
+                "bars": lambda: asdict(bars(live_ranks.of_this_run(jobs[0]), now)),
             }
-            if path == "jobs":
-                return [{"job_id": job.id, "state": "running"} for job in jobs]
-            return [asdict(each) for each in answers[path]()]
+            return answers[path]()
+
+    def _cells(self) -> Iterator[CellView]:
+        cells = (
+            totals.counted(job.id, key, cell)
+            for job in self._aggregate.jobs.values()
+            for totals in job.rank_totals.values()
+            for _, key, cell in totals.live_cells()
+        )
+        return map(view_of, merged(cells))
 
     def _readings(self) -> Iterable[tuple[str, list[Reading] | None]]:
         passed_s = (self._now_ns() - self._began_ns) / 1e9
         for collector, kinds in (("gpu", ("gpu_",)), ("network", ("network_", "infiniband_")), ("host", ("host_",))):
             yield collector, [reading for name in METRICS if name.startswith(kinds) for reading in _of(name, passed_s)]
+
+
+def _plain(views: Iterable[Any]) -> list[dict[str, Any]]:
+    return [asdict(view) for view in views]
+
+
+def _limited(found: tuple[int, list[Any]]) -> dict[str, object]:
+    return {"limit": found[0], "parts": _plain(found[1])}
 
 
 def _of(name: str, passed_s: float) -> Iterator[Reading]:
