@@ -125,7 +125,7 @@ def job_now(nodes: Sequence[NodeNow], more: Iterable[Verdict] = ()) -> JobNow:
 
 def _slots(nodes: Sequence[NodeNow]) -> list[Slot]:
     """Return the buckets that all nodes report: a part that is a second older may begin one bucket earlier."""
-    begin_ns = max((node.slots[0].at_ns for node in nodes if node.slots), default=0)
+    begin_ns = max(node.slots_from_ns for node in nodes)
     return slots_of(slot for node in nodes for slot in node.slots if slot.at_ns >= begin_ns)
 
 

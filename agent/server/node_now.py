@@ -75,7 +75,8 @@ class NodeNow:
     groups: list[GroupView]
     #: Verdicts that do not follow from operations in flight.
     reported: list[Verdict]
-    #: The last complete 10 s bucket and the one in progress, where they hold data.
+    #: The last complete 10 s bucket and the one in progress, where they hold data; and the begin of the former in ns of Unix time.
+    slots_from_ns: int
     slots: list[SlotSums]
 
 
@@ -134,6 +135,7 @@ def node_now(job: Job, cards: Mapping[int, Card], reported: Iterable[Verdict], n
         ranks=[_rank(job.id, totals, cards.get(totals.rank), now_ns) for totals in rank_totals],
         groups=live_ranks.groups([job]),
         reported=list(reported),
+        slots_from_ns=min(_last_slot_ns(totals, now_ns) for totals in rank_totals),
         slots=_slots(rank_totals, now_ns),
     )
 
@@ -217,13 +219,17 @@ def operations(job: Job, now_ns: int) -> Operations:
     return Operations(job.id, _covered_s(rank_totals, now_ns), summarise(counted, ["group", "op"]))
 
 
+def _last_slot_ns(totals: RankTotals, now_ns: int) -> int:
+    """Return the begin of the last complete slot in ns of Unix time."""
+    return (now_ns + totals.offset_ns) // SLOT_NS * SLOT_NS - SLOT_NS
+
+
 def _slots(rank_totals: list[RankTotals], now_ns: int) -> list[SlotSums]:
     """Return the last complete slot and the one in progress, where they hold data."""
     steps: dict[int, list[StepRecord]] = {}
     sums: dict[int, dict[str, tuple[float, float]]] = {}
-    begun = {totals.rank: (now_ns + totals.offset_ns) // SLOT_NS * SLOT_NS for totals in rank_totals}
     for totals in rank_totals:
-        since = begun[totals.rank] - SLOT_NS
+        since = _last_slot_ns(totals, now_ns)
         for step in totals.steps.totals.recent:
             slot = (step.end_ns + totals.offset_ns) // SLOT_NS * SLOT_NS
             if slot >= since and not step.long:

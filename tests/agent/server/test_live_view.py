@@ -108,10 +108,12 @@ def test_parts_of_two_nodes() -> None:
 
 def test_slots_of_an_older_part() -> None:
     """A bucket that only the older of two parts still has is left out: it would be drawn again without the other's steps."""
-    part = node_now(job(steps(0)), {}, (), 2 * SECOND)
-    (slot,) = part.slots
-    older = replace(part, slots=[replace(slot, at_ns=slot.at_ns - SLOT_NS), slot])
-    assert [each.at for each in job_now([older, part]).slots] == [(slot.at_ns + SLOT_NS) / 1e9]
+    shown = job(steps(0))
+    older, later = (node_now(shown, {}, (), now_s * SECOND) for now_s in (19, 21))
+    assert len(older.slots) == 1
+    assert later.slots == []
+    assert job_now([later, older]).slots == []
+    assert len(job_now([older, older]).slots) == 1
 
 
 def test_no_pace_in_a_hang() -> None:
