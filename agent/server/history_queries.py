@@ -22,6 +22,7 @@ from commwatch.core.host_views import HostView
 from commwatch.core.views import StepView
 from commwatch.history.operations import Cursor, Operation
 from commwatch.reference.efficiency import Efficiency, Line
+from commwatch.report.job_list import job_figures
 from commwatch.report.report import lately
 
 #: Seconds that a question may search the raw history.
@@ -227,7 +228,8 @@ def advice(
 
 #: Functions by name; each is called with the agent and the arguments of the question.
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
-    each.__name__: each for each in (summary, operations, operations_csv, collective, steps, efficiency, advice)
+    each.__name__: each
+    for each in (summary, operations, operations_csv, collective, steps, efficiency, advice, job_figures)
 }
 
 

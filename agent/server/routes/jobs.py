@@ -17,11 +17,12 @@ from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.core.api_views import About, Summary
 from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import NcclMessage, NcclOperations, Topology
-from commwatch.core.views import GroupView, JobView, RankView, StepView
+from commwatch.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch.history.operations import Cursor, place_of
-from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists
+from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists, text_of
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (
+    MOST_ROWS,
     JobFilter,
     Limit,
     QueriesOf,
@@ -42,10 +43,18 @@ def about(services: ServicesOf) -> About:
     return About(__version__, os.getpid(), path, services.ready(), *services.scraped, time.time())
 
 
-@router.get("/jobs")
-def jobs(agent: QueriesOf) -> list[JobView]:
+@router.get("/jobs", response_model=list[JobFigures] | list[JobView])
+def jobs(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    *,
+    figures: Annotated[
+        bool, Query(description="Add duration, steps and shares, as `commwatch jobs` shows them.")
+    ] = False,
+    limit: Annotated[int | None, Query(ge=1, le=MOST_ROWS, description="Most jobs; default: all.")] = None,
+) -> Response:
     """The jobs of this node, newest first."""
-    return agent.jobs()
+    return answered(worker.text("job_figures", most=limit) if figures else text_of(agent.jobs()[:limit]))
 
 
 @router.get("/summary", response_model=Summary)
