@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +60,13 @@ class Rollup(NamedTuple):
     ring: int
     key: CellKey
     cell: Cell
+
+
+def latest_run(found: Iterable[RingRow]) -> dict[int, RingRow]:
+    """Return by id the rings of the latest run of one job: a ring that was last seen before another began is of an earlier run."""
+    known = list(found)
+    began_ns = max((ring.started_ns for ring in known), default=0)
+    return {ring.id: ring for ring in known if ring.seen_ns >= began_ns}
 
 
 def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:
