@@ -7,8 +7,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from commwatch.cli.common_flags import last_seconds
 from commwatch.config import Config
-from commwatch.core.durations import LAST, parse_age, parse_last
+from commwatch.core.durations import LAST, parse_age
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -22,7 +23,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     report.add_argument("job", nargs="?", help="job id (default: the latest)")
     report.add_argument(
         "--last",
-        type=_last,
+        type=last_seconds,
         default=LAST,
         metavar="AGE",
         help="how much of the job's end the advice covers, such as 90s or 2h; all: the whole job (default: %(default)s)",
@@ -31,14 +32,6 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
     report.set_defaults(command=_report)
-
-
-def _last(text: str) -> float | None:
-    """Return the seconds in a ``--last`` argument; ``None``: the whole job."""
-    try:
-        return parse_last(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _report(config: Config, arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from commwatch.collectors.wire import events as ev
 from commwatch.comparison.bootstrap import BLOCKS, Floats, Ints, Samples, Sums
 from commwatch.core.bandwidth import bus_factor
-from commwatch.core.cells import UNKNOWN_GROUP, GroupInfo
+from commwatch.history.operations import Names
 from commwatch.ingest.columns import RECORD
 
 _POWERS = 1 << np.arange(62, dtype=np.int64)
@@ -42,21 +42,6 @@ class KindSamples:
     bus: Sums
     #: How many have each exact size in bytes.
     sizes: Mapping[int, int]
-
-
-class Names(NamedTuple):
-    """What the numbers in records mean, by (ring, number)."""
-
-    groups: Mapping[tuple[int, int], GroupInfo]
-    ops: Mapping[tuple[int, int], str]
-
-    def group(self, ring: int, number: int) -> GroupInfo:
-        """Return a group."""
-        return self.groups.get((ring, number), UNKNOWN_GROUP)
-
-    def op(self, ring: int, code: int) -> str:
-        """Return the name of an operation."""
-        return ev.OPS[code - 1] if 1 <= code <= len(ev.OPS) else self.ops.get((ring, code), "unknown")
 
 
 class Operations:

@@ -13,11 +13,12 @@ import numpy as np
 from commwatch.analysis.live_ranks import gpu_timing
 from commwatch.collectors.spans import spans
 from commwatch.comparison.bootstrap import BLOCKS, Floats, Ints, Samples, Sums, blocks_of, warm_up
-from commwatch.comparison.kinds import Kind, KindSamples, Names, Operations
+from commwatch.comparison.kinds import Kind, KindSamples, Operations
 from commwatch.core.nccl_views import Topology
 from commwatch.core.units import size
 from commwatch.core.views import JobView
 from commwatch.history.history import History, StoredStep
+from commwatch.history.operations import Names
 from commwatch.history.rows import RingRow, latest_run
 
 #: Most records of operations, and most steps, that are read of a job: its latest.

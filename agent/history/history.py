@@ -119,15 +119,26 @@ class History:
 
     def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:
         """Return the steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""
+        return list(self.each_step(from_ns, until_ns, rings, limit))
+
+    def each_step(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> Iterator[StoredStep]:
+        """Yield the steps of ``steps``."""
         rows = self._db.execute(
             "SELECT ring, seq, start_ns, end_ns, comm_ns, exposed_ns, groups, p2p_wait_ns, long FROM step"
             f" WHERE end_ns >= ? AND end_ns < ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['step']} ORDER BY end_ns DESC LIMIT ?",
             (from_ns, until_ns, json.dumps(rings), limit),
         )
-        return [
-            StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
-            for *known, groups, waited, long in rows
-        ]
+        for *known, groups, waited, long in rows:
+            yield StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
+
+    def last_end_ns(self, rings: list[int]) -> int:
+        """Return the Unix time in ns of the rings' latest record or step; 0: there is none."""
+        ends = "SELECT MAX({0}) FROM {1} WHERE ring IN (SELECT value FROM json_each(?1))"
+        ((end,),) = self._db.execute(
+            f"SELECT MAX(IFNULL(({ends.format('until_ns', 'extent')}), 0), IFNULL(({ends.format('end_ns', 'step')}), 0))",
+            (json.dumps(rings),),
+        )
+        return int(end)
 
     def shares(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, tuple[float, float | None]]:
         """Return comm share and exposed share (``StepSums.shares``) of the rings' steps by slot of 10 s, without long steps."""

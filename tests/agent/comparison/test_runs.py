@@ -11,9 +11,10 @@ import pytest
 from commwatch.collectors.wire import events as ev
 from commwatch.comparison.bootstrap import BLOCKS, quantile, ratio
 from commwatch.comparison.comparison import compare
-from commwatch.comparison.kinds import Kind, Names, Operations
+from commwatch.comparison.kinds import Kind, Operations
 from commwatch.comparison.runs import LEAST_STEPS, Run, read
 from commwatch.history.history import History
+from commwatch.history.operations import Names
 from tests.agent.report.test_report_page import job_of
 from tests.helpers import MS, Watch, end_rank, group_entry, mark, operation, write_ring
 
