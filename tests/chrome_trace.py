@@ -29,6 +29,8 @@ METADATA = {
 class Slice(NamedTuple):
     """A slice; times in ns. ``inside``: the name of the slice around it."""
 
+    #: From the name of its process.
+    rank: int
     pid: int
     tid: int
     name: str
@@ -43,7 +45,7 @@ class Trace(NamedTuple):
     """A sound trace."""
 
     slices: list[Slice]
-    #: Pairs of processes that an arrow leads from and to, with its name.
+    #: The ranks that an arrow leads from and to, and its name.
     arrows: list[tuple[int, int, str]]
     instants: list[Event]
     counters: list[Event]
@@ -79,14 +81,14 @@ def sound(events: list[Event], about: Event) -> Trace:
     by_kind: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         needed, may = FIELDS[event["ph"]]
-        needed = needed | {"ph", "pid", "tid"}
+        needed = needed | {"ph", "pid"} | (set() if event["name"].startswith("process_") else {"tid"})
         assert needed <= set(event) <= needed | may, event
-        assert all(type(event[name]) is int and event[name] >= 0 for name in ("pid", "tid")), event
+        assert all(type(event[name]) is int and event[name] > 0 for name in ("pid", "tid") if name in event), event
+        assert event["pid"] != event.get("tid"), "that thread would be the main one"
         assert isinstance(event["name"], str), event
         assert event["name"], event
         by_kind[event["ph"]].append(event)
     processes, threads = _names(by_kind["M"])
-    assert 0 not in processes, "process 0 is the operating system's idle one"
     for event in events:
         assert event["pid"] in processes, event
         if event["ph"] not in "MC":
@@ -98,8 +100,9 @@ def sound(events: list[Event], about: Event) -> Trace:
         assert event["args"], event
         assert all(type(value) in (int, float) and 0 <= value <= 100 for value in event["args"].values()), event
         _ns(event["ts"])
-    slices = _slices(by_kind["X"])
-    return Trace(slices, _arrows(by_kind, slices), by_kind["i"], by_kind["C"], processes, threads, about)
+    slices = _slices(by_kind["X"], processes)
+    arrows = _arrows(by_kind, slices)
+    return Trace(slices, arrows, by_kind["i"], by_kind["C"], processes, threads, about)
 
 
 def _ns(us: float) -> int:
@@ -127,7 +130,7 @@ def _names(metadata: list[Event]) -> tuple[dict[int, str], dict[tuple[int, int],
     return processes, threads
 
 
-def _slices(events: list[Event]) -> list[Slice]:
+def _slices(events: list[Event], processes: dict[int, str]) -> list[Slice]:
     """The slices, with what is around each; fails where two of a thread overlap and neither is inside the other."""
     by_thread: dict[tuple[int, int], list[tuple[int, int, Event]]] = defaultdict(list)
     for event in events:
@@ -135,6 +138,7 @@ def _slices(events: list[Event]) -> list[Slice]:
         by_thread[event["pid"], event["tid"]].append((start, start + length, event))
     found = []
     for (pid, tid), each in by_thread.items():
+        rank = int(processes[pid].removeprefix("rank "))
         # Of those that begin together the longest is outside; of equal ones, the operation is around its parts.
         each.sort(key=lambda one: (one[0], -one[1], one[2]["cat"] != "operation"))
         around: list[tuple[int, str]] = []
@@ -143,7 +147,7 @@ def _slices(events: list[Event]) -> list[Slice]:
                 around.pop()
             assert not around or end <= around[-1][0], (event, around[-1])
             inside = around[-1][1] if around else None
-            found.append(Slice(pid, tid, event["name"], event["cat"], start, end, event.get("args", {}), inside))
+            found.append(Slice(rank, pid, tid, event["name"], event["cat"], start, end, event.get("args", {}), inside))
             around.append((end, event["name"]))
     return found
 
@@ -163,12 +167,15 @@ def _arrows(by_kind: dict[str, list[Event]], slices: list[Slice]) -> list[tuple[
         end = ends[key]
         assert end["bp"] == "e", end
         assert _ns(begin["ts"]) <= _ns(end["ts"]), key
-        for event in (begin, end):
-            at = _ns(event["ts"])
-            inside = any(
-                each.start_ns <= at < max(each.end_ns, each.start_ns + 1)
-                for each in by_thread[event["pid"], event["tid"]]
-            )
-            assert inside, event
-        found.append((begin["pid"], end["pid"], begin["name"]))
+        around = [_innermost(by_thread[event["pid"], event["tid"]], _ns(event["ts"])) for event in (begin, end)]
+        # Perfetto draws an arrow from the slice that begins first, whatever its events say.
+        assert around[0].start_ns <= around[1].start_ns, around
+        found.append((around[0].rank, around[1].rank, begin["name"]))
     return found
+
+
+def _innermost(slices: list[Slice], at_ns: int) -> Slice:
+    """The slice that an arrow is bound to; a slice does not include its end, unless it has no length."""
+    around = [each for each in slices if each.start_ns <= at_ns < max(each.end_ns, each.start_ns + 1)]
+    assert around, at_ns
+    return max(around, key=lambda each: (each.start_ns, -each.end_ns))

@@ -16,8 +16,10 @@ from commwatch.core.cells import GroupInfo
 Event = dict[str, Any]
 #: Most collectives, and most messages, of which not all parts are there. Beyond it, the first is treated as if no more came.
 MOST_PENDING = 1 << 14
-#: Threads of a process: marks and steps come before those of the groups.
-_MARKS, _STEPS, _FIRST_GROUP = 0, 1, 2
+#: Threads of a process: marks and steps come before those of the groups. 0 would be the process itself.
+_MARKS, _STEPS, _FIRST_GROUP = 1, 2, 3
+#: Processes have other numbers than threads: a thread with the number of its process would be its main one.
+_FIRST_PROCESS = 100_000
 
 
 class TraceOperation(NamedTuple):
@@ -77,24 +79,18 @@ class _Part(NamedTuple):
 class _Threads:
     """The threads of the trace's processes."""
 
-    def __init__(self, labels: Mapping[int, str]) -> None:
-        self._labels = labels
+    def __init__(self) -> None:
         self._named: set[tuple[int, int]] = set()
         #: By rank and group: its threads, each with the begin of its earliest slice.
         self._lanes: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self._used: dict[int, int] = {}
 
     def named(self, rank: int, tid: int, name: str) -> Iterator[Event]:
-        """Yield the names of a thread and of its process, once."""
-        if (rank, tid) in self._named:
-            return
-        if not any(of == rank for of, _ in self._named):
-            yield _metadata(rank, 0, "process_name", name=f"rank {rank}")
-            yield _metadata(rank, 0, "process_labels", labels=self._labels.get(rank, ""))
-            yield _metadata(rank, 0, "process_sort_index", sort_index=rank)
-        self._named.add((rank, tid))
-        yield _metadata(rank, tid, "thread_name", name=name)
-        yield _metadata(rank, tid, "thread_sort_index", sort_index=tid)
+        """Yield the name of a thread, once."""
+        if (rank, tid) not in self._named:
+            self._named.add((rank, tid))
+            yield _metadata(rank, tid, "thread_name", name=name)
+            yield _metadata(rank, tid, "thread_sort_index", sort_index=tid)
 
     def lane(self, rank: int, group: GroupInfo, start_ns: int, end_ns: int) -> tuple[int, str]:
         """Return number and name of a thread of the group in which nothing begins before this end, and put the slice into it."""
@@ -124,11 +120,18 @@ class ChromeTrace:
     """
 
     def __init__(self, origin_ns: int, ranks: Mapping[int, str]) -> None:
-        self._origin_ns, self._ranks, self._threads = origin_ns, ranks, _Threads(ranks)
+        self._origin_ns, self._ranks, self._threads = origin_ns, ranks, _Threads()
         self._collectives: dict[tuple[str, int], tuple[TraceOperation, list[_Part]]] = {}
         self._messages: dict[tuple[object, ...], list[tuple[bool, _Part]]] = {}
         self._expected: dict[str, int] = {}
         self.operations = self.steps = self.marks = self.arrows = 0
+
+    def processes(self) -> Iterator[Event]:
+        """Yield the names of the processes, which come before all else."""
+        for rank, label in sorted(self._ranks.items()):
+            yield _metadata(rank, None, "process_name", name=f"rank {rank}")
+            yield _metadata(rank, None, "process_labels", labels=label)
+            yield _metadata(rank, None, "process_sort_index", sort_index=rank)
 
     def of_operations(self, operations: Iterable[TraceOperation]) -> Iterator[Event]:
         """Yield the events of operations, given latest end first."""
@@ -214,20 +217,47 @@ class ChromeTrace:
     def _join(self, key: tuple[str, int]) -> Iterator[Event]:
         """Yield wait and transfer of the parts of a collective if all are known, and arrows from those that were waited for."""
         one, parts = self._collectives.pop(key)
-        if one.op in ev.SYMMETRIC and len(parts) == one.group.size > 1 and all(part.compares for part in parts):
-            transfer_ns = min(part.end_ns - part.start_ns for part in parts)
-            for part in parts:
-                began_ns = part.end_ns - transfer_ns
-                if began_ns > part.start_ns:
-                    yield self._slice(part, "wait", part.start_ns, began_ns, cat="wait")
-                yield self._slice(part, "transfer", began_ns, part.end_ns, cat="transfer")
         root = next((part for part in parts if part.rank == one.peer), None)
-        rooted = root is not None and (one.op in ev.TO_ROOT or one.op in ev.FROM_ROOT)
-        hub = root if root is not None and rooted else max(parts, key=lambda part: part.start_ns)
+        if one.op in ev.SYMMETRIC and len(parts) == one.group.size > 1 and all(part.compares for part in parts):
+            yield from self._split(parts, one.op)
+        elif root is not None and one.op in ev.TO_ROOT:
+            yield from self._arrows([part for part in parts if part is not root], root, one.op)
+        else:
+            hub = root if root is not None and one.op in ev.FROM_ROOT else max(parts, key=lambda part: part.start_ns)
+            for part in parts:
+                if part is not hub:
+                    yield from self._arrows([hub], part, one.op)
+
+    def _split(self, parts: list[_Part], op: str) -> Iterator[Event]:
+        """Yield wait and transfer of each part, as ``collective_join.split`` does, and arrows from the rank that began last.
+
+        Ends of one collective are seen some microseconds apart. No transfer is drawn before the last rank began, which all waited for.
+        """
+        late = min(parts, key=lambda part: part.end_ns - part.start_ns)
+        transfer_ns = late.end_ns - late.start_ns
         for part in parts:
-            if part is not hub:
-                ends = (part, hub) if rooted and one.op in ev.TO_ROOT else (hub, part)
-                yield from self._arrow(*ends, max(each.start_ns for each in ends), one.op)
+            wait_ns = part.end_ns - part.start_ns - transfer_ns
+            begin_ns = min(max(part.start_ns + wait_ns, late.start_ns), part.end_ns)
+            args = {"wait_us": wait_ns / 1000, "transfer_us": transfer_ns / 1000}
+            if begin_ns > part.start_ns:
+                yield self._slice(part, "wait", part.start_ns, begin_ns, cat="wait", args=args)
+            yield self._slice(part, "transfer", begin_ns, part.end_ns, cat="transfer", args=args)
+            if part is not late and begin_ns >= late.start_ns:
+                yield from self._arrow(late, part, begin_ns, op)
+
+    def _arrows(self, sources: list[_Part], target: _Part, name: str) -> Iterator[Event]:
+        """Yield an arrow from each part to one that could not end before all of them began; none if it had ended by then.
+
+        Perfetto draws an arrow from the slice that begins first. So if the target began before, the rest of it is a slice of its own.
+        """
+        if not sources:
+            return
+        last = max(sources, key=lambda part: part.start_ns)
+        if target.start_ns < last.start_ns < target.end_ns:
+            yield self._slice(target, f"since rank {last.rank} began", last.start_ns, target.end_ns, cat="since")
+        if last.start_ns < max(target.end_ns, target.start_ns + 1):
+            for source in sources:
+                yield from self._arrow(source, target, max(last.start_ns, target.start_ns), name)
 
     def _message(self, one: TraceOperation, part: _Part) -> Iterator[Event]:
         """Keep a send or recv; yield the arrow between the two when the other is there."""
@@ -247,14 +277,10 @@ class ChromeTrace:
         if not waiting:
             del self._messages[key]
         source, target = (part, other[1]) if sent else (other[1], part)
-        yield from self._arrow(source, target, target.end_ns, "message")
+        yield from self._arrows([source], target, "message")
 
     def _arrow(self, source: _Part, target: _Part, at_ns: int, name: str) -> Iterator[Event]:
-        """Yield an arrow from the begin of a slice to a moment within another; none if that slice was over by then."""
-        # The last nanosecond, because a slice does not include its end.
-        at_ns = min(at_ns, max(target.start_ns, target.end_ns - 1))
-        if at_ns < source.start_ns:
-            return
+        """Yield an arrow from the begin of a slice to a moment of another."""
         self.arrows += 1
         about = {"id": self.arrows, "cat": "flow", "name": name}
         yield {**self._at("s", source, source.start_ns), **about}
@@ -271,12 +297,13 @@ class ChromeTrace:
 
 
 def pid_of(rank: int) -> int:
-    """Return the process of a rank; 0 would be that of the operating system."""
-    return rank + 1
+    """Return the number of a rank's process."""
+    return _FIRST_PROCESS + rank
 
 
-def _metadata(rank: int, tid: int, what: str, **args: object) -> Event:
-    return {"ph": "M", "pid": pid_of(rank), "tid": tid, "name": what, "args": args}
+def _metadata(rank: int, tid: int | None, what: str, **args: object) -> Event:
+    thread = {} if tid is None else {"tid": tid}
+    return {"ph": "M", "pid": pid_of(rank), **thread, "name": what, "args": args}
 
 
 def _begin_ns(one: TraceOperation) -> int:

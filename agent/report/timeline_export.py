@@ -65,6 +65,7 @@ def export(path: Path, job_id: str, window: Window, marks: Iterable[TraceMark], 
         _write(
             out,
             chain(
+                trace.processes(),
                 trace.of_operations(limit.of(source.operations(from_ns, until_ns))),
                 trace.of_steps(source.steps(from_ns, until_ns)),
                 trace.of_marks(inside),

@@ -234,7 +234,8 @@ def advice(
 def timeline(agent: QueryService, job: str, *, last_s: float | None, marks: list[TraceMark]) -> Text:
     """Return the last ``last_s`` s of a job (``None``: all of it) as a compressed Chrome trace, at most the latest operations."""
     packed = io.BytesIO()
-    with gzip.open(packed, "wt", LEVEL, encoding="utf-8") as out:
+    # Without the time, so that equal answers are equal.
+    with gzip.GzipFile("", "wb", LEVEL, packed, mtime=0) as file, io.TextIOWrapper(file, encoding="utf-8") as out:
         export(agent.path, job, Window(last_s, MOST_TIMELINE), marks, out)
     name = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:80]
     headers = {"Content-Disposition": f'attachment; filename="timeline-{name}.json.gz"'}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
 from commwatch.report import chrome_trace
-from commwatch.report.chrome_trace import ChromeTrace, TraceMark, TraceOperation, TraceStep
+from commwatch.report.chrome_trace import ChromeTrace, TraceMark, TraceOperation, TraceStep, pid_of
 from tests.chrome_trace import Slice, Trace, sound
 from tests.helpers import examples
 
@@ -44,7 +44,7 @@ def one(op: str, rank: int, start_ns: int, end_ns: int, **more: Any) -> TraceOpe
 def traced(*operations: TraceOperation, ranks: dict[int, str] = RANKS) -> Trace:
     """The trace of operations, read strictly."""
     trace = ChromeTrace(0, ranks)
-    events = list(trace.of_operations(sorted(operations, key=lambda each: -each.end_ns)))
+    events = [*trace.processes(), *trace.of_operations(sorted(operations, key=lambda each: -each.end_ns))]
     found = sound(json.loads(json.dumps(events)), {})
     assert trace.operations == len(operations)
     assert trace.arrows == len(found.arrows)
@@ -52,24 +52,28 @@ def traced(*operations: TraceOperation, ranks: dict[int, str] = RANKS) -> Trace:
 
 
 def parts(trace: Trace, cat: str) -> list[tuple[int, int, int, str | None]]:
-    """Process, begin, length and surrounding slice of each slice of a category."""
-    return sorted((s.pid, s.start_ns, s.end_ns - s.start_ns, s.inside) for s in trace.of(cat))
+    """Rank, begin, length and surrounding slice of each slice of a category."""
+    return sorted((s.rank, s.start_ns, s.end_ns - s.start_ns, s.inside) for s in trace.of(cat))
 
 
 def test_collective() -> None:
     """The parts of a symmetric collective are slices with size and bandwidth; wait and transfer lie in them, arrows come from the rank that was last."""
     trace = traced(*(one("all_reduce", rank, 1000 * rank, 9000 + rank) for rank in range(3)))
-    assert trace.processes == {1: "rank 0", 2: "rank 1", 3: "rank 2"}
+    assert trace.processes == {pid_of(rank): f"rank {rank}" for rank in range(3)}
     assert set(trace.threads.values()) == {"world, 3 ranks"}
-    assert parts(trace, "operation") == [(1, 0, 9000, None), (2, 1000, 8001, None), (3, 2000, 7002, None)]
-    assert parts(trace, "wait") == [(1, 0, 1998, "all_reduce"), (2, 1000, 999, "all_reduce")]
+    assert parts(trace, "operation") == [(0, 0, 9000, None), (1, 1000, 8001, None), (2, 2000, 7002, None)]
+    assert parts(trace, "wait") == [(0, 0, 2000, "all_reduce"), (1, 1000, 1000, "all_reduce")]
     assert parts(trace, "transfer") == [
-        (1, 1998, 7002, "all_reduce"),
-        (2, 1999, 7002, "all_reduce"),
-        (3, 2000, 7002, "all_reduce"),
+        (0, 2000, 7000, "all_reduce"),
+        (1, 2000, 7001, "all_reduce"),
+        (2, 2000, 7002, "all_reduce"),
     ]
-    assert sorted(trace.arrows) == [(3, 1, "all_reduce"), (3, 2, "all_reduce")]
-    args = next(each.args for each in trace.of("operation") if each.pid == 3)
+    assert sorted(each.args["wait_us"] for each in trace.of("wait")) == [0.999, 1.998], (
+        "as it is defined, by the durations"
+    )
+    assert {each.args["transfer_us"] for each in trace.of("transfer")} == {7.002}
+    assert sorted(trace.arrows) == [(2, 0, "all_reduce"), (2, 1, "all_reduce")]
+    args = next(each.args for each in trace.of("operation") if each.rank == 2)
     assert (args["size_bytes"], args["seq"], args["group"], args["timing"]) == (1 << 20, 0, "world", "future")
     assert args["busbw_GB_per_s"] == round((1 << 20) * 4 / 3 / 7002, 4)
 
@@ -77,10 +81,10 @@ def test_collective() -> None:
 @pytest.mark.parametrize(
     ("op", "arrows"),
     [
-        ("broadcast", [(2, 1), (2, 3)]),
-        ("scatter", [(2, 1), (2, 3)]),
-        ("reduce", [(1, 2), (3, 2)]),
-        ("gather", [(1, 2), (3, 2)]),
+        ("broadcast", [(1, 0), (1, 2)]),
+        ("scatter", [(1, 0), (1, 2)]),
+        ("reduce", [(0, 1), (2, 1)]),
+        ("gather", [(0, 1), (2, 1)]),
     ],
 )
 def test_operations_with_a_root(op: str, arrows: list[tuple[int, int]]) -> None:
@@ -88,6 +92,9 @@ def test_operations_with_a_root(op: str, arrows: list[tuple[int, int]]) -> None:
     trace = traced(*(one(op, rank, 1000 * rank, 9000, peer=1) for rank in range(3)))
     assert sorted(trace.arrows) == [(*pair, op) for pair in arrows]
     assert trace.of("wait") == trace.of("transfer") == []
+    assert {(each.name, each.start_ns, each.end_ns) for each in trace.of("since")} == (
+        {("since rank 1 began", 1000, 9000)} if op in ("broadcast", "scatter") else {("since rank 2 began", 2000, 9000)}
+    )
 
 
 def test_messages() -> None:
@@ -99,7 +106,7 @@ def test_messages() -> None:
         one("recv", 1, 270, 460, peer=0, seq=5, tag=8),
         one("recv", 1, 470, 480, peer=5),
     ]
-    assert traced(*pair).arrows == [(1, 2, "message")]
+    assert traced(*pair).arrows == [(0, 1, "message")]
 
 
 def test_messages_that_were_waited_for_late() -> None:
@@ -107,7 +114,7 @@ def test_messages_that_were_waited_for_late() -> None:
     late = [one("send", 0, 900, 901 + n, launch_ns=100 + 10 * n, peer=1, seq=n, timing=ev.BY_WAIT) for n in range(3)]
     received = [one("recv", 1, 105 + 10 * n, 108 + 10 * n, peer=0, seq=n) for n in range(3)]
     trace = traced(*late, *received)
-    assert trace.arrows == [(1, 2, "message")] * 3
+    assert trace.arrows == [(0, 1, "message")] * 3
     assert sorted(each.start_ns for each in trace.of("operation") if each.name == "send") == [100, 110, 120]
     by_device = [each._replace(timing=ev.BY_EVENTS) for each in late]
     assert {each.start_ns for each in traced(*by_device).of("operation")} == {900}
@@ -159,15 +166,15 @@ def test_steps_and_marks() -> None:
         )
     )
     marks = [TraceMark(450, "alert Hang", None, {"summary": "x"}), TraceMark(460, "verdict hang", 2, {"says": "y"})]
-    found = sound([*events, *trace.of_marks(marks)], {})
-    assert {(s.pid, s.name, s.start_ns, s.end_ns) for s in found.slices} == {
-        (1, "step 7", 200, 400),
-        (2, "step 7", 200, 300),
+    found = sound([*trace.processes(), *events, *trace.of_marks(marks)], {})
+    assert {(s.rank, s.name, s.start_ns, s.end_ns) for s in found.slices} == {
+        (0, "step 7", 200, 400),
+        (1, "step 7", 200, 300),
     }
     assert [each["args"] for each in found.counters] == [{"communication": 25.0, "exposed": 10.0}]
     assert [(each["pid"], each["s"], each["name"]) for each in found.instants] == [
-        (1, "g", "alert Hang"),
-        (3, "p", "verdict hang"),
+        (pid_of(0), "g", "alert Hang"),
+        (pid_of(2), "p", "verdict hang"),
     ]
     assert (trace.steps, trace.marks) == (2, 2)
 
@@ -200,11 +207,11 @@ def test_whatever_was_recorded(operations: list[TraceOperation]) -> None:
     trace = traced(*operations)
 
     def key(each: Slice) -> tuple[int, str, int, int]:
-        return each.pid, each.name, each.start_ns, each.end_ns
+        return each.rank, each.name, each.start_ns, each.end_ns
 
     timed = [each for each in operations if not each.flags & (ev.FAILED | ev.UNTIMED)]
     assert sorted(map(key, trace.of("operation"))) == sorted(
-        (each.rank + 1, each.op, each.start_ns, each.end_ns) for each in timed
+        (each.rank, each.op, each.start_ns, each.end_ns) for each in timed
     )
     assert len(trace.instants) == len(operations) - len(timed)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.analysis.queries import QueryService
-from commwatch.report.chrome_trace import TraceMark
+from commwatch.report.chrome_trace import TraceMark, pid_of
 from commwatch.report.timeline_export import Exported, Window, export, writing
 from tests.agent.report.test_report_page import job_of
 from tests.chrome_trace import Trace, parsed, read
@@ -40,7 +40,7 @@ def test_every_record(agent: QueryService) -> None:
     assert found.operations == len(operations) == 8 * 12 * 8
     origin = trace.about["Unix time of 0, in ns"]
     assert Counter(
-        (each.pid - 1, each.name, each.start_ns + origin, each.end_ns + origin) for each in trace.of("operation")
+        (each.rank, each.name, each.start_ns + origin, each.end_ns + origin) for each in trace.of("operation")
     ) == Counter(
         (each.rank, each.op, round(each.start_at * 1000) * MS, round(each.end_at * 1000) * MS) for each in operations
     )
@@ -48,7 +48,7 @@ def test_every_record(agent: QueryService) -> None:
     assert found.arrows == len(trace.arrows) == len(operations) - len(collectives)
     steps = agent.steps(0, 1 << 62, "job", None, 1 << 20)
     assert found.steps == len(trace.of("step")) == len(steps)
-    assert trace.processes == {rank + 1: f"rank {rank}" for rank in range(8)}
+    assert trace.processes == {pid_of(rank): f"rank {rank}" for rank in range(8)}
     assert {name.removesuffix(" (2)") for name in trace.threads.values()} == {"steps", "dp, 8 ranks", "tp, 4 ranks"}
 
 
@@ -63,7 +63,14 @@ def test_waits_are_those_of_the_api(agent: QueryService) -> None:
         assert answer is not None
         assert answer[1] is not None
         expected.update((part.rank, wait) for part, wait in answer[1].waits if wait)
-    assert Counter((each.pid - 1, each.end_ns - each.start_ns) for each in trace.of("wait")) == expected
+    assert (
+        Counter(
+            (each.rank, round(1000 * each.args["wait_us"])) for each in trace.of("transfer") if each.args["wait_us"]
+        )
+        == expected
+    )
+    drawn = sum(each.end_ns - each.start_ns for each in trace.of("wait"))
+    assert drawn == pytest.approx(sum(wait * count for (_, wait), count in expected.items()), rel=0.02)
     assert {each.inside for each in (*trace.of("wait"), *trace.of("transfer"))} == {
         each.name for each in trace.of("operation")
     }
@@ -114,7 +121,7 @@ def test_marks(agent: QueryService) -> None:
     found, trace = traced(agent.path, marks=marks)
     assert found.marks == 1
     (moment,) = trace.instants
-    assert (moment["pid"], moment["name"], moment["args"]) == (6, "verdict straggler", {"says": "late"})
+    assert (moment["pid"], moment["name"], moment["args"]) == (pid_of(5), "verdict straggler", {"says": "late"})
 
 
 def test_job_without_records(tmp_path: Path) -> None:
