@@ -7,6 +7,7 @@ import shutil
 from typing import Any
 
 from commwatch.config import Config
+from commwatch.core.terminal_text import line
 
 #: Width where the output is no terminal.
 _PLAIN_CELLS = 80
@@ -44,7 +45,7 @@ def _jobs(config: Config, arguments: argparse.Namespace) -> int:
         print(job_list.as_json(jobs))
         return 0
     cells = shutil.get_terminal_size((_PLAIN_CELLS, 24)).columns
-    print(job_list.text(jobs, cells) if jobs else f"no job in {config.history} yet")
+    print(job_list.text(jobs, cells) if jobs else line(f"no job in {config.history} yet"))
     if more := known - len(jobs):
         print(f"{more} earlier {'job is' if more == 1 else 'jobs are'} not listed; use --limit {known} to list all")
     return 0

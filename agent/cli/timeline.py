@@ -9,6 +9,7 @@ from typing import Any
 from commwatch.cli.common_flags import last_seconds
 from commwatch.config import Config
 from commwatch.core.errors import UsageError
+from commwatch.core.terminal_text import line
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -48,7 +49,6 @@ def _timeline(config: Config, arguments: argparse.Namespace) -> int:
                 )
         except OSError as error:
             raise UsageError(f"cannot write {arguments.out}: {error.strerror}") from None
-    print(
-        f"{arguments.out}: {found.operations} operations, {found.steps} steps, {found.arrows} arrows, {found.marks} marks"
-    )
+    counts = f"{found.operations} operations, {found.steps} steps, {found.arrows} arrows, {found.marks} marks"
+    print(line(f"{arguments.out}: {counts}"))
     return 0

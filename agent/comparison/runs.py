@@ -86,7 +86,7 @@ def read(path: Path, job: JobView, topology: Topology | None) -> Run:
         Sums(times.total(times.duration), np.bincount(times.block, minlength=BLOCKS).astype(float)),
         times.shares(waits),
         kinds,
-        settings | _sizes(kinds, len(steps.usual)),
+        settings | (_sizes(kinds, len(steps.usual)) if steps.usual else {}),
     )
 
 
@@ -194,7 +194,7 @@ def _sizes(kinds: Mapping[Kind, KindSamples], steps: int) -> dict[str, str]:
     per_step: dict[str, dict[int, int]] = {}
     for kind, found in kinds.items():
         for exact, count in found.sizes.items():
-            if kind.size is not None and (times := round(count / max(1, steps * found.ranks))):
+            if kind.size is not None and (times := round(count / (steps * found.ranks))):
                 per_step.setdefault(f"{kind.op} in {kind.group}, each step", {})[exact] = times
     return {name: _listed(sizes) for name, sizes in sorted(per_step.items())}
 

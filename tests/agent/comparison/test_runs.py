@@ -161,6 +161,7 @@ def test_job_without_steps(tmp_path: Path) -> None:
     run = run_of(watch)
     (kind,) = compare(run, run).kinds
     assert (kind.count_a, kind.p50.differs, kind.busbw.change) == (200, False, 0)
+    assert not any("each step" in name for name in run.settings)
 
 
 def test_job_without_records(tmp_path: Path) -> None:
