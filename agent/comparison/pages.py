@@ -42,7 +42,8 @@ def says(figure: Figure) -> str:
     if figure.differs is None or figure.low is None or figure.high is None:
         return f"{_signed(figure.change, figure)}, too few samples for an interval"
     if not figure.differs:
-        return f"no difference found ({_signed(figure.low, figure, bare=True)} to {_signed(figure.high, figure)})"
+        found = "too small to count" if figure.low > 0 or figure.high < 0 else "no difference found"
+        return f"{found} ({_signed(figure.low, figure, bare=True)} to {_signed(figure.high, figure)})"
     larger, smaller = _WORDS.get(figure.name, ("slower", "faster"))
     ends = dict.fromkeys(_number(end) for end in sorted((abs(figure.low), abs(figure.high))))
     return f"{larger if figure.change > 0 else smaller} by {' to '.join(ends)} {_unit(figure)}"

@@ -31,7 +31,7 @@ from commwatch.report.timeline_export import LEVEL, Window, export
 #: Seconds that a question may search the raw history.
 MOST_LOOKING_S = 10.0
 #: Most operations in a timeline: `commwatch timeline` has no limit, but an answer is made in memory, and other questions wait for it.
-MOST_TIMELINE = 100_000
+MOST_TIMELINE = 50_000
 
 
 class ApiError(CommwatchError):

@@ -26,7 +26,7 @@ def timeline(
         str, Query(description="How much of the job's end it covers, such as 30s, 5m or 2h; all: the whole job.")
     ] = "30s",
 ) -> Response:
-    """The operations of a job (the latest by default) as a compressed Chrome trace for Perfetto: at most the latest 100,000."""
+    """The operations of a job (the latest by default) as a compressed Chrome trace for Perfetto: at most the latest 50,000."""
     try:
         last_s = parse_last(last)
     except ValueError as error:
