@@ -149,6 +149,13 @@ def rare_filter(f: Figures) -> list[Row]:
     ]
 
 
+def timeline(f: Figures) -> list[Row]:
+    """Rows of ``timeline.py``."""
+    what = f"`commwatch timeline` of {f['operations'] / 1e6:.1f} million operations"
+    cost = f"{f['cpu_s']:.0f} s of CPU time, file of {f['file_mb']:.0f} MB"
+    return [Row(what, cost), Row("... highest memory", f"{f['mb']:.0f} MB", "64 MB", over=f["mb"] > 64)]
+
+
 def nccl_plugin(f: Figures) -> list[Row]:
     """Rows of ``nccl_plugin.py``."""
     rows = []
@@ -176,6 +183,7 @@ BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     probe_memory,
     log_rate,
     rare_filter,
+    timeline,
     nccl_plugin,
 )
 

@@ -21,7 +21,7 @@ FOLDERS = {
 }
 #: Rooms of ``agent/``, and the modules beside them, in their order: each may import those before it, and its own room.
 ORDER = (
-    ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("prometheus",), ("report",), ("config", "reload"), ("runtime",),
+    ("core",), ("reference",), ("history",), ("ingest",), ("analysis",), ("prometheus",), ("report",), ("comparison",), ("config", "reload"), ("runtime",),
     ("watchers",), ("alerting",), ("deploy",), ("commands",), ("server",), ("daemon",), ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -23,12 +23,14 @@ from pathlib import Path
 from socket import gethostname
 from typing import BinaryIO
 
+from commwatch.alerting.marks import marks_of
 from commwatch.alerts.model import FIRING, Alert
 from commwatch.analysis.live_ranks import conclude
 from commwatch.analysis.queries import QueryService
 from commwatch.analysis.verdicts import Verdict
 from commwatch.core.views import RankView
 from commwatch.history.opening import StoreError
+from commwatch.report.chrome_trace import TraceMark
 from commwatch.watchers import stack_capture
 from commwatch.watchers.gpus import Gpus
 from commwatch.watchers.host import HostWatch
@@ -200,6 +202,10 @@ class Evidence:
         with contextlib.suppress(FileNotFoundError):
             return (self._directory / f"{_key(alert)}.json").read_text(encoding="utf-8")
         return None
+
+    def marks(self, job_id: str) -> list[TraceMark]:
+        """Return the alerts and verdicts about a job in the bundles on disk."""
+        return list(marks_of(self._directory, job_id))
 
     def _make_room(self, key: str) -> None:
         """Reserve disk space for a bundle, so that no alert links to a bundle that cannot be written."""

@@ -246,8 +246,8 @@ class QueryService:
         with History(self.path, self._damaged) as history:
             for ring in history.rings(job):
                 latest[ring.job, ring.rank] = ring
-                records, lost = kept.get(_process(ring), (0, 0))
-                kept[_process(ring)] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
+                records, lost = kept.get(ring.process, (0, 0))
+                kept[ring.process] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
             sources = history.names("exposed", [ring.id for ring in latest.values()])
         begun: dict[str, int] = {}
         for ring in latest.values():
@@ -258,7 +258,7 @@ class QueryService:
         live = self.live_ranks()
         views = [
             replace(
-                _rank(ring, live.get(ring.uid), *kept[_process(ring)]),
+                _rank(ring, live.get(ring.uid), *kept[ring.process]),
                 exposed_source=sources.get((ring.id, 0)),
             )
             for ring in latest.values()
@@ -286,7 +286,10 @@ class QueryService:
         """Return the sums of a job's buckets of 10 s, oldest first, as far as they are in the history."""
         with History(self.path, self._damaged) as history:
             rings = [ring.id for ring in history.rings(job)]
-            steps, sums = history.step_sums(from_ns, until_ns, rings), history.bus_sums(from_ns, until_ns, rings)
+            steps, sums = (
+                history.step_sums_by_slot(from_ns, until_ns, rings),
+                history.bus_sums(from_ns, until_ns, rings),
+            )
         return [SlotSums(at, steps.get(at) or added(()), sums.get(at, {})) for at in sorted(steps.keys() | sums.keys())]
 
     @contextmanager
@@ -330,11 +333,6 @@ def _live(aggregate: Aggregate, from_ns: int, until_ns: int, job: str | None) ->
         for slot, key, cell in totals.live_cells()
         if from_ns <= slot < until_ns
     ]
-
-
-def _process(ring: RingRow) -> tuple[object, ...]:
-    """Return a key shared by all rings of one process: the probe makes a ring each time it is installed."""
-    return ring.job, ring.rank, ring.restart, *(ring.identity.get(key) for key in ("host", "boot_id", "pid"))
 
 
 def _rank(ring: RingRow, live: RankView | None, records: int, lost: int) -> RankView:

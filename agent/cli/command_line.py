@@ -15,17 +15,20 @@ from commwatch.cli import (
     alerts,
     bench,
     common_flags,
+    compare,
     dashboards,
     deploy,
     diagnose,
     doctor,
     explain,
+    jobs,
     native,
     profile,
     query,
     report,
     run,
     settings,
+    timeline,
     top,
 )
 from commwatch.core.errors import CommwatchError
@@ -93,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"commwatch {__version__}")
     commands: Any = parser.add_subparsers(dest="command_name", metavar="COMMAND", required=True, parser_class=_Command)
     common = common_flags.parser()
-    for part in (run, agent, report):
+    for part in (run, agent, report, jobs, compare, timeline):
         part.add_parser(commands, common)
     explain.add_parser(commands)
     for part in (doctor, diagnose, bench, query, profile, alerts, top, settings, deploy):

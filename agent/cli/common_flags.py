@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from commwatch.config import Config, load
+from commwatch.core.durations import parse_last
 from commwatch.core.errors import UsageError
 
 #: Flags that control access to the agent, and credentials for requests to agents.
@@ -42,6 +43,14 @@ def parser() -> argparse.ArgumentParser:
     )
     common.add_argument("--client-cert", metavar="FILE", help="certificate with its key, for agents that require one")
     return common
+
+
+def last_seconds(text: str) -> float | None:
+    """Return the seconds in a ``--last`` argument; ``None``: the whole job."""
+    try:
+        return parse_last(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def settings_of(arguments: argparse.Namespace) -> Config:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sqlite3
 from pathlib import Path
 from typing import Any
 
+from commwatch.cli.common_flags import last_seconds
 from commwatch.config import Config
-from commwatch.core.durations import LAST, parse_age, parse_last
-from commwatch.core.errors import UsageError
+from commwatch.core.durations import LAST, parse_age
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -24,7 +23,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     report.add_argument("job", nargs="?", help="job id (default: the latest)")
     report.add_argument(
         "--last",
-        type=_last,
+        type=last_seconds,
         default=LAST,
         metavar="AGE",
         help="how much of the job's end the advice covers, such as 90s or 2h; all: the whole job (default: %(default)s)",
@@ -35,43 +34,23 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     report.set_defaults(command=_report)
 
 
-def _last(text: str) -> float | None:
-    """Return the seconds in a ``--last`` argument; ``None``: the whole job."""
-    try:
-        return parse_last(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _report(config: Config, arguments: argparse.Namespace) -> int:
-    from commwatch.analysis.queries import QueryService
-    from commwatch.reference.references import References, directory
+    from commwatch.cli.stored import job_in, reading, write
     from commwatch.report import charts, report, report_page
     from commwatch.watchers.nccl_archive import kept
 
-    agent = QueryService(config.history, references=References(directory(config.state), config.links))
-    try:
-        jobs = [job.job_id for job in agent.jobs()]
-        if not jobs:
-            raise UsageError(f"no job in {config.history} yet")
-        job = arguments.job or jobs[0]
+    with reading(config) as agent:
+        job = job_in(agent, arguments.job).job_id
         topology = kept(config.state, job)
         findings = [] if topology is None else topology.findings
         command = f"{again(arguments)}{_other_last(arguments.last)} {job}"
         built = report.build(agent, job, config.history, command, findings, last_s=arguments.last)
-        if built is None:
-            known = f"{', '.join(jobs[:5])}{' ...' if len(jobs) > 5 else ''}"
-            raise UsageError(f"no job '{job}' in {config.history}; it has {known}")
+        assert built is not None
         page = None if arguments.html is None else report_page.html(built, charts.gather(agent, job), topology)
-    except sqlite3.Error as error:
-        raise UsageError(f"{config.history}: {error}") from None
     if page is None:
         print(report.as_json(built) if arguments.json else report.text(built))
-        return 0
-    try:
-        arguments.html.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {arguments.html}: {error.strerror}") from None
+    else:
+        write(arguments.html, page)
     return 0
 
 

@@ -32,6 +32,20 @@ class JobView:
 
 
 @dataclass(frozen=True)
+class JobFigures(JobView):
+    """A job with the headline figures of its report. ``None``: not known."""
+
+    #: From the begin of its first rank until it was last seen.
+    duration_s: float = 0.0
+    #: Steps of the rank with the most.
+    steps: int = 0
+    #: Of the steps of all its ranks but the long ones: median in seconds, and shares of their time.
+    step_p50_s: float | None = None
+    comm_share: float | None = None
+    exposed_share: float | None = None
+
+
+@dataclass(frozen=True)
 class StepView:
     """One step of one rank. Times are Unix seconds; shares are 0 to 1; ``None``: not known."""
 

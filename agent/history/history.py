@@ -16,6 +16,10 @@ from commwatch.history.opening import connect
 from commwatch.history.rows import RingRow, Rollup, raw_since, rings, rollups
 from commwatch.history.soundness import SOUND
 
+#: The fields of ``StepSums``, of grouped rows; TOTAL, because SUM fails on integer overflow.
+_STEP_SUMS = """COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN end_ns - start_ns END), TOTAL(comm_ns),
+    COUNT(CASE WHEN comm_ns NOT NULL THEN exposed_ns END), TOTAL(CASE WHEN comm_ns NOT NULL AND exposed_ns NOT NULL THEN end_ns - start_ns END),
+    TOTAL(CASE WHEN comm_ns NOT NULL THEN exposed_ns END)"""
 #: ``SOUND`` in a join with another table that has such columns.
 _SOUND_CHUNK = SOUND["chunk"].replace(", ", ", chunk.").replace("chunk.'", "'")
 
@@ -115,29 +119,55 @@ class History:
 
     def steps(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> list[StoredStep]:
         """Return the steps of the rings that ended in ``[from_ns, until_ns)``, newest first."""
+        return list(self.each_step(from_ns, until_ns, rings, limit))
+
+    def each_step(self, from_ns: int, until_ns: int, rings: list[int], limit: int = -1) -> Iterator[StoredStep]:
+        """Yield the steps of ``steps``."""
         rows = self._db.execute(
             "SELECT ring, seq, start_ns, end_ns, comm_ns, exposed_ns, groups, p2p_wait_ns, long FROM step"
             f" WHERE end_ns >= ? AND end_ns < ? AND ring IN (SELECT value FROM json_each(?)) AND {SOUND['step']} ORDER BY end_ns DESC LIMIT ?",
             (from_ns, until_ns, json.dumps(rings), limit),
         )
-        return [
-            StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
-            for *known, groups, waited, long in rows
-        ]
+        for *known, groups, waited, long in rows:
+            yield StoredStep._make((*known, dict(json.loads(groups)), waited, bool(long)))
 
-    def step_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, StepSums]:
+    def last_end_ns(self, rings: list[int]) -> int:
+        """Return the Unix time in ns of the rings' latest record or step; 0: there is none."""
+        ends = "SELECT MAX({0}) FROM {1} WHERE ring IN (SELECT value FROM json_each(?1))"
+        ((end,),) = self._db.execute(
+            f"SELECT MAX(IFNULL(({ends.format('until_ns', 'extent')}), 0), IFNULL(({ends.format('end_ns', 'step')}), 0))",
+            (json.dumps(rings),),
+        )
+        return int(end)
+
+    def step_sums_by_slot(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, StepSums]:
         """Return the sums over the rings' steps by slot of 10 s in ns, without long steps."""
-        # TOTAL, because SUM fails on integer overflow.
         rows = self._db.execute(
-            "SELECT end_ns / ?1 * ?1, COUNT(*), COUNT(comm_ns), TOTAL(CASE WHEN comm_ns NOT NULL THEN end_ns - start_ns END),"
-            " TOTAL(comm_ns), COUNT(CASE WHEN comm_ns NOT NULL THEN exposed_ns END),"
-            " TOTAL(CASE WHEN comm_ns NOT NULL AND exposed_ns NOT NULL THEN end_ns - start_ns END),"
-            " TOTAL(CASE WHEN comm_ns NOT NULL THEN exposed_ns END) FROM step"
+            f"SELECT end_ns / ?1 * ?1, {_STEP_SUMS} FROM step"
             # No checksums here: a plot of a week reads millions of steps. `Examination` finds and reports damaged ones.
             " WHERE end_ns >= ?2 AND end_ns < ?3 AND NOT long AND ring IN (SELECT value FROM json_each(?4)) GROUP BY 1",
             (SLOT_NS, from_ns, until_ns, json.dumps(rings)),
         )
         return {slot: StepSums(*sums) for slot, *sums in rows}
+
+    def step_sums(self, rings: list[int]) -> dict[tuple[int, bool], StepSums]:
+        """Return the sums over the steps of each ring, by (ring, whether the steps were long)."""
+        # No checksums, as in ``step_sums_by_slot``.
+        rows = self._db.execute(
+            f"SELECT ring, long, {_STEP_SUMS} FROM step WHERE ring IN (SELECT value FROM json_each(?)) GROUP BY 1, 2",
+            (json.dumps(rings),),
+        )
+        return {(ring, bool(long)): StepSums(*sums) for ring, long, *sums in rows}
+
+    def median_step_ns(self, rings: list[int]) -> float | None:
+        """Return the median duration in ns of the rings' steps together, without long ones; ``None``: there are none."""
+        of_rings = "FROM step WHERE NOT long AND ring IN (SELECT value FROM json_each(?1))"
+        ((median,),) = self._db.execute(
+            f"WITH n(n) AS (SELECT COUNT(*) {of_rings}) SELECT AVG(d) FROM (SELECT end_ns - start_ns AS d {of_rings} ORDER BY 1"
+            " LIMIT 2 - (SELECT n FROM n) % 2 OFFSET ((SELECT n FROM n) - 1) / 2)",
+            (json.dumps(rings),),
+        )
+        return None if median is None else float(median)
 
     def bus_sums(self, from_ns: int, until_ns: int, rings: list[int]) -> dict[int, dict[str, tuple[float, float]]]:
         """Return bus bytes and their busy time in ns, of the rings' operations, by slot of 10 s and op."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.bandwidth import algbw, bus_factor
@@ -62,18 +63,32 @@ def place_of(operation_id: str) -> Cursor:
     return end, ring, stamp
 
 
+class Names(NamedTuple):
+    """What numbers in records mean, by (ring, number)."""
+
+    groups: Mapping[tuple[int, int], GroupInfo]
+    ops: Mapping[tuple[int, int], str]
+
+    def group(self, ring: int, number: int) -> GroupInfo:
+        """Return a group."""
+        return self.groups.get((ring, number), UNKNOWN_GROUP)
+
+    def op(self, ring: int, code: int) -> str:
+        """Return the name of an operation."""
+        return ev.OPS[code - 1] if 1 <= code <= len(ev.OPS) else self.ops.get((ring, code), "unknown")
+
+
 class Reader:
     """Turns records into operations; built once per query. Reads only the rings in ``rings``."""
 
     def __init__(self, history: History, rings: Mapping[int, RingRow]) -> None:
         self._history, self._rings, self._ids = history, rings, list(rings)
-        self._groups = history.groups(self._ids)
-        self._dtypes, self._ops = history.names("dtype", self._ids), history.names("op", self._ids)
+        self.names = Names(history.groups(self._ids), history.names("op", self._ids))
+        self.dtypes = history.names("dtype", self._ids)
 
     def operation(self, ring: RingRow, record: ev.Record) -> Operation:
         """Return a record as an operation, with names and bandwidths."""
-        op = ev.OPS[record.op - 1] if 1 <= record.op <= len(ev.OPS) else self._ops.get((ring.id, record.op), "unknown")
-        group: GroupInfo = self._groups.get((ring.id, record.group), UNKNOWN_GROUP)
+        op, group = self.names.op(ring.id, record.op), self.names.group(ring.id, record.group)
         size = None if record.flags & ev.NO_SIZE else record.size_bytes
         duration = None if record.flags & (ev.UNTIMED | ev.FAILED) else (record.end_ns - record.start_ns) / 1e9
         factor = bus_factor(op, group.size)
@@ -91,7 +106,7 @@ class Reader:
             seq=record.seq,
             peer=record.peer if record.peer >= 0 else None,
             tag=record.tag if op in ev.P2P else None,
-            dtype=self._dtypes.get((ring.id, record.dtype)),
+            dtype=self.dtypes.get((ring.id, record.dtype)),
             size_bytes=size,
             launch_at=(record.launch_ns + offset) / 1e9,
             start_at=(record.start_ns + offset) / 1e9,
@@ -127,12 +142,12 @@ class Reader:
         )
 
     def _codes(self, ring: int, op: str | int | None) -> set[int]:
-        named = {code for (of, code), name in self._ops.items() if of == ring and name == op}
+        named = {code for (of, code), name in self.names.ops.items() if of == ring and name == op}
         return named | ({ev.OP_CODE[op]} if isinstance(op, str) and op in ev.OP_CODE else set())
 
     def _numbers(self, same: list[tuple[str, str | int]]) -> dict[int, set[int]]:
         found: dict[int, set[int]] = {}
-        for (ring, small_id), group in self._groups.items():
+        for (ring, small_id), group in self.names.groups.items():
             if all(getattr(group, name) == value for name, value in same):
                 found.setdefault(ring, set()).add(small_id)
         return found
@@ -149,27 +164,42 @@ class Reader:
     ) -> Iterator[Operation]:
         """Yield operations that ended in ``[from_ns, until_ns)``, newest first, only those after ``before`` in this order.
 
-        Chunks of several ranks overlap in time, so they are merged.
-
         Args:
             go_on: called before each chunk; an exception ends the search.
             where: all operations in ``wanted`` meet it; chunks without any that does are not read.
         """
-        last = yield from self._pass(from_ns, until_ns, before, wanted, go_on=go_on, where=where)
+        for ring, record in self.records(from_ns, until_ns, before, go_on=go_on, where=where):
+            operation = self.operation(ring, record)
+            if wanted(operation):
+                yield operation
+
+    def records(
+        self,
+        from_ns: int,
+        until_ns: int,
+        before: Cursor | None = None,
+        *,
+        go_on: Callable[[], object] = lambda: None,
+        where: Filter = ANY,
+    ) -> Iterator[tuple[RingRow, ev.Record]]:
+        """Yield the records of ``newest_first`` with their rings; those that do not meet ``where`` are left out.
+
+        Chunks of several ranks overlap in time, so they are merged.
+        """
+        last = yield from self._pass(from_ns, until_ns, before, go_on=go_on, where=where)
         while last is not None:
-            last = yield from self._pass(from_ns, until_ns, last, wanted, go_on=go_on, where=where)
+            last = yield from self._pass(from_ns, until_ns, last, go_on=go_on, where=where)
 
     def _pass(
         self,
         from_ns: int,
         until_ns: int,
         before: Cursor | None,
-        wanted: Callable[[Operation], bool],
         *,
         go_on: Callable[[], object],
         where: Filter,
-    ) -> Generator[Operation, None, Cursor | None]:
-        """Yield operations like ``newest_first``, but only down to a place; return it, or ``None`` if there are no more.
+    ) -> Generator[tuple[RingRow, ev.Record], None, Cursor | None]:
+        """Yield records like ``records``, but only down to a place; return it, or ``None`` if there are no more.
 
         One pass may not be enough, because chunks with wrong ends in the far future overlap all others.
         """
@@ -180,7 +210,7 @@ class Reader:
             go_on()
             # No later chunk has a record newer than this one's end.
             while heap and -heap[0][0] > chunk.until_ns:
-                yield from self._newest(heap, wanted)
+                yield self._newest(heap)
             ring = self._rings[chunk.ring]
             for record in _records(chunk):
                 if where is not ANY and not where.matches(ring.id, record):
@@ -197,15 +227,13 @@ class Reader:
                 end, of, stamp, _ = heap[-1]
                 last = -end, -of, -stamp
         while heap:
-            yield from self._newest(heap, wanted)
+            yield self._newest(heap)
         return last
 
-    def _newest(self, heap: list[_Placed], wanted: Callable[[Operation], bool]) -> Iterator[Operation]:
-        """Remove the newest record from the heap; yield its operation if it is wanted."""
+    def _newest(self, heap: list[_Placed]) -> tuple[RingRow, ev.Record]:
+        """Remove the newest record from the heap; return it with its ring."""
         _, ring, _, record = heapq.heappop(heap)
-        operation = self.operation(self._rings[-ring], record)
-        if wanted(operation):
-            yield operation
+        return self._rings[-ring], record
 
     def collective(self, group_id: str, seq: int) -> list[Operation]:
         """Return the operations of one collective, by rank; of the latest run if several share the name."""

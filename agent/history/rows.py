@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from commwatch.history.soundness import SOUND, seal
 #: Rollups older than an hour are merged to five minutes.
 COARSE_NS = 300_000_000_000
 COARSEN_AFTER_NS = 3600_000_000_000
+#: How much the clock may be set between the begins of a run's ranks.
+_CLOCK_SET_NS = 60_000_000_000
 
 
 class RingRow(NamedTuple):
@@ -46,6 +48,11 @@ class RingRow(NamedTuple):
     ending: Ending | None = None
 
     @property
+    def process(self) -> tuple[object, ...]:
+        """Return a key shared by all rings of one process: the probe makes a ring each time it is installed."""
+        return self.job, self.rank, self.restart, *(self.identity.get(key) for key in ("host", "boot_id", "pid"))
+
+    @property
     def running(self) -> bool:
         """Whether no end is stored and the ring file exists (after a reboot it does not)."""
         return self.state == "running" and Path(self.uid).exists()
@@ -60,6 +67,26 @@ class Rollup(NamedTuple):
     ring: int
     key: CellKey
     cell: Cell
+
+
+def latest_run(found: Iterable[RingRow]) -> dict[int, RingRow]:
+    """Return by id the rings of the latest run of one job: of the latest process of each rank.
+
+    Ranks of earlier runs are left out: they have another restart count or world size, or ended before the latest process began. That may
+    have been a minute later by the clock, which can be set meanwhile.
+    """
+    oldest_first = sorted(found, key=lambda ring: ring.started_ns)
+    if not oldest_first:
+        return {}
+    latest = oldest_first[-1]
+    last = {ring.rank: ring for ring in oldest_first}
+    processes = {
+        ring.process
+        for ring in last.values()
+        if (ring.restart, ring.world_size) == (latest.restart, latest.world_size)
+        and ring.seen_ns >= latest.started_ns - _CLOCK_SET_NS
+    }
+    return {ring.id: ring for ring in oldest_first if ring.process in processes}
 
 
 def rings(db: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> list[RingRow]:

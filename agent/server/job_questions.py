@@ -37,10 +37,10 @@ class Parts:
     parts: list[RankParts]
 
 
-def jobs(agent: QueryService, *, heard: Heard) -> JobWide[list[JobView]]:
-    """Return all jobs, the latest started first."""
+def jobs(agent: QueryService, *, most: int | None, heard: Heard) -> JobWide[list[JobView]]:
+    """Return all jobs, the latest started first; ``most``: only so many."""
     found, nodes = _read(heard, list[JobView])
-    return JobWide(nodes, merged_jobs([*agent.jobs(), *(job for (views,) in found for job in views)]))
+    return JobWide(nodes, merged_jobs([*agent.jobs(), *(job for (views,) in found for job in views)])[:most])
 
 
 def ranks(agent: QueryService, job: str, *, heard: Heard) -> JobWide[list[RankView]]:

@@ -126,6 +126,16 @@ COMMANDS: dict[str, list[tuple[list[str], bool]]] = {
     "run": [(["--", "{EVIL}"], True), (["--nccl-debug", "{EVIL}", "--", "true"], True)],
     "agent": [(["--config", "{EVIL}"], True), (["--dir", "/proc/{EVIL}"], True)],
     "report": [([], True), (["{EVIL}"], True), (["no {EVIL}"], True), (["--json"], False), (["--html", "/proc/{EVIL}"], True)],
+    "jobs": [([], True), (["--json"], False), (["--limit", "{EVIL}"], True)],
+    "compare": [
+        (["{EVIL}", "{EVIL}"], True), (["--json", "{EVIL}", "{EVIL}"], False), (["{EVIL}", "no {EVIL}"], True),
+        (["--html", "/proc/{EVIL}", "{EVIL}", "{EVIL}"], True), (["--fail-if", "{EVIL}", "{EVIL}", "{EVIL}"], True),
+        (["--fail-if", "step_p50 > +5%", "{EVIL}", "{EVIL}"], True), (["--state-b", "{EVIL}", "{EVIL}", "{EVIL}"], True),
+    ],
+    "timeline": [
+        (["--out", "/proc/{EVIL}", "{EVIL}"], True), (["--out", "trace.json", "no {EVIL}"], True), (["--last", "{EVIL}", "--out", "a"], True),
+        (["--out", "{EVIL}"], True),
+    ],
     "explain": [(["{nccl}"], True), (["no {EVIL}"], True), (["--json", "{nccl}"], False)],
     "doctor": [([], True), (["--json"], False), (["--gpu-proof", "/proc/{EVIL}"], True)],
     "diagnose": [
@@ -209,7 +219,7 @@ def test_commands(
     harmless(written)
     assert "Traceback" not in written
     assert not seen or "evil" in written
-    if "--json" in flags and name in ("report", "query", "top"):
+    if "--json" in flags and name in ("report", "query", "top", "jobs", "compare"):
         assert EVIL in _texts(json.loads(written))
 
 
@@ -251,7 +261,7 @@ def test_top_in_a_terminal(scene: Scene) -> None:
 
 def test_report_in_a_terminal(scene: Scene) -> None:
     """On a terminal the other commands write no escape sequence at all."""
-    for name in ("report", "diagnose", "doctor"):
+    for name in ("report", "jobs", "diagnose", "doctor"):
         with terminal(name, "--dir", str(scene.run), "--state", str(scene.log.parent / "state")) as shown:
             shown.ended()
             wait_for(lambda: "evil" in shown.written, name)

@@ -24,6 +24,9 @@ SAYS = {
     "commwatch run -- torchrun --nproc-per-node 8 train.py": "comm share",
     "commwatch report": "comm share",
     "commwatch report JOB --html report.html": "",
+    "commwatch jobs": "mine",
+    "commwatch compare JOB_A JOB_B": "No setting that the history keeps differs.",
+    "commwatch timeline JOB --out trace.json.gz": "trace.json.gz: ",
     "commwatch top": "--once",
     "commwatch diagnose": "healthy: 1 running job, 2 ranks",
     "commwatch query 'summary?since=15m&by=op'": "all_reduce",
@@ -60,7 +63,12 @@ class Newcomer:
 
     def words(self, command: str) -> list[str]:
         """A command as it is typed, but with two ranks instead of eight, few sizes, and a place and a port of this test's own."""
-        stand_in = {"/run/commwatch": str(self.run_dir), "9477": self.port, "8": "2", "JOB": "mine"}
+        stand_in = {
+            "/run/commwatch": str(self.run_dir),
+            "9477": self.port,
+            "8": "2",
+            **dict.fromkeys(("JOB", "JOB_A", "JOB_B"), "mine"),
+        }
         typed = [stand_in.get(word, word) for word in shlex.split(command) if word != "..."]
         for name, value in stand_in.items():
             typed = [word.replace(f"={name}", f"={value}") for word in typed]

@@ -174,12 +174,21 @@ def built_for_torch(source_name: str) -> Path:
     return built
 
 
-def run_on(hosts: list[Host], directory: Path | list[Path], script: str, *arguments: str, per_host: int = 1) -> str:
+def run_on(
+    hosts: list[Host],
+    directory: Path | list[Path],
+    script: str,
+    *arguments: str,
+    per_host: int = 1,
+    job: str = "link",
+    port: int = 29700,
+) -> str:
     """Run a job on hosts with the probe on; returns what its ranks printed.
 
     Args:
         directory: the run directory, or one for each host.
         per_host: ranks on each host.
+        port: of the rendezvous; jobs that run at one time have different ones.
     """
     ranks = []
     for rank in range(per_host * len(hosts)):
@@ -187,12 +196,12 @@ def run_on(hosts: list[Host], directory: Path | list[Path], script: str, *argume
         place = directory if isinstance(directory, Path) else directory[rank // per_host]
         where = {
             "MASTER_ADDR": hosts[0].address,
-            "MASTER_PORT": "29700",
+            "MASTER_PORT": str(port),
             "RANK": str(rank),
             "WORLD_SIZE": str(per_host * len(hosts)),
             "GLOO_SOCKET_IFNAME": host.device,
         }
-        env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(place), COMMWATCH_JOB="link", **where)
+        env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(place), COMMWATCH_JOB=job, **where)
         command = [*host.there, *prefork.command(JOBS / script, *arguments)]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     said = ""

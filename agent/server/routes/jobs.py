@@ -21,12 +21,13 @@ from commwatch.collectors.nccl.classes import CLASSES, OTHER
 from commwatch.core.api_views import About, Summary
 from commwatch.core.host_views import HostView
 from commwatch.core.nccl_views import NcclMessage, NcclOperations, Topology
-from commwatch.core.views import GroupView, JobView, RankView, StepView
+from commwatch.core.views import GroupView, JobFigures, JobView, RankView, StepView
 from commwatch.history.operations import Cursor, place_of
 from commwatch.runtime.peers import PeerView
 from commwatch.server.history_queries import ApiError, Collective, Operations, Wanted, job_exists, text_of
 from commwatch.server.problems import ERRORS
 from commwatch.server.routes.params import (
+    MOST_ROWS,
     JobFilter,
     Limit,
     OthersOf,
@@ -57,12 +58,24 @@ def peers(services: ServicesOf) -> list[PeerView]:
     return services.peers.views()
 
 
-@router.get("/jobs", response_model=list[JobView] | JobWide[list[JobView]])
-def jobs(agent: QueriesOf, worker: WorkerOf, others: OthersOf, scope: Scope = "node") -> Response:
+@router.get("/jobs", response_model=list[JobFigures] | list[JobView] | JobWide[list[JobView]])
+def jobs(
+    agent: QueriesOf,
+    worker: WorkerOf,
+    others: OthersOf,
+    *,
+    scope: Scope = "node",
+    figures: Annotated[
+        bool, Query(description="Add duration, steps and shares, as `commwatch jobs` shows them; not with `scope=job`.")
+    ] = False,
+    limit: Annotated[int | None, Query(ge=1, le=MOST_ROWS, description="Most jobs; default: all.")] = None,
+) -> Response:
     """The jobs of this node, newest first; with `scope=job` those of all agents."""
+    if scope == "job" and figures:
+        raise ApiError(HTTPStatus.BAD_REQUEST, "figures=true: not with scope=job; the figures are those of one node")
     if scope == "job":
-        return answered(worker.text("job_jobs", heard=others.ask("jobs")))
-    return answered(text_of(agent.jobs()))
+        return answered(worker.text("job_jobs", most=limit, heard=others.ask("jobs?limit")))
+    return answered(worker.text("job_figures", most=limit) if figures else text_of(agent.jobs()[:limit]))
 
 
 @router.get("/summary", response_model=Summary | JobWide[Summary])

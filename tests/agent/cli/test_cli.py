@@ -294,6 +294,26 @@ def test_report_as_text(history: Path) -> None:
     assert f"commwatch report --dir {history} train" in done.stdout
 
 
+def test_jobs_of_a_stopped_agent(history: Path) -> None:
+    """`jobs` lists the jobs of a history, the latest first; `--limit` names how many more there are; JSON has the fields of the API."""
+    done = commwatch("jobs", "--dir", history, "--limit", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    head, first, second, how, more = done.stdout.splitlines()
+    assert head.split()[:2] == ["job", "state"]
+    assert [line.split()[:2] for line in (first, second)] == [["eval", "ended"], ["lost", "failed"]]
+    assert how.startswith("    rank 0 died (no clean end) at ")
+    assert more == "1 earlier job is not listed; use --limit 3 to list all"
+    jobs = json.loads(commwatch("jobs", "--dir", history, "--json").stdout)
+    assert [job["job_id"] for job in jobs] == ["eval", "lost", "train"]
+    assert (jobs[2]["steps"], jobs[2]["ranks"]) == (1, [0, 1, 2, 3])
+
+
+def test_jobs_without_any(tmp_path: Path) -> None:
+    """`jobs` without a history names the file; a limit that is none is refused."""
+    assert str(tmp_path) in one_line(commwatch("jobs", "--dir", tmp_path))
+    assert "give a number above 0" in commwatch("jobs", "--limit", "0").stderr
+
+
 def test_report_as_json(history: Path) -> None:
     """JSON has the numbers of the API; without a job it is the latest."""
     done = commwatch("report", "--dir", history, "--json", "train")

@@ -104,7 +104,7 @@ def test_too_much_to_look_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert caught.value.status == HTTPStatus.BAD_REQUEST
 
 
-@pytest.mark.parametrize("path", ["/api/v1/ops?rnak=0", "/api/v1/summary?jobs=train", "/api/v1/jobs?limit=5"])
+@pytest.mark.parametrize("path", ["/api/v1/ops?rnak=0", "/api/v1/summary?jobs=train", "/api/v1/jobs?most=5"])
 def test_misspelt_parameter(asked: RunningAgent, path: str) -> None:
     """An unknown parameter is refused by name: an answer without it would look like the one requested."""
     body = problem(asked, path)

@@ -19,10 +19,11 @@ from commwatch.collectors.node import process
 from commwatch.core.api_views import Summary
 from commwatch.history.chunks import Damaged
 from commwatch.reference.references import References
+from commwatch.report.chrome_trace import TraceMark
 from commwatch.server import history_queries, history_worker, history_worker_process
 from commwatch.server.history_queries import ApiError, Wanted, text_of
 from commwatch.server.history_worker import Worker
-from tests.helpers import MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
+from tests.helpers import EPOCH_NS, MS, PATIENCE_S, Trainer, Watch, group_entry, identity, mark, operation, wait_for
 
 ALWAYS: dict[str, Any] = {"from_ns": 0, "until_ns": 1 << 62}
 SUMMARY: dict[str, Any] = {**ALWAYS, "job": None, "by": ["rank", "op"], "same": {}}
@@ -66,6 +67,12 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "steps": {**ALWAYS, "job": "job", "rank": None, "limit": 50},
     "efficiency": {**ALWAYS, "job": "job"},
     "advice": {"job": "job", "findings": [], "host": None, "late": {}, "last_s": None},
+    "job_figures": {"most": 5},
+    "timeline": {
+        "job": "job",
+        "last_s": None,
+        "marks": [TraceMark(EPOCH_NS + MS, "verdict hang", 0, {"says": "it hangs"})],
+    },
 }
 
 

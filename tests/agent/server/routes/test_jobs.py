@@ -143,6 +143,19 @@ def test_jobs(asked: RunningAgent) -> None:
     assert next(iter(jobs)) == "eval"  # the latest started
 
 
+def test_jobs_with_figures(asked: RunningAgent) -> None:
+    """With ``figures``, the same jobs have duration, steps and shares beside what they have without; ``limit`` keeps the latest."""
+    plain, full = asked.get("/api/v1/jobs"), asked.get("/api/v1/jobs?figures=true")
+    figures = {job["job_id"]: {name: job.pop(name) for name in job.keys() - plain[0].keys()} for job in full}
+    running = [job.pop("last_seen_at") for job in (*plain, *full) if job["job_id"] == "train"]
+    assert (len(running), full) == (2, plain)
+    train = figures["train"]
+    assert train.pop("duration_s") > 0
+    assert train == {"steps": 1, "step_p50_s": None, "comm_share": None, "exposed_share": None}, "one step is too few"
+    assert [job["job_id"] for job in asked.get("/api/v1/jobs?figures=true&limit=2")] == [j["job_id"] for j in plain[:2]]
+    assert len(asked.get("/api/v1/jobs?limit=1")) == 1
+
+
 @pytest.mark.parametrize(
     ("key", "ranks", "count", "size", "seconds", "algbw", "busbw", "wait"),
     [

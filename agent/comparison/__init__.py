@@ -1,0 +1,1 @@
+"""Compares two jobs: their steps, operations and settings, with confidence intervals."""

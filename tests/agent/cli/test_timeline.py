@@ -1,0 +1,101 @@
+"""`commwatch timeline` and its route: the same trace, errors in one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commwatch.report.chrome_trace import pid_of
+from tests.agent.server.routes.test_jobs import populated
+from tests.agent.test_config import one_line
+from tests.chrome_trace import parsed, read
+from tests.helpers import RunningAgent, commwatch
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """An agent with three jobs in its history."""
+    with populated(tmp_path_factory.mktemp("timeline") / "run") as running:
+        yield running
+
+
+def test_file_and_route(asked: RunningAgent, tmp_path: Path) -> None:
+    """The file has all records of the job; the route answers with the same, compressed, under a name."""
+    out = tmp_path / "trace.json.gz"
+    done = commwatch("timeline", "train", "--dir", asked.directory, "--last", "all", "--out", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = read(out)
+    assert done.stdout == f"{out}: 32 operations, 4 steps, {len(trace.arrows)} arrows, 0 marks\n"
+    assert len(trace.of("operation")) == 27
+    assert len(trace.instants) == 5
+    assert (0, 1, "message") in trace.arrows
+    with urllib.request.urlopen(f"{asked.url}/api/v1/timeline?job=train&last=all") as answer:
+        assert answer.headers["Content-Type"] == "application/gzip"
+        assert answer.headers["Content-Disposition"] == 'attachment; filename="timeline-train.json.gz"'
+        assert parsed(gzip.decompress(answer.read())) == trace
+    latest = parsed(gzip.decompress(urllib.request.urlopen(f"{asked.url}/api/v1/timeline").read()))
+    assert latest.about["job"] == "eval"
+
+
+def test_alerts_in_the_timeline(asked: RunningAgent, tmp_path: Path) -> None:
+    """What the evidence on disk says of the job is in the file; evidence that cannot be read does not matter."""
+    out, state = tmp_path / "trace.json", tmp_path / "state"
+    state.mkdir()
+    for path in asked.directory.glob("history-*"):
+        (state / path.name).write_bytes(path.read_bytes())
+    evidence = state / next(state.glob("history-*.sqlite")).name.replace("history-", "evidence-").removesuffix(
+        ".sqlite"
+    )
+    evidence.mkdir()
+    at = read_begin(asked) + 0.05
+    verdicts = [{"kind": "straggler", "ranks": [2], "says": "rank 2 is late"}]
+    alert = {"name": "StragglerRank", "labels": {"job_id": "train"}, "annotations": {"summary": "late"}, "fired_at": at}
+    (evidence / "a.json").write_text(json.dumps({"alert": alert, "taken_at": at, "verdicts": verdicts}))
+    (evidence / "b.json").write_text(json.dumps({"alert": {**alert, "labels": {"job_id": "other"}}, "taken_at": at}))
+    (evidence / "c.json").write_text("[1")
+    (evidence / "d.json").write_text('{"alert": 3}')
+    done = commwatch("timeline", "train", "--state", state, "--last", "all", "--out", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    marks = [(each["name"], each["pid"], each["args"]) for each in read(out).instants if each["cat"] == "mark"]
+    assert marks == [
+        ("alert StragglerRank", pid_of(0), {"summary": "late"}),
+        ("verdict straggler", pid_of(2), {"says": "rank 2 is late"}),
+    ]
+
+
+def read_begin(asked: RunningAgent) -> float:
+    """Unix time at which the job began."""
+    return float(next(job["started_at"] for job in asked.get("/api/v1/jobs") if job["job_id"] == "train"))
+
+
+@pytest.mark.parametrize(
+    ("query", "code", "detail"),
+    [
+        ("last=5", 400, "last=5: give an age"),
+        ("job=none", 404, "no job 'none'"),
+        ("last=0s", 400, "last=0s: give an age"),
+    ],
+)
+def test_wrong_requests(asked: RunningAgent, query: str, code: int, detail: str) -> None:
+    """A wrong age and an unknown job are refused by name."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{asked.url}/api/v1/timeline?{query}")
+    with caught.value as error:
+        assert error.code == code
+        assert detail in json.loads(error.read())["detail"]
+
+
+def test_wrong_usage(asked: RunningAgent, tmp_path: Path) -> None:
+    """A job or a folder that is not there is named in one line, and no file is left."""
+    out = tmp_path / "trace.json"
+    assert "no job 'none'" in one_line(commwatch("timeline", "none", "--dir", asked.directory, "--out", out))
+    there = commwatch("timeline", "train", "--dir", asked.directory, "--out", tmp_path / "no" / "x.gz")
+    assert f"cannot write {tmp_path / 'no' / 'x.gz'}: No such file or directory" in one_line(there)
+    assert "--out" in commwatch("timeline", "train").stderr
+    assert list(tmp_path.iterdir()) == []

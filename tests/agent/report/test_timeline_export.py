@@ -1,0 +1,145 @@
+"""The timeline of a job in the history: each record is in it once, on one clock, with the waits that the API reports."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from commwatch.analysis.queries import QueryService
+from commwatch.report.chrome_trace import TraceMark, pid_of
+from commwatch.report.timeline_export import Exported, Window, export, writing
+from tests.agent.report.test_report_page import job_of
+from tests.chrome_trace import Trace, parsed, read
+from tests.helpers import EPOCH_NS, MS, Watch, group_entry, mark, operation, write_ring
+
+ALL = Window(None)
+
+
+def traced(
+    path: Path, job: str = "job", window: Window = ALL, marks: tuple[TraceMark, ...] = ()
+) -> tuple[Exported, Trace]:
+    """What the export says of itself, and its trace, read strictly."""
+    out = io.StringIO()
+    found = export(path, job, window, marks, out)
+    return found, parsed(out.getvalue().encode())
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> QueryService:
+    """A job of eight ranks in two groups; in some steps one rank is late."""
+    return job_of(tmp_path_factory.mktemp("job"), 8, 12, range(4, 7))
+
+
+def test_every_record(agent: QueryService) -> None:
+    """There is a slice for each operation with its times, a slice for each step, and an arrow for each rank but one of each collective."""
+    found, trace = traced(agent.path)
+    operations = agent.operations(0, 1 << 62, None, lambda each: True, 1 << 20)
+    assert found.operations == len(operations) == 8 * 12 * 8
+    origin = trace.about["Unix time of 0, in ns"]
+    assert Counter(
+        (each.rank, each.name, each.start_ns + origin, each.end_ns + origin) for each in trace.of("operation")
+    ) == Counter(
+        (each.rank, each.op, round(each.start_at * 1000) * MS, round(each.end_at * 1000) * MS) for each in operations
+    )
+    collectives = {(each.group_id, each.seq) for each in operations}
+    assert found.arrows == len(trace.arrows) == len(operations) - len(collectives)
+    steps = agent.steps(0, 1 << 62, "job", None, 1 << 20)
+    assert found.steps == len(trace.of("step")) == len(steps)
+    assert trace.processes == {pid_of(rank): f"rank {rank}" for rank in range(8)}
+    assert {name.removesuffix(" (2)") for name in trace.threads.values()} == {"steps", "dp, 8 ranks", "tp, 4 ranks"}
+
+
+def test_waits_are_those_of_the_api(agent: QueryService) -> None:
+    """The waits in the trace are those that ``/api/v1/collectives`` gives, of each rank and collective."""
+    _, trace = traced(agent.path)
+    expected: Counter[tuple[int, int]] = Counter()
+    for group_id, seq in {
+        (each.group_id, each.seq) for each in agent.operations(0, 1 << 62, None, lambda each: True, 1 << 20)
+    }:
+        answer = agent.collective(group_id, seq)
+        assert answer is not None
+        assert answer[1] is not None
+        expected.update((part.rank, wait) for part, wait in answer[1].waits if wait)
+    assert (
+        Counter(
+            (each.rank, round(1000 * each.args["wait_us"])) for each in trace.of("transfer") if each.args["wait_us"]
+        )
+        == expected
+    )
+    drawn = sum(each.end_ns - each.start_ns for each in trace.of("wait"))
+    assert drawn == pytest.approx(sum(wait * count for (_, wait), count in expected.items()), rel=0.02)
+    assert {each.inside for each in (*trace.of("wait"), *trace.of("transfer"))} == {
+        each.name for each in trace.of("operation")
+    }
+
+
+def test_window_and_limit(agent: QueryService) -> None:
+    """A window has what ended in the last seconds; a limit keeps the latest operations, and says that it has cut."""
+    end_at = max(each.end_at for each in agent.steps(0, 1 << 62, "job", None, 1 << 20))
+    window, _ = traced(agent.path, window=Window(3.0))
+    inside = agent.operations(int((end_at - 3) * 1e9), 1 << 62, None, lambda each: True, 1 << 20)
+    assert 0 < window.operations == len(inside) < 8 * 12 * 8
+    assert not window.cut
+    cut, trace = traced(agent.path, window=Window(None, 100))
+    assert (cut.operations, cut.cut) == (100, True)
+    assert (
+        min(each.end_ns for each in trace.of("operation")) > max(each.end_ns for each in trace.of("step")) - 3000 * MS
+    )
+    assert not traced(agent.path, window=Window(None, 8 * 12 * 8))[0].cut
+
+
+def test_one_clock(tmp_path: Path) -> None:
+    """Ranks of one node are on one clock, even if its time was set between their begins; earlier runs of the name are left out."""
+    watch = Watch(tmp_path)
+    write_ring(watch.rings, [operation(start_ns=5 * MS, end_ns=6 * MS)], job="job", restart=0, rank=0)
+    for rank, offset in ((0, EPOCH_NS), (1, EPOCH_NS + 7000 * MS)):
+        records = [
+            mark(0, 20_000 * MS),
+            operation(start_ns=20_010 * MS, end_ns=20_020 * MS),
+            mark(1, 20_100 * MS, exposed_ns=5 * MS),
+        ]
+        begun = {"started_ns": 15_000 * MS, "wall_offset_ns": offset}
+        write_ring(watch.rings, records, [group_entry()], job="job", restart=1, rank=rank, **begun)
+    watch.tick(21_000 * MS)
+    found, trace = traced(watch.path)
+    assert found == (2, 2, 1, 0, False)
+    assert {(each.start_ns, each.end_ns) for each in trace.of("operation")} == {(5010 * MS, 5020 * MS)}
+    assert {(each.start_ns, each.end_ns) for each in trace.of("step")} == {(5000 * MS, 5100 * MS)}
+    assert [each["args"] for each in trace.counters] == [{"communication": 10.0, "exposed": 5.0}] * 2
+
+
+def test_marks(agent: QueryService) -> None:
+    """Alerts and verdicts within the window are moments of the trace."""
+    end_ns = int(max(each.end_at for each in agent.steps(0, 1 << 62, "job", None, 1 << 20)) * 1e9)
+    marks = (
+        TraceMark(end_ns - 10 * MS, "verdict straggler", 5, {"says": "late"}),
+        TraceMark(end_ns - 10**12, "old", 5, {}),
+    )
+    found, trace = traced(agent.path, marks=marks)
+    assert found.marks == 1
+    (moment,) = trace.instants
+    assert (moment["pid"], moment["name"], moment["args"]) == (pid_of(5), "verdict straggler", {"says": "late"})
+
+
+def test_job_without_records(tmp_path: Path) -> None:
+    """A job that has recorded nothing has an empty trace."""
+    watch = Watch(tmp_path)
+    write_ring(watch.rings, [], job="job")
+    watch.tick()
+    assert traced(watch.path)[0] == (0, 0, 0, 0, False)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_file_is_whole_or_not_there(tmp_path: Path, agent: QueryService, name: str) -> None:
+    """A file that was written is complete; one whose writing failed is not there, and an earlier one stays."""
+    with writing(tmp_path / name) as out:
+        export(agent.path, "job", ALL, (), out)
+    assert len(read(tmp_path / name).of("operation")) == 8 * 12 * 8
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(UnicodeEncodeError), writing(tmp_path / name) as out:
+        out.write("{\ud800")
+    assert (tmp_path / name).read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == [name]
