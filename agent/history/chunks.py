@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
-from commwatch.history.extents import Columns
+from commwatch.collectors.wire.events import RECORD_SIZE
 from commwatch.history.packing import pack, unpack
 from commwatch.history.soundness import seal
 
@@ -126,22 +125,21 @@ class OpenChunk:
         return self.is_full or is_large or self._pieces >= MOST_PIECES
 
     def _row(self, records: bytearray, first_n: int) -> Iterator[Statement]:
-        columns = Columns(records)
-        from_ns, until_ns = min(columns.ends) + self._offset_ns, max(columns.ends) + self._offset_ns
-        if until_ns >= MAX_PLAUSIBLE:
-            plausible = [end for end in columns.ends if end + self._offset_ns < MAX_PLAUSIBLE] or [0]
-            from_ns, until_ns = min(plausible) + self._offset_ns, max(plausible) + self._offset_ns
+        from commwatch.history.ranges import Ranges  # brings in numpy, which an agent without trainers does not need
+
+        ranges = Ranges(records)
+        times = ranges.times(self._offset_ns)
         data = pack(records)
-        about = (self.ring, first_n, self.until_n, from_ns, until_ns, len(data))
+        about = (self.ring, first_n, self.until_n, *times, len(data))
         yield (
             "INSERT OR REPLACE INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (*about, data, seal(about)),
         )
         row = "FROM chunk WHERE ring = ? AND first_n = ?"
-        found = (self.ring, from_ns, until_ns, *columns.extent())
+        found = (self.ring, *times, *ranges.extent())
         yield (
             f"INSERT OR REPLACE INTO extent SELECT id, ?, ?, ?, ?, ?, ?, ?, ?, ? {row}",
             (*found, seal(found), self.ring, first_n),
         )
-        for group, span in columns.spans().items():
-            yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", (group, *span, self.ring, first_n)
+        for span in ranges.spans():
+            yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", (*span, self.ring, first_n)
