@@ -24,15 +24,12 @@ from commwatch.history.rows import RingRow
 from commwatch.history.soundness import is_malformed
 from commwatch.history.store import Writer
 from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import RankTotals
+from commwatch.ingest.rank_totals import MOST_TOGETHER, RankTotals
 
 log = logging.getLogger("commwatch")
-#: Most records drained from one ring per turn: fewer than a join keeps pending, so that the collectives of a backlog are
-#: still joined.
-_BATCH = 512
 #: Most rings whose batches are counted together: the lock is held meanwhile.
 _TOGETHER = 32
-#: Most turns of a ring in one tick, a lap of a ring of default size: with a backlog, the agent must still write to the history.
+#: Most turns of a ring in one tick, at least a lap of a ring of default size: with a backlog, the agent must still write to the history.
 _MOST_TURNS = 32
 #: Most rings that are read at a time; later ones wait until others have ended.
 MOST_RINGS = 4096
@@ -236,27 +233,30 @@ class Intake:
     def _take_turn(self, sources: list[_Source], now_ns: int) -> list[_Source]:
         """Drain one batch of each ring; return the rings that have more."""
         more: list[_Source] = []
+        # The same number of each ring, and of many rings fewer than a join keeps pending: the collectives of a backlog are still joined.
+        most = MOST_TOGETHER // max(1, min(len(sources), _TOGETHER))
         for at in range(0, len(sources), _TOGETHER):
-            looks = [look for source in sources[at : at + _TOGETHER] if (look := self._drain(source)) is not None]
+            together = sources[at : at + _TOGETHER]
+            looks = [look for source in together if (look := self._drain(source, most)) is not None]
             self._count([look for look in looks if look.drained.records])
             for look in looks:
                 self._note_state(look, now_ns)
-            more += [look.source for look in looks if look.drained.read + look.drained.lost >= _BATCH]
+            more += [look.source for look in looks if look.drained.read + look.drained.lost >= most]
         return more
 
-    def _drain(self, source: _Source) -> _Look | None:
-        """Drain one batch of a ring; ``None``: it is finished."""
+    def _drain(self, source: _Source, most: int) -> _Look | None:
+        """Drain at most ``most`` records of a ring; ``None``: it is finished."""
         self._alive()
         reader = source.reader
         if reader is None:
             return None
         owner = reader.owner()
         alive = owner is not None and reader.identity.get("boot_id") == self._boot_id
-        drained = reader.drain(final=not alive, limit=_BATCH)
+        drained = reader.drain(final=not alive, limit=most)
         source.lost += drained.lost
         self.lost += drained.lost
         self.read += drained.read
-        source.next_n, source.final = reader.next_n, not alive and drained.read + drained.lost < _BATCH
+        source.next_n, source.final = reader.next_n, not alive and drained.read + drained.lost < most
         return _Look(source, reader, drained, owner, alive)
 
     def _count(self, looks: list[_Look]) -> None:

@@ -75,8 +75,7 @@ def _begun_before(parts: Parts, joins: Sequence[GroupJoin], heads: Ints, good: F
     """Return which collectives, given by one part each, have parts from an earlier read; only for good ones."""
     begun = np.zeros(len(heads), np.bool_)
     for index, join in enumerate(joins):
-        if waiting := join.numbers():
-            mine = np.flatnonzero(good & (parts.join[heads] == index))
-            if len(mine):
-                begun[mine] = np.isin(parts.seq[heads[mine]], np.fromiter(waiting, np.int64, len(waiting)))
+        mine = np.flatnonzero(good & (parts.join[heads] == index))
+        if len(mine) and (waiting := join.numbers()):
+            begun[mine] = np.isin(parts.seq[heads[mine]], np.fromiter(waiting, np.int64, len(waiting)))
     return begun

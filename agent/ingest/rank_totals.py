@@ -42,6 +42,8 @@ from commwatch.ingest.trainer_state import TrainerState
 if TYPE_CHECKING:
     from commwatch.ingest.columns import Codes
 
+#: Most records of all ranks that are counted at a time.
+MOST_TOGETHER = 1 << 14
 _MOST_FAILURES = 16
 #: Most groups with kept numbers, dropped groups included.
 _MOST_NUMBERS = 2 * (MOST_APART + LATEST_KNOWN)
@@ -226,6 +228,8 @@ class RankTotals(TrainerState):
         name, info = self.op_name(op), self.group(group)
         joinable = name in _JOINABLE and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, must_be_equal)) if joinable else None
+        if join is not None:
+            join.ranks.add(self.rank)
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
         factor = bus_factor(name, info.size) or 0.0
         sums = CellTotals(self, key, name, factor, number=self._opened, join=join, union=p2p)
