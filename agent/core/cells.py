@@ -114,12 +114,16 @@ class Cell:
         return snapshot
 
     def add(self, other: Cell) -> None:
-        """Add the sums of another cell."""
-        for name in CELL_SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        """Add the sums and the sketch of another cell."""
+        self.add_sums(other)
         if isinstance(self.bins, Packed):
             self.bins = dict(self.bins)
         merge(self.bins, other.bins)
+
+    def add_sums(self, other: Cell) -> None:
+        """Add the sums and the histogram of another cell."""
+        for name in CELL_SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
 
 
