@@ -29,8 +29,6 @@ from commwatch.ingest.rank_totals import MOST_TOGETHER, RankTotals
 log = logging.getLogger("commwatch")
 #: Most rings whose batches are counted together: the lock is held meanwhile.
 _TOGETHER = 32
-#: Most turns of a ring in one tick, at least a lap of a ring of default size: with a backlog, the agent must still write to the history.
-_MOST_TURNS = 32
 #: Most rings that are read at a time; later ones wait until others have ended.
 MOST_RINGS = 4096
 #: Time between two heartbeats of a trainer; most time from a failed operation to the end of the rank that it causes.
@@ -65,13 +63,14 @@ class _Source:
 
 
 class _Look(NamedTuple):
-    """What one drain of a ring gave, the pid of its trainer as ``RingReader.owner`` returns it, and whether that lives."""
+    """What one drain of a ring gave, the pid of its trainer as ``RingReader.owner`` returns it, whether that lives; whether there is more."""
 
     source: _Source
     reader: RingReader
     drained: Drained
     owner: int | None
     alive: bool
+    more: bool
 
 
 class Intake:
@@ -117,8 +116,10 @@ class Intake:
         before, turn = self.read, list(self._sources.values())
         for ended in self._exits.take():
             self._store.exit(ended)
-        for _ in range(_MOST_TURNS):
-            turn = self._take_turn(turn, now_ns)
+        # At most a lap of a ring of default size: with a backlog, the agent must still write to the history.
+        turns = max(2, min(len(turn), _TOGETHER))
+        for _ in range(turns):
+            turn = self._take_turn(turn, MOST_TOGETHER // turns, now_ns)
         with self._handover:
             with self._lock:
                 for source in self._sources.values():
@@ -230,18 +231,19 @@ class Intake:
 
     # -- records ------------------------------------------------------------------------------
 
-    def _take_turn(self, sources: list[_Source], now_ns: int) -> list[_Source]:
-        """Drain one batch of each ring; return the rings that have more."""
+    def _take_turn(self, sources: list[_Source], most: int, now_ns: int) -> list[_Source]:
+        """Drain at most ``most`` records of each ring; return the rings that have more.
+
+        Of many rings these are fewer than a join keeps pending, so that the collectives of a backlog are still joined.
+        """
         more: list[_Source] = []
-        # The same number of each ring, and of many rings fewer than a join keeps pending: the collectives of a backlog are still joined.
-        most = MOST_TOGETHER // max(1, min(len(sources), _TOGETHER))
         for at in range(0, len(sources), _TOGETHER):
             together = sources[at : at + _TOGETHER]
             looks = [look for source in together if (look := self._drain(source, most)) is not None]
             self._count([look for look in looks if look.drained.records])
             for look in looks:
                 self._note_state(look, now_ns)
-            more += [look.source for look in looks if look.drained.read + look.drained.lost >= most]
+            more += [look.source for look in looks if look.more]
         return more
 
     def _drain(self, source: _Source, most: int) -> _Look | None:
@@ -256,8 +258,10 @@ class Intake:
         source.lost += drained.lost
         self.lost += drained.lost
         self.read += drained.read
-        source.next_n, source.final = reader.next_n, not alive and drained.read + drained.lost < most
-        return _Look(source, reader, drained, owner, alive)
+        # After a loss, too: the ring was full.
+        more = drained.read >= most or drained.lost > 0
+        source.next_n, source.final = reader.next_n, not (alive or more)
+        return _Look(source, reader, drained, owner, alive, more)
 
     def _count(self, looks: list[_Look]) -> None:
         """Count the records of some rings, and store them."""

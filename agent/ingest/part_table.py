@@ -41,10 +41,11 @@ class PartTable:
     @property
     def rows(self) -> Ints:
         """The row of each part."""
-        return self._fields[_ROW]
+        rows: Ints = self._fields[_ROW]
+        return rows
 
     def __len__(self) -> int:
-        return self._fields.shape[1]
+        return len(self.rows)
 
     def numbers(self) -> set[int]:
         """Return the numbers of the collectives."""
@@ -57,7 +58,5 @@ class PartTable:
         ):
             cell = self._cells[row]
             owner, of_run = cell.owner, None if run == NO_RUN else run
-            part = Part(
-                owner.rank, op, launch, end, end - start, cell, size, owner.dtypes.get(dtype), own_ns, of_run
-            )
+            part = Part(owner.rank, op, launch, end, end - start, cell, size, owner.dtypes.get(dtype), own_ns, of_run)
             yield seq, part, None if cell.symmetric else peer
