@@ -127,6 +127,11 @@ class Cell:
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
 
 
+def place_of(group: int, op: int, size_log2: int) -> int:
+    """Return a key packed into one integer."""
+    return op | group << 8 | (size_log2 + 1) << 24
+
+
 class CellKey(NamedTuple):
     """Key of a cell: group number in the ring, op code, size class S <= 2**size_log2 (-1: no size)."""
 
@@ -137,7 +142,7 @@ class CellKey(NamedTuple):
     @property
     def place(self) -> int:
         """The key packed into one integer."""
-        return self.op | self.group << 8 | (self.size_log2 + 1) << 24
+        return place_of(*self)
 
 
 #: Most cell keys of one ring, those of the current slot included. Further operations share one key.

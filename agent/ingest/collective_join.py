@@ -183,6 +183,11 @@ class GroupJoin:
         self.window, self.own_lateness = LateWindow(), OwnLateness()
         self._rooted.clear()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there are incomplete collectives."""
+        return bool(self._pending or self._kept)
+
     def numbers(self) -> Collection[int]:
         """Return the numbers of the incomplete collectives."""
         self._add_kept()

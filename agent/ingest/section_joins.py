@@ -78,8 +78,9 @@ class SectionJoins:
         def some(wanted: Ints) -> PartTable:
             return PartTable.of(self._rows.cells, columns.of(wanted), of[wanted], own[wanted], run[wanted])
 
-        apart = np.flatnonzero(~here)
-        self._keep(some(apart[by_index(self._of_row[of[apart]])]))
+        if not here.all():
+            apart = np.flatnonzero(~here)
+            self._keep(some(apart[by_index(self._of_row[of[apart]])]))
         mine = np.flatnonzero(symmetric & here)
         parts = self._parts(columns.of(mine), of[mine], own[mine], run[mine])
         repeated = len({totals.rank for totals in self._ranks}) < len(self._ranks)
@@ -127,7 +128,7 @@ class SectionJoins:
         """Pass parts of collectives that cannot be complete to their joins; ``parts`` has those of each join together."""
         index = self._of_row[parts.rows]
         bounds = [0, *(np.flatnonzero(index[1:] != index[:-1]) + 1).tolist(), len(index)]
-        for since, until in pairwise(bounds) if len(index) else ():
+        for since, until in pairwise(bounds):
             self._joins[index[since]].keep(parts.some(since, until))
 
     def _one_by_one(self, parts: PartTable, at: Ints) -> dict[int, list[tuple[int, GroupJoin, Waits]]]:

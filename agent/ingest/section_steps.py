@@ -98,7 +98,7 @@ class SectionSteps:
         limits, turns, is_open = np.array(self._limits, np.int64), np.array(self._turns, np.int64), np.array(self._open)
         limit, late = limits[busy.stretch], untimed.launch < limits[untimed.stretch]
         cut = np.flatnonzero(is_open[busy.stretch] & (busy.start < limit))
-        before = Busy(busy.stretch[cut], busy.target[cut], busy.start[cut], np.minimum(busy.end, limit)[cut])
+        before = zip(busy.target[cut].tolist(), busy.start[cut].tolist(), np.minimum(busy.end, limit)[cut].tolist(), strict=True)
         busy = busy._replace(start=np.maximum(busy.start, limit))
         for turn in range(len(self._over)):
             self._note_untimed(untimed, ~late & (turns[untimed.stretch] == turn))
@@ -107,7 +107,8 @@ class SectionSteps:
                 places = np.flatnonzero(turns[busy.stretch] == turn)
                 mine = Busy(*(values[places] for values in busy))
             self._add(mine, self._over[turn])
-        self._add(before, ())
+        for target, start, end in before:
+            self.targets[target].add(start, end)
         self._note_untimed(untimed, late & is_open[untimed.stretch])
 
     def _note_untimed(self, untimed: Untimed, wanted: Flags) -> None:
