@@ -49,7 +49,7 @@ class Config:
     #: Port; 0: any free one; not set: 9477, or any free one where that is taken.
     port: int | None = None
     #: Seconds between two drains of the rings.
-    interval: float = 0.5
+    interval: float = 0.25
     #: File with the token for requests that make the agent act; not set: the agent makes its own.
     token_file: Path | None = None
     #: Reading requires the token, too, except for ``/metrics`` and health.

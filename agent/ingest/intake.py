@@ -29,6 +29,8 @@ from commwatch.ingest.rank_totals import MOST_TOGETHER, RankTotals
 log = logging.getLogger("commwatch")
 #: Most rings whose batches are counted together: the lock is held meanwhile.
 _TOGETHER = 32
+#: A ring is full with one such part of its slots.
+_FULL = 8
 #: Most rings that are read at a time; later ones wait until others have ended.
 MOST_RINGS = 4096
 #: Time between two heartbeats of a trainer; most time from a failed operation to the end of the rank that it causes.
@@ -82,6 +84,8 @@ class Intake:
         handover: held while cells move to the history, which may take long on a slow disk: a reader that holds it finds each cell
             either in the totals in memory or in the history. Default: ``lock``.
         most_rings: read at a time; each keeps a file open.
+        looks: records are read at every ``looks``-th tick, many at a time because that costs less; the state of the trainers at each one.
+            Full rings, and those of trainers that have ended, are read at once.
         alive: called for each batch, so also during a long tick.
     """
 
@@ -94,10 +98,11 @@ class Intake:
         *,
         handover: threading.RLock | None = None,
         most_rings: int = MOST_RINGS,
+        looks: int = 1,
         alive: Callable[[], object] = lambda: None,
     ) -> None:
         self._handover, self._alive = handover or lock, alive
-        self._directory, self._most_rings = directory, most_rings
+        self._directory, self._most_rings, self._looks, self._ticks = directory, most_rings, looks, 0
         self._aggregate, self._store, self._lock = aggregate, store, lock
         self._boot_id = boot_id()
         self._exits = Exits(directory.parent)
@@ -113,6 +118,7 @@ class Intake:
     def tick(self, now_ns: int, wall_ns: int) -> int:
         """Find new rings, drain all, commit to the history; return the number of records read."""
         self._discover(wall_ns)
+        self._ticks += 1
         before, turn = self.read, list(self._sources.values())
         for ended in self._exits.take():
             self._store.exit(ended)
@@ -254,6 +260,9 @@ class Intake:
             return None
         owner = reader.owner()
         alive = owner is not None and reader.identity.get("boot_id") == self._boot_id
+        runs = alive and not reader.counter(ring.CLOSED)
+        if runs and self._ticks % self._looks and reader.waiting() < reader.slots // _FULL:
+            return _Look(source, reader, Drained(b"", 0, 0), owner, alive, False)
         drained = reader.drain(final=not alive, limit=most)
         source.lost += drained.lost
         self.lost += drained.lost

@@ -48,8 +48,9 @@ class PartTable:
         return len(self.rows)
 
     def numbers(self) -> set[int]:
-        """Return the numbers of the collectives."""
-        return set(self._fields[_SEQ].tolist())
+        """Return the numbers of the collectives whose ranks end together."""
+        symmetric = [row for row, cell in self._cells.items() if cell.symmetric]
+        return set(self._fields[_SEQ, np.isin(self.rows, symmetric)].tolist())
 
     def __iter__(self) -> Iterator[tuple[int, Part, int | None]]:
         """Yield number, part and root of each collective; the root is ``None`` where it has none."""

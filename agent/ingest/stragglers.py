@@ -142,7 +142,7 @@ def _periods(bins: Mapping[int, Mapping[int, int]], steps: Sequence[int]) -> lis
             (before + 1) * BIN_NS,
             (at + 1) * BIN_NS,
             count or None,
-            _sum(bins[number] for number in numbers[bisect_right(numbers, before) : bisect_right(numbers, at)]),
+            _sum([bins[number] for number in numbers[bisect_right(numbers, before) : bisect_right(numbers, at)]]),
         )
         for (before, _), (at, count) in pairwise(ends)
     ]
@@ -166,7 +166,9 @@ def _ends_of_bursts(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return [(run[-1], 0) for run in runs]
 
 
-def _sum(late_ns: Iterable[Mapping[int, int]]) -> dict[int, int]:
+def _sum(late_ns: Sequence[Mapping[int, int]]) -> Mapping[int, int]:
+    if len(late_ns) == 1:
+        return late_ns[0]
     total: dict[int, int] = {}
     for each in late_ns:
         for rank, late in each.items():
