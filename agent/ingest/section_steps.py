@@ -51,8 +51,8 @@ class SectionSteps:
         self, ranks: Sequence[StepAccounting], marks: Sequence[Sequence[ev.Record]], first_wait: Sequence[int | None]
     ) -> None:
         self._ranks = ranks
-        #: By stretch: when the steps end that were over before it; the turn in which it is measured; whether no step is over after it.
-        #: There is one turn, or more if marks are not in order: a step that began before an earlier one ended is measured after that.
+        #: By stretch: when the steps end that were over before it; the turn in which it is added; whether no step is over after it. There
+        #: is one turn, or more if marks are not in order: a step that began before another one ended is measured after that one.
         self._limits: list[int] = []
         self._turns: list[int] = []
         self._open: list[bool] = []
@@ -98,7 +98,9 @@ class SectionSteps:
         limits, turns, is_open = np.array(self._limits, np.int64), np.array(self._turns, np.int64), np.array(self._open)
         limit, late = limits[busy.stretch], untimed.launch < limits[untimed.stretch]
         cut = np.flatnonzero(is_open[busy.stretch] & (busy.start < limit))
-        before = zip(busy.target[cut].tolist(), busy.start[cut].tolist(), np.minimum(busy.end, limit)[cut].tolist(), strict=True)
+        before = zip(
+            busy.target[cut].tolist(), busy.start[cut].tolist(), np.minimum(busy.end, limit)[cut].tolist(), strict=True
+        )
         busy = busy._replace(start=np.maximum(busy.start, limit))
         for turn in range(len(self._over)):
             self._note_untimed(untimed, ~late & (turns[untimed.stretch] == turn))
@@ -112,10 +114,14 @@ class SectionSteps:
         self._note_untimed(untimed, late & is_open[untimed.stretch])
 
     def _note_untimed(self, untimed: Untimed, wanted: Flags) -> None:
+        launches: dict[int, list[int]] = {}
         for ring, launch in zip(untimed.ring[wanted].tolist(), untimed.launch[wanted].tolist(), strict=True):
-            self._ranks[ring].add_untimed([launch])
+            launches.setdefault(ring, []).append(launch)
+        for ring, of_rank in launches.items():
+            self._ranks[ring].add_untimed(of_rank)
 
     def _add(self, busy: Busy, over: Sequence[tuple[int, Over]]) -> None:
+        """Add operations to the unions; measure steps, and forget what came before their ends."""
         if not len(busy.target) and not over:
             return
         until_ns = [0] * len(self._ranks)
