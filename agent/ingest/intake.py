@@ -29,6 +29,8 @@ from commwatch.ingest.rank_totals import MOST_TOGETHER, RankTotals
 log = logging.getLogger("commwatch")
 #: Most rings whose batches are counted together: the lock is held meanwhile.
 _TOGETHER = 32
+#: Least turns for a lap of a ring.
+_LEAST_TURNS = 8
 #: A ring is full with one such part of its slots.
 _FULL = 8
 #: Most rings that are read at a time; later ones wait until others have ended.
@@ -123,7 +125,7 @@ class Intake:
         for ended in self._exits.take():
             self._store.exit(ended)
         # At most a lap of a ring of default size: with a backlog, the agent must still write to the history.
-        turns = max(2, min(len(turn), _TOGETHER))
+        turns = max(_LEAST_TURNS, min(len(turn), _TOGETHER))
         for _ in range(turns):
             turn = self._take_turn(turn, MOST_TOGETHER // turns, now_ns)
         with self._handover:

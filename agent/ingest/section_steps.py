@@ -1,7 +1,7 @@
 """Measures the communication in the steps of several ranks at a time. Pure.
 
 The result is that of one record after the other: an operation that is recorded after a step was measured does not count in that step.
-So its beginning is cut off where the measured steps end; what is cut off is added at the end, for steps that marks out of order give.
+So its beginning is cut off where the measured steps end; what is cut off is added later, for steps that marks out of order give.
 """
 
 from __future__ import annotations
@@ -95,22 +95,15 @@ class SectionSteps:
 
     def add(self, busy: Busy, untimed: Untimed) -> None:
         """Add the operations, and measure the steps that are over."""
-        limits, turns, is_open = np.array(self._limits, np.int64), np.array(self._turns, np.int64), np.array(self._open)
-        limit, late = limits[busy.stretch], untimed.launch < limits[untimed.stretch]
-        cut = np.flatnonzero(is_open[busy.stretch] & (busy.start < limit))
-        before = zip(
-            busy.target[cut].tolist(), busy.start[cut].tolist(), np.minimum(busy.end, limit)[cut].tolist(), strict=True
-        )
-        busy = busy._replace(start=np.maximum(busy.start, limit))
-        for turn in range(len(self._over)):
+        limits, turns, is_open = (np.array(each) for each in (self._limits, self._turns, self._open))
+        late = untimed.launch < limits[untimed.stretch]
+        for turn, over in enumerate(self._over):
             self._note_untimed(untimed, ~late & (turns[untimed.stretch] == turn))
             mine = busy
             if len(self._over) > 1:
                 places = np.flatnonzero(turns[busy.stretch] == turn)
                 mine = Busy(*(values[places] for values in busy))
-            self._add(mine, self._over[turn])
-        for target, start, end in before:
-            self.targets[target].add(start, end)
+            self._add(mine, limits[mine.stretch], is_open[mine.stretch], over)
         self._note_untimed(untimed, late & is_open[untimed.stretch])
 
     def _note_untimed(self, untimed: Untimed, wanted: Flags) -> None:
@@ -120,7 +113,7 @@ class SectionSteps:
         for ring, of_rank in launches.items():
             self._ranks[ring].add_untimed(of_rank)
 
-    def _add(self, busy: Busy, over: Sequence[tuple[int, Over]]) -> None:
+    def _add(self, busy: Busy, limit: Ints, is_open: Flags, over: Sequence[tuple[int, Over]]) -> None:
         """Add operations to the unions; measure steps, and forget what came before their ends."""
         if not len(busy.target) and not over:
             return
@@ -131,17 +124,25 @@ class SectionSteps:
         numbers = [len(union.starts) for _, union in kept]
         pieces = unions(
             np.append(busy.target, np.repeat(np.array([target for target, _ in kept], np.int64), numbers)),
-            np.append(busy.start, np.array([start for _, union in kept for start in union.starts], np.int64)),
+            np.append(
+                np.maximum(busy.start, limit),
+                np.array([start for _, union in kept for start in union.starts], np.int64),
+            ),
             np.append(busy.end, np.array([end for _, union in kept for end in union.ends], np.int64)),
         )
         for _, union in kept:
             union.starts, union.ends = [], []
         ring_of = np.array(self._ring_of, np.int64)
-        left = pieces.some(np.flatnonzero(pieces.ends > np.array(until_ns, np.int64)[ring_of[pieces.keys]]))
+        until = np.array(until_ns, np.int64)[ring_of]
+        left = pieces.some(np.flatnonzero(pieces.ends > until[pieces.keys]))
         bounds = np.searchsorted(left.keys, np.arange(len(self.targets) + 1)).tolist()
         starts, ends = left.starts.tolist(), left.ends.tolist()
-        for union, (since, until) in zip(self.targets, pairwise(bounds), strict=True):
-            union.extend(starts[since:until], ends[since:until])
+        for union, (first, last) in zip(self.targets, pairwise(bounds), strict=True):
+            union.extend(starts[first:last], ends[first:last])
+        cut = np.flatnonzero((busy.start < limit) & (is_open | (busy.end > until[busy.target])))
+        cut_off = busy.target[cut], busy.start[cut], np.minimum(busy.end, limit)[cut]
+        for target, start, end in zip(*(each.tolist() for each in cut_off), strict=True):
+            self.targets[target].add(start, end)
         if over:
             self._measure(over, pieces, ring_of)
 
