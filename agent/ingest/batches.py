@@ -8,9 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import SLOT_NS
+from commwatch.core.cells import MOST_TOGETHER, SLOT_NS
 from commwatch.ingest.columns import Batch, Columns, read
-from commwatch.ingest.rank_totals import MOST_TOGETHER
 from commwatch.ingest.rows import Cut
 from commwatch.ingest.section import Section
 

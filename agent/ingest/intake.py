@@ -18,13 +18,14 @@ from commwatch.collectors.probe.governor import COUNTERS
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.identity import boot_id, validate_identity
 from commwatch.collectors.wire.ring_reader import BadRing, Drained, RingReader
+from commwatch.core.cells import MOST_TOGETHER
 from commwatch.core.endings import Ending
 from commwatch.history.job_exit import Exits
 from commwatch.history.rows import RingRow
 from commwatch.history.soundness import is_malformed
 from commwatch.history.store import Writer
 from commwatch.ingest.jobs import Aggregate
-from commwatch.ingest.rank_totals import MOST_TOGETHER, RankTotals
+from commwatch.ingest.rank_totals import RankTotals
 
 log = logging.getLogger("commwatch")
 #: Most rings whose batches are counted together: the lock is held meanwhile.

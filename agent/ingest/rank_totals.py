@@ -43,8 +43,6 @@ from commwatch.ingest.trainer_state import TrainerState
 if TYPE_CHECKING:
     from commwatch.ingest.columns import Codes
 
-#: Most records of all ranks that are counted at a time.
-MOST_TOGETHER = 1 << 14
 _MOST_FAILURES = 16
 #: Most groups with kept numbers, dropped groups included.
 _MOST_NUMBERS = 2 * (MOST_APART + LATEST_KNOWN)
