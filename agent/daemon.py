@@ -57,6 +57,8 @@ from commwatch.watchers.watchers import GPUS_S, Watchers
 log = logging.getLogger("commwatch")
 #: Seconds between two removals of data that is past its retention.
 _TIDY_S = 60.0
+#: Looks at the rings for each time that their records are read.
+_LOOKS = 2
 #: Most time of the history's retention between two passes over the rings.
 _SLICES_S = 0.02
 #: Time without a sign of life from the intake after which the agent is not healthy.
@@ -110,7 +112,14 @@ class Daemon:
         self._aggregate = aggregate = Aggregate(int(config.keep_ended * 1e9))
         most_rings = room_for_rings(raised_limit())
         self._intake = Intake(
-            config.rings, aggregate, self._store, lock, handover=handover, most_rings=most_rings, alive=self._alive
+            config.rings,
+            aggregate,
+            self._store,
+            lock,
+            handover=handover,
+            most_rings=most_rings,
+            looks=_LOOKS,
+            alive=self._alive,
         )
         self._stop = threading.Event()
         self._last_alive_ns, self._notified_ns = time.monotonic_ns(), 0
@@ -332,7 +341,8 @@ class Daemon:
                 if slices is not None and _are_over(slices, _SLICES_S):
                     slices = None
                 self._stop.wait(self.config.interval)
-            self._tick()
+            for _ in range(_LOOKS):
+                self._tick()
         except BaseException:
             # An agent that answers without its intake would be worse than one that its supervisor restarts.
             self._failed = True

@@ -2,7 +2,7 @@
 
 Eight ranks' rings are filled, then drained by one ``tick`` of the intake, again and again; only the ticks count. The
 records' clock runs at 2,000 operations a second and rank, so that roll-ups are closed as often as in a real job. The
-history is a real one, on disk.
+history is a real one, on disk. Once for a job on one node, once for one on two: most of its groups span both.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TICK_NS = 500_000_000
 TICKS, WARM_UP = 120, 8
 
 
-def write_on_request(requests: Connection, rings: Path, begin_ns: int) -> None:
+def write_on_request(requests: Connection, rings: Path, begin_ns: int, nodes: int) -> None:
     """The trainer's side, a process of its own: fill the rings up to each time that is asked for."""
-    ranks = [Rank(rings, rank, begin_ns, PER_SECOND) for rank in range(WORLD_SIZE)]
+    ranks = [Rank(rings, rank, begin_ns, PER_SECOND, nodes=nodes) for rank in range(WORLD_SIZE)]
     while (until_ns := requests.recv()) is not None:
         requests.send(sum(rank.write_until(until_ns) for rank in ranks))
 
@@ -39,11 +39,11 @@ def write_on_request(requests: Connection, rings: Path, begin_ns: int) -> None:
 class Rings:
     """The rings, the intake that drains them, and the clock both go by."""
 
-    def __init__(self, rings: Path, history: Path) -> None:
+    def __init__(self, rings: Path, history: Path, nodes: int) -> None:
         self._now = time.monotonic_ns()
         self._wall_offset = time.time_ns() - self._now
         self._requests, other_end = get_context("spawn").Pipe()
-        arguments = (other_end, rings, self._now)
+        arguments = (other_end, rings, self._now, nodes)
         self._writer = get_context("spawn").Process(target=write_on_request, args=arguments, daemon=True)
         self._writer.start()
         self.store = Writer(history / "history.sqlite")
@@ -67,10 +67,10 @@ class Rings:
         self.store.close()
 
 
-def main() -> None:
-    """Measure and print."""
+def measure(nodes: int) -> dict[str, float]:
+    """Fill and drain the rings of one node."""
     with scratch(in_memory=True) as memory, scratch() as disk:
-        rings = Rings(memory, disk)
+        rings = Rings(memory, disk, nodes)
         for _ in range(WARM_UP):
             rings.tick()
         ticks = [rings.tick() for _ in range(TICKS)]
@@ -79,7 +79,12 @@ def main() -> None:
     records = sum(taken for taken, _ in ticks)
     # Mean, not median, of the time: closing the roll-ups every 10 s is part of the work.
     rate = records / sum(used for _, used in ticks)
-    emit({"records_per_s": rate, "median_tick_records_per_s": median(n / s for n, s in ticks), "records": records})
+    return {"records_per_s": rate, "median_tick_records_per_s": median(n / s for n, s in ticks), "records": records}
+
+
+def main() -> None:
+    """Measure and print."""
+    emit({str(nodes): measure(nodes) for nodes in (1, 2)})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from bench.common import emit, scratch
 from commwatch.analysis.queries import QueryService
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import GroupInfo
-from commwatch.history.chunks import OpenChunk
+from commwatch.history.chunks import OpenChunk, statements
 from commwatch.history.opening import Transaction, connect
 from commwatch.history.soundness import seal
 from commwatch.history.store import Writer
@@ -60,15 +60,15 @@ def rows_of(ring: int, chunk: int, rare: bool) -> list[tuple[str, tuple[object, 
     """The statements that store a chunk."""
     open_chunk = OpenChunk(ring, EPOCH_NS)
     open_chunk.append(records_of(chunk, rare), (chunk + 1) * CHUNK_RECORDS)
-    return list(open_chunk.statements())
+    return list(statements([open_chunk]))
 
 
 def moved(
-    statements: list[tuple[str, tuple[object, ...]]], ring: int, chunk: int
+    of_first: list[tuple[str, tuple[object, ...]]], ring: int, chunk: int
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
     """The statements of chunk 0 of ring 1, for another chunk."""
     first, span_ns = chunk * CHUNK_RECORDS, CHUNK_RECORDS * NS // RATE
-    (insert, (_, _, _, from_ns, until_ns, size, data, _)), (extent, found), *_ = statements
+    (insert, (_, _, _, from_ns, until_ns, size, data, _)), (extent, found), *_ = of_first
     times = tuple(int(at) + chunk * span_ns for at in (from_ns, until_ns))  # type: ignore[call-overload]
     about = (ring, first, first + CHUNK_RECORDS, *times, size)
     yield insert, (*about, data, seal(about))

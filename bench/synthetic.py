@@ -27,6 +27,8 @@ WORLD_SIZE = 8
 JOB = "synthetic"
 #: Groups by label: the members of rank 0's group of that kind, the others' lie ``shift`` further.
 _STRIDES = {"default_pg": (8, 1), "data": (2, 2), "tensor": (2, 1), "pipeline": (2, 4), "expert": (4, 1)}
+#: Groups that have as many ranks on each further node.
+_ACROSS = ("default_pg", "data", "expert")
 #: Operations of a step: group, op, how many, sizes in bytes they take in turn.
 _STEP = (
     ("tensor", "all_reduce", 48, (4 << 20, 8 << 20)),
@@ -66,11 +68,12 @@ def _plan() -> list[_Planned]:
     return planned
 
 
-def _members(label: str, rank: int) -> tuple[int, ...]:
+def _members(label: str, rank: int, nodes: int) -> tuple[int, ...]:
     """The ranks of this rank's group of that label."""
     size, stride = _STRIDES[label]
     first = rank - rank // stride % size * stride
-    return tuple(first + i * stride for i in range(size))
+    here = [first + i * stride for i in range(size)]
+    return tuple(member + WORLD_SIZE * node for node in range(nodes if label in _ACROSS else 1) for member in here)
 
 
 def _durations_ns(rank: int) -> list[int]:
@@ -86,20 +89,29 @@ class Rank:
         directory: where rings lie.
         begin_ns: when its first step begins, on the clock of the records.
         per_second: operations a second, of the records' clock.
+        nodes: how many the job has; this is a rank of the first.
     """
 
     def __init__(
-        self, directory: Path, rank: int, begin_ns: int, per_second: float, job: str = JOB, slots: int = DEFAULT_SLOTS
+        self,
+        directory: Path,
+        rank: int,
+        begin_ns: int,
+        per_second: float,
+        job: str = JOB,
+        *,
+        slots: int = DEFAULT_SLOTS,
+        nodes: int = 1,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        identity = describe({"COMMWATCH_JOB": job, "LOCAL_RANK": str(rank)}, rank, WORLD_SIZE, hook="python")
+        identity = describe({"COMMWATCH_JOB": job, "LOCAL_RANK": str(rank)}, rank, WORLD_SIZE * nodes, hook="python")
         self.ring = RingWriter(ring_path(directory, job, 0, rank), identity, slots)
         self.rank = rank
         #: Records, and the operations among them.
         self.written = self._operations = 0
         self._begin_ns, self._period_ns = begin_ns, 1e9 / per_second
         self._plan, self._durations = _plan(), _durations_ns(rank)
-        self._members = [_members(label, rank) for label in _STRIDES]
+        self._members = [_members(label, rank, nodes) for label in _STRIDES]
         self._seq: defaultdict[Any, Callable[[], int]] = defaultdict(lambda: count().__next__)
         self._last_end: dict[Any, int] = {}
         self._announce()

@@ -273,11 +273,11 @@ class Watch:
     Rings lie in ``directory``/rings. Time is the trainers' monotonic clock, as in ``identity``.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, looks: int = 1) -> None:
         self.rings, self.path = directory / "rings", directory / "h.sqlite"
         self.damaged, lock = Damaged(), threading.RLock()
         self.store, self.aggregate = begin(self.path, self.damaged), Aggregate()
-        self.intake = Intake(self.rings, self.aggregate, self.store, lock)
+        self.intake = Intake(self.rings, self.aggregate, self.store, lock, looks=looks)
         self.agent = QueryService(self.path, self.aggregate, lock, damaged=self.damaged)
 
     def tick(self, at_ns: int = 0) -> int:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from commwatch.core.sketch import Packed, encode, merge
 
 SLOT_NS = 10_000_000_000
+#: Most records of all ranks that are counted at a time.
+MOST_TOGETHER = 1 << 14
 #: Upper bounds in ns of the duration histogram (12 buckets with +Inf).
 DURATION_BOUNDS_NS = [
     10_000,
@@ -115,13 +117,22 @@ class Cell:
         return snapshot
 
     def add(self, other: Cell) -> None:
-        """Add the sums of another cell."""
-        for name in CELL_SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        """Add the sums and the sketch of another cell."""
+        self.add_sums(other)
         if isinstance(self.bins, Packed):
             self.bins = dict(self.bins)
         merge(self.bins, other.bins)
+
+    def add_sums(self, other: Cell) -> None:
+        """Add the sums and the histogram of another cell."""
+        for name in CELL_SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
+
+
+def place_of(group: int, op: int, size_log2: int) -> int:
+    """Return a key packed into one integer."""
+    return op | group << 8 | (size_log2 + 1) << 24
 
 
 class CellKey(NamedTuple):
@@ -134,7 +145,7 @@ class CellKey(NamedTuple):
     @property
     def place(self) -> int:
         """The key packed into one integer."""
-        return self.op | self.group << 8 | (self.size_log2 + 1) << 24
+        return place_of(*self)
 
 
 #: Most cell keys of one ring, those of the current slot included. Further operations share one key.

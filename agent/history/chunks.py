@@ -6,14 +6,16 @@ import logging
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from commwatch.collectors.wire.events import MAX_PLAUSIBLE, RECORD_SIZE
-from commwatch.history.extents import Columns
+from commwatch.collectors.wire.events import RECORD_SIZE
 from commwatch.history.packing import pack, unpack
 from commwatch.history.soundness import seal
+
+if TYPE_CHECKING:
+    from commwatch.history.ranges import Ranges
 
 log = logging.getLogger("commwatch")
 #: A kind of damage, and a key that identifies the piece in every process.
@@ -82,7 +84,7 @@ class OpenChunk:
     """The newest records of a ring, until they make a chunk. Each commit adds a piece; a larger one replaces the small ones."""
 
     def __init__(self, ring: int, offset_ns: int) -> None:
-        self.ring, self._offset_ns = ring, offset_ns
+        self.ring, self.offset_ns = ring, offset_ns
         self.records = bytearray()
         self.first_n: int | None = None
         self.until_n = 0
@@ -101,16 +103,10 @@ class OpenChunk:
         """Whether it takes no more records."""
         return len(self.records) >= CHUNK_RECORDS * RECORD_SIZE
 
-    def statements(self) -> Iterator[Statement]:
-        """Yield the SQL statements that store all records so far, after those that are stored."""
-        assert self.first_n is not None
-        at = 0 if self._whole else self._stored
-        first_n = self.until_n - (len(self.records) - at) // RECORD_SIZE
-        if self._whole and self._pieces:
-            pieces = "SELECT id FROM chunk WHERE ring = ? AND first_n >= ?"
-            for table, column in (("span", "chunk"), ("extent", "chunk"), ("chunk", "id")):
-                yield f"DELETE FROM {table} WHERE {column} IN ({pieces})", (self.ring, self.first_n)
-        yield from self._row(self.records[at:], first_n)
+    @property
+    def fresh(self) -> bytearray:
+        """The records of the next row: those that are not stored yet, or all if it replaces the pieces."""
+        return self.records[0 if self._whole else self._stored :]
 
     def stored(self) -> bool:
         """Note that the statements are committed; return whether the chunk takes no more records."""
@@ -125,23 +121,34 @@ class OpenChunk:
         is_large = len(self.records) - self._stored >= LEAST_RECORDS * RECORD_SIZE
         return self.is_full or is_large or self._pieces >= MOST_PIECES
 
-    def _row(self, records: bytearray, first_n: int) -> Iterator[Statement]:
-        columns = Columns(records)
-        from_ns, until_ns = min(columns.ends) + self._offset_ns, max(columns.ends) + self._offset_ns
-        if until_ns >= MAX_PLAUSIBLE:
-            plausible = [end for end in columns.ends if end + self._offset_ns < MAX_PLAUSIBLE] or [0]
-            from_ns, until_ns = min(plausible) + self._offset_ns, max(plausible) + self._offset_ns
+    def row(self, records: bytearray, found: Ranges) -> Iterator[Statement]:
+        """Yield the SQL statements that store the ``fresh`` records, in which ``found`` are the ranges."""
+        first_n = self.until_n - len(records) // RECORD_SIZE
+        if self._whole and self._pieces:
+            pieces = "SELECT id FROM chunk WHERE ring = ? AND first_n >= ?"
+            for table, column in (("span", "chunk"), ("extent", "chunk"), ("chunk", "id")):
+                yield f"DELETE FROM {table} WHERE {column} IN ({pieces})", (self.ring, self.first_n)
         data = pack(records)
-        about = (self.ring, first_n, self.until_n, from_ns, until_ns, len(data))
+        about = (self.ring, first_n, self.until_n, found.from_ns, found.until_ns, len(data))
         yield (
             "INSERT OR REPLACE INTO chunk (ring, first_n, until_n, from_ns, until_ns, size, data, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (*about, data, seal(about)),
         )
         row = "FROM chunk WHERE ring = ? AND first_n = ?"
-        found = (self.ring, from_ns, until_ns, *columns.extent())
+        extent = (self.ring, found.from_ns, found.until_ns, *found.extent())
         yield (
             f"INSERT OR REPLACE INTO extent SELECT id, ?, ?, ?, ?, ?, ?, ?, ?, ? {row}",
-            (*found, seal(found), self.ring, first_n),
+            (*extent, seal(extent), self.ring, first_n),
         )
-        for group, span in columns.spans().items():
-            yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", (group, *span, self.ring, first_n)
+        for span in found.spans:
+            yield f"INSERT OR REPLACE INTO span SELECT id, ?, ?, ? {row}", (*span[:3], self.ring, first_n)
+
+
+def statements(chunks: Sequence[OpenChunk]) -> Iterator[Statement]:
+    """Yield the SQL statements that store all records of some chunks so far, after those that are stored."""
+    if chunks:
+        from commwatch.history.ranges import ranges  # brings in numpy, which an agent without trainers does not need
+
+        runs = [(chunk.fresh, chunk.offset_ns) for chunk in chunks]
+        for chunk, (records, _), found in zip(chunks, runs, ranges(runs), strict=True):
+            yield from chunk.row(records, found)

@@ -20,7 +20,7 @@ from typing import Any
 from commwatch.collectors.wire.events import RECORD_SIZE
 from commwatch.core.cells import Cell, CellKey, GroupInfo, StepRecord
 from commwatch.core.endings import Ending
-from commwatch.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement
+from commwatch.history.chunks import CHUNK_RECORDS, Damaged, OpenChunk, Statement, statements
 from commwatch.history.job_exit import Exit
 from commwatch.history.opening import DamagedHistory, StoreError, Transaction, connect
 from commwatch.history.retention import slices
@@ -113,7 +113,7 @@ class Writer:
             chunk.append(piece, until_n - (len(records) - at - len(piece)) // RECORD_SIZE)
             self._dirty.add(ring.id)
             if chunk.is_full:
-                self._pending.extend(chunk.statements())
+                self._pending.extend(statements([chunk]))
                 self._dirty.discard(ring.id)
                 del self._chunks[ring.id]
 
@@ -163,16 +163,16 @@ class Writer:
     def commit(self) -> bool:
         """Write all collected statements; return False and set ``trouble`` if a write fails or the file is gone."""
         # Pieces of growing chunks are not queued, so that a full disk keeps one version of each in memory.
-        growing = [statement for ring in self._dirty for statement in self._chunks[ring].statements()]
-        statements = [*self._names, *self._pending, *growing, *self._progress.values()]
+        growing = statements([self._chunks[ring] for ring in self._dirty])
+        waiting = [*self._names, *self._pending, *growing, *self._progress.values()]
         try:
             if not self._is_there():  # SQLite would go on writing to the deleted file
                 raise sqlite3.OperationalError(_GONE)
-            if not statements:
+            if not waiting:
                 self.trouble = None if self.trouble == f"{self.path}: {_GONE}" else self.trouble
                 return True
             with Transaction(self._db):
-                for statement, values in statements:
+                for statement, values in waiting:
                     self._db.execute(statement, values)
         except sqlite3.Error as error:
             self._refused(error)

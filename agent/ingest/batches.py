@@ -8,13 +8,10 @@ from itertools import pairwise
 import numpy as np
 
 from commwatch.collectors.wire import events as ev
-from commwatch.core.cells import SLOT_NS
+from commwatch.core.cells import MOST_TOGETHER, SLOT_NS
 from commwatch.ingest.columns import Batch, Columns, read
 from commwatch.ingest.rows import Cut
 from commwatch.ingest.section import Section
-
-#: Most records that are counted at a time.
-_MOST = 1 << 14
 
 
 def ingest(batches: Sequence[Batch]) -> None:
@@ -28,7 +25,7 @@ def ingest(batches: Sequence[Batch]) -> None:
     for batch in batches:
         for piece in _pieces(batch):
             more = len(piece.records) // ev.RECORD_SIZE
-            if number + more > _MOST or (held and held[-1].totals is piece.totals):
+            if number + more > MOST_TOGETHER or (held and held[-1].totals is piece.totals):
                 _ingest(held)
                 held, number = [], 0
             held.append(piece)
@@ -38,7 +35,7 @@ def ingest(batches: Sequence[Batch]) -> None:
 
 
 def _pieces(batch: Batch) -> Iterator[Batch]:
-    size = _MOST * ev.RECORD_SIZE
+    size = MOST_TOGETHER * ev.RECORD_SIZE
     for at in range(0, len(batch.records), size):
         left = max(0, len(batch.records) - at - size) // ev.RECORD_SIZE
         until_n = None if batch.until_n is None else batch.until_n - left

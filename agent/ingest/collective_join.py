@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from statistics import median, median_low
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commwatch.ingest.stragglers import LateWindow
 
+if TYPE_CHECKING:
+    from commwatch.ingest.part_table import PartTable
+
 #: Most incomplete collectives of one group; beyond it the oldest is dropped.
 MOST_PENDING = 1024
+#: Parts of each rank that are kept at least: more, because ranks are not read at the same moment.
+_LEAST_KEPT = MOST_PENDING + 256
 _MOST_ODD = 4
 #: Placeholder for an unknown time.
 NOT_KNOWN_NS = 1 << 62
@@ -128,32 +133,76 @@ class GroupJoin:
         self.size = size
         self._compared = compared
         self._pending: dict[int, _Pending] = {}
-        #: Dropped collectives: a rank is missing, or was in another operation.
-        self.unjoined = 0
+        self._unjoined = 0
         #: The latest collectives whose ranks were in different operations, or passed different data: number and parts.
         self.odd: deque[tuple[int, list[Part]]] = deque(maxlen=_MOST_ODD)
         #: Incomplete operations with a root.
         self._rooted: dict[int, dict[int, Part]] = {}
         #: Own lateness in the complete collectives.
         self.window, self.own_lateness = LateWindow(), OwnLateness()
+        #: The ranks of the group on this node.
+        self.ranks: set[int] = set()
+        #: Parts that are not added yet, because no collective can be complete; and their number.
+        self._kept: deque[PartTable] = deque()
+        self._parts_kept = 0
+
+    @property
+    def unjoined(self) -> int:
+        """Number of dropped collectives: a rank is missing, or was in another operation."""
+        self._add_kept()
+        return self._unjoined
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all ranks of the group are on this node."""
+        return len(self.ranks) >= self.size
+
+    def keep(self, parts: PartTable) -> None:
+        """Keep parts of a group that is not ``is_here``; they are added when they are needed."""
+        self._kept.append(parts)
+        self._parts_kept += len(parts)
+        while self._parts_kept - len(self._kept[0]) >= _LEAST_KEPT * len(self.ranks):
+            dropped = self._kept.popleft()
+            self._parts_kept -= len(dropped)
+            self._unjoined += len(dropped.numbers() - self._kept[0].numbers())
+
+    def _add_kept(self) -> None:
+        if not self._kept:
+            return
+        kept, self._kept, self._parts_kept = self._kept, deque(), 0
+        for parts in kept:
+            for seq, part, root in parts:
+                if root is None:
+                    self.add(seq, part)
+                else:
+                    self.add_rooted(seq, part, root)
 
     def restart(self) -> None:
         """Drop the lateness, and the incomplete operations with a root, of the job's previous run."""
+        self._add_kept()
         self.window, self.own_lateness = LateWindow(), OwnLateness()
         self._rooted.clear()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there are incomplete collectives."""
+        return bool(self._pending or self._kept)
+
     def numbers(self) -> Collection[int]:
         """Return the numbers of the incomplete collectives."""
+        self._add_kept()
         return self._pending.keys()
 
     def waiting(self) -> Iterator[tuple[int, list[Part]]]:
         """Yield number and parts of the incomplete collectives, latest begun first, if their ranks are in one op."""
+        self._add_kept()
         for seq, pending in reversed(self._pending.items()):
             if pending.same_op:
                 yield seq, list(pending.parts.values())
 
     def add_rooted(self, seq: int, part: Part, root: int) -> dict[int, Part] | None:
         """Add one rank's part in an operation with a root; return all parts by rank once they are complete."""
+        self._add_kept()
         parts = self._rooted.setdefault(seq, {})
         if part.rank in parts or (parts and next(iter(parts.values())).op != part.op):
             parts.clear()  # of an earlier run of the job
@@ -167,20 +216,21 @@ class GroupJoin:
 
     def add(self, seq: int, part: Part) -> Waits | None:
         """Add one rank's part; return the collective once it is complete."""
+        self._add_kept()
         pending = self._pending.get(seq)
         if pending is None:
             self._pending[seq] = _Pending(part)
             if len(self._pending) > MOST_PENDING:
                 del self._pending[next(iter(self._pending))]
-                self.unjoined += 1
+                self._unjoined += 1
             return None
         # No rank finishes a symmetric operation before all begin it; an earlier end is of another run of the job.
         if part.end_ns < pending.last_launch:
-            self.unjoined += 1
+            self._unjoined += 1
             return None
         if pending.first_end < part.launch_ns or part.rank in pending.parts:
             self._pending[seq] = _Pending(part)
-            self.unjoined += 1
+            self._unjoined += 1
             return None
         pending.parts[part.rank] = part
         pending.first_end = min(pending.first_end, part.end_ns)
@@ -195,6 +245,6 @@ class GroupJoin:
         if not (pending.same_op and pending.same_data) and len({self._compared(part) for part in parts}) > 1:
             self.odd.append((seq, parts))
         if not pending.same_op:
-            self.unjoined += 1
+            self._unjoined += 1
             return None
         return split(parts)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_APART, OTHER_ID
+from commwatch.core.records import RECORD
 
 if TYPE_CHECKING:
     from commwatch.ingest.rank_totals import RankTotals
@@ -23,12 +24,6 @@ Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
-#: One record of the ring (``events.RECORD``).
-RECORD = np.dtype([
-    ("stamp", "<u4"), ("op", "u1"), ("dtype", "u1"), ("group", "<u2"), ("peer", "<i4"), ("tag", "<i4"), ("size", "<u8"),
-    ("launch", "<u8"), ("seq", "<u4"), ("waited", "<u4"), ("start", "<u8"), ("end", "<u8"), ("flags", "u1"), ("timing", "u1"),
-    ("aux", "<u2"), ("stamp2", "<u4"),
-])  # fmt: skip
 _FIELDS = ("op", "dtype", "group", "peer", "size", "launch", "seq", "waited", "start", "end", "flags", "timing", "aux")
 #: Powers of two, after a zero: the place of a size in it is its class plus 1 (``events.size_log2``).
 _CLASSES = np.array([0, *(1 << n for n in range(63))], np.int64)

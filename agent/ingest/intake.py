@@ -18,6 +18,7 @@ from commwatch.collectors.probe.governor import COUNTERS
 from commwatch.collectors.wire import ring
 from commwatch.collectors.wire.identity import boot_id, validate_identity
 from commwatch.collectors.wire.ring_reader import BadRing, Drained, RingReader
+from commwatch.core.cells import MOST_TOGETHER
 from commwatch.core.endings import Ending
 from commwatch.history.job_exit import Exits
 from commwatch.history.rows import RingRow
@@ -27,13 +28,12 @@ from commwatch.ingest.jobs import Aggregate
 from commwatch.ingest.rank_totals import RankTotals
 
 log = logging.getLogger("commwatch")
-#: Most records drained from one ring per turn: fewer than a join keeps pending, so that the collectives of a backlog are
-#: still joined.
-_BATCH = 512
 #: Most rings whose batches are counted together: the lock is held meanwhile.
 _TOGETHER = 32
-#: Most turns of a ring in one tick, a lap of a ring of default size: with a backlog, the agent must still write to the history.
-_MOST_TURNS = 32
+#: Least turns for a lap of a ring.
+_LEAST_TURNS = 8
+#: A ring is full with one such part of its slots.
+_FULL = 8
 #: Most rings that are read at a time; later ones wait until others have ended.
 MOST_RINGS = 4096
 #: Time between two heartbeats of a trainer; most time from a failed operation to the end of the rank that it causes.
@@ -68,13 +68,14 @@ class _Source:
 
 
 class _Look(NamedTuple):
-    """What one drain of a ring gave, the pid of its trainer as ``RingReader.owner`` returns it, and whether that lives."""
+    """What one drain of a ring gave, the pid of its trainer as ``RingReader.owner`` returns it, whether that lives; whether there is more."""
 
     source: _Source
     reader: RingReader
     drained: Drained
     owner: int | None
     alive: bool
+    more: bool
 
 
 class Intake:
@@ -86,6 +87,8 @@ class Intake:
         handover: held while cells move to the history, which may take long on a slow disk: a reader that holds it finds each cell
             either in the totals in memory or in the history. Default: ``lock``.
         most_rings: read at a time; each keeps a file open.
+        looks: records are read at every ``looks``-th tick, many at a time because that costs less; the state of the trainers at each one.
+            Full rings, and those of trainers that have ended, are read at once.
         alive: called for each batch, so also during a long tick.
     """
 
@@ -98,10 +101,11 @@ class Intake:
         *,
         handover: threading.RLock | None = None,
         most_rings: int = MOST_RINGS,
+        looks: int = 1,
         alive: Callable[[], object] = lambda: None,
     ) -> None:
         self._handover, self._alive = handover or lock, alive
-        self._directory, self._most_rings = directory, most_rings
+        self._directory, self._most_rings, self._looks, self._ticks = directory, most_rings, looks, 0
         self._aggregate, self._store, self._lock = aggregate, store, lock
         self._boot_id = boot_id()
         self._exits = Exits(directory.parent)
@@ -117,11 +121,14 @@ class Intake:
     def tick(self, now_ns: int, wall_ns: int) -> int:
         """Find new rings, drain all, commit to the history; return the number of records read."""
         self._discover(wall_ns)
+        self._ticks += 1
         before, turn = self.read, list(self._sources.values())
         for ended in self._exits.take():
             self._store.exit(ended)
-        for _ in range(_MOST_TURNS):
-            turn = self._take_turn(turn, now_ns)
+        # At most a lap of a ring of default size: with a backlog, the agent must still write to the history.
+        turns = max(_LEAST_TURNS, min(len(turn), _TOGETHER))
+        for _ in range(turns):
+            turn = self._take_turn(turn, MOST_TOGETHER // turns, now_ns)
         with self._handover:
             with self._lock:
                 for source in self._sources.values():
@@ -233,31 +240,40 @@ class Intake:
 
     # -- records ------------------------------------------------------------------------------
 
-    def _take_turn(self, sources: list[_Source], now_ns: int) -> list[_Source]:
-        """Drain one batch of each ring; return the rings that have more."""
+    def _take_turn(self, sources: list[_Source], most: int, now_ns: int) -> list[_Source]:
+        """Drain at most ``most`` records of each ring; return the rings that have more.
+
+        Of many rings these are fewer than a join keeps pending, so that the collectives of a backlog are still joined.
+        """
         more: list[_Source] = []
         for at in range(0, len(sources), _TOGETHER):
-            looks = [look for source in sources[at : at + _TOGETHER] if (look := self._drain(source)) is not None]
+            together = sources[at : at + _TOGETHER]
+            looks = [look for source in together if (look := self._drain(source, most)) is not None]
             self._count([look for look in looks if look.drained.records])
             for look in looks:
                 self._note_state(look, now_ns)
-            more += [look.source for look in looks if look.drained.read + look.drained.lost >= _BATCH]
+            more += [look.source for look in looks if look.more]
         return more
 
-    def _drain(self, source: _Source) -> _Look | None:
-        """Drain one batch of a ring; ``None``: it is finished."""
+    def _drain(self, source: _Source, most: int) -> _Look | None:
+        """Drain at most ``most`` records of a ring; ``None``: it is finished."""
         self._alive()
         reader = source.reader
         if reader is None:
             return None
         owner = reader.owner()
         alive = owner is not None and reader.identity.get("boot_id") == self._boot_id
-        drained = reader.drain(final=not alive, limit=_BATCH)
+        runs = alive and not reader.counter(ring.CLOSED)
+        if runs and self._ticks % self._looks and reader.waiting() < reader.slots // _FULL:
+            return _Look(source, reader, Drained(b"", 0, 0), owner, alive, False)
+        drained = reader.drain(final=not alive, limit=most)
         source.lost += drained.lost
         self.lost += drained.lost
         self.read += drained.read
-        source.next_n, source.final = reader.next_n, not alive and drained.read + drained.lost < _BATCH
-        return _Look(source, reader, drained, owner, alive)
+        # After a loss, too: the ring was full.
+        more = drained.read >= most or drained.lost > 0
+        source.next_n, source.final = reader.next_n, not (alive or more)
+        return _Look(source, reader, drained, owner, alive, more)
 
     def _count(self, looks: list[_Look]) -> None:
         """Count the records of some rings, and store them."""

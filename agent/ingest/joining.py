@@ -47,11 +47,11 @@ def complete(parts: Parts, joins: Sequence[GroupJoin], repeated: bool = False) -
         For each size of group, the places of the parts of its complete collectives: [collectives, ranks]; and which parts are in none.
     """
     left = np.ones(len(parts), np.bool_)
-    codes = combined(parts.join, parts.seq)
-    found, which = distinct(codes)
-    order = by_index(which)
-    first = np.searchsorted(which[order], np.arange(len(found)))
-    number = counts(which, len(found))
+    lowest = np.full(len(joins), np.iinfo(np.int64).max)
+    np.minimum.at(lowest, parts.join, parts.seq)
+    found, which = distinct(combined(parts.join, parts.seq - lowest[parts.join]))
+    order, number = by_index(which), counts(which, len(found))
+    first = np.cumsum(number) - number
     heads = order[first]
     size = np.array([join.size for join in joins], np.int64)[parts.join[heads]]
     good = number == size
@@ -59,8 +59,12 @@ def complete(parts: Parts, joins: Sequence[GroupJoin], repeated: bool = False) -
         mine = values[order]
         good &= np.maximum.reduceat(mine, first) == np.minimum.reduceat(mine, first)
     good &= np.minimum.reduceat(parts.end[order], first) >= np.maximum.reduceat(parts.launch[order], first)
-    each, of_each = distinct(combined(which, parts.rank if repeated else parts.ring))
-    good &= counts(which[first_of(of_each, len(each))], len(found)) == number
+    if repeated:
+        each, of_each = distinct(combined(which, parts.rank))
+        good &= counts(which[first_of(of_each, len(each))], len(found)) == number
+    else:  # what a ring has of a collective is in one place
+        collective, ring = which[order], parts.ring[order]
+        good[collective[1:][(ring[1:] == ring[:-1]) & (collective[1:] == collective[:-1])]] = False
     good &= ~_begun_before(parts, joins, heads, good)
     tables = []
     for ranks in sorted(set(size[good].tolist())):
@@ -75,8 +79,7 @@ def _begun_before(parts: Parts, joins: Sequence[GroupJoin], heads: Ints, good: F
     """Return which collectives, given by one part each, have parts from an earlier read; only for good ones."""
     begun = np.zeros(len(heads), np.bool_)
     for index, join in enumerate(joins):
-        if waiting := join.numbers():
-            mine = np.flatnonzero(good & (parts.join[heads] == index))
-            if len(mine):
-                begun[mine] = np.isin(parts.seq[heads[mine]], np.fromiter(waiting, np.int64, len(waiting)))
+        mine = np.flatnonzero(good & (parts.join[heads] == index)) if join.has_begun else ()
+        if len(mine) and (waiting := join.numbers()):
+            begun[mine] = np.isin(parts.seq[heads[mine]], np.fromiter(waiting, np.int64, len(waiting)))
     return begun

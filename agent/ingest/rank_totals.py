@@ -29,6 +29,7 @@ from commwatch.core.cells import (
     Messages,
     Ran,
     counted,
+    place_of,
 )
 from commwatch.core.intervals import Intervals
 from commwatch.core.sketch import merge, quantile
@@ -214,18 +215,21 @@ class RankTotals(TrainerState):
         """Store an operation in flight at its rank's death as failed."""
         self.failures.append(record)
 
-    def live(self, group: int, op: int, size: int) -> CellTotals:
+    def live(self, group: int, op: int, size_log2: int) -> CellTotals:
         """Return the live cell of operations; open one if there is none, or return the shared one if there are too many."""
-        return self._live.get(CellKey(group, op, ev.size_log2(size)).place) or self._open(group, op, size, self._live)
+        found = self._live.get(place_of(group, op, size_log2))
+        return found or self._open(CellKey(group, op, size_log2), self._live)
 
-    def _open(self, group: int, op: int, size: int, cells: dict[int, CellTotals]) -> CellTotals:
+    def _open(self, key: CellKey, cells: dict[int, CellTotals]) -> CellTotals:
         """Open a new cell among ``cells``, or return the shared one if there are too many keys."""
-        key = CellKey(group, op, ev.size_log2(size))
+        group, op, _ = key
         if key not in self.totals and len(self.totals) + len(cells) >= MOST_KINDS and key != OTHER_KIND:
-            return cells.get(OTHER_KIND.place) or self._open(OTHER_ID, 0, 0, cells)
+            return cells.get(OTHER_KIND.place) or self._open(OTHER_KIND, cells)
         name, info = self.op_name(op), self.group(group)
         joinable = name in _JOINABLE and info.aligned and info.size > 1
         join = self._joins.setdefault(info.group_id, GroupJoin(info.size, must_be_equal)) if joinable else None
+        if join is not None:
+            join.ranks.add(self.rank)
         p2p = self._p2p_busy.setdefault((group, op), Intervals()) if name in ev.P2P else None
         factor = bus_factor(name, info.size) or 0.0
         sums = CellTotals(self, key, name, factor, number=self._opened, join=join, union=p2p)
@@ -240,8 +244,7 @@ class RankTotals(TrainerState):
             ended: the slot, counted from the first one that is not closed; default: the live one.
         """
         cells = self._live if ended is None or ended == len(self._ended) else self._ended[ended][1]
-        size = 0 if key.size_log2 < 0 else 1 << key.size_log2
-        return (cells.get(key.place) or self._open(key.group, key.op, size, cells)).cell
+        return (cells.get(key.place) or self._open(key, cells)).cell
 
     def tick(self, wall_ns: int) -> None:
         """Close the cells if their slot has ended, or is in the future because of a wrong end; measure seconds without steps."""

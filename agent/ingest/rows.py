@@ -11,7 +11,7 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import DURATION_BOUNDS_NS
 from commwatch.core.sketch import BINS_PER_E, bin_of
 from commwatch.ingest.cell_totals import CellTotals
-from commwatch.ingest.columns import Codes, Columns, Flags, Ints, classes, combined, counts, distinct, first_of, sums
+from commwatch.ingest.columns import Codes, Columns, Ints, classes, combined, counts, distinct, first_of, sums
 
 if TYPE_CHECKING:
     from commwatch.ingest.rank_totals import RankTotals
@@ -76,17 +76,13 @@ class Rows:
                 ranks[cut.ring].begin_slot(cut.wall_ns)
             op, group, kind = codes[row], group_list[row], kind_list[row]
             totals = ranks[rings[row]]
-            cells[row] = totals.live(group, op, 1 << kind - 1 if kind else 0)
+            cells[row] = totals.live(group, op, kind - 1)
         for cut in reversed(waiting):
             ranks[cut.ring].begin_slot(cut.wall_ns)
         self.cells = [cell for cell in cells if cell is not None]
-        self.symmetric = self._flags("symmetric")
-        self.p2p = self._flags("is_message")
-        self.joinable = self._flags("joinable")
+        flags = [(cell.symmetric, cell.is_message, cell.joinable) for cell in self.cells]
+        self.symmetric, self.p2p, self.joinable = np.array(flags, np.bool_).reshape(-1, 3).T
         self.numbers = np.array([cell.number for cell in self.cells], np.int64)
-
-    def _flags(self, name: str) -> Flags:
-        return np.array([getattr(cell, name) for cell in self.cells], np.bool_)
 
     def count_unmeasured(self, columns: Columns, of: Ints) -> None:
         """Count operations without a duration."""

@@ -20,10 +20,9 @@ from commwatch.ingest.columns import Columns, Flags, Ints, combined, counts, dis
 from commwatch.ingest.own_time import Events, own_times
 from commwatch.ingest.rows import Cut, Rows
 from commwatch.ingest.section_joins import SectionJoins, add_waits
-from commwatch.ingest.unions import unions
+from commwatch.ingest.section_steps import Busy, SectionSteps, Untimed
 
 if TYPE_CHECKING:
-    from commwatch.core.intervals import Intervals
     from commwatch.ingest.rank_totals import RankTotals
 
 #: Operations that do not block their caller: asynchronous, or on a stream.
@@ -230,73 +229,32 @@ class Section:
 
     def _follow_steps(self) -> None:
         """Add the times in which the ranks communicated, and the step marks, in their order."""
+        each, of, at = self._operations.of(self._at_timed), self._of[self._at_timed], self._at[self._at_timed]
+        on_cpu = np.flatnonzero(self._rows.p2p[of] & (each.flags & ev.ON_DEVICE == 0))
         #: Number of the stretch between two marks of one ring.
         stretch = np.cumsum(self._mark) - self._mark + self._all.ring
-        marks = np.flatnonzero(self._mark).tolist()
-        untimed = self._untimed & (~self._message | (self._operations.flags & ev.ON_DEVICE != 0))
-        launches: dict[int, list[int]] = {}
-        ring_of: dict[int, int] = {}
-        if untimed.any():
-            of = stretch[self._at[untimed]].tolist()
-            rest = _lists(self._operations.of(np.flatnonzero(untimed)), "ring", "launch")
-            for number, (ring, launch) in zip(of, rest, strict=True):
-                launches.setdefault(number, []).append(launch)
-                ring_of[number] = ring
-        waits = np.flatnonzero(self._timed & self._message & (self._operations.flags & ev.ON_DEVICE == 0))[::-1]
-        #: Stretch of each ring's first message on the CPU; from then on its waits are known, perhaps as none.
-        self._waits_from = dict(
-            zip(self._operations.ring[waits].tolist(), stretch[self._at[waits]].tolist(), strict=True)
-        )
-        waiting = iter([(int(stretch[place]), place) for place in marks])
-        mark = next(waiting, None)
-        for number, union, starts, ends in self._pieces(stretch[self._at]):
-            while mark is not None and mark[0] < number:
-                self._take_mark(*mark, launches)
-                mark = next(waiting, None)
-            union.extend(starts, ends)
-        while mark is not None:
-            self._take_mark(*mark, launches)
-            mark = next(waiting, None)
-        for ring in self._waits_from:
-            self._ranks[ring].steps.messages()
-        for number, rest_of in launches.items():
-            self._ranks[ring_of[number]].steps.add_untimed(rest_of)
-
-    def _take_mark(self, stretch: int, place: int, launches: dict[int, list[int]]) -> None:
-        ring = int(self._all.ring[place])
-        steps = self._ranks[ring].steps
-        if self._waits_from.get(ring, stretch + 1) <= stretch:
-            steps.messages()
-        if stretch in launches:
-            steps.add_untimed(launches.pop(stretch))
-        steps.mark(self._record(place))
-
-    def _pieces(self, stretch: Ints) -> Iterator[tuple[int, Intervals, list[int], list[int]]]:
-        """Yield stretch, union to add to, starts and ends of the times with communication, stretch by stretch."""
-        each, of = self._operations, self._of
-        if len(self._at_timed) < len(each):
-            each, of, stretch = each.of(self._at_timed), of[self._at_timed], stretch[self._at_timed]
-        targets: dict[int, int] = {}
-        found: list[Intervals] = []
-        label_of = []
-        for cell in self._rows.cells:
-            if id(cell.busy) not in targets:
-                targets[id(cell.busy)] = len(found)
-                found.append(cell.busy)
-            label_of.append(targets[id(cell.busy)])
-        label = np.array(label_of, np.int64)[of]
-        on_cpu = np.flatnonzero(self._rows.p2p[of] & (each.flags & ev.ON_DEVICE == 0))
-        start, end, number = each.start, each.end, len(found) + len(self._ranks)
+        first_wait: list[int | None] = [None] * len(self._ranks)
+        marks: list[list[ev.Record]] = [[] for _ in self._ranks]
+        for place in np.flatnonzero(self._mark).tolist():
+            marks[self._all.ring[place]].append(self._record(place))
+        begins = np.cumsum([0, *(len(of_rank) + 1 for of_rank in marks)])
+        rings, first = np.unique(each.ring[on_cpu], return_index=True)
+        for ring, number in zip(rings.tolist(), stretch[at[on_cpu[first]]].tolist(), strict=True):
+            first_wait[ring] = number - int(begins[ring])
+        steps = [totals.steps for totals in self._ranks]
+        section = SectionSteps(steps, marks, first_wait)
+        index = {id(union): target for target, union in enumerate(section.targets)}
+        target = np.array([index[id(cell.busy)] for cell in self._rows.cells], np.int64)[of]
+        busy = Busy(stretch[at], target, each.start, each.end)
         if len(on_cpu):  # only the wait for a message counts
-            start = start.copy()
-            start[on_cpu] = np.maximum(start[on_cpu], end[on_cpu] - each.waited[on_cpu] * 1000)
-            stretch, label = np.append(stretch, stretch[on_cpu]), np.append(label, len(found) + each.ring[on_cpu])
-            start, end = np.append(start, start[on_cpu]), np.append(end, end[on_cpu])
-        for key, starts, ends in unions(stretch * number + label, start, end):
-            at = key % number
-            waits = at >= len(found)
-            union = self._ranks[at - len(found)].steps.messages() if waits else found[at]
-            yield key // number, union, starts, ends
+            start, ring = busy.start.copy(), each.ring[on_cpu]
+            start[on_cpu] = np.maximum(start[on_cpu], busy.end[on_cpu] - each.waited[on_cpu] * 1000)
+            waits = np.array([index.get(id(rank.unions().get(None)), 0) for rank in steps], np.int64)[ring]
+            waited = Busy(busy.stretch[on_cpu], waits, start[on_cpu], busy.end[on_cpu])
+            busy = Busy(*map(np.append, busy._replace(start=start), waited))
+        untimed = np.flatnonzero(self._untimed & (~self._message | (self._operations.flags & ev.ON_DEVICE != 0)))
+        late = self._operations.of(untimed)
+        section.add(busy, Untimed(stretch[self._at[untimed]], late.ring, late.launch))
 
 
 def _lists(columns: Columns, *names: str) -> Iterator[tuple[int, ...]]:

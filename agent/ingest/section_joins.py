@@ -1,13 +1,14 @@
 """Joins the collectives of some records over their ranks, and adds waits and lateness to the totals. Pure.
 
 Collectives whose parts all came with these records are joined as tables. The rest goes to ``GroupJoin`` part by part: the ones that wait
-for a rank, have a root, or look as if ranks disagree.
+for a rank, have a root, or look as if ranks disagree. Parts in groups with ranks on other nodes are only kept.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,10 +22,11 @@ from commwatch.ingest.collective_join import (
     own_lateness_at_root,
     waits_at_root,
 )
-from commwatch.ingest.columns import Columns, Flags, Ints, combined, counts, distinct, first_of, sums
+from commwatch.ingest.columns import Columns, Flags, Ints, by_index, combined, counts, distinct, first_of, sums
 from commwatch.ingest.joining import Parts, complete
 from commwatch.ingest.lateness import Collectives, add_late, of_waits, own_lateness, split
 from commwatch.ingest.own_time import NO_RUN
+from commwatch.ingest.part_table import PartTable
 from commwatch.ingest.rows import Rows
 from commwatch.ingest.stragglers import BIN_NS
 
@@ -71,14 +73,21 @@ class SectionJoins:
             return
         symmetric = self._rows.symmetric[of]
         self._compare(columns, of, symmetric)
-        mine = np.flatnonzero(symmetric)
+        here = np.array([join.is_here for join in self._joins], np.bool_)[self._of_row[of]]
+
+        def some(wanted: Ints) -> PartTable:
+            return PartTable.of(self._rows.cells, columns.of(wanted), of[wanted], own[wanted], run[wanted])
+
+        if not here.all():
+            apart = np.flatnonzero(~here)
+            self._keep(some(apart[by_index(self._of_row[of[apart]])]))
+        mine = np.flatnonzero(symmetric & here)
         parts = self._parts(columns.of(mine), of[mine], own[mine], run[mine])
         repeated = len({totals.rank for totals in self._ranks}) < len(self._ranks)
         tables, left = complete(parts, self._joins, repeated)
-        single = np.ones(len(of), np.bool_)
-        single[mine] = left
-        rest = np.flatnonzero(single)
-        joined = self._one_by_one(columns.of(rest), *(values[rest] for values in (of, at, own, run)))
+        here[mine] = left
+        rest = np.flatnonzero(here)
+        joined = self._one_by_one(some(rest), at[rest])
         made = [self._of_table(parts, table, at[mine], joined.pop(table.shape[1], [])) for table in tables]
         made += [self._of_waits(others) for others in joined.values()]
         if made:
@@ -115,23 +124,21 @@ class SectionJoins:
 
     # -- part by part ---------------------------------------------------------------------------
 
-    def _one_by_one(
-        self, columns: Columns, of: Ints, at: Ints, own: Ints, run: Ints
-    ) -> dict[int, list[tuple[int, GroupJoin, Waits]]]:
+    def _keep(self, parts: PartTable) -> None:
+        """Pass parts of collectives that cannot be complete to their joins; ``parts`` has those of each join together."""
+        index = self._of_row[parts.rows]
+        bounds = [0, *(np.flatnonzero(index[1:] != index[:-1]) + 1).tolist(), len(index)]
+        for since, until in pairwise(bounds):
+            self._joins[index[since]].keep(parts.some(since, until))
+
+    def _one_by_one(self, parts: PartTable, at: Ints) -> dict[int, list[tuple[int, GroupJoin, Waits]]]:
         """Pass parts to their joins; return what became complete, by size of the group, with the place of its last part."""
         found: dict[int, list[tuple[int, GroupJoin, Waits]]] = {}
-        names = ("ring", "op", "launch", "end", "start", "size", "dtype", "seq", "peer")
-        fields = zip(*(getattr(columns, name).tolist() for name in names), strict=True)
-        more = zip(of.tolist(), at.tolist(), own.tolist(), run.tolist(), strict=True)
-        for (ring, op, launch, end, start, size, dtype, seq, root), (row, place, own_ns, of_run) in zip(
-            fields, more, strict=True
-        ):
-            cell, totals = self._rows.cells[row], self._ranks[ring]
+        for (seq, part, root), place in zip(parts, at.tolist(), strict=True):
+            cell: CellTotals = part.totals
             join = cell.join
             assert join is not None
-            in_run = None if of_run == NO_RUN else of_run
-            part = Part(totals.rank, op, launch, end, end - start, cell, size, totals.dtypes.get(dtype), own_ns, in_run)
-            if not cell.symmetric:
+            if root is not None:
                 self._add_rooted(join, seq, part, root, place)
                 continue
             waits = join.add(seq, part)

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from statistics import median
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import OTHER, SHARE_WINDOW_NS, StepRecord, StepSums
@@ -176,6 +176,16 @@ def _any_in(moments: list[int], start_ns: int, end_ns: int) -> bool:
     return at < len(moments) and moments[at] < end_ns
 
 
+class Over(NamedTuple):
+    """A step whose operations have ended, not measured yet."""
+
+    step: Step
+    #: How its exposed time is measured; whether its waits for messages are known; whether operations in it were only counted.
+    source: str | None
+    waits_known: bool
+    counted: bool
+
+
 class StepAccounting:
     """The steps of one rank, from its marks and the intervals of its communication."""
 
@@ -216,6 +226,11 @@ class StepAccounting:
             self._messages = Intervals()
         return self._messages
 
+    def unions(self) -> dict[str | None, Intervals]:
+        """Return the intervals of communication by label, and under ``None`` those of waits for messages."""
+        messages: dict[str | None, Intervals] = {} if self._messages is None else {None: self._messages}
+        return messages | self._busy
+
     def add_untimed(self, launches_ns: Collection[int]) -> None:
         """Note collectives without an observable end, so that their step's communication is not known."""
         self._untimed += launches_ns
@@ -223,12 +238,12 @@ class StepAccounting:
 
     def trim(self, others: Collection[Intervals] = ()) -> None:
         """Drop the oldest intervals and moments that are in no step yet, and those of ``others``."""
-        for unions in (self._all(), others):
+        for unions in (self.unions().values(), others):
             trim(unions)
         del self._untimed[:-MOST_PIECES], self._counted[:-MOST_PIECES]
 
-    def mark(self, record: ev.Record) -> None:
-        """Add a step mark."""
+    def over(self, record: ev.Record) -> list[Over]:
+        """Take a step mark; return the steps that are over, to be measured in this order."""
         self._marked = True
         exposed = record.size_bytes if record.flags & ev.EXPOSED else None
         if exposed is not None:
@@ -237,11 +252,24 @@ class StepAccounting:
             insort(self._counted, record.end_ns - 1)
         same_pass = bool(record.flags & ev.SAME_PASS)
         mark = Mark(record.seq, record.peer, record.launch_ns, record.end_ns, exposed, record.aux, same_pass)
-        self.finish()  # what was in flight at the previous mark has had a step's time to complete
+        over = self._take_waiting()  # what was in flight at the previous mark has had a step's time to complete
         for step in self._tracker.feed(mark):
             self._waiting.append(step)
             if not step.in_flight:
-                self.finish()
+                over += self._take_waiting()
+        return over
+
+    def _take_waiting(self) -> list[Over]:
+        return [self._over(self._waiting.pop(0)) for _ in range(len(self._waiting))]
+
+    def _over(self, step: Step) -> Over:
+        counted = _any_in(self._counted, step.start_ns, step.end_ns)
+        del self._counted[: bisect_left(self._counted, step.end_ns)]
+        return Over(step, self.exposed_source, self._messages is not None, counted)
+
+    def mark(self, record: ev.Record) -> None:
+        """Add a step mark."""
+        self._measure(self.over(record))
 
     def tick(self, until_ns: int, known_from_ns: int = 0) -> None:
         """Measure the seconds that are over, if there are no marks, or no steps can be found in them.
@@ -262,34 +290,45 @@ class StepAccounting:
 
     def finish(self) -> None:
         """Measure the steps whose operations have ended."""
-        for step in self._waiting:
-            self._judge(self._measured(step))
-            for pieces in self._all():
-                pieces.forget(step.end_ns)
-            for moments in (self._untimed, self._counted):
-                del moments[: bisect_left(moments, step.end_ns)]
-        self._waiting = []
+        self._measure(self._take_waiting())
 
     def end(self) -> None:
         """Measure the last steps of a rank that has ended; drop what is in no step."""
         self._waiting += self._tracker.end()
         self.finish()
-        for pieces in self._all():
+        for pieces in self.unions().values():
             pieces.forget(ev.MAX_PLAUSIBLE)
         self._untimed, self._counted = [], []
 
-    def _measured(self, step: Step) -> StepRecord:
-        counted = _any_in(self._counted, step.start_ns, step.end_ns)
-        waited = None if counted or self._messages is None else self._messages.measure(step.start_ns, step.end_ns)
-        if counted or _any_in(self._untimed, step.start_ns, step.end_ns):
-            return StepRecord(step.seq, step.start_ns, step.end_ns, None, None, (), waited)
-        unions = {label: busy.within(step.start_ns, step.end_ns) for label, busy in self._busy.items()}
-        groups = tuple((label, sum(ends) - sum(starts)) for label, (starts, ends) in unions.items() if starts)
-        comm = groups[0][1] if len(groups) == 1 else length(unions.values())
-        exposed = None if step.exposed_ns is None else self._exposed(step.exposed_ns, comm)
-        return StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed, groups, waited)
+    def _measure(self, over: list[Over]) -> None:
+        """Measure steps in the intervals so far."""
+        for each in over:
+            start, end = each.step.start_ns, each.step.end_ns
+            unions = {label: pieces.within(start, end) for label, pieces in self._busy.items()}
+            groups = tuple((label, sum(ends) - sum(starts)) for label, (starts, ends) in unions.items() if starts)
+            waited_ns = 0 if self._messages is None else self._messages.measure(start, end)
+            self.add(each, length(unions.values()), groups, waited_ns)
+            for pieces in self.unions().values():
+                pieces.forget(end)
 
-    def _exposed(self, waited_ns: int, comm_ns: int) -> int:
+    def add(self, over: Over, comm_ns: int, groups: tuple[tuple[str, int], ...], waited_ns: int) -> None:
+        """Add a step with its communication.
+
+        Args:
+            comm_ns, groups: communication in total and by label; used only if all its operations have times.
+            waited_ns: waits for messages.
+        """
+        step, comm, exposed = over.step, None, None
+        if over.counted or _any_in(self._untimed, step.start_ns, step.end_ns):
+            groups = ()
+        else:
+            comm = comm_ns
+            exposed = None if step.exposed_ns is None else self._exposed(step.exposed_ns, comm, over.source)
+        waited = waited_ns if over.waits_known and not over.counted else None
+        self._judge(StepRecord(step.seq, step.start_ns, step.end_ns, comm, exposed, groups, waited))
+        del self._untimed[: bisect_left(self._untimed, step.end_ns)]
+
+    def _exposed(self, waited_ns: int, comm_ns: int, source: str | None) -> int:
         """Return the exposed time of a step: what is known to have waited, and at most its communication.
 
         The waits of a GPU are seen when they are over, and those of one step may be seen in the next. So what is too much for one step
@@ -297,7 +336,7 @@ class StepAccounting:
         """
         known = waited_ns + self._seen_late_ns
         exposed = min(known, comm_ns)
-        late = self.exposed_source == ev.EXPOSED_SOURCES[ev.BY_EVENTS]
+        late = source == ev.EXPOSED_SOURCES[ev.BY_EVENTS]
         self._seen_late_ns = min(known - exposed, max(comm_ns, self._latest_comm_ns)) if late else 0
         self._latest_comm_ns = comm_ns
         return exposed
@@ -306,9 +345,6 @@ class StepAccounting:
         """Return the steps since the last call; an earlier step is returned again if it turned out to be long."""
         steps, self._fresh = self._fresh, []
         return steps
-
-    def _all(self) -> list[Intervals]:
-        return [*self._busy.values(), *([] if self._messages is None else [self._messages])]
 
     def _judge(self, step: StepRecord) -> None:
         """Add a step, and decide whether it was long; for the first ones once there are others to compare them with."""

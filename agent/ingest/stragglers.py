@@ -142,7 +142,7 @@ def _periods(bins: Mapping[int, Mapping[int, int]], steps: Sequence[int]) -> lis
             (before + 1) * BIN_NS,
             (at + 1) * BIN_NS,
             count or None,
-            _sum(bins[number] for number in numbers[bisect_right(numbers, before) : bisect_right(numbers, at)]),
+            _sum([bins[number] for number in numbers[bisect_right(numbers, before) : bisect_right(numbers, at)]]),
         )
         for (before, _), (at, count) in pairwise(ends)
     ]
@@ -166,7 +166,9 @@ def _ends_of_bursts(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return [(run[-1], 0) for run in runs]
 
 
-def _sum(late_ns: Iterable[Mapping[int, int]]) -> dict[int, int]:
+def _sum(late_ns: Sequence[Mapping[int, int]]) -> Mapping[int, int]:
+    if len(late_ns) == 1:
+        return late_ns[0]
     total: dict[int, int] = {}
     for each in late_ns:
         for rank, late in each.items():
@@ -183,13 +185,17 @@ def _stragglers(
     """
     ranks = list(ranks)
     culprits, window = _judged(periods, ranks, now_ns, least_ns, own_counts)
-    for ago_ns in _HELD_NS if periods and not culprits else ():
-        until = bisect_right(periods, periods[-1].end_ns - ago_ns, key=lambda period: period.end_ns)
-        before, _ = _judged(periods[:until], ranks, now_ns - ago_ns, least_ns, own_counts)
+    if periods and not culprits:
         window = _latest(periods, WINDOWS_NS[0])
-        if before and _go_on(before, window, ranks, own_counts):
-            culprits = before
-            break
+        held = _held(window, ranks, own_counts)
+        # Nearly always this check is enough: stragglers are at most half of the ranks, and each of them leads all others.
+        ahead = max(map(len, held.values()), default=0) >= len(ranks) - len(ranks) // 2
+        for ago_ns in _HELD_NS if ahead else ():
+            until = bisect_right(periods, periods[-1].end_ns - ago_ns, key=lambda period: period.end_ns)
+            before, _ = _judged(periods[:until], ranks, now_ns - ago_ns, least_ns, own_counts)
+            if before and all(held[rank].issuperset(set(ranks).difference(before)) for rank in before):
+                culprits = before
+                break
     if not culprits:
         return []
     late = {rank: sum(period.late_ns.get(rank, 0) for period in window) for rank in ranks}
@@ -227,15 +233,17 @@ def _series(window: Sequence[Period], ranks: Sequence[int]) -> dict[int, list[in
     return {rank: [period.late_ns.get(rank, 0) for period in window] for rank in ranks}
 
 
-def _go_on(culprits: Sequence[int], window: Sequence[Period], ranks: Sequence[int], own_counts: float) -> bool:
-    """Return whether ranks cost the others as much as stragglers in this window, and in its last part."""
+def _held(window: Sequence[Period], ranks: Sequence[int], own_counts: float) -> dict[int, set[int]]:
+    """Return for each rank the others that it costs as much as a straggler does, in this window and in its last part."""
     late, least = _series(window, ranks), COSTS * (window[-1].end_ns - window[0].start_ns)
-    for rank in culprits:
-        for other in set(ranks).difference(culprits):
-            leads = _leads([own_counts * each for each in late[rank]], late[other])
-            if sum(leads) < least or sum(_parts(leads)[-1]) < least / _PARTS / 2:
-                return False
-    return True
+    held: dict[int, set[int]] = {rank: set() for rank in ranks}
+    for rank in ranks:
+        mine = [own_counts * each for each in late[rank]]
+        for other in ranks:
+            leads = _leads(mine, late[other])
+            if sum(leads) >= least and sum(_parts(leads)[-1]) >= least / _PARTS / 2:
+                held[rank].add(other)
+    return held
 
 
 def _culprits(late: Mapping[int, Sequence[int]], least: float, own_counts: float) -> list[int]:

@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from commwatch.ingest.columns import Ints, by_index
 
 
-def unions(keys: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Yield for each key the disjoint pieces that its intervals ``[start, end)`` cover, in order of keys and times.
+class _Axis:
+    """Puts each pair of key and time at one place of a line: first by key, then by time.
+
+    Args:
+        most: above all keys.
+        times: all times that will be asked for.
+    """
+
+    def __init__(self, most: int, *times: Ints) -> None:
+        self._base = min(int(each.min()) for each in times)
+        self._span = max(int(each.max()) for each in times) - self._base + 1
+        #: Where times are too far apart: all of them, in order.
+        self._table: Ints | None = None
+        if most * self._span >= 1 << 62:
+            self._table = np.unique(np.concatenate(times))
+            self._span = len(self._table)
+
+    def places(self, keys: Ints, times: Ints) -> Ints:
+        """Return the places of some times."""
+        offset = times - self._base if self._table is None else np.searchsorted(self._table, times)
+        return keys * self._span + offset
+
+    def times(self, keys: Ints, places: Ints) -> Ints:
+        """Return the times at some places."""
+        offset = places - keys * self._span
+        return offset + self._base if self._table is None else self._table[offset]
+
+
+class Unions(NamedTuple):
+    """The disjoint pieces that intervals cover, in order of keys and times; arrays of shape [pieces]."""
+
+    keys: Ints
+    starts: Ints
+    ends: Ints
+
+    def some(self, wanted: Ints) -> Unions:
+        """Return some of the pieces."""
+        return Unions(self.keys[wanted], self.starts[wanted], self.ends[wanted])
+
+    def measure(self, keys: Ints, since: Ints, until: Ints) -> Ints:
+        """Return how many ns of each ``[since, until)`` the pieces of each key cover."""
+        if not (len(self.keys) and len(keys)):
+            return np.zeros(len(keys), np.int64)
+        axis = _Axis(int(max(self.keys[-1], keys.max())) + 1, self.starts, self.ends, since, until)
+        starts = axis.places(self.keys, self.starts)
+        total = np.append(0, np.cumsum(self.ends - self.starts))
+
+        def before(times: Ints) -> Ints:
+            number = np.searchsorted(starts, axis.places(keys, times))
+            last = np.maximum(number, 1) - 1
+            cut = (number > 0) & (self.keys[last] == keys) & (self.ends[last] > times)
+            return total[number] - np.where(cut, self.ends[last] - times, 0)
+
+        return before(until) - before(since)
+
+
+def unions(keys: Ints, starts: Ints, ends: Ints) -> Unions:
+    """Return for each key the disjoint pieces that its intervals ``[start, end)`` cover.
 
     Intervals that touch are one piece; empty ones cover nothing.
 
@@ -21,32 +77,17 @@ def unions(keys: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[int, list[int
         some = ends > starts
         keys, starts, ends = keys[some], starts[some], ends[some]
     if not len(keys):
-        return
-    base, most = int(starts.min()), int(keys.max()) + 1
-    span = int(ends.max()) - base + 1
-    if most * span >= 1 << 62:
-        yield from _one_by_one(keys, starts, ends)
-        return
-    # With an offset for each key, one running maximum serves all keys.
-    offsets = keys * span - base
+        return Unions(keys, starts, ends)
     order = by_index(keys)
-    shifted = (starts + offsets)[order]
-    order = order[np.argsort(shifted, kind="stable")]  # nearly sorted
-    begins, until = (starts + offsets)[order], np.maximum.accumulate((ends + offsets)[order])
+    keys, starts, ends = keys[order], starts[order], ends[order]
+    axis = _Axis(int(keys[-1]) + 1, starts, ends)
+    begins = axis.places(keys, starts)
+    order = np.argsort(begins, kind="stable")  # nearly sorted
+    # Keys come one after the other, so one running maximum serves them all.
+    begins, until = begins[order], np.maximum.accumulate(axis.places(keys, ends)[order])
     fresh = np.empty(len(order), np.bool_)
     fresh[0], fresh[1:] = True, begins[1:] > until[:-1]
     first = np.flatnonzero(fresh)
-    piece_keys = keys[order][first]
-    all_starts = begins[first] - piece_keys * span + base
-    all_ends = until[np.append(first[1:], len(order)) - 1] - piece_keys * span + base
-    bounds = [0, *(np.flatnonzero(piece_keys[1:] != piece_keys[:-1]) + 1).tolist(), len(first)]
-    key_list, start_list, end_list = piece_keys[bounds[:-1]].tolist(), all_starts.tolist(), all_ends.tolist()
-    for key, since, to in zip(key_list, bounds[:-1], bounds[1:], strict=True):
-        yield key, start_list[since:to], end_list[since:to]
-
-
-def _one_by_one(keys: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Yield each interval by itself, because of times that are too far apart."""
-    order = by_index(keys)
-    for key, start, end in zip(keys[order].tolist(), starts[order].tolist(), ends[order].tolist(), strict=True):
-        yield key, [start], [end]
+    keys = keys[first]
+    last = until[np.append(first[1:], len(order)) - 1]
+    return Unions(keys, starts[order[first]], axis.times(keys, last))

@@ -172,8 +172,7 @@ class Exporter(Collector):
             rank = str(totals.rank)
             for key, cell in totals.cells():
                 group, op = self._group_label(job.id, totals.group(key.group).label), totals.op_name(key.op)
-                sums.by_rank.setdefault((rank, group, op), Cell()).add(cell)
-                sums.by_op.setdefault((group, op), Cell()).add(cell)
+                sums.by_rank.setdefault((rank, group, op), Cell()).add_sums(cell)
                 if key.size_log2 >= 0:
                     at = next(
                         (i for i, bound in enumerate(SIZE_BOUNDS_LOG2) if key.size_log2 <= bound), len(SIZE_BOUNDS_LOG2)
@@ -181,6 +180,8 @@ class Exporter(Collector):
                     sums.sizes.setdefault((group, op), [0] * (len(SIZE_BOUNDS_LOG2) + 1))[at] += cell.count
             for small_id, late_ns in totals.lateness_ns.items():
                 sums.lateness_ns[rank, self._group_label(job.id, totals.group(small_id).label)] += late_ns
+        for (_, group, op), cell in sums.by_rank.items():
+            sums.by_op.setdefault((group, op), Cell()).add_sums(cell)
         return sums
 
     def _present(self, families: Families, job: Job) -> None:

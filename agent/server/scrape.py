@@ -12,8 +12,8 @@ from prometheus_client.exposition import choose_encoder
 from commwatch.runtime.offload import Aside
 
 #: A page is cached for so many times the CPU time it took, and for at most so many seconds. A costly page thus takes at
-#: most 1/11 of a core (above 50 ms: its CPU time once per half second), and a cheap one is always fresh.
-_HOLDS, MOST_S = 10, 0.5
+#: most 1/11 of a core (above 30 ms: its CPU time every 0.3 s), and a cheap one is always fresh.
+_HOLDS, MOST_S = 10, 0.3
 #: Seconds that a client waits for the page.
 _PATIENCE_S = 10.0
 #: The two formats, as ``Accept`` headers.
@@ -30,7 +30,7 @@ class _Form:
         self._text, self._until_s = b"", clock()
 
     async def text(self) -> bytes:
-        """Return the page, at most half a second old.
+        """Return the page, at most ``MOST_S`` old.
 
         Raises:
             TimeoutError: rendering takes longer than ``_PATIENCE_S``.

@@ -163,6 +163,10 @@ class RingReader:
         """Return whether the trainer's process lives."""
         return self.owner() is not None
 
+    def waiting(self) -> int:
+        """Return how many records were written since the last ``drain``."""
+        return self.counter(CURSOR) - self.next_n
+
     def drain(self, final: bool = False, limit: int = 1 << 30) -> Drained:
         """Return the records written since the last call.
 

@@ -80,10 +80,10 @@ def test_alive_within_a_read(tmp_path: Path) -> None:
     """An intake with many records to read reports progress before it has read all of them: a busy agent is not a stuck one."""
     watch, signs = Watch(tmp_path), []
     watch.intake._alive = lambda: signs.append(watch.intake.read)
-    with Trainer(watch.rings / "job.r0.0.ring", slots=4096) as trainer:
-        trainer.write([operation(start_ns=n, end_ns=n + MS) for n in range(3000)])
+    with Trainer(watch.rings / "job.r0.0.ring", slots=16_384) as trainer:
+        trainer.write([operation(start_ns=n, end_ns=n + MS) for n in range(12_000)])
         watch.tick()
-    assert len({read for read in signs if 0 < read < 3000}) >= 4
+    assert len({read for read in signs if 0 < read < 12_000}) >= 4
 
 
 def test_housekeeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

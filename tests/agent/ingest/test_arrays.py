@@ -64,9 +64,26 @@ def test_unions(intervals: list[tuple[int, int, int]]) -> None:
     found = [Intervals() for _ in range(4)]
     for key, start, end in intervals:
         expected[key].add(start, end)
-    for key, starts, ends in unions(*(array(list(values)) for values in zip(*intervals, strict=True))):
-        found[key].extend(starts, ends)
+    pieces = unions(*(array(list(values)) for values in zip(*intervals, strict=True)))
+    for key, start, end in zip(*(each.tolist() for each in pieces), strict=True):
+        found[key].extend([start], [end])
     assert [(each.starts, each.ends) for each in found] == [(each.starts, each.ends) for each in expected]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), times, times)),
+    st.lists(st.tuples(st.integers(0, 3), times, times), min_size=1),
+)
+@examples(200)
+def test_measured_unions(intervals: list[tuple[int, int, int]], asked: list[tuple[int, int, int]]) -> None:
+    """Of any time, the pieces of a key cover as much as a union that takes its intervals one by one."""
+    each = [Intervals() for _ in range(4)]
+    for key, start, end in intervals:
+        each[key].add(start, end)
+    asked = [(key, min(since, until), max(since, until)) for key, since, until in asked]
+    pieces = unions(*(array([values[at] for values in intervals]) for at in range(3)))
+    found = pieces.measure(*(array(list(values)) for values in zip(*asked, strict=True)))
+    assert found.tolist() == [each[key].measure(since, until) for key, since, until in asked]
 
 
 @given(st.lists(st.lists(st.tuples(times, times), max_size=8), max_size=4), times, times)

@@ -71,6 +71,29 @@ def test_no_look_without_end(tmp_path: Path, alive: bool) -> None:
         assert (watch.count(), watch.intake.lost) == (lap + 1000, 0)
 
 
+def test_looks_between(tmp_path: Path) -> None:
+    """Between two reads of the records the state of the trainers is seen; a full ring, and that of an ended trainer, is read at once."""
+    watch = Watch(tmp_path, looks=2)
+    with trainer(tmp_path, 0, slots=1024) as first, trainer(tmp_path, 1, slots=1024) as second:
+        first.write(reduces(0, 100))
+        first.call("begin", [operation(start_ns=0, end_ns=0, launch_ns=5)])
+        assert watch.tick() == 0
+        assert [flight.op for flight in watch.agent.ranks(None)[0].in_flight] == ["all_reduce"]
+        assert watch.tick() == 100
+        first.write(reduces(100, 300))
+        second.write(reduces(0, 10))
+        assert watch.tick() == 200
+        assert watch.tick() == 10
+        second.write(reduces(10, 30))
+        second.call("close", [(9,)])
+        assert watch.tick() == 20
+        first.write(reduces(300, 310))
+        assert watch.tick() == 10
+        first.write(reduces(310, 315))
+        first.kill()
+        assert watch.tick() == 5
+
+
 def test_alive_and_gone(tmp_path: Path) -> None:
     """A rank is running while its process lives, gone if the process vanished, and ended if it closed its ring."""
     watch = Watch(tmp_path)

@@ -68,11 +68,11 @@ def test_one_at_a_time() -> None:
 
 
 def test_held() -> None:
-    """A page that costs much is held for ten times as long as it took, and for half a second at most; who asks later gets another."""
+    """A page that costs much is held for ten times as long as it took, and for 0.3 s at most; who asks later gets another."""
 
     async def play() -> list[bytes]:
         texts = []
-        for now[0] in (0.0, 0.1, 0.6):
+        for now[0] in (0.0, 0.1, 0.35):
             texts.append((await page.page(""))[0].splitlines()[-1])
         return texts
 
