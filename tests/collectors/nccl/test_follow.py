@@ -21,10 +21,11 @@ class Taken:
         self.follower = Follower(self._take, since)
         self.follower.patterns.update({str(pattern): None for pattern in patterns})
 
-    def _take(self, lines: Iterable[tuple[int, str]], path: str) -> None:
-        for number, line in lines:
-            self.lines.append(line)
-            self.places.append((Path(path).name, number))
+    def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
+        for first, text in texts:
+            for number, line in enumerate(text.split("\n"), first):
+                self.lines.append(line)
+                self.places.append((Path(path).name, number))
 
     def tick(self, final: bool = False) -> list[str]:
         """The lines that one tick brought."""

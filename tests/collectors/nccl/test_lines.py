@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from itertools import pairwise
 
 from hypothesis import given
@@ -16,8 +17,13 @@ def cut(data: bytes, *at: int) -> list[tuple[int, str]]:
     """The lines of ``data`` that comes in pieces."""
     lines = Lines()
     ends = [0, *sorted(min(place, len(data)) for place in at), len(data)]
-    found = [line for first, last in pairwise(ends) for line in lines.feed(data[first:last])]
-    return [*found, *lines.end()]
+    found = [line for first, last in pairwise(ends) for line in apart(lines.feed(data[first:last]))]
+    return [*found, *apart(lines.end())]
+
+
+def apart(texts: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The numbered lines of texts."""
+    return [line for first, text in texts for line in enumerate(text.split("\n"), first)]
 
 
 def test_lines() -> None:
@@ -67,7 +73,7 @@ def test_cut_anywhere(parts: list[bytes], at: list[int]) -> None:
     data = b"".join(parts)
     whole = cut(data)
     assert cut(data, *at) == whole
-    assert list(lines_of(io.BytesIO(data))) == whole
+    assert apart(lines_of(io.BytesIO(data))) == whole
     assert [number for number, _ in whole] == sorted(number for number, _ in whole)
     assert all(len(text) <= MOST_BYTES for _, text in whole)
 
