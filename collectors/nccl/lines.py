@@ -6,7 +6,7 @@ A text has about 32 KiB of lines, because one line at a time takes longer; its r
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 
 #: Bytes. A longer line is split into pieces of this size (a progress bar may write for hours without a newline).
@@ -62,6 +62,12 @@ class Lines:
             for at in range(0, len(line) or 1, MOST_BYTES):
                 yield self._number, line[at : at + MOST_BYTES].decode("utf-8", "replace")
             self._number += 1
+
+
+def apart(texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line, without newline."""
+    for first, text in texts:
+        yield from enumerate(text.split("\n"), first)
 
 
 def lines_of(stream: BufferedIOBase) -> Iterator[tuple[int, str]]:

@@ -10,6 +10,7 @@ import pytest
 
 from commwatch.collectors.nccl import follow
 from commwatch.collectors.nccl.follow import Follower
+from commwatch.collectors.nccl.lines import apart
 
 
 class Taken:
@@ -22,10 +23,9 @@ class Taken:
         self.follower.patterns.update({str(pattern): None for pattern in patterns})
 
     def _take(self, texts: Iterable[tuple[int, str]], path: str) -> None:
-        for first, text in texts:
-            for number, line in enumerate(text.split("\n"), first):
-                self.lines.append(line)
-                self.places.append((Path(path).name, number))
+        for number, line in apart(texts):
+            self.lines.append(line)
+            self.places.append((Path(path).name, number))
 
     def tick(self, final: bool = False) -> list[str]:
         """The lines that one tick brought."""

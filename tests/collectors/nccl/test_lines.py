@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch.collectors.nccl.lines import MOST_BYTES, Lines, lines_of
+from commwatch.collectors.nccl.lines import MOST_BYTES, Lines, apart, lines_of
 from tests.helpers import examples
 
 
@@ -19,11 +18,6 @@ def cut(data: bytes, *at: int) -> list[tuple[int, str]]:
     ends = [0, *sorted(min(place, len(data)) for place in at), len(data)]
     found = [line for first, last in pairwise(ends) for line in apart(lines.feed(data[first:last]))]
     return [*found, *apart(lines.end())]
-
-
-def apart(texts: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The numbered lines of texts."""
-    return [line for first, text in texts for line in enumerate(text.split("\n"), first)]
 
 
 def test_lines() -> None:
@@ -73,7 +67,7 @@ def test_cut_anywhere(parts: list[bytes], at: list[int]) -> None:
     data = b"".join(parts)
     whole = cut(data)
     assert cut(data, *at) == whole
-    assert apart(lines_of(io.BytesIO(data))) == whole
+    assert list(apart(lines_of(io.BytesIO(data)))) == whole
     assert [number for number, _ in whole] == sorted(number for number, _ in whole)
     assert all(len(text) <= MOST_BYTES for _, text in whole)
 
