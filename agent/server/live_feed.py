@@ -114,7 +114,7 @@ class LiveFeed:
     def operations(self, wanted: str | None) -> bytes:
         """Return the ``Operations`` of the last minute."""
         with self._held(wanted) as (job, _, now_ns):
-            found = Operations(None, 0.0, []) if job is None else operations(job, now_ns)
+            found = Operations(None, 0.0, [], []) if job is None else operations(job, now_ns)
         return _json(Operations, found)
 
     def past(self, wanted: str | None) -> bytes:

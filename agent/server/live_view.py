@@ -8,6 +8,7 @@ from statistics import mean, median
 
 from commwatch.analysis import live_ranks
 from commwatch.analysis.headline import bottleneck, of_some, split
+from commwatch.analysis.nccl_operations import nccl_operations
 from commwatch.analysis.rank_state import begun, culprits, shedding, state, urgency
 from commwatch.analysis.summary import summarise
 from commwatch.analysis.time_buckets import Slot, slot_of
@@ -17,6 +18,7 @@ from commwatch.collectors.probe.governor import FULL
 from commwatch.core import endings
 from commwatch.core.api_views import Row
 from commwatch.core.cells import SLOT_NS, StepRecord
+from commwatch.core.nccl_views import NcclOperations
 from commwatch.core.views import RankView
 from commwatch.ingest.jobs import Job
 from commwatch.ingest.rank_totals import LAST_NS, RankTotals
@@ -26,6 +28,8 @@ from commwatch.ingest.step_accounting import LEAST_STEPS, is_rate_stale, of_know
 LATELY_NS = 10_000_000_000
 #: Operations in flight that are listed, the longest first; the rest are counted.
 _MOST_IN_FLIGHT = 50
+#: Most rows of what NCCL chose.
+_MOST_CHOICES = 40
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class Operations:
     #: Seconds that the rows cover.
     covered_s: float
     rows: list[Row]
+    #: What NCCL chose since the agent opened the ranks' rings, by its own times; the most time first, and empty without its plugin.
+    chosen: list[NcclOperations]
 
 
 @dataclass(frozen=True)
@@ -269,7 +275,8 @@ def operations(job: Job, now_ns: int) -> Operations:
     """Return a job's operations of the last minute; parameters as for ``job_now``."""
     rank_totals = list(live_ranks.of_this_run(job))
     counted = [totals.counted(job.id, key, cell) for totals in rank_totals for _, key, cell in totals.lately(now_ns)]
-    return Operations(job.id, _covered_s(rank_totals, now_ns), summarise(counted, ["group", "op"]))
+    rows, chosen = summarise(counted, ["group", "op"]), nccl_operations([job])
+    return Operations(job.id, _covered_s(rank_totals, now_ns), rows, chosen[:_MOST_CHOICES])
 
 
 def _in_flight(views: list[RankView]) -> list[InFlightLine]:
