@@ -16,9 +16,10 @@ from commwatch.collectors.wire import events as ev
 from commwatch.core.cells import MOST_KINDS
 from commwatch.core.nccl_views import NcclOperations
 from commwatch.ingest.jobs import Aggregate
+from commwatch.report import report
 from tests.agent.prometheus.test_metrics import page as page_of
 from tests.agent.prometheus.test_metrics import samples
-from tests.helpers import MS, Trainer, Watch, group_entry, identity, operation, packed
+from tests.helpers import MS, Trainer, Watch, group_entry, identity, mark, operation, packed
 
 #: Ring/Simple with four channels, and so on: the bits of a record's ``aux``.
 RING_SIMPLE_4, TREE_LL_1, TREE_LL_2 = 2 | 3 << 4 | 4 << 6, 1 | 1 << 4 | 1 << 6, 1 | 1 << 4 | 2 << 6
@@ -113,6 +114,27 @@ def test_history_without_times_of_nccl(tmp_path: Path) -> None:
         watch.tick(20_000 * MS)
     (job,) = watch.agent.jobs()
     assert nccl_choices(watch.agent, job.job_id) == []
+
+
+@pytest.mark.parametrize(("aux", "named"), [(TREE_LL_1, True), (RING_SIMPLE_4, False)])
+def test_advice_from_the_history(tmp_path: Path, aux: int, named: bool) -> None:
+    """The report of a job whose gradients of 64 MiB go by LL has the advice; with Ring/Simple it has not."""
+    watch = Watch(tmp_path)
+    with Trainer(watch.rings / "job.r0.0.ring") as trainer:
+        trainer.call("name", [(group_entry(1, (0, 1), "dp"),)])
+        for n in range(40):
+            begin_ns = n * 100 * MS
+            fields = operation(
+                start_ns=begin_ns + 50 * MS, end_ns=begin_ns + 90 * MS, seq=n, size=64 << 20, group=1, timing=ev.BY_NCCL
+            )
+            trainer.write([(*fields[:-1], aux), mark(n, begin_ns + 100 * MS)])
+        watch.tick(20_000 * MS)
+    (job,) = watch.agent.jobs()
+    built = report.build(watch.agent, job.job_id, watch.path, "commwatch report")
+    assert built is not None
+    found = [each for each in built.advice if each.rule == "nccl_choice"]
+    assert len(found) == named
+    assert all("Tree/LL for all_reduce of group dp" in each.title for each in found)
 
 
 def chosen(**more: Any) -> NcclOperations:
