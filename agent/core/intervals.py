@@ -23,16 +23,17 @@ class Intervals:
         """Add ``[start, end)``; return how many ns of it were not covered before."""
         if end <= start:
             return 0
-        if not self.ends or start > self.ends[-1]:
+        ends = self.ends
+        latest = ends[-1] if ends else None
+        if latest is None or start > latest:
             self.starts.append(start)
-            self.ends.append(end)
+            ends.append(end)
             return end - start
         if start >= self.starts[-1]:  # the usual case: the latest piece grows
-            grown = end - self.ends[-1]
-            if grown <= 0:
+            if end <= latest:
                 return 0
-            self.ends[-1] = end
-            return grown
+            ends[-1] = end
+            return end - latest
         first, last = bisect_left(self.ends, start), bisect_right(self.starts, end)
         if first == last:
             self.starts.insert(first, start)
@@ -43,14 +44,14 @@ class Intervals:
         self.starts[first:last], self.ends[first:last] = array("q", [start]), array("q", [end])
         return end - start - covered
 
-    def extend(self, starts: list[int], ends: list[int]) -> None:
+    def extend(self, starts: array[int], ends: array[int]) -> None:
         """Add disjoint intervals, earliest first."""
         at = 0
         while at < len(starts) and self.ends and starts[at] <= self.ends[-1]:
             self.add(starts[at], ends[at])
             at += 1
-        self.starts.extend(starts[at:])
-        self.ends.extend(ends[at:])
+        self.starts += starts[at:]
+        self.ends += ends[at:]
 
     def within(self, start: int, end: int) -> tuple[list[int], list[int]]:
         """Return starts and ends of the covered pieces of ``[start, end)``, in order."""

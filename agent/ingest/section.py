@@ -6,6 +6,7 @@ are added to the cells that are live when its last part has come.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -271,7 +272,7 @@ class Section:
             steps.add_untimed(launches.pop(stretch))
         steps.mark(self._record(place))
 
-    def _pieces(self, stretch: Ints) -> Iterator[tuple[int, Intervals, list[int], list[int]]]:
+    def _pieces(self, stretch: Ints) -> Iterator[tuple[int, Intervals, array[int], array[int]]]:
         """Yield stretch, union to add to, starts and ends of the times with communication, stretch by stretch."""
         each, of = self._operations, self._of
         if len(self._at_timed) < len(each):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from commwatch.ingest.columns import Ints, by_index
 
 
-def unions(keys: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[int, list[int], list[int]]]:
+def unions(keys: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[int, array[int], array[int]]]:
     """Yield for each key the disjoint pieces that its intervals ``[start, end)`` cover, in order of keys and times.
 
     Intervals that touch are one piece; empty ones cover nothing.
@@ -40,13 +41,13 @@ def unions(keys: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[int, list[int
     all_starts = begins[first] - piece_keys * span + base
     all_ends = until[np.append(first[1:], len(order)) - 1] - piece_keys * span + base
     bounds = [0, *(np.flatnonzero(piece_keys[1:] != piece_keys[:-1]) + 1).tolist(), len(first)]
-    key_list, start_list, end_list = piece_keys[bounds[:-1]].tolist(), all_starts.tolist(), all_ends.tolist()
-    for key, since, to in zip(key_list, bounds[:-1], bounds[1:], strict=True):
-        yield key, start_list[since:to], end_list[since:to]
+    piece_starts, piece_ends = array("q", all_starts.tobytes()), array("q", all_ends.tobytes())
+    for key, since, to in zip(piece_keys[bounds[:-1]].tolist(), bounds[:-1], bounds[1:], strict=True):
+        yield key, piece_starts[since:to], piece_ends[since:to]
 
 
-def _one_by_one(keys: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[int, list[int], list[int]]]:
+def _one_by_one(keys: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[int, array[int], array[int]]]:
     """Yield each interval by itself, because of times that are too far apart."""
     order = by_index(keys)
     for key, start, end in zip(keys[order].tolist(), starts[order].tolist(), ends[order].tolist(), strict=True):
-        yield key, [start], [end]
+        yield key, array("q", [start]), array("q", [end])
